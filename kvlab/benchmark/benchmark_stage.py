@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +12,7 @@ from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.session import BenchmarkSettings, Measure, Session, Variant
 from kvlab.model import GPT
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, list_measures
+from kvlab.spec.conversations_config import MAX_REUSE_TURNS
 from kvlab.spec.experiment import Experiment
 
 MAX_REPEATS_FACTOR = 5
@@ -58,6 +59,7 @@ def benchmark(
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
     tokens: Sequence[int] = (),
+    held_out: Sequence[int] = (),
 ) -> BenchmarkResult:
     """Measure memory and speed of decoding.
 
@@ -69,8 +71,10 @@ def benchmark(
         on_progress: gets ``stage`` and ``note`` after every turn. An exception that it raises
             ends the benchmark.
         tokens: token ids of the trial's own text for the measure ``task``, which needs over 256.
+        held_out: token ids of its held-out text for the measure ``conversations``.
 
     Raises:
+        DataError: ``held_out`` is too short for the load of conversations.
         MeasurementError: byte counts that must agree do not.
     """
     config = experiment.benchmark
@@ -80,7 +84,8 @@ def benchmark(
         if on_progress is not None:
             on_progress({"stage": "benchmark", "note": note})
 
-    session = Session([variant], _settings(config, tokens), report, on_notice=report)
+    settings = replace(_settings(config, tokens), conversation_tokens=held_out)
+    session = Session([variant], settings, report, on_notice=report)
     lines: list[Measurement] = []
     timing_seconds = 0.0
     for name in _select_measures(config):
@@ -88,7 +93,11 @@ def benchmark(
         lines += _load_measure(name)(session)
         if MEASURES[name].is_timed:
             timing_seconds += time.monotonic() - start
-    measurements = {**_memory_measurements(lines), **_timing_measurements(lines, config)}
+    measurements = {
+        **_memory_measurements(lines),
+        **_timing_measurements(lines, config),
+        **_reuse_measurements(lines),
+    }
     return BenchmarkResult(measurements, lines, session.is_disturbed, timing_seconds)
 
 
@@ -135,13 +144,14 @@ def _settings(
         tokens=tokens,
         memory=config.memory,
         settles_comparisons=False,
+        conversations=config.conversations,
     )
 
 
 def _select_measures(config: BenchmarkConfig) -> list[str]:
-    """Return the measures of every trial, those that `parts` names, and the roofline."""
+    """Return the measures of every trial, those that `parts` names, and those whose key is set."""
     names = [*list_measures("always"), *(n for n in list_measures("parts") if n in config.parts)]
-    return [*names, *(list_measures("roofline") if config.roofline else ())]
+    return [*names, *(name for name in list_measures("key") if getattr(config, name))]
 
 
 def _load_measure(name: str) -> Measure:
@@ -175,6 +185,28 @@ def _timing_measurements(
         "tpot_ms_uncached_p50": uncached * 1000,
         "tokens_per_second": _find_value(lines, "tokens_per_second", batch_size=largest),
     }
+
+
+def _reuse_measurements(lines: list[Measurement]) -> dict[str, float | int]:
+    """Return the metrics of the measure ``conversations``; none if it was not taken."""
+    found: dict[str, float | int] = {}
+    for line in lines:
+        if line.part != "conversations" or line.value is None:
+            continue
+        if line.metric in _REUSE_METRICS:
+            name = f"reuse_{line.metric.removeprefix('reuse_')}"
+            is_time = line.unit == "s"
+            found[f"{name}_ms" if is_time else name] = line.value * (1000 if is_time else 1)
+        elif line.metric == "turn_hit_rate" and (line.turn or 0) <= MAX_REUSE_TURNS:
+            found[f"reuse_hit_rate_turn{line.turn}"] = line.value
+    return found
+
+
+_REUSE_METRICS = frozenset({
+    "hit_rate", "hit_rate_exact", "flops_saved", "warm_ttft", "cold_ttft", "reuse_gap", "reuse_kl",
+    "reuse_top_changed", "conversation_bytes", "conversations", "bytes_held", "evictions",
+    "requests",
+})  # fmt: skip
 
 
 def _find_line(lines: list[Measurement], metric: str, **fields: object) -> Measurement:

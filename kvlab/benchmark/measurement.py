@@ -67,6 +67,10 @@ class Measurement(SpecModel):
     context_length: int | None = Field(
         default=None, description="Tokens of each sequence at the last step that is measured."
     )
+    turn: int | None = Field(default=None, description="Of a conversation, from 1.")
+    budget_bytes: int | None = Field(
+        default=None, description="Of the prefix cache; null if it is unlimited."
+    )
     cached: bool | None = Field(
         default=None, description="False: the whole text is computed again at every step."
     )

@@ -28,6 +28,7 @@ from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
+from kvlab.spec.conversations_config import ConversationsConfig
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class BenchmarkSettings:
         text: path of Moby Dick for the task. None: the task needs ``tokens``.
         memory: bytes that the search for the largest batch may use; required on CPU.
         tokens: token ids that the task reads instead of a text.
+        conversations: the load of the measure of that name.
+        conversation_tokens: held-out token ids of which it is made; empty for random ones.
         settles_comparisons: whether a timing goes on until it is known which variants differ from
             the first one.
     """
@@ -85,6 +88,8 @@ class BenchmarkSettings:
     memory: int | None = None
     tokens: Sequence[int] = ()
     settles_comparisons: bool = True
+    conversations: ConversationsConfig | None = None
+    conversation_tokens: Sequence[int] = ()
 
     def run_fields(self, batch_size: int) -> dict[str, Any]:
         """Return the fields of a measurement of cached decoding at the benchmark's lengths."""
@@ -239,6 +244,10 @@ class Session:
         timings = replace(timings, kernels=ran)
         self._timings.append(timings)
         return timings
+
+    def add_timings(self, timings: InterleavedTimings[str]) -> None:
+        """Count timings that a measure took by itself among those that may be disturbed."""
+        self._timings.append(timings)
 
     @property
     def is_disturbed(self) -> bool:

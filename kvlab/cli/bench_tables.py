@@ -13,8 +13,12 @@ MAX_NOTES = 3
 
 FIELD_HEADERS = {
     "context_length": "context", "prompt_tokens": "prompt", "batch_size": "batch",
-    "cached": "cache", "against": "size",
+    "cached": "cache", "against": "size", "budget_bytes": "bytes",
 }  # fmt: skip
+
+
+_SHARES = ("hit_rate", "hit_rate_exact", "flops_saved", "top_changed")
+"""Ends of metrics that are printed in percent."""
 
 
 def format_tables(name: str, lines: Sequence[Measurement]) -> Iterator[str]:
@@ -68,7 +72,7 @@ def _format_value(line: Measurement) -> str:
     if line.value is None:
         return "never"
     text = _format_quantity(line.value, line.unit)
-    if line.metric in ("mbu", "mfu", "efficiency"):
+    if line.metric in ("mbu", "mfu", "efficiency") or line.metric.endswith(_SHARES):
         text = f"{line.value:.1%}"
     elif line.metric.endswith("_ratio") and line.low is not None and line.high is not None:
         text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {_format_verdict(line)}"

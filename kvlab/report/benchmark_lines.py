@@ -8,7 +8,9 @@ from kvlab.analysis.trial_rows import Levels
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.spec.experiment import Experiment
 
-_LINE_KEY = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
+_LINE_KEY = (
+    "metric", "batch_size", "prompt_tokens", "context_length", "cached", "turn", "budget_bytes",
+)  # fmt: skip
 
 
 def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -30,14 +32,15 @@ def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]],
     for levels in study.cells:
         if study.n_changed_factors(levels) > 1 or len(keys) >= max_cells:
             continue
-        cell_lines = _cell_lines(study, levels)
-        if cell_lines:
+        found = cell_lines(study, levels)
+        if found:
             keys[study.label(levels)] = study.cell_key(levels)
-            lines += cell_lines
+            lines += found
     return lines, keys
 
 
-def _cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
+def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
+    """Return the lines of one cell; see `benchmark_lines`."""
     by_key: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in study.cells[levels].values():
         for line in row.record.get("benchmark", []) if row.is_done else []:

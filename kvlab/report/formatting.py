@@ -13,7 +13,7 @@ _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
 
 _UNKNOWN_METRIC = Metric("", "")
-_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall_", "serving_top_")
+_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall_", "reuse_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
     "loss_paired": "one-shot loss",
@@ -23,8 +23,10 @@ _SHORT_TITLES = {
     "bits_per_byte_served": "served bits/byte",
     "serving_kl": "KL(one-shot || served)",
     "serving_top_changed": "top token changed by serving",
+    "reuse_kl": "KL(cold || warm)",
+    "reuse_hit_rate": "hit rate",
 }
-_SPREAD_PREFIX = "serving_kl"
+_SPREAD_PREFIX = ("serving_kl", "reuse_kl")
 """Metrics of this name spread over orders of magnitude."""
 
 

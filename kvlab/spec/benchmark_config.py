@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kvlab.spec.conversations_config import ConversationsConfig
 from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
 TASK_PROMPT_TOKENS = 256
@@ -26,10 +27,12 @@ class MeasureEntry:
             --help` do not import torch.
         summary: one line of `kvlab bench --help`.
         in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
-            it if `benchmark.roofline` is on, or never.
+            it if the key of this name is set (`benchmark.roofline`, `benchmark.conversations`), or
+            never.
         is_default: whether `kvlab bench` takes it when none is named; the others need more time
             or more input.
         added_by: the option of `kvlab bench` that adds it, if there is one.
+        reads: further options of `kvlab bench` that it reads, and that do not add it.
         per_batch: whether it decodes with every batch size, whose caches must fit at once.
         is_timed: whether other load on the machine changes its numbers, so that `benchmark.retime`
             takes it again.
@@ -37,9 +40,10 @@ class MeasureEntry:
 
     module: str
     summary: str
-    in_trials: Literal["always", "parts", "roofline", "never"] = "never"
+    in_trials: Literal["always", "parts", "key", "never"] = "never"
     is_default: bool = False
     added_by: str | None = None
+    reads: tuple[str, ...] = ()
     per_batch: bool = False
     is_timed: bool = False
 
@@ -83,7 +87,7 @@ MEASURES: dict[str, MeasureEntry] = {
     "roofline": MeasureEntry(
         "kvlab.benchmark.measures.decode_roofline",
         "measured times beside the device's ceilings",
-        "roofline",
+        "key",
         is_default=True,
         per_batch=True,
         is_timed=True,
@@ -95,6 +99,13 @@ MEASURES: dict[str, MeasureEntry] = {
         is_default=True,
         per_batch=True,
         is_timed=True,
+    ),
+    "conversations": MeasureEntry(
+        "kvlab.benchmark.measures.conversations",
+        "what a prefix cache reuses between turns, by budget",
+        "key",
+        added_by="load",
+        reads=("text",),
     ),
     "projection": MeasureEntry(
         "kvlab.benchmark.measures.size_projection",
@@ -112,7 +123,7 @@ MEASURES: dict[str, MeasureEntry] = {
 
 
 def list_measures(in_trials: str) -> tuple[str, ...]:
-    """Return the measures that trials take always, by `parts`, by `roofline` or never."""
+    """Return the measures that trials take always, by `parts`, by a key of their own or never."""
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
@@ -128,6 +139,7 @@ class BenchmarkConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "parts": [],
         "memory": None,
+        "conversations": None,
         "seconds": DEFAULT_SECONDS,
     }
 
@@ -193,6 +205,12 @@ class BenchmarkConfig(SpecModel):
         },
     )
 
+    conversations: ConversationsConfig | None = Field(
+        default=None,
+        description="A load of conversations, and what a prefix cache reuses between their turns.",
+        examples=[{"turns": 4}],
+        json_schema_extra={"computed_default": "none"},
+    )
     retime: Annotated[
         Literal["auto", "always", "never"],
         BeforeValidator(
@@ -221,4 +239,6 @@ class BenchmarkConfig(SpecModel):
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed; the order of ``parts`` does not."""
         data = super().identity()
+        if self.conversations is not None:
+            data["conversations"] = self.conversations.identity()
         return {**data, "parts": sorted(self.parts)} if self.parts else data

@@ -132,6 +132,9 @@ def _find_benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     if "limit" in bench.parts and bench.memory is None and not experiment.resources.devices:
         text = "is missing, and on CPU limit needs it"
         yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
+    if bench.conversations is not None:
+        for field, text in bench.conversations.find_length_problems(block_size):
+            yield f"benchmark.conversations.{field}", text
 
 
 def _find_training_problems(experiment: Experiment) -> Iterator[FieldMessage]:

@@ -40,14 +40,19 @@ def parse_override(text: str) -> tuple[str, Any]:
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     """Return the value of a dotted key, with paths in it resolved against ``folder``.
 
-    ``data.paths`` are paths, and so is ``definition`` in ``evaluation.lm_eval``.
+    ``data.paths`` are paths, and so are ``definition`` in ``evaluation.lm_eval`` and ``trace`` in
+    ``benchmark.conversations``.
     ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
     beside the file; else it is a repository and stays as it is.
     """
     if key == "data.paths" and isinstance(value, list):
         return [_join_path(item, folder) if isinstance(item, str) else item for item in value]
     if key == "evaluation.lm_eval" and isinstance(value, list):
-        return [_resolve_definition(item, folder) for item in value]
+        return [_resolve_inside(item, "definition", folder) for item in value]
+    if key == "benchmark.conversations":
+        return _resolve_inside(value, "trace", folder)
+    if key == "benchmark.conversations.trace" and isinstance(value, str):
+        return _join_path(value, folder)
     if key == "training.init_from" and isinstance(value, str) and value:
         path = _join_path(value, folder)
         if value.startswith((".", "/", "~")) or os.path.isdir(path):
@@ -70,11 +75,11 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _resolve_definition(task: Any, folder: Path) -> Any:
-    """Return an entry of ``evaluation.lm_eval`` with the path of its definition resolved."""
-    if isinstance(task, dict) and isinstance(task.get("definition"), str):
-        return {**task, "definition": _join_path(task["definition"], folder)}
-    return task
+def _resolve_inside(section: Any, name: str, folder: Path) -> Any:
+    """Return a mapping with the path in it that ``name`` holds resolved."""
+    if isinstance(section, dict) and isinstance(section.get(name), str):
+        return {**section, name: _join_path(section[name], folder)}
+    return section
 
 
 def _join_path(path: str, folder: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
+from kvlab.spec.conversations_config import check_traces
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.init_from import check_init_from
 from kvlab.spec.lm_eval_tasks import check_lm_eval
@@ -81,6 +82,7 @@ def load_sweep(path: str | Path, scale: str = "") -> Sweep:
     sweep = _attach_source(sweep, document, path, scale)
     check_init_from(sweep)
     check_lm_eval(sweep)
+    check_traces(sweep)
     check_tune(sweep)
     check_search_timing(sweep)
     return sweep

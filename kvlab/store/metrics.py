@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvlab.spec.conversations_config import MAX_REUSE_TURNS
+
 Direction = Literal["lower", "higher", "neither"]
 
 
@@ -73,6 +75,12 @@ def derive_paired_bits(measurements: Mapping[str, float]) -> float | None:
     return bits * loss / served  # the same tokens, so the same bytes
 
 
+def derive_ttft_ratio(measurements: Mapping[str, float]) -> float | None:
+    """Return the time to first token of the prompts that reuse shortened, warm over cold."""
+    warm, cold = measurements.get("reuse_warm_ttft_ms"), measurements.get("reuse_cold_ttft_ms")
+    return warm / cold if warm and cold else None
+
+
 _CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
 _POSITION_METRICS = {
     f"{name}{suffix}": Metric(f"{title}, {scoring}", "nats/token", "lower")
@@ -97,6 +105,45 @@ _SERVING_CHANGE_METRICS = {
         **{f"part{i}": f"part {i} of 8 of the context" for i in range(1, 9)},
     }.items()
 }
+
+REUSE_GAP_ROUNDING = 1e-5
+"""Nats per token. Warm and cold prompts pass through matrix products of other shapes."""
+
+_REUSE_METRICS = {
+    "reuse_hit_rate": Metric("prompt tokens found by reuse between turns", "", "higher"),
+    "reuse_hit_rate_exact": Metric("prompt tokens that any earlier turn has", "", "neither"),
+    **{
+        f"reuse_hit_rate_turn{turn}": Metric(
+            f"prompt tokens found by reuse, turn {turn}", "", "higher"
+        )
+        for turn in range(1, MAX_REUSE_TURNS + 1)
+    },
+    "reuse_flops_saved": Metric("FLOPs of prompts saved by reuse", "", "higher"),
+    "reuse_warm_ttft_ms": Metric("time to first token of reused prompts, warm", "ms", "lower"),
+    "reuse_cold_ttft_ms": Metric("time to first token of the same prompts, cold", "ms", "lower"),
+    "reuse_ttft_ratio": Metric(
+        "time to first token of reused prompts, warm over cold",
+        "times",
+        "lower",
+        derive_ttft_ratio,
+    ),
+    "reuse_gap": Metric(
+        "reuse gap (warm minus cold loss of replies)",
+        "nats/token",
+        "lower",
+        rounding=REUSE_GAP_ROUNDING,
+    ),
+    "reuse_kl": Metric("KL(cold || warm) of replies", "nats/token", "lower", rounding=KL_ROUNDING),
+    "reuse_top_changed": Metric("reply tokens whose top token reuse changes", "", "lower"),
+    "reuse_conversation_bytes": Metric("prefix cache of a conversation", "bytes", "lower"),
+    "reuse_conversations": Metric(
+        "conversations that fit the prefix cache", "conversations", "higher"
+    ),
+    "reuse_bytes_held": Metric("bytes held by the prefix cache, at most", "bytes"),
+    "reuse_evictions": Metric("evictions from the prefix cache", "evictions", "lower"),
+    "reuse_requests": Metric("requests of the load of conversations", "requests"),
+}
+"""What a prefix cache reuses between the turns of `benchmark.conversations`."""
 
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
     "acc": ("", "higher"),
@@ -251,6 +298,7 @@ METRICS = MetricTable(
         "cache_speedup": Metric(
             "time per token without a cache over with it", "times", "higher", derive_cache_speedup
         ),
+        **_REUSE_METRICS,
         "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
         "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
         "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
@@ -387,6 +435,16 @@ FAMILIES: tuple[MetricFamily, ...] = (
         ("speed", "pareto", "effects"),
     ),
     MetricFamily(
+        "Reuse between turns",
+        ("reuse_",),
+        "benchmark.conversations",
+        "Every turn's prompt is the conversation so far. Hits, bytes and evictions are counted for"
+        " the whole load at benchmark.conversations.budget; FLOPs are by formula. Times, and the"
+        " losses of the replies, are of the first conversations, which the model serves warm (K/V"
+        " of earlier turns restored) and cold (the whole prompt computed again).",
+        ("reuse", "effects"),
+    ),
+    MetricFamily(
         "Training",
         ("training_",),
         "",
@@ -441,13 +499,18 @@ differ by 0.02."""
 OTHER_TOLERANCE = 0.01
 """The same of units that are not in `TOLERANCES`, as a share of the value."""
 
-_EXACT_UNITS = ("bytes", "tokens", "items", "rows", "pairs")
+_EXACT_UNITS = (
+    "bytes", "tokens", "items", "rows", "pairs", "conversations", "evictions", "requests",
+)  # fmt: skip
 _OF_THE_MACHINE = (
     "peak_bytes_",
     "ttft_",
     "tpot_",
     "tokens_per_second",
     "cache_speedup",
+    "reuse_warm_ttft",
+    "reuse_cold_ttft",
+    "reuse_ttft",
     "training_",
 )
 """Beginnings of metrics that measure a machine, not a model."""

@@ -5,10 +5,12 @@ MLflow makes a section of charts for every group, the part of a name before ``/`
 - ``quality/``: losses, accuracies and probes. ``_served`` marks scores through the serving cache.
 - ``kv/``: bytes of the cache, and memory while decoding.
 - ``speed/``: times of decoding.
+- ``reuse/``: what a prefix cache reuses between the turns of conversations.
 - ``train/``: curves, size and throughput of the training.
 - ``sweep/``: of a sweep's own run.
 
-What the record holds of each eighth of the context is a curve here, with the eighth as its step.
+What the record holds of each eighth of the context is a curve here, with the eighth as its step,
+and so is what it holds of each turn.
 """
 
 import math
@@ -40,10 +42,12 @@ DUPLICATES = {
 _GROUPS = {
     "kv": ("peak_bytes_",),
     "speed": ("ttft_", "tpot_", "tokens_per_second", "cache_speedup"),
+    "reuse": ("reuse_",),
 }
 """Group -> beginnings of names; all other names are in ``quality``."""
 
 _PART = re.compile(r"(?P<name>\w+?)_part(?P<part>[1-8])(?P<served>_served)?")
+_TURN = re.compile(r"reuse_(?P<name>\w+)_turn(?P<turn>[0-9]+)")
 
 SIZES = {
     "kv/bytes": ("kv", "bytes_at_block_size"),
@@ -63,11 +67,13 @@ def tracked_name(name: str) -> tuple[str, int | None]:
     if match := _PART.fullmatch(name):
         served = match["served"] or ""
         return f"quality/{match['name']}_by_context{served}", int(match["part"])
+    if match := _TURN.fullmatch(name):
+        return f"reuse/{match['name']}_by_turn", int(match["turn"])
     if name in RENAMED:
         return RENAMED[name], None
     for group, beginnings in _GROUPS.items():
         if name.startswith(beginnings):
-            return f"{group}/{name}", None
+            return f"{group}/{name.removeprefix('reuse_')}", None
     return f"quality/{name}", None
 
 

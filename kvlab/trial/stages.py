@@ -198,11 +198,19 @@ class TorchStages:
                 device=self._device,
                 on_progress=self._report,
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
+                held_out=self._read_held_out(),
             )
         is_exclusive = is_alone and not speed.is_disturbed
         timings: Literal["exclusive", "shared"] = "exclusive" if is_exclusive else "shared"
         seconds = speed.timing_seconds
         return speed, replace(self._machine, timings=timings, timing_seconds=seconds)
+
+    def _read_held_out(self) -> list[int]:
+        """Return the text of the load of conversations; nothing if there is none."""
+        if self._experiment.benchmark.conversations is None:
+            return []
+        tokens: list[int] = self._dataset.validation.tolist()
+        return tokens
 
 
 def _open_timing_lock(resources: ResourcesConfig) -> TimingLock | None:

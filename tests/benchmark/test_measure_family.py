@@ -11,6 +11,7 @@ from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, MeasureEntry
+from kvlab.spec.conversations_config import ConversationsConfig
 from tests.contracts.measure_contract import MeasureContract
 
 TEXT = [n % 257 for n in range(1000)]
@@ -58,6 +59,18 @@ class TestRoofline(MeasureContract):
 
 class TestEnergyOnCPU(MeasureContract):
     name, is_available = "energy", False
+
+
+class TestConversations(MeasureContract):
+    name = "conversations"
+    settings = {  # noqa: RUF012
+        "conversations": ConversationsConfig(count=3, turns=2, prompt_tokens=8, budget=10_000),
+        "conversation_tokens": TEXT,
+    }
+
+
+class TestConversationsWithoutALoad(MeasureContract):
+    name, is_available = "conversations", False
 
 
 class TestProjection(MeasureContract):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from tests.performance import (
     comparison_power,
     context_length,
+    conversation_reuse,
     decode_speed,
     hellaswag_speed,
     orchestration,
@@ -18,6 +19,7 @@ from tests.performance import (
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode_speed.run,
     "context-length": context_length.run,
+    "conversations": conversation_reuse.run,
     "comparisons": comparison_power.run,
     "roofline": roofline_accuracy.run,
     "training": training_speed.run,

@@ -19,6 +19,7 @@ from kvlab.spec import ServedModel, ServingConfig, load_served_model
 from kvlab.store.metrics import METRICS
 from tests.report.full_record import (
     BASE,
+    BUDGETS,
     FACTORS,
     FAILED,
     ITEMS,
@@ -66,6 +67,13 @@ MEANS = {
        for i in range(1, 9)},
     **{("serving-top-positions", f"{i}/8", "%"): (f"serving_top_changed_part{i}", 100)
        for i in range(1, 9)},
+    ("reuse", "hit rate", "%"): ("reuse_hit_rate", 100),
+    ("reuse", "FLOPs saved", "%"): ("reuse_flops_saved", 100),
+    ("reuse", "warm", "ms"): ("reuse_warm_ttft_ms", 1),
+    ("reuse", "cold", "ms"): ("reuse_cold_ttft_ms", 1),
+    ("reuse", "serving gap", "nats/token"): ("serving_gap", 1),
+    ("reuse", "reuse gap", "nats/token"): ("reuse_gap", 1),
+    ("reuse", "KL(cold || warm)", "nats/token"): ("reuse_kl", 1),
     ("speed", "first token", "ms"): ("ttft_ms", 1),
     ("speed", "per token p50", "ms"): ("tpot_ms_p50", 1),
     ("speed", "per token p95", "ms"): ("tpot_ms_p95", 1),
@@ -127,6 +135,17 @@ CELLS = {
         lambda c: 1000 * mean(RECORD.seconds(c, seed) for seed in values(c, "loss")),
     ("roofline", "MBU (%)"): lambda _: 40.0,
     ("roofline", "MFU (%)"): lambda _: 10.0,
+    ("reuse", "warm/cold (times)"):
+        lambda c: mean((2 + seed) / (8 + seed) for seed in values(c, "loss")),
+    ("reuse", "warm/cold sd (times)"):
+        lambda c: stdev((2 + seed) / (8 + seed) for seed in values(c, "loss")),
+    ("reuse-budgets", "a conversation (bytes)"): lambda c: average(c, "reuse_conversation_bytes"),
+    **{("reuse-budgets", f"conversations that fit {budget:,} B"):
+        lambda c, budget=budget: budget // average(c, "reuse_conversation_bytes")
+       for budget in BUDGETS},
+    **{("reuse-budgets", f"hit rate in {budget:,} B (%)"):
+        lambda c, n=n: 100 * (average(c, "reuse_hit_rate") + 0.1 * n)
+       for n, budget in enumerate(BUDGETS)},
     ("starts", "copied"): lambda _: 2,
     ("starts", "pooled"): lambda _: 1,
     ("starts", "averaged"): lambda _: 0,

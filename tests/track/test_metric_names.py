@@ -22,7 +22,8 @@ def result():
 
 def test_every_metric_is_in_one_of_the_groups_and_no_two_share_a_name():
     names = [tracked_name(name) for name in METRICS]
-    assert {name.partition("/")[0] for name, _ in names} == {"quality", "kv", "speed", "train"}
+    groups = {name.partition("/")[0] for name, _ in names}
+    assert groups == {"quality", "kv", "speed", "reuse", "train"}
     assert len(set(names)) == len(names)
 
 
@@ -53,6 +54,14 @@ def test_parts_of_the_context_are_one_curve(result):
     points = [(value, step) for name, value, step in tracked_metrics(result)
               if name == "quality/loss_by_context_served"]  # fmt: skip
     assert points == [(5.0 - part, part) for part in range(1, 9)]
+
+
+def test_turns_of_conversations_are_one_curve(result):
+    result["measurements"] |= {f"reuse_hit_rate_turn{turn}": turn / 16 for turn in (1, 2, 10)}
+    result["measurements"]["reuse_hit_rate"] = 0.5
+    points = [point for point in tracked_metrics(result) if point[0].startswith("reuse/")]
+    curve = [("reuse/hit_rate_by_turn", turn / 16, turn) for turn in (1, 2, 10)]
+    assert points == [("reuse/hit_rate", 0.5, None), *curve]
 
 
 def test_what_is_not_a_number_is_left_out(result):

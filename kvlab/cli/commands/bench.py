@@ -27,6 +27,7 @@ from kvlab.spec.benchmark_config import MEASURES
 
 if TYPE_CHECKING:
     from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+    from kvlab.spec.conversations_config import ConversationsConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -39,6 +40,7 @@ examples:
   kvlab bench gpt2 --only limit --memory 4GiB
   kvlab bench gpt2 --project --dtype bfloat16
   kvlab bench gpt2 --only task --text moby-dick.txt
+  kvlab bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32
 """
 
 
@@ -89,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--memory", type=memory_size, help="what the part limit may use")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
+    parser.add_argument(
+        "--load", nargs="+", metavar="KEY=VALUE",
+        help="keys of benchmark.conversations, for the part conversations; see `kvlab schema"
+        " experiment --doc` (default: those of the experiment, where a target is one)",
+    )  # fmt: skip
     parser.add_argument("--remeasure", action="store_true", help="measure the device's peaks again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
     parser.add_argument("--json", action="store_true", help="one JSON line per measurement")
@@ -143,6 +150,9 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
         if not value or name in selected:
             continue
         is_flag = value is True  # adds measures and is read by none, so it goes with --only
+        is_read = any(entry.added_by in MEASURES[other].reads for other in selected)
+        if options.only and is_read:
+            continue
         if options.only and not is_flag:
             text = f"--{entry.added_by} is read by the part {name}, which --only leaves out"
             raise UsageError(f"{text}; add {name} to --only, or remove --{entry.added_by}")
@@ -214,7 +224,36 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         stop_rule=stop_rule(options),
         text=options.text,
         memory=options.memory,
+        conversations=_read_load(options, block_size),
     )
+
+
+def _read_load(options: argparse.Namespace, block_size: int) -> "ConversationsConfig | None":
+    """Return the load of `--load`, else that of the first target; None if there is none.
+
+    Raises:
+        UsageError: `--load` is wrong, or does not fit the smallest ``block_size``.
+    """
+    from pydantic import ValidationError
+
+    from kvlab.spec import load_experiment
+    from kvlab.spec.conversations_config import ConversationsConfig
+    from kvlab.spec.overrides import parse_override
+    from kvlab.spec.validation_errors import list_field_errors
+
+    target = options.target[0]
+    if options.load is None:
+        is_spec = target.endswith((".yaml", ".yml"))
+        return load_experiment(target).benchmark.conversations if is_spec else None
+    values = dict(map(parse_override, options.load))
+    try:
+        load = ConversationsConfig.model_validate(values)
+    except ValidationError as error:
+        first = list_field_errors(error, ConversationsConfig, values)[0]
+        raise UsageError(f"--load: {first.message}") from None
+    for field, text in load.find_length_problems(block_size):
+        raise UsageError(f"--load: {field} {text}")
+    return load
 
 
 def stop_rule(options: argparse.Namespace) -> StopRule:

@@ -1,12 +1,10 @@
 """The pace and the remaining time of a sweep, from its record."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
-from kvlab.sweep.driver.eta import RemainingTime, estimate_pace
+from kvlab.sweep.driver.eta import estimate_pace
 
 DONE, RUNNING = ["1" * 16, "2" * 16, "3" * 16], ["a" * 16, "b" * 16]
 
@@ -53,18 +51,3 @@ def test_nothing_is_guessed_from_nothing(tmp_path):
     done(store, DONE[0], 60)
     stands_still = estimate_pace(store, DONE[:1], [], missing=3)
     assert (stands_still.tokens_per_second, stands_still.seconds_left) == (None, None)
-
-
-def planned_trial(name, *, trains):
-    return SimpleNamespace(trial=SimpleNamespace(id=name), trains=trains)
-
-
-def test_what_only_measures_takes_as_long_as_others_after_their_training():
-    trains, *measures = [planned_trial(name, trains=name == "a") for name in "abc"]
-    remaining = RemainingTime([trains, *measures])
-    remaining.on_start(trains)
-    remaining.on_end(trains, 1000.0, 100.0)
-    assert remaining.seconds_left() == pytest.approx(200)  # 2,000 by the whole trial
-    remaining.on_start(measures[0])
-    remaining.on_end(measures[0], 50.0)
-    assert remaining.seconds_left() == pytest.approx(50)

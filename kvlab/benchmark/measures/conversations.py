@@ -1,0 +1,411 @@
+"""Reuse between the turns of conversations: hit rates by budget, first tokens, the reuse gap.
+
+The cache's bookkeeping needs no model. For whole loads and every budget it runs over a cache of
+tensors without storage, where a pass only advances the length: the same code takes the same
+decisions. The model itself serves the first conversations, and what its cache then found and held
+must equal that bookkeeping.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvlab.benchmark.conversation_load import Load, Request, find_exact_hits, make_load
+from kvlab.benchmark.interleaving import InterleavedTimings
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.measures.generation_task import read_book
+from kvlab.benchmark.session import Session, Variant
+from kvlab.benchmark.timing_statistics import TimingSamples
+from kvlab.cache import KVCache, PrefixCache
+from kvlab.errors import MeasurementError, UsageError
+from kvlab.humanize import format_count
+from kvlab.model.generate import prefill
+from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.flops import forward_flops
+
+TABLES = (
+    TableLayout("reuse between turns", (), {
+        "requests": "requests", "hit_rate": "hit rate", "hit_rate_exact": "any earlier turn",
+        "flops_saved": "FLOPs saved", "warm_ttft": "first token, warm", "cold_ttft": "cold",
+        "reuse_gap": "reuse gap", "reuse_kl": "KL", "reuse_top_changed": "top changed",
+        "conversation_bytes": "a conversation", "conversations": "fit",
+        "bytes_held": "held at most", "evictions": "evictions",
+    }),
+    TableLayout("reuse by turn", ("turn",), {
+        "turn_hit_rate": "hit rate", "turn_hit_rate_exact": "any earlier turn",
+        "turn_warm_ttft": "first token, warm", "turn_cold_ttft": "cold",
+    }),
+    TableLayout("reuse by budget", ("budget_bytes",), {
+        "budget_conversations": "fit", "budget_hit_rate": "hit rate",
+        "budget_evictions": "evictions",
+    }),
+)  # fmt: skip
+
+UNLIMITED = 2**62
+"""Bytes of a budget that nothing reaches."""
+
+CURVE_DOUBLINGS = 6
+"""Budgets of a curve of its own, below the bytes that the whole load fills."""
+
+
+def measure(session: Session) -> Iterator[Measurement]:
+    """Yield what every variant's prefix cache reuses of the load.
+
+    Raises:
+        DataError: the text is too short for the load.
+        MeasurementError: the cache found or held something else than its bookkeeping.
+        UsageError: the trace cannot be read.
+    """
+    config = session.settings.conversations
+    if config is None:
+        notice = "conversations is left out: it needs a load"
+        session.on_notice(f"{notice}, such as --load turns=5 prompt_tokens=64 reply_tokens=32")
+        return
+    for variant in session.variants:
+        block_size = variant.model.config.block_size
+        text = _read_text(session, variant) or _draw_tokens(variant, config)
+        try:
+            load = make_load(config, text, block_size)
+        except LookupError as error:
+            raise UsageError(f"benchmark.conversations.trace: {error}") from None
+        if load.left_out:
+            count = format_count(load.left_out, "request")
+            session.on_notice(f"{variant.name}: {count} of the trace exceed block_size")
+        yield from _measure_variant(session, variant, config, load)
+
+
+def _read_text(session: Session, variant: Variant) -> Sequence[int]:
+    """Return the tokens that the load is made of; none if there is no text."""
+    settings = session.settings
+    if settings.conversation_tokens or settings.text is None or variant.tokenizer is None:
+        return settings.conversation_tokens
+    return read_book(settings.text, variant.tokenizer)
+
+
+def _draw_tokens(variant: Variant, config: ConversationsConfig) -> Sequence[int]:
+    """Return random tokens, where there is no text: hits and times do not depend on it."""
+    rng = np.random.default_rng(config.seed)
+    drawn: list[int] = rng.integers(0, variant.model.config.vocab_size, 2**20).tolist()
+    return drawn
+
+
+def _measure_variant(
+    session: Session, variant: Variant, config: ConversationsConfig, load: Load
+) -> Iterator[Measurement]:
+    make = partial(session.make_line, "conversations", variant=variant)
+    exact_hits = find_exact_hits(load)
+    whole = keep_books(variant, load, None, config.snapshot_tokens)
+    books = whole if config.budget is None else keep_books(
+        variant, load, config.budget, config.snapshot_tokens)  # fmt: skip
+    each = conversation_bytes(variant, load, config.snapshot_tokens)
+    yield make(metric="requests", value=len(load.requests), unit="requests", exact=True)
+    saved = flops_saved(variant, load, books.hits)
+    for metric, share in (
+        ("hit_rate", books.hit_rate),
+        ("hit_rate_exact", sum(exact_hits) / load.prompt_tokens),
+        ("flops_saved", saved),
+    ):
+        yield make(metric=metric, value=share, unit="", exact=True, budget_bytes=config.budget)
+    yield make(metric="conversation_bytes", value=each, unit="bytes", exact=True)
+    if config.budget is not None:
+        fit = int(config.budget / each)
+        yield make(metric="conversations", value=fit, unit="conversations", exact=True)
+    yield make(metric="bytes_held", value=books.most_bytes, unit="bytes", exact=True)
+    yield make(metric="evictions", value=books.evictions, unit="evictions", exact=True)
+    if load.has_turns:
+        for metric, hits in (("turn_hit_rate", books.hits), ("turn_hit_rate_exact", exact_hits)):
+            for turn, share in _rates_by_turn(load, hits).items():
+                yield make(metric=metric, value=share, unit="", exact=True, turn=turn)
+    yield from _budget_lines(session, variant, config, load, whole, each)
+    yield from _served_lines(session, variant, config, load.select_first(config.measured))
+
+
+def _budget_lines(
+    session: Session,
+    variant: Variant,
+    config: ConversationsConfig,
+    load: Load,
+    whole: "Books",
+    each: float,
+) -> Iterator[Measurement]:
+    """Yield the curve over budgets, those of the spec or a doubling up to all of the load."""
+    budgets = {*config.budgets, *([config.budget] if config.budget else [])}
+    if not config.budgets:
+        budgets |= {max(1, whole.most_bytes >> n) for n in range(CURVE_DOUBLINGS + 1)}
+    for budget in sorted(budgets):
+        books = keep_books(variant, load, budget, config.snapshot_tokens)
+        session.on_turn("conversations")
+        for metric, value, unit in (
+            ("budget_conversations", int(budget / each), "conversations"),
+            ("budget_hit_rate", books.hit_rate, ""),
+            ("budget_evictions", books.evictions, "evictions"),
+        ):
+            yield session.make_line(
+                "conversations", metric, variant, value, unit, exact=True, budget_bytes=budget
+            )
+
+
+# Bookkeeping
+
+
+@dataclass(frozen=True)
+class Books:
+    """What a prefix cache did over a load.
+
+    Attributes:
+        hits: tokens restored of each request's prompt.
+        hit_rate: the sum of these over all tokens of prompts.
+        bytes_held: after each request.
+    """
+
+    hits: list[int]
+    hit_rate: float
+    bytes_held: list[int]
+    evictions: int
+
+    @property
+    def most_bytes(self) -> int:
+        return max(self.bytes_held)
+
+
+Run = Callable[[list[int]], Any]
+"""Runs tokens after those that a cache holds, in one pass."""
+
+
+def serve_turn(prefixes: PrefixCache, cache: KVCache, request: Request, run: Run) -> int:
+    """Serve one turn and store it: restore, prefill the rest, decode the reply.
+
+    Returns:
+        The tokens that were restored.
+    """
+    cache.reset()
+    start = hit = prefixes.restore(request.prompt, cache, weights=_WEIGHTS)
+    for end in prefixes.list_pass_ends(request.prompt, hit, cache, weights=_WEIGHTS):
+        run(request.prompt[start:end])
+        start = end
+        if end < len(request.prompt):
+            prefixes.insert(request.prompt[:end], cache, weights=_WEIGHTS)
+    for token in request.reply:
+        run([token])
+    prefixes.insert(request.context, cache, weights=_WEIGHTS)
+    return hit
+
+
+_WEIGHTS = "the variant's"
+"""One prefix cache serves one variant here."""
+
+
+def keep_books(variant: Variant, load: Load, budget: int | None, snapshot_every: int) -> Books:
+    """Return what a prefix cache of ``budget`` bytes finds and holds, without a model.
+
+    Args:
+        budget: None for no limit.
+    """
+    cache = _new_cache(variant, torch.device("meta"))
+    prefixes = PrefixCache(budget or UNLIMITED, snapshot_every=snapshot_every)
+    hits, held = [], []
+    for request in load.requests:
+        hits.append(serve_turn(prefixes, cache, request, lambda part: cache.advance(len(part))))
+        held.append(prefixes.bytes_held)
+    return Books(hits, sum(hits) / load.prompt_tokens, held, prefixes.counters.evictions)
+
+
+def conversation_bytes(variant: Variant, load: Load, snapshot_every: int) -> float:
+    """Return the mean bytes of a conversation at its end; what all share counts once."""
+    cache = _new_cache(variant, torch.device("meta"))
+    prefixes = PrefixCache(UNLIMITED, snapshot_every=snapshot_every)
+    contexts = load.last_contexts()
+    for context in contexts:
+        cache.reset()
+        cache.advance(len(context))
+        prefixes.insert(context, cache, weights=_WEIGHTS)
+    return prefixes.bytes_held / len(contexts)
+
+
+def _new_cache(variant: Variant, device: torch.device) -> KVCache:
+    model = variant.model
+    return KVCache(variant.layout, 1, model.config.block_size, model.dtype, device)
+
+
+def flops_saved(variant: Variant, load: Load, hits: Iterable[int]) -> float:
+    """Return the share of the prompts' FLOPs that restored tokens would have taken.
+
+    Every token of a prompt counts alike, by the convention of `kvlab.spec.flops`.
+    """
+    saved = total = 0
+    for request, hit in zip(load.requests, hits, strict=True):
+        flops = forward_flops(variant.model.config, len(request.prompt))
+        total += flops
+        saved += flops * hit // len(request.prompt)
+    return saved / total
+
+
+def _rates_by_turn(load: Load, hits: Iterable[int]) -> dict[int, float]:
+    sums: dict[int, tuple[int, int]] = {}
+    for request, hit in zip(load.requests, hits, strict=True):
+        found, total = sums.get(request.turn, (0, 0))
+        sums[request.turn] = found + hit, total + len(request.prompt)
+    return {turn: found / total for turn, (found, total) in sorted(sums.items())}
+
+
+# The model serves
+
+
+@dataclass(frozen=True)
+class ServedTurn:
+    """One turn that the model served warm and cold.
+
+    Attributes:
+        seconds: until the first token, warm and cold in each round; empty without a hit.
+        changes: sums over the reply's tokens: warm minus cold loss, KL(cold || warm), and
+            how many have another likeliest token.
+    """
+
+    request: Request
+    hit: int
+    seconds: list[tuple[float, float]]
+    changes: tuple[float, float, int]
+
+
+def _served_lines(
+    session: Session, variant: Variant, config: ConversationsConfig, load: Load
+) -> Iterator[Measurement]:
+    """Yield times and changes of the conversations of ``load``, whose cache has no limit."""
+    watch = session.watch_noise()
+    turns = list(serve_both_ways(session, variant, config, load))
+    timed = [turn for turn in turns if turn.seconds]
+    if timed:
+        samples = {
+            (variant.name, series): TimingSamples.from_lists(
+                [[turn.seconds[n][way] for turn in timed] for n in range(len(timed[0].seconds))]
+            )
+            for way, series in enumerate(("warm_ttft", "cold_ttft"))
+        }
+        timings = InterleavedTimings(samples, watch.read_noise())
+        session.add_timings(timings)
+        yield from _time_lines(session, variant, timings, timed, load.has_turns)
+    if not _read_text(session, variant):
+        return  # losses of random tokens say nothing
+    tokens = sum(len(turn.request.reply) for turn in turns)
+    sums = [sum(values) / tokens for values in zip(*(turn.changes for turn in turns), strict=True)]
+    names = (("reuse_gap", "nats/token"), ("reuse_kl", "nats/token"), ("reuse_top_changed", ""))
+    for (metric, unit), value in zip(names, sums, strict=True):
+        yield session.make_line("conversations", metric, variant, value, unit, cached=True)
+
+
+def _time_lines(
+    session: Session,
+    variant: Variant,
+    timings: InterleavedTimings[str],
+    timed: list[ServedTurn],
+    has_turns: bool,
+) -> Iterator[Measurement]:
+    """Yield the mean time to first token of the prompts with a hit: of all, and by turn."""
+    numbers = np.array([turn.request.turn for turn in timed])
+    for series in ("warm_ttft", "cold_ttft"):
+        samples = timings.samples[variant.name, series]
+        for turn in (None, *(sorted(set(numbers.tolist())) if has_turns else ())):
+            chosen = samples.rounds if turn is None else samples.rounds[:, numbers == turn]
+            means = TimingSamples(chosen.mean(axis=1, keepdims=True))
+            metric = series if turn is None else f"turn_{series}"
+            prompts = [len(one.request.prompt) for one in timed if turn in (None, one.request.turn)]
+            yield session.make_line(
+                "conversations", metric, variant, means.median, "s", batch_size=1, turn=turn,
+                prompt_tokens=round(sum(prompts) / len(prompts)), cached=True,
+                **session.reliability(timings, means, variant),
+            )  # fmt: skip
+
+
+@torch.inference_mode()
+def serve_both_ways(
+    session: Session, variant: Variant, config: ConversationsConfig, load: Load
+) -> Iterator[ServedTurn]:
+    """Serve every turn warm and cold, and compare with the bookkeeping.
+
+    Raises:
+        MeasurementError: hits or bytes differ from it.
+    """
+    model = variant.model
+    expected = keep_books(variant, load, None, config.snapshot_tokens)
+    warm, cold = (_new_cache(variant, model.device) for _ in range(2))
+    prefixes = PrefixCache(UNLIMITED, snapshot_every=config.snapshot_tokens)
+    _run(model, load.requests[0].prompt, cold)  # warms up
+    for number, request in enumerate(load.requests):
+        ways = (partial(_first_token_warm, prefixes, warm), partial(_first_token_cold, cold))
+        rounds = session.settings.stop_rule.min_rounds if expected.hits[number] else 0
+        seconds = [_time_in_turn(ways, model, request.prompt, n) for n in range(rounds)]
+        logits: list[Tensor] = []
+        hit = serve_turn(prefixes, warm, request, partial(_run_and_keep, model, warm, logits))
+        found = hit, prefixes.bytes_held
+        if found != (expected.hits[number], expected.bytes_held[number]):
+            raise MeasurementError(
+                f"turn {request.turn} of conversation {request.conversation}: the prefix cache"
+                f" found {found[0]} tokens and holds {found[1]:,} bytes, by its bookkeeping"
+                f" {expected.hits[number]} and {expected.bytes_held[number]:,}"
+            )
+        cold_logits = _decode_cold(model, request, cold)
+        count = len(request.reply)
+        changes = _compare(torch.cat(logits[-count - 1 : -1]), cold_logits, request.reply)
+        session.on_turn("conversations")
+        yield ServedTurn(request, hit, seconds, changes)
+
+
+def _run(model: Any, tokens: list[int], cache: KVCache) -> Tensor:
+    """Run tokens in one pass; return the logits (1, V) after the last."""
+    return prefill(model, torch.tensor([tokens], device=model.device), cache)
+
+
+def _run_and_keep(model: Any, cache: KVCache, logits: list[Tensor], tokens: list[int]) -> None:
+    logits.append(_run(model, tokens, cache))
+
+
+def _first_token_warm(
+    prefixes: PrefixCache, cache: KVCache, model: Any, prompt: list[int]
+) -> Tensor:
+    cache.reset()
+    start = prefixes.restore(prompt, cache, weights=_WEIGHTS)
+    for end in prefixes.list_pass_ends(prompt, start, cache, weights=_WEIGHTS):
+        logits = _run(model, prompt[start:end], cache)
+        start = end
+    return logits
+
+
+def _first_token_cold(cache: KVCache, model: Any, prompt: list[int]) -> Tensor:
+    cache.reset()
+    return _run(model, prompt, cache)
+
+
+def _time_in_turn(
+    ways: Sequence[Callable[[Any, list[int]], Tensor]], model: Any, prompt: list[int], number: int
+) -> tuple[float, float]:
+    """Return the seconds of both ways, the second one first in every other round."""
+    seconds = [0.0, 0.0]
+    for way in (0, 1) if number % 2 == 0 else (1, 0):
+        start = perf_counter()
+        ways[way](model, prompt).argmax(-1).tolist()  # reads the token back: it waits
+        seconds[way] = perf_counter() - start
+    return seconds[0], seconds[1]
+
+
+def _decode_cold(model: Any, request: Request, cache: KVCache) -> Tensor:
+    """Return the logits (R, V) that the tokens of the reply are drawn from, R of them."""
+    logits = [_first_token_cold(cache, model, request.prompt)]
+    logits += [_run(model, [token], cache) for token in request.reply[:-1]]
+    return torch.cat(logits)
+
+
+def _compare(warm: Tensor, cold: Tensor, reply: list[int]) -> tuple[float, float, int]:
+    """Return `ServedTurn.changes` of logits (R, V)."""
+    warm_logs, cold_logs = (x.double().log_softmax(-1) for x in (warm, cold))
+    at = torch.arange(len(reply)), torch.tensor(reply)
+    gap = cold_logs[at] - warm_logs[at]
+    kl = (cold_logs.exp() * (cold_logs - warm_logs)).sum(-1)
+    highest = warm.gather(-1, cold.argmax(-1, keepdim=True))[:, 0]
+    changed = highest < warm.amax(-1)  # of equal logits either may be the likeliest
+    return float(gap.sum()), float(kl.sum()), int(changed.sum())

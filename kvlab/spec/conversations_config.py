@@ -1,0 +1,447 @@
+"""`benchmark.conversations`: a load of conversations whose turns reuse the K/V of earlier ones.
+
+The load is drawn from stated distributions, or read from a trace: a JSONL file with a line for
+each request, whose prompt is a list of ids of blocks of tokens. Equal ids are equal text. Two
+public formats are read:
+
+- Mooncake's (Qin et al., FAST 2025): ``timestamp`` in ms, ``input_length``, ``output_length`` and
+  ``hash_ids`` of 512 tokens each;
+- Qwen-Bailian's (Wang et al., USENIX ATC 2025, arXiv 2506.02634): the same with ``timestamp`` in
+  seconds, ids of 16 tokens each, and ``chat_id``, ``parent_chat_id`` and ``turn``.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    NonNegativeInt,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    raise_problems,
+)
+from kvlab.spec.validation_errors import FieldError
+
+if TYPE_CHECKING:
+    from kvlab.spec.sweep import Sweep
+
+MAX_DRAWN = 10**9
+"""No draw is above it: tokens, turns or seconds."""
+
+MAX_REUSE_TURNS = 16
+"""Turns whose hit rate is a metric of its own; the lines of a result have all."""
+
+Amount = Annotated[float, Field(ge=0, le=MAX_DRAWN)]
+
+
+class Draw(SpecModel):
+    """A number that is drawn anew for every turn or conversation. A plain number is `constant`.
+
+    Draws below ``min`` or above ``max`` are set to them; ``mean`` is that of the distribution
+    before. Tokens and turns are rounded, and at least 1.
+    """
+
+    distribution: Literal["constant", "uniform", "geometric", "exponential", "lognormal"] = Field(
+        description="What it is drawn from.",
+        examples=["geometric"],
+        json_schema_extra={"given": {"sigma": None}},
+    )
+    mean: Amount | None = Field(
+        default=None,
+        description="Of constant, geometric (1, 2, ...), exponential and lognormal.",
+        examples=[12],
+        json_schema_extra={"unit": "of the key", "computed_default": "none"},
+    )
+    sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        default=None,
+        description="Of lognormal: the standard deviation of the logarithm.",
+        examples=[0.5],
+        json_schema_extra={
+            "unit": "none",
+            "computed_default": "none",
+            "given": {"distribution": "lognormal", "mean": 24, "max": 96},
+        },
+    )
+    min: Amount | None = Field(
+        default=None,
+        description="The least; uniform draws start here.",
+        examples=[4],
+        json_schema_extra={
+            "unit": "of the key",
+            "computed_default": "1 of tokens and turns, else 0",
+            "given": {"distribution": "uniform", "mean": None, "sigma": None, "max": 8},
+        },
+    )
+    max: Amount | None = Field(
+        default=None,
+        description="The most; uniform draws end here. Tokens and turns need one.",
+        examples=[8],
+        json_schema_extra={
+            "unit": "of the key",
+            "computed_default": "none",
+            "given": {"distribution": "geometric", "mean": 4, "sigma": None},
+        },
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Draw":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        needed, optional = _PARAMETERS[self.distribution]
+        for name in ("mean", "sigma", "min", "max"):
+            given = getattr(self, name) is not None
+            if given and name not in needed | optional:
+                yield name, f"is not read by {self.distribution}; remove it"
+            if not given and name in needed:
+                yield "distribution", f"needs {' and '.join(sorted(needed))}; give {name}"
+        if self.distribution == "geometric" and self.mean is not None and self.mean < 1:
+            yield "mean", "is below 1, the least that geometric draws; use 1 or more"
+        if self.distribution == "lognormal" and self.mean == 0:
+            yield "mean", "is 0, and lognormal draws are above it; use a larger number"
+        if self.min is not None and self.max is not None and self.min > self.max:
+            yield "max", f"is below min = {self.min:g}; swap them"
+
+    @property
+    def least(self) -> float:
+        """The smallest number that may be drawn."""
+        return self.mean or 0.0 if self.distribution == "constant" else self.min or 0.0
+
+    @property
+    def most(self) -> float:
+        """The largest number that may be drawn."""
+        if self.distribution == "constant":
+            return self.mean or 0.0
+        return math.inf if self.max is None else self.max
+
+
+_PARAMETERS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "constant": (frozenset({"mean"}), frozenset()),
+    "uniform": (frozenset({"min", "max"}), frozenset()),
+    "geometric": (frozenset({"mean"}), frozenset({"min", "max"})),
+    "exponential": (frozenset({"mean"}), frozenset({"min", "max"})),
+    "lognormal": (frozenset({"mean", "sigma"}), frozenset({"min", "max"})),
+}
+"""Distribution -> the parameters that it needs, and those that it may have."""
+
+
+def _number_to_draw(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"distribution": "constant", "mean": value} if is_number else value
+
+
+DrawField = Annotated[Draw, BeforeValidator(_number_to_draw, json_schema_input_type=float | Draw)]
+"""A distribution, or one number that is always drawn."""
+
+
+def _constant(value: float) -> Draw:
+    return Draw(distribution="constant", mean=value)
+
+
+_REPLACED_BY_TRACE = (
+    "turns", "system_tokens", "prompt_tokens", "reply_tokens", "start_seconds", "think_seconds",
+)  # fmt: skip
+
+
+class ConversationsConfig(SpecModel):
+    """`benchmark.conversations`: what a prefix cache between turns reuses, and what that changes.
+
+    Every turn's prompt is the whole conversation so far and a new part. A prefix cache of
+    ``budget`` bytes keeps the K/V of past prompts and replies, and drops what was used least
+    recently. The text is held-out text of the trial's data.
+    """
+
+    count: PositiveInt = Field(
+        default=32,
+        description="Conversations; with a trace, its first requests.",
+        examples=[64],
+        json_schema_extra={"unit": "conversations"},
+    )
+    turns: DrawField = Field(
+        default=_constant(5),
+        description="Turns of a conversation. It ends earlier where the next would not fit in"
+        " block_size.",
+        examples=[{"distribution": "geometric", "mean": 4, "max": 8}],
+        json_schema_extra={"unit": "turns", "computed_default": "5"},
+    )
+    system_tokens: NonNegativeInt = Field(
+        default=0,
+        description="Tokens with which all conversations begin alike.",
+        examples=[32],
+        json_schema_extra={"unit": "tokens"},
+    )
+    prompt_tokens: DrawField = Field(
+        default=_constant(16),
+        description="New tokens of a turn's prompt.",
+        examples=[{"distribution": "lognormal", "mean": 24, "sigma": 0.5, "max": 64}],
+        json_schema_extra={"unit": "tokens", "computed_default": "16"},
+    )
+    reply_tokens: DrawField = Field(
+        default=_constant(8),
+        description="Tokens of a reply, which is the text's own.",
+        examples=[{"distribution": "geometric", "mean": 8, "max": 32}],
+        json_schema_extra={"unit": "tokens", "computed_default": "8"},
+    )
+    start_seconds: DrawField = Field(
+        default=Draw(distribution="exponential", mean=10),
+        description="From the start of a conversation to the start of the next.",
+        examples=[{"distribution": "exponential", "mean": 5}],
+        json_schema_extra={"unit": "seconds", "computed_default": "exponential, mean 10"},
+    )
+    think_seconds: DrawField = Field(
+        default=Draw(distribution="exponential", mean=30),
+        description="From one turn of a conversation to the next. Replies take no time, so only"
+        " the ratio to start_seconds matters: it decides how conversations interleave.",
+        examples=[{"distribution": "exponential", "mean": 60}],
+        json_schema_extra={"unit": "seconds", "computed_default": "exponential, mean 30"},
+    )
+    trace: str | None = Field(
+        default=None,
+        description="JSONL file of requests with hash ids, as published of Mooncake and of"
+        " Qwen-Bailian, relative to the spec's file. It replaces the six keys above.",
+        examples=["conversation_trace.jsonl"],
+        json_schema_extra={"computed_default": "none"},
+    )
+    block_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens that one hash id of the trace becomes. All its lengths are scaled alike"
+        ", so that a small model can serve it. Requests over block_size are left out.",
+        examples=[8],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "the trace's own, 512 or 16",
+            "given": {"trace": "conversation_trace.jsonl"},
+        },
+    )
+    seed: NonNegativeInt = Field(
+        default=0,
+        description="Of the load. It does not follow a sweep's seeds: all trials serve one load.",
+        examples=[1],
+    )
+    budget: PositiveInt | None = Field(
+        default=None,
+        description="Bytes of the prefix cache, at which the metrics are measured.",
+        examples=[1e6],
+        json_schema_extra={"unit": "bytes", "computed_default": "unlimited"},
+    )
+    budgets: TupleOf[PositiveInt] = Field(
+        default=(),
+        description="Further budgets of the curve of the hit rate, in increasing order.",
+        examples=[[2.5e5, 1e6, 4e6]],
+        json_schema_extra={
+            "unit": "bytes",
+            "computed_default": "1/64 to all of what the load fills, by doubling",
+        },
+    )
+    snapshot_tokens: PositiveInt = Field(
+        default=64,
+        description="Beside the ends of turns, windows are kept every so many tokens.",
+        examples=[32],
+        json_schema_extra={"unit": "tokens"},
+    )
+    measured: PositiveInt = Field(
+        default=8,
+        description="The first conversations (of a trace: requests), which the model itself serves,"
+        " warm and cold, for times and the reuse gap.",
+        examples=[16],
+        json_schema_extra={"unit": "conversations"},
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "ConversationsConfig":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        if self.trace is not None:
+            for name in _REPLACED_BY_TRACE:
+                if name in self.model_fields_set and getattr(self, name) != _default(name):
+                    yield name, "is given by the trace; remove one of the two"
+        elif self.block_tokens is not None:
+            yield "block_tokens", "is read only with a trace; name one, or remove it"
+        for name in ("turns", "prompt_tokens", "reply_tokens"):
+            draw: Draw = getattr(self, name)
+            if math.isinf(draw.most):
+                yield name, "has no largest value; give it a max"
+            elif draw.most < 1:
+                yield name, f"is at most {draw.most:g}; use 1 or more"
+        if list(self.budgets) != sorted(set(self.budgets)):
+            yield "budgets", f"does not increase; use {sorted(set(self.budgets))}"
+
+    def find_length_problems(self, block_size: int) -> Iterator[FieldMessage]:
+        """Yield why no conversation of the load fits a model of ``block_size``."""
+        if self.trace is not None:
+            return
+        turn = max(1, self.prompt_tokens.least) + max(1, self.reply_tokens.least)
+        least = self.system_tokens + max(1, self.turns.least) * turn
+        largest_turn = self.prompt_tokens.most + self.reply_tokens.most
+        if least > block_size:
+            text = f"and the tokens of a turn make {least:,.0f} or more, over block_size"
+            yield "turns", f"{text} = {block_size}; use fewer, or shorter prompts and replies"
+        elif self.system_tokens + largest_turn > block_size:
+            text = f"and reply_tokens may exceed block_size = {block_size} in the first turn"
+            yield "prompt_tokens", f"{text}; lower a max"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is measured: a trace enters by its contents."""
+        facts = super().identity()
+        if self.trace is not None:
+            facts["trace"] = hashlib.sha256(Path(self.trace).read_bytes()).hexdigest()
+            for name in _REPLACED_BY_TRACE:
+                del facts[name]
+        return facts
+
+
+def _default(name: str) -> Any:
+    return ConversationsConfig.model_fields[name].default
+
+
+# Traces
+
+
+@dataclass(frozen=True)
+class TracedRequest:
+    """One line of a trace.
+
+    Attributes:
+        seconds: when it arrives.
+        prompt_tokens, reply_tokens: at the trace's own block size.
+        blocks: ids of the prompt's blocks; the last one may be shorter.
+        turn: of its conversation, from 1; 1 where the trace does not say.
+        chat, parent: of this request and of the one that it continues; None where unknown.
+    """
+
+    seconds: float
+    prompt_tokens: int
+    reply_tokens: int
+    blocks: tuple[int, ...]
+    turn: int = 1
+    chat: int | None = None
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The first requests of a trace, in order of time.
+
+    Attributes:
+        block_tokens: tokens of a block.
+        has_turns: whether it says which request continues which.
+    """
+
+    block_tokens: int
+    has_turns: bool
+    requests: tuple[TracedRequest, ...]
+
+
+_NUMBERS = ("timestamp", "input_length", "output_length")
+
+
+def read_trace(path: str, count: int) -> Trace:
+    """Return the first ``count`` requests of a trace.
+
+    Raises:
+        LookupError: it is no file, or a line is not of a known format; the message has the file,
+            the line and what to write.
+    """
+    try:
+        stat = Path(path).stat()
+        return _read_trace(path, count, stat.st_mtime_ns)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise LookupError(f"{path} cannot be read ({reason}); name a JSONL file") from None
+
+
+@lru_cache(maxsize=4)
+def _read_trace(path: str, count: int, _modified: int) -> Trace:
+    with Path(path).open(encoding="utf-8") as file:
+        lines = [(n, line) for n, line in enumerate(islice(file, count), 1) if line.strip()]
+    if not lines:
+        raise LookupError(f"{path} is empty; name a trace with a request in each line")
+    rows = [_parse_line(path, number, text) for number, text in lines]
+    has_turns = "chat_id" in rows[0]
+    block, scale = (16, 1.0) if has_turns else (512, 1e-3)
+    made = []
+    for (number, _), row in zip(lines, rows, strict=True):
+        least, most = row["input_length"] // block, -(-row["input_length"] // block)
+        if not least <= len(row["hash_ids"]) <= most or not row["hash_ids"]:
+            text = f"hash_ids has {len(row['hash_ids'])} ids where input_length"
+            text = f"{text} = {row['input_length']} has {most} blocks of {block} tokens"
+            raise LookupError(f"{path}:{number}: {text}; use one id for each block")
+        made.append(_make_request(row, scale, has_turns))
+    return Trace(block, has_turns, tuple(sorted(made, key=lambda one: one.seconds)))
+
+
+def _make_request(row: Mapping[str, Any], scale: float, has_turns: bool) -> TracedRequest:
+    parent = row.get("parent_chat_id", -1)
+    return TracedRequest(
+        row["timestamp"] * scale,
+        row["input_length"],
+        max(1, row["output_length"]),
+        tuple(row["hash_ids"]),
+        row.get("turn", 1) if has_turns else 1,
+        row.get("chat_id"),
+        None if parent == -1 else parent,
+    )
+
+
+def _parse_line(path: str, number: int, text: str) -> dict[str, Any]:
+    """Return the JSON object of a line with the types that all formats have."""
+    try:
+        row = json.loads(text.rstrip())
+    except json.JSONDecodeError as error:
+        message = f"{error.msg}; a line is one JSON object"
+        raise LookupError(f"{path}:{number}:{error.colno}: {message}") from None
+    if not isinstance(row, dict):
+        raise LookupError(f"{path}:{number}: is not a JSON object; write one in each line")
+    for name in _NUMBERS:
+        value = row.get(name)
+        is_time, least = name == "timestamp", 1 if name == "input_length" else 0
+        if type(value) not in ((int, float) if is_time else (int,)) or not (
+            least <= float(value) <= MAX_DRAWN  # type: ignore[arg-type]  # a number, by its type
+        ):
+            rule = "a number" if is_time else f"a whole number of {least} or more"
+            raise LookupError(f"{path}:{number}: {name} = {value!r} is not {rule}; write one")
+    ids = row.get("hash_ids")
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise LookupError(f"{path}:{number}: hash_ids is not a list of whole numbers; write one")
+    for name in ("turn", "chat_id", "parent_chat_id"):
+        if name in row and type(row[name]) is not int:
+            raise LookupError(f"{path}:{number}: {name} = {row[name]!r} is not a whole number")
+    if "turn" in row and row["turn"] < 1:
+        raise LookupError(f"{path}:{number}: turn = {row['turn']} is below 1, the first")
+    return row
+
+
+def check_traces(sweep: "Sweep") -> None:
+    """Check that the traces of a sweep's cells can be read.
+
+    Raises:
+        SpecError: each problem is placed at the key that names the trace.
+    """
+    problems: dict[tuple[str, int, int], Problem] = {}
+    for cell in sweep.cells():
+        config = cell.experiment.benchmark.conversations
+        if config is None or config.trace is None:
+            continue
+        try:
+            read_trace(config.trace, config.count)
+        except LookupError as error:
+            place = ("benchmark", "conversations", "trace")
+            problem = sweep.locate(FieldError(place, f"benchmark.conversations.trace: {error}"),
+                                   cell.levels)  # fmt: skip
+            problems.setdefault((problem.file, problem.line, problem.column), problem)
+    if problems:
+        raise SpecError(list(problems.values()))

@@ -1,0 +1,255 @@
+"""Reuse between turns: loads, what they could reuse at most, and what a prefix cache does reuse."""
+
+import json
+from itertools import takewhile
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.benchmark.benchmark_stage import benchmark
+from kvlab.benchmark.conversation_load import draw, draw_whole, find_exact_hits, make_load
+from kvlab.benchmark.measurement import StopRule
+from kvlab.benchmark.measures import conversations as measures
+from kvlab.benchmark.measures.conversations import (
+    Books,
+    conversation_bytes,
+    keep_books,
+    measure,
+    serve_both_ways,
+    serve_turn,
+)
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.cache import PrefixCache
+from kvlab.errors import DataError, MeasurementError
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.spec.conversations_config import ConversationsConfig, Draw
+from kvlab.store.metrics import METRICS, collect_metrics
+from tests.benchmark.sessions import DEFAULTS
+from tests.support.random_model import random_model
+
+TEXT = np.random.default_rng(0).integers(0, 17, 4000).tolist()
+SHAPE = {
+    "vocab_size": 17,
+    "block_size": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 8,
+    "position": "rope",
+}
+LAYOUTS = {
+    "plain": ({}, {}),
+    "window": ({"window": 8, "attention_pattern": "GL"}, {}),
+    "int8": ({}, {"kv_dtype": "int8"}),
+    "overwrite": ({}, {"tie": "adjacent:2"}),
+    "owner": ({}, {"tie": "adjacent:2", "tie_rule": "owner"}),
+    "evict": ({}, {"evict": {"keep": 16, "by": "recency"}}),
+}  # fmt: skip
+CONFIG = ConversationsConfig(
+    count=12, turns={"distribution": "uniform", "min": 2, "max": 4}, system_tokens=6,
+    prompt_tokens={"distribution": "geometric", "mean": 6, "max": 12}, reply_tokens=4,
+    snapshot_tokens=8, measured=3,
+)  # fmt: skip
+
+
+def variant(name):
+    model, serving = LAYOUTS[name]
+    config = ModelConfig(**SHAPE, **model)
+    return Variant(name, random_model(config).eval(), ServingConfig(**serving), "bytes")
+
+
+def make_session(names, config=CONFIG, text=TEXT):
+    settings = DEFAULTS | {"stop_rule": StopRule(min_rounds=2, max_rounds=2)}
+    settings |= {"conversations": config, "conversation_tokens": text}
+    return Session([variant(name) for name in names], BenchmarkSettings(**settings))
+
+
+@pytest.fixture(scope="module")
+def load():
+    return make_load(CONFIG, TEXT, 64)
+
+
+def test_a_load_is_seeded_text_in_order_of_time(load):
+    assert load == make_load(CONFIG, TEXT, 64)
+    other = CONFIG.model_copy(update={"seed": 1})
+    assert load.requests != make_load(other, TEXT, 64).requests
+    times = [request.seconds for request in load.requests]
+    assert times == sorted(times)
+    assert len({request.conversation for request in load.requests}) == 12
+    contexts: dict[int, list[int]] = {}
+    for request in load.requests:
+        before = contexts.get(request.conversation, load.requests[0].prompt[:6])
+        assert request.prompt[: len(before)] == before, "a prompt is the conversation so far"
+        assert len(request.context) <= 64
+        contexts[request.conversation] = request.context
+    joined = " ".join(map(str, TEXT))
+    assert all(" ".join(map(str, one[6:])) in joined for one in contexts.values())
+
+
+def test_draws_have_the_stated_means_and_bounds():
+    rng = np.random.default_rng(0)
+    for spread, mean in (
+        (Draw(distribution="lognormal", mean=24, sigma=0.5), 24),
+        (Draw(distribution="geometric", mean=4), 4),
+        (Draw(distribution="exponential", mean=30), 30),
+        (Draw(distribution="uniform", min=2, max=6), 4),
+        (Draw(distribution="constant", mean=7), 7),
+    ):
+        assert draw(spread, 20_000, rng).mean() == pytest.approx(mean, rel=0.03)
+    clipped = draw_whole(Draw(distribution="geometric", mean=4, min=2, max=6), 1000, rng)
+    assert set(clipped) == {2, 3, 4, 5, 6}
+    assert set(draw_whole(Draw(distribution="uniform", min=0, max=2), 100, rng)) == {1, 2}
+
+
+def test_the_upper_bound_is_the_longest_common_prefix_by_brute_force(load):
+    hits, past = [], []
+    for request in load.requests:
+        common = (
+            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(request.prompt, other)))  # noqa: B905
+            for other in past
+        )
+        hits.append(min(max(common, default=0), len(request.prompt) - 1))
+        past.append(request.context)
+    assert find_exact_hits(load) == hits
+
+
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(DataError, match=r"needs \d+ tokens of held-out text and there are 40; use"):
+        make_load(CONFIG, TEXT[:40], 64)
+
+
+# Traces
+
+CHATS = [
+    {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20,
+     "output_length": 10, "turn": 1, "hash_ids": [7, 8]},
+    {"chat_id": 2, "parent_chat_id": 1, "timestamp": 3.5, "input_length": 50,
+     "output_length": 9, "turn": 2, "hash_ids": [7, 9, 10, 11]},
+    {"chat_id": 3, "parent_chat_id": -1, "timestamp": 4.0, "input_length": 33,
+     "output_length": 1, "turn": 1, "hash_ids": [7, 12, 13]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "lengths", "hits"), [
+    (None, [20, 50, 33], [0, 30, 16]), (4, [5, 13, 9], [0, 8, 4]),
+])  # fmt: skip
+def test_the_text_of_a_trace_matches_its_ids(tmp_path, block, lengths, hits):
+    """A continuation reuses prompt and reply; another chat the whole block that has its id."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, CHATS)))
+    made = make_load(ConversationsConfig(trace=str(path), block_tokens=block), range(4000), 64)
+    assert [len(request.prompt) for request in made.requests] == lengths
+    assert [request.turn for request in made.requests] == [1, 2, 1]
+    assert find_exact_hits(made) == hits
+    shorter = make_load(ConversationsConfig(trace=str(path), block_tokens=4), range(4000), 10)
+    assert shorter.left_out == 1
+    with pytest.raises(DataError, match="use smaller benchmark.conversations.block_tokens"):
+        make_load(ConversationsConfig(trace=str(path)), range(4000), 16)
+
+
+# What a prefix cache reuses
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bookkeeping_is_that_of_the_cache_that_serves_also_while_it_evicts(name, load):
+    served = variant(name)
+    budget = int(2.5 * conversation_bytes(served, load, 8))
+    prefixes = PrefixCache(budget, snapshot_every=8)
+    cache = served.model.new_cache(1, 64, served.serving)
+    hits, held = [], []
+    for request in load.requests:
+        hits.append(
+            serve_turn(prefixes, cache, request, lambda part: _run(served.model, part, cache))
+        )
+        held.append(sum(tensor.nbytes for tensor in prefixes.tensors))
+    books = keep_books(served, load, budget, 8)
+    assert (books.hits, books.bytes_held) == (hits, held)
+    assert books.evictions == prefixes.counters.evictions > 0
+    assert books.most_bytes <= budget
+
+
+def _run(model, tokens, cache):
+    with torch.inference_mode():
+        model(torch.tensor([tokens]), cache)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_hit_rate_is_that_of_the_upper_bound_if_the_budget_suffices(name, load):
+    most = sum(find_exact_hits(load)) / load.prompt_tokens
+    assert most - 0.02 <= keep_books(variant(name), load, None, 8).hit_rate <= most
+    tight = keep_books(variant(name), load, int(2 * conversation_bytes(variant(name), load, 8)), 8)
+    assert tight.hit_rate < most - 0.1, "the budget matters"
+
+
+def test_five_rounds_reach_the_published_curve():
+    """SGLang's multi-turn bench: 4 clients, 5 rounds of about 2,048 tokens, replies of one token,
+    the clients round by round (github.com/sgl-project/sglang/pull/10203)."""
+    config = ConversationsConfig(count=4, turns=5, prompt_tokens=64, reply_tokens=1,
+                                 start_seconds=0, think_seconds=1)  # fmt: skip
+    rounds = make_load(config, range(4000), 325)
+    assert [request.turn for request in rounds.requests] == [n for n in range(1, 6) for _ in "abcd"]
+    long = Variant(
+        "long", random_model(ModelConfig(**SHAPE | {"block_size": 325})), ServingConfig()
+    )
+    books = keep_books(long, rounds, None, 64)
+    rates = [hit / len(one.prompt) for hit, one in zip(books.hits, rounds.requests, strict=True)]
+    assert rates[::4] == pytest.approx([0, 0.51, 0.66, 0.74, 0.79], abs=0.02)
+
+
+def test_only_where_passes_matter_does_reuse_change_a_reply(load):
+    changes = {}
+    for name in LAYOUTS:
+        session = make_session([name])
+        turns = list(serve_both_ways(session, session.variants[0], CONFIG, load.select_first(3)))
+        assert any(turn.hit for turn in turns)
+        changes[name] = max(abs(value) for turn in turns for value in turn.changes)
+    assert changes.pop("overwrite") > 0.01
+    assert max(changes.values()) < 1e-9
+
+
+def test_a_cache_that_does_not_keep_its_books_is_a_bug(load, monkeypatch):
+    monkeypatch.setattr(measures, "keep_books", lambda *_: Books([0] * 9, 0.0, [2] * 9, 0))
+    session = make_session(["plain"])
+    with pytest.raises(MeasurementError, match="by its bookkeeping 0 and 2"):
+        list(serve_both_ways(session, session.variants[0], CONFIG, load.select_first(1)))
+
+
+def test_the_lines_agree_with_each_other():
+    config = CONFIG.model_copy(update={"budget": 3000, "budgets": (1000, 10**6)})
+    lines = list(measure(make_session(["overwrite"], config)))
+    of = {}
+    for line in lines:
+        of.setdefault(line.metric, []).append(line)
+    curve = {line.budget_bytes: line.value for line in of["budget_hit_rate"]}
+    assert list(curve) == [1000, 3000, 10**6]
+    assert curve[3000] == of["hit_rate"][0].value
+    assert list(curve.values()) == sorted(curve.values())
+    (each,), (fit,) = of["conversation_bytes"], of["conversations"]
+    assert fit.value == 3000 // each.value
+    turns = {line.turn: line.value for line in of["turn_hit_rate_exact"]}
+    assert list(turns) == [1, 2, 3, 4]
+    assert turns[1] < min(list(turns.values())[1:])
+    assert of["flops_saved"][0].value == pytest.approx(of["hit_rate"][0].value, abs=0.05)
+    assert of["reuse_gap"][0].value != 0
+    assert of["warm_ttft"][0].value > 0 < of["cold_ttft"][0].value
+    random = list(measure(make_session(["overwrite"], config, text=())))
+    assert "reuse_gap" not in {line.metric for line in random}, "losses of random tokens"
+
+
+def test_a_trial_has_them_as_metrics():
+    settings = {"prompt_tokens": 8, "new_tokens": 4, "repeats": 1, "seconds": 0.01}
+    experiment = Experiment(
+        name="small",
+        model=SHAPE | {"vocab_size": 257},
+        data={"tokenizer": "bytes"},
+        benchmark={**settings, "conversations": {"count": 2, "turns": 2, "budget": 10**6}},
+    )
+    model = random_model(experiment.model, dtype=torch.float32)
+    measured = benchmark(model, experiment, held_out=TEXT).measurements
+    assert measured.keys() <= METRICS.keys()
+    found = {name for name in measured if name.startswith("reuse_")}
+    missing = {f"reuse_hit_rate_turn{turn}" for turn in range(3, 17)} | {"reuse_ttft_ratio"}
+    assert found == {name for name in METRICS if name.startswith("reuse_")} - missing
+    assert measured["reuse_hit_rate"] == pytest.approx(24 / 56)
+    assert measured["reuse_hit_rate_turn2"] == pytest.approx(24 / 40)
+    assert collect_metrics({"measurements": measured})["reuse_ttft_ratio"] > 0
