@@ -156,6 +156,7 @@ class PrefixCache:
             self._trees = {}
             self._recover()
 
+    @torch.no_grad()
     def restore(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> int:
         """Fill an empty row of ``cache`` with the longest stored prefix of ``tokens``.
 
@@ -190,6 +191,7 @@ class PrefixCache:
             self.counters.hit_tokens += length
         return length
 
+    @torch.no_grad()
     def insert(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> None:
         """Store what a row of ``cache`` holds: all its tokens, and a snapshot at their end.
 

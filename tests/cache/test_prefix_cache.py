@@ -238,12 +238,14 @@ class InterruptAtLine:
 
 
 def check_interrupts(config, step):
+    """Interrupt an insertion and a hit at one line after another, ``step`` lines apart."""
     line, is_done = 1, False
     while not is_done:
         prefix_cache, text, texts = prepare_change(config)
-        cache = fill(config, text)
+        cache, row = fill(config, text), fill(config, [])
         try:
             with InterruptAtLine(line):
+                prefix_cache.restore(texts[0], row, weights="w")
                 prefix_cache.insert(text, cache, weights="w")
             is_done = True
         except KeyboardInterrupt:
@@ -256,18 +258,27 @@ def check_interrupts(config, step):
         assert holds(config, prefix_cache, text) == len(text)
         assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors)
         line += step
-    assert line > 200
+    assert line > 300
 
 
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_an_interrupt_at_any_line_leaves_a_consistent_tree(config):
-    check_interrupts(config, step=23)
+    check_interrupts(config, step=67)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_an_interrupt_at_every_line_leaves_a_consistent_tree(config):
     check_interrupts(config, step=1)
+
+
+def test_what_autograd_recorded_is_not_kept():
+    model, text = random_model(HYBRID), draw_tokens(20)
+    cache, prefix_cache = model.new_cache(1, 40), PrefixCache(10**9)
+    model(torch.tensor([text]), cache=cache)
+    prefix_cache.insert(text, cache, weights="w")
+    assert cache.tensors[0].requires_grad
+    assert not any(tensor.requires_grad for tensor in prefix_cache.tensors)
 
 
 class LiveBytes(TorchDispatchMode):
