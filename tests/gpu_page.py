@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.benchmark.device_peaks import device_name
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures import decode_latency, decode_roofline, max_batch
@@ -110,23 +111,29 @@ DECODED = {
 """Name -> dtype, changes of the model, serving, and the largest difference of a logit."""
 
 
-@torch.inference_mode()
 def check_decoders(setting: Setting) -> Iterator[Claim]:
     """The captured step against the eager one, rows of different lengths."""
-    decoder = GraphDecoder if setting.is_cuda else StaticDecoder
-    length, steps = setting.pick(300, 20), 8
-    for name, (dtype, changes, serving, tolerance) in DECODED.items():
-        model = GPT(setting.model(**changes), device=setting.device, dtype=getattr(torch, dtype))
-        tokens = torch.randint(300, (3, length), device=setting.device)
-        logits = []
-        for make in (EagerDecoder, decoder):
-            cache = model.eval().new_cache(3, length + steps, ServingConfig(**serving))
-            prefill(model, tokens, cache, [length, length - 7, 3])
-            step = make(model, cache)
-            logits.append(torch.stack([step(tokens[:, i]).clone() for i in range(steps)]))
-        error = float((logits[0] - logits[1]).abs().max())
+    for name, (*_, tolerance) in DECODED.items():
+        error = compare_decoders(setting, name)
         text = f"the captured step computes what the eager one does: {name}"
         yield Claim(text, error < tolerance, f"largest difference of a logit {error:.2g}")
+
+
+@torch.inference_mode()
+def compare_decoders(setting: Setting, name: str) -> float:
+    """Return the largest difference of a logit between both steps of an entry of `DECODED`."""
+    dtype, changes, serving, _ = DECODED[name]
+    decoder = GraphDecoder if setting.is_cuda else StaticDecoder
+    length, steps = setting.pick(300, 20), 8
+    model = GPT(setting.model(**changes), device=setting.device, dtype=getattr(torch, dtype))
+    tokens = torch.randint(300, (3, length), device=setting.device)
+    logits = []
+    for make in (EagerDecoder, decoder):
+        cache = model.eval().new_cache(3, length + steps, ServingConfig(**serving))
+        prefill(model, tokens, cache, [length, length - 7, 3])
+        step = make(model, cache)
+        logits.append(torch.stack([step(tokens[:, i]).clone() for i in range(steps)]))
+    return float((logits[0] - logits[1]).abs().max())
 
 
 def check_decode_speed(setting: Setting) -> Iterator[Claim]:
@@ -197,10 +204,13 @@ def check_batch_limit(setting: Setting) -> Iterator[Claim]:
         yield Claim(text, tried >= 0.75 * formula, f"{tried:,} by trying, {formula:,} by formula")
 
 
-def _train_steps(setting: Setting, seconds: float, **changes: Any) -> tuple[float, Experiment]:
+def _train_steps(
+    setting: Setting, seconds: float, rows: int = 64, recipe: dict[str, Any] | None = None,
+    **changes: Any,
+) -> tuple[float, Experiment]:  # fmt: skip
     """Return the seconds of the median step, compiled and in bfloat16, and what was trained."""
     config = setting.model(**changes)
-    rows = setting.pick(64, 2)
+    rows = setting.pick(rows, 2)
     of = Experiment(
         name="speed",
         model=config,
@@ -208,20 +218,25 @@ def _train_steps(setting: Setting, seconds: float, **changes: Any) -> tuple[floa
         benchmark={"prompt_tokens": 8, "new_tokens": 8},
         training={
             "tokens": rows * config.block_size * 100, "batch_tokens": rows * config.block_size,
-            "precision": "bfloat16", "compile": setting.is_cuda,
+            "precision": "bfloat16", "compile": setting.is_cuda, **(recipe or {}),
         },
     )  # fmt: skip
     text = np.random.default_rng(0).integers(0, 256, 10 * of.training.batch_tokens)
     model = GPT(config, device=setting.device)
     stepper = TrainStepper(model, SimpleNamespace(train=text, validation=text), of, seed=0)
-    for step in range(3):
-        stepper.step(step)
+    return _median_step(stepper.step, seconds), of
+
+
+def _median_step(step: Callable[[int], object], seconds: float) -> float:
+    """Return the median time of steps that wait for the device, after three."""
+    for number in range(3):
+        step(number)
     times: list[float] = []
     while not times or sum(times) < seconds:
         start = time.perf_counter()
-        stepper.step(3 + len(times))
+        step(3 + len(times))
         times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2], of
+    return sorted(times)[len(times) // 2]
 
 
 def check_training_speed(setting: Setting) -> Iterator[Claim]:
@@ -239,6 +254,90 @@ def check_training_speed(setting: Setting) -> Iterator[Claim]:
     windows, _ = _train_steps(setting, seconds, **WINDOWS)
     text = "windows of 256 train no slower than global attention"
     yield Claim(text, windows <= 1.01 * rotary, f"{windows / rotary:.3f} times as long")
+    stream, _ = _train_steps(setting, seconds, recipe={"residual": "bfloat16"})
+    text = "a residual stream in bfloat16 trains faster than one in float32"
+    yield Claim(text, stream < learned, f"{stream / learned:.3f} times as long")
+
+
+def check_peers(setting: Setting) -> Iterator[Claim]:
+    """GPT-2 of `transformers`, compiled, in the same sizes: training, and decoding at batch 1."""
+    texts = {
+        "training": "training is no slower than compiled transformers",
+        "decode": "a decode step at batch 1 is no slower than compiled transformers'",
+    }
+    if importlib.util.find_spec("transformers") is None:
+        yield from (Claim(text, None, "no transformers here") for text in texts.values())
+        return
+    seconds = setting.pick(10.0, 0.01)
+    ours, of = _train_steps(setting, seconds, rows=16)
+    theirs = _train_transformers(setting, seconds, of)
+    figure = f"{ours * 1e3:,.1f} ms a step of {of.training.batch_tokens:,} tokens, "
+    figure += f"transformers {theirs * 1e3:,.1f} ms"
+    yield Claim(texts["training"], ours <= theirs, figure)
+    ours, theirs = _decode_beside_transformers(setting)
+    figure = f"{ours * 1e3:.3f} ms a token, transformers {theirs * 1e3:.3f} ms"
+    yield Claim(texts["decode"], ours <= theirs, figure)
+
+
+def _make_transformers(setting: Setting) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = setting.model()
+    sizes = {
+        "vocab_size": config.vocab_size, "n_positions": config.block_size,
+        "n_embd": config.n_embd, "n_layer": config.n_layer, "n_head": config.n_head,
+        "bos_token_id": 0, "eos_token_id": None,
+    }  # fmt: skip
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts)).to(setting.device)
+
+
+def _train_transformers(setting: Setting, seconds: float, of: Experiment) -> float:
+    """Return the seconds of a step of the same tokens, in bfloat16 under autocast."""
+    model = _make_transformers(setting).train()
+    compiled = torch.compile(model) if setting.is_cuda else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=setting.is_cuda or None)
+    shape = (of.training.batch_tokens // of.model.block_size, of.model.block_size)
+
+    def step(_number: int) -> None:
+        tokens = torch.randint(of.model.vocab_size, shape, device=setting.device)
+        with torch.autocast(setting.device, torch.bfloat16):
+            loss = compiled(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+
+    return _median_step(step, seconds)
+
+
+@torch.inference_mode()
+def _decode_beside_transformers(setting: Setting) -> tuple[float, float]:
+    """Return the seconds of a token here and there: greedy, after the same prompt."""
+    dtype = torch.bfloat16 if setting.is_cuda else torch.float32
+    prompt, new = setting.pick((512, 64), (16, 4))
+    model = GPT(setting.model(), device=setting.device, dtype=dtype).eval()
+    decoder = TimedDecoder(model, ServingConfig())
+    run = decoder.new_run(decoder.new_cache(1, prompt + new), new)
+    run.time()
+    ours = sorted(run.time().steps)[new // 2]
+    peer = _make_transformers(setting).eval().to(dtype)
+    tokens = torch.zeros(1, prompt, dtype=torch.int64, device=setting.device)
+    options = {"do_sample": False, "attention_mask": torch.ones_like(tokens), "pad_token_id": 0}
+    if setting.is_cuda:  # which transformers then compiles
+        options["cache_implementation"] = "static"
+
+    def generate(count: int) -> float:
+        start = time.perf_counter()
+        peer.generate(tokens, max_new_tokens=count, min_new_tokens=count, **options).tolist()
+        return time.perf_counter() - start
+
+    for _ in range(2):
+        generate(new)
+        generate(1)
+    theirs = sorted((generate(new) - generate(1)) / (new - 1) for _ in range(5))[2]
+    return ours, theirs
 
 
 TRAINED = """\
@@ -249,56 +348,120 @@ training: {{tokens: {tokens}, batch_tokens: {batch}, evaluate_every: 20, evaluat
   precision: bfloat16, checkpoint_every: 5}}
 evaluation: {{loss_tokens: {batch}}}
 benchmark: {{prompt_tokens: 8, new_tokens: 8, repeats: 1}}
-resources: {{gpus: {gpus}}}
+resources: {{{resources}}}
 """
 
 SWEEP = """\
 question: Does a small sweep run on this GPU?
 experiment: e.yaml
 factors: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}
+seeds: SEEDS
 report: {sections: [answer, cells, failures]}
 """
+
+
+@dataclass
+class SmallSweep:
+    """A sweep of a few trials in a folder, as a user submits it.
+
+    Args:
+        resources: the section of the experiment.
+        shape: other sizes than the default ones: tokens, batch, block, width.
+    """
+
+    folder: Path
+    resources: str
+    seeds: int = 1
+    executor: str = "inline"
+
+    def write(self, **shape: int) -> "SmallSweep":
+        draw, words = random.Random(0), ["cache", "key", "value", "token", "reads", "the", "every"]
+        (self.folder / "texts").mkdir()
+        for number in range(40):
+            text = " ".join(draw.choices(words, k=300))
+            (self.folder / "texts" / f"{number:02}.txt").write_text(f"{text}\n")
+        sizes = {"block": 64, "batch": 256, "width": 16, "tokens": 10_240, **shape}
+        (self.folder / "e.yaml").write_text(TRAINED.format(resources=self.resources, **sizes))
+        (self.folder / "s.yaml").write_text(SWEEP.replace("SEEDS", str(list(range(self.seeds)))))
+        return self
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "kvlab", "submit", "s.yaml", "--executor", self.executor,
+                "--store", "runs", "--reports", "reports"]  # fmt: skip
+
+    @property
+    def options(self) -> dict[str, Any]:
+        data = {"PYTHONPATH": str(ROOT), "KVLAB_DATA": f"{self.folder}/data"}
+        return {"cwd": self.folder, "env": {**os.environ, **data}}
+
+    def submit(self, *more: str) -> str:
+        """Run it to its end; return what it printed."""
+        done = subprocess.run([*self.command, *more], **self.options, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        return done.stdout + done.stderr
+
+    def kill_after_a_checkpoint(self) -> None:
+        with subprocess.Popen([*self.command, "--no-smoke"], **self.options, start_new_session=True,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as first:  # fmt: skip
+            while first.poll() is None and not any(
+                (self.folder / "runs").rglob("checkpoints/step-*")
+            ):
+                time.sleep(0.05)
+            if first.poll() is None:
+                os.killpg(first.pid, signal.SIGKILL)
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """The trials' results. A folder of the record may list one twice."""
+        found = [json.loads(p.read_text()) for p in (self.folder / "runs").rglob("result.json")]
+        return list({one["trial"]: one for one in found}.values())
+
+    @property
+    def has_report(self) -> bool:
+        return any((self.folder / "reports").rglob("report.md"))
 
 
 def check_sweep(setting: Setting) -> Iterator[Claim]:
     """A sweep of two trials inline, killed in its midst, and run again to its report."""
     with tempfile.TemporaryDirectory() as folder:
-        shape = {"block": 64, "width": setting.pick(256, 16), "batch": 256}
-        _write_sweep(Path(folder), gpus=int(setting.is_cuda), tokens=setting.pick(256_000, 10_240),
-                     **shape)  # fmt: skip
-        command = [sys.executable, "-m", "kvlab", "submit", "s.yaml", "--executor", "inline",
-                   "--store", "runs", "--reports", "reports", "--no-smoke"]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "KVLAB_DATA": f"{folder}/data"}
-        options = {"cwd": folder, "env": environment}
-        checkpoints = Path(folder) / "runs"
-        with subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
-                              start_new_session=True) as first:  # fmt: skip
-            while first.poll() is None and not any(checkpoints.rglob("checkpoints/step-*")):
-                time.sleep(0.05)
-            if first.poll() is None:
-                os.killpg(first.pid, signal.SIGKILL)
-        done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
-        found = [json.loads(path.read_text()) for path in checkpoints.rglob("result.json")]
-        results = list({one["trial"]: one for one in found}.values())
-        ended = [one["status"] for one in results]
-        resumed = [step for one in results for step in one["training_record"]["resumed_from"]]
-        tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        report = list((Path(folder) / "reports").rglob("report.md"))
+        sweep = SmallSweep(Path(folder), f"gpus: {int(setting.is_cuda)}").write(
+            width=setting.pick(256, 16), tokens=setting.pick(256_000, 10_240)
+        )
+        sweep.kill_after_a_checkpoint()
+        tail = sweep.submit("--no-smoke").strip().splitlines()[-1:]
+        results, is_reported = sweep.results, sweep.has_report
+    ended = [one["status"] for one in results]
+    resumed = [step for one in results for step in one["training_record"]["resumed_from"]]
     figure = f"trials {', '.join(ended) or 'none'}; {' '.join(tail)}"
-    is_done = ended == ["done", "done"] and bool(report)
+    is_done = ended == ["done", "done"] and is_reported
     yield Claim("a sweep runs inline to its report", is_done, figure[:200])
     text = "a training that was killed goes on from its checkpoint"
     yield Claim(text, bool(resumed) if is_done else None, f"resumed from step {resumed or 'none'}")
 
 
-def _write_sweep(folder: Path, **shape: Any) -> None:
-    draw, words = random.Random(0), ["cache", "key", "value", "token", "reads", "the", "every"]
-    (folder / "texts").mkdir()
-    for number in range(40):
-        text = " ".join(draw.choices(words, k=300))
-        (folder / "texts" / f"{number:02}.txt").write_text(f"{text}\n")
-    (folder / "e.yaml").write_text(TRAINED.format(**shape))
-    (folder / "s.yaml").write_text(SWEEP)
+def check_packing(setting: Setting) -> Iterator[Claim]:
+    """A sweep of eight trials, one after the other and side by side on one GPU."""
+    text = "eight small trials that share a GPU take half of their time one by one, or less"
+    if not setting.is_cuda or importlib.util.find_spec("ray") is None:
+        yield Claim(text, None, "no CUDA device" if not setting.is_cuda else "no Ray here")
+        return
+    seconds, shares = {}, set()
+    for resources in ("gpus: 1", "gpus: auto"):
+        with tempfile.TemporaryDirectory() as folder:
+            sweep = SmallSweep(Path(folder), resources, seeds=4, executor="ray")
+            sweep.write(width=256, tokens=512_000)
+            start = time.monotonic()
+            tail = sweep.submit().strip().splitlines()[-1:]
+            seconds[resources] = time.monotonic() - start
+            results = sweep.results
+        if [one["status"] for one in results] != ["done"] * 8:
+            yield Claim(text, False, f"{len(results)} results; {' '.join(tail)}"[:200])
+            return
+        shares = {one["experiment"]["resources"]["gpus"] for one in results}
+    ratio = seconds["gpus: auto"] / seconds["gpus: 1"]
+    figure = f"{ratio:.2f} times as long, each with {', '.join(map(str, sorted(shares)))} of a GPU"
+    yield Claim(text, ratio <= 0.5, figure)
 
 
 def check_two_gpus(setting: Setting) -> Iterator[Claim]:
@@ -319,8 +482,10 @@ CHECKS: dict[str, Callable[[Setting], Iterator[Claim]]] = {
     "decoders": check_decoders,
     "decode": check_decode_speed,
     "training": check_training_speed,
+    "peers": check_peers,
     "limit": check_batch_limit,
     "sweep": check_sweep,
+    "packing": check_packing,
     "nccl": check_two_gpus,
 }
 

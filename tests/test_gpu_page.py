@@ -12,7 +12,7 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
 
     monkeypatch.setitem(gpu_page.CHECKS, "limit", fail)
     page = tmp_path / "page.md"
-    names = ["fuzzer", "decoders", "training", "limit", "nccl"]
+    names = ["fuzzer", "decoders", "training", "limit", "packing", "nccl"]
     code = gpu_page.main(
         ["--device", "cpu", "--tiny", "--only", *names, "--out", str(page)]
     )  # fmt: skip
