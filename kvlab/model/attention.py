@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from kvlab.cache import AttentionPass, KVContext, ScaledCodes
 from kvlab.model.attention_backends import (
     BACKENDS,
+    UnrotatedKeys,
     attend_codes,
+    attend_unrotated,
     note_kernel,
     scaled_dot_product,
     select_backend,
@@ -121,7 +123,7 @@ class Attention(nn.Module):
 
 def attend(
     q: Tensor,
-    k: Tensor,
+    k: Tensor | UnrotatedKeys,
     v: Tensor,
     bias: Tensor | None = None,
     *,
@@ -153,9 +155,13 @@ def attend(
         sink = None if sink is None else sink.view(n_kv_head, -1)
         if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
             y = attend_codes(q, k, v, mask, sink, context.counts)
+        elif isinstance(k, UnrotatedKeys):
+            y = attend_unrotated(q, k, v, mask, sink)
         else:
             y = scaled_dot_product(q, k, v, mask, sink=sink)
         return y.reshape(batch, n_head, 1, v.shape[-1])
+    if isinstance(k, UnrotatedKeys):
+        k = k.rotate()
     if mask is not None:
         return scaled_dot_product(q, k, v, mask, sink=sink)
     visible = layer.window, context.documents, sink, layer.sink_tokens
@@ -222,7 +228,7 @@ class TiedKV(SeparateKV):
 
     def attend(self, q: Tensor, parts: Parts, key_rope: RopeTable | None, attend: Attend) -> Tensor:
         (kv,) = parts
-        return attend(q, apply_rope(kv, key_rope), kv)
+        return attend(q, kv if key_rope is None else UnrotatedKeys(kv, key_rope), kv)
 
 
 class GroupedTiedKV(SeparateKV):

@@ -32,6 +32,7 @@ from torch.nn.attention.flex_attention import (
 from kvlab.cache import DocumentMask, ScaledCodes
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import convert_codes
+from kvlab.model.kernels.rotate_pairs import rotate_into
 from kvlab.model.kernels.tiled_attention import (
     Attend,
     attend_tiled,
@@ -39,6 +40,7 @@ from kvlab.model.kernels.tiled_attention import (
     tiled_attention,
 )
 from kvlab.model.kernels.triton_kernels import are_kernels_usable, attend_stored_codes
+from kvlab.model.rope import RopeTable, apply_rope
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +113,77 @@ CODE_KERNEL = "triton_codes"
 """The name of the CUDA kernel that attends to codes."""
 
 CODE_CHUNK = 2**17
-"""Codes that are converted at a time on CPU. As float32 they fit a core's cache."""
+"""Codes that are converted, or numbers that are rotated, at a time on CPU. As float32 they fit a
+core's cache."""
+
+
+@dataclass(frozen=True)
+class UnrotatedKeys:
+    """Keys (B, H, T, D) that are stored as they are before they are rotated.
+
+    Attributes:
+        values: (B, H, T, D).
+        table: the rotations at their positions.
+    """
+
+    values: Tensor
+    table: RopeTable
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def rotate(self) -> Tensor:
+        """Return the keys, rotated."""
+        return apply_rope(self.values, self.table)
+
+
+def attend_unrotated(
+    q: Tensor, k: UnrotatedKeys, v: Tensor, mask: Tensor | None, sink: Tensor | None = None
+) -> Tensor:
+    """Attend queries (B, H, C, D) to keys of as many heads that are rotated as they are read.
+
+    On CPU they are rotated some at a time, in memory that stays in a core's cache: new memory for
+    all of them would cost more than the rotation.
+
+    Args:
+        mask: (B or 1, 1, 1, T) of bool, true where a query sees; or None.
+        sink: (H, C) logits that join the denominators; or None.
+    """
+    needs_plain = torch.compiler.is_compiling() or (torch.is_grad_enabled() and q.requires_grad)
+    is_added = mask is not None and mask.dtype != torch.bool
+    if q.device.type != "cpu" or needs_plain or is_added:
+        return scaled_dot_product(q, k.rotate(), v, mask, sink=sink)
+    note_kernel("rotated_blocks")
+    scores = multiply_unrotated(q * q.shape[-1] ** -0.5, k)
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    probabilities = scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)
+    return probabilities.to(v.dtype) @ v
+
+
+def multiply_unrotated(q: Tensor, k: UnrotatedKeys) -> Tensor:
+    """Return the products (B, H, C, T) of queries with keys, which are rotated in blocks."""
+    cos, sin = k.table
+    if cos.dim() == 4:  # rows differ
+        rows = (
+            (q[row : row + 1], UnrotatedKeys(k.values[row : row + 1], RopeTable(*tables)))
+            for row, tables in enumerate(zip(cos[:, 0], sin[:, 0], strict=True))
+        )
+        return torch.cat([multiply_unrotated(*row) for row in rows])
+    batch, heads, count, _ = q.shape
+    keys, queries = k.values.flatten(0, 1), q.flatten(0, 1)  # (N, T, D), (N, C, D)
+    size, rotary_dim = max(1, CODE_CHUNK // max(1, keys[0].numel())), 2 * cos.shape[-1]
+    products = q.new_empty(len(keys), count, keys.shape[1])
+    scratch = keys.new_empty(min(size, len(keys)), keys.shape[1], rotary_dim)
+    for start in range(0, len(keys), size):
+        part = slice(start, min(start + size, len(keys)))
+        out, block = products[part], keys[part]
+        rotated = rotate_into(scratch[: len(block)], block[..., :rotary_dim], cos, sin)
+        torch.bmm(queries[part][..., :rotary_dim], rotated.mT, out=out)
+        if rotary_dim < keys.shape[2]:
+            out.baddbmm_(queries[part][..., rotary_dim:], block[..., rotary_dim:].mT)
+    return products.view(batch, heads, count, -1)
 
 
 def takes_codes(q: Tensor) -> bool:

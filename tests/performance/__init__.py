@@ -12,6 +12,7 @@ from tests.performance import (
     report_speed,
     roofline_accuracy,
     sealing_cost,
+    stored_forms,
     tokenization,
     training_speed,
 )
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "comparisons": comparison_power.run,
     "roofline": roofline_accuracy.run,
     "training": training_speed.run,
+    "forms": stored_forms.run,
     "tokenization": tokenization.run,
     "hellaswag": hellaswag_speed.run,
     "report": report_speed.run,

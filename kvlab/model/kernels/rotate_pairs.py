@@ -66,8 +66,16 @@ class _RotationFunction(torch.autograd.Function):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
-    first, second = x.to(cos.dtype).chunk(2, -1)
-    rotated_first, rotated_second = out.chunk(2, -1)
+    return rotate_into(out, x.to(cos.dtype), cos, sin, direction).to(x.dtype)
+
+
+def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, direction: int = 1) -> Tensor:
+    """Write `rotate_pairs` of x into ``out`` of its shape and of cos's dtype; return it.
+
+    Args:
+        direction: -1 rotates backwards.
+    """
+    (first, second), (rotated_first, rotated_second) = x.chunk(2, -1), out.chunk(2, -1)
     torch.mul(first, cos, out=rotated_first).addcmul_(second, sin, value=-direction)
     torch.mul(second, cos, out=rotated_second).addcmul_(first, sin, value=direction)
-    return out.to(x.dtype)
+    return out

@@ -1,0 +1,113 @@
+"""Every form of K/V and every setting of attention against multi-head attention, in one run.
+
+A training step and a decode step of each, on one thread, A B C ... A B C ...: the least processor
+time of any turn, which other programs of the machine disturb little. A form that takes longer than
+its FLOPs explain has its reason in `kvlab/benchmark/LOG.md`.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from kvlab.layout import training_flops
+from kvlab.model import GPT
+from kvlab.model.generate import make_decoder
+from kvlab.model.kernels import keep_freed_memory
+from kvlab.spec import Experiment
+from kvlab.train.train_step import TrainStepper
+
+SHAPE = {
+    "vocab_size": 4096, "block_size": 512, "n_layer": 4, "n_head": 8, "n_embd": 512,
+    "position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False,
+}  # fmt: skip
+LOCAL = {"window": 128, "attention_pattern": "GLLL"}
+FORMS: dict[str, dict[str, object]] = {
+    "separate, 8 heads": {},
+    "separate, 2 heads": {"n_kv_head": 2},
+    "separate, 1 head": {"n_kv_head": 1},
+    "tied, 8 heads": {"kv": "tied"},
+    "tied, 2 heads": {"kv": "tied", "n_kv_head": 2},
+    "grouped_tied, 2 heads": {"kv": "grouped_tied", "n_kv_head": 2},
+    "latent 256, rotary 32": {"kv": {"latent": 256, "rotary": 32}},
+    "latents 2 x 128, rotary 32": {"kv": {"latent": 128, "rotary": 32, "groups": 2}},
+    "window 128 in 3 of 4": LOCAL,
+    "the same, sink_tokens 4": {**LOCAL, "sink_tokens": 4},
+    "sink: learned": {"sink": "learned"},
+    "qk_norm": {"qk_norm": True},
+    "rotary_share 0.5": {"rotary_share": 0.5},
+    "kv_sharing adjacent:2": {"kv_sharing": "adjacent:2"},
+}
+TRAINING_ROUNDS, DECODING_ROUNDS, STEPS = 5, 7, 4
+CONTEXTS = {(1, 512): 512, (8, 2048): 2048}
+"""Rows and tokens that are stored -> the model's context."""
+
+
+def run() -> Iterator[str]:
+    """Rows of a table, as multiples of the first form's: time and FLOPs of a training step, their
+    quotient, and the time of a decode step at each of `CONTEXTS`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with keep_freed_memory():
+            training = _compare({name: _make_training(name) for name in FORMS}, TRAINING_ROUNDS)
+        decoding = [_compare_decoding(*held) for held in CONTEXTS]
+    finally:
+        torch.set_num_threads(threads)
+    flops = {name: training_flops(_describe(name)) for name in FORMS}
+    first, steps = next(iter(FORMS)), [f"decode {rows} x {held}" for rows, held in CONTEXTS]
+    yield f"{'form':28}training  FLOPs  time a FLOP  {'  '.join(steps)}"
+    for name in FORMS:
+        times, share = training[name] / training[first], flops[name] / flops[first]
+        decoded = "  ".join(f"{each[name] / each[first]:14.2f}" for each in decoding)
+        yield f"{name:28}{times:8.2f}  {share:5.2f}  {times / share:11.2f}  {decoded}"
+    milliseconds = ", ".join(f"{each[first] * 1e3:.1f}" for each in decoding)
+    yield f"of the first: {training[first] * 1e3:.0f} ms a training step, decoding {milliseconds}"
+
+
+def _describe(name: str, block_size: int = 512) -> Experiment:
+    training = {"tokens": 2**20, "batch_tokens": 2 * block_size}
+    model = {**SHAPE, "block_size": block_size, **FORMS[name]}
+    return Experiment(name="form", model=model, training=training)
+
+
+def _make_training(name: str) -> Callable[[], object]:
+    of = _describe(name)
+    text = np.random.default_rng(0).integers(0, 4096, 20 * of.training.batch_tokens)
+    data = SimpleNamespace(train=text, validation=text)
+    stepper, number = TrainStepper(GPT(of.model), data, of, seed=0), iter(range(10**6))
+    return lambda: stepper.step(next(number))
+
+
+@torch.inference_mode()
+def _compare_decoding(rows: int, held: int) -> dict[str, float]:
+    """Return the seconds of a decode step that sees about ``held`` tokens, of each form."""
+    return _compare(
+        {name: _make_decoding(name, rows, held) for name in FORMS}, DECODING_ROUNDS, STEPS
+    )
+
+
+def _make_decoding(name: str, rows: int, held: int) -> Callable[[], object]:
+    model = GPT(_describe(name, held).model)
+    cache = model.new_cache(rows, held)
+    for _ in range(0, held - 64, 64):  # prompts in chunks need less memory
+        model.hidden_states(torch.zeros(rows, 64, dtype=torch.int64), cache)
+    decoder, tokens = make_decoder(model, cache), torch.arange(rows)
+    return lambda: decoder(tokens)
+
+
+def _compare(
+    steps: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
+) -> dict[str, float]:
+    """Return the least processor time of each in any round, in turn, after one of warm-up."""
+    least = dict.fromkeys(steps, float("inf"))
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            began = time.process_time()
+            for _ in range(repeats):
+                step()
+            seconds = (time.process_time() - began) / repeats
+            least[name] = min(least[name], seconds) if number else least[name]
+    return least
