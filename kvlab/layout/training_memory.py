@@ -12,6 +12,7 @@ from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.model_config import ModelConfig
 
 CPU_MICROBATCH_TOKENS = 4096
 """The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of
@@ -48,7 +49,8 @@ def activation_bytes(experiment: Experiment) -> int:
 
     Counted are norms and residuals, q, k and v, the attention's output, and the hidden values of
     the MLP before and after activation. With `training.kv_dtype` K and V are kept once more as
-    they are read, in blocks beside the exact ones.
+    they are read, in blocks beside the exact ones. The inputs of linear layers are kept as codes
+    if the gradients of their weights are int8 products.
     """
     model, kv = experiment.model, experiment.training.kv
     residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
@@ -58,7 +60,16 @@ def activation_bytes(experiment: Experiment) -> int:
         copies = 1 if kv.blocks is None else 2
         owners = set(model.kv_owners)
         values += copies * sum(model.layers[owner].store_width for owner in owners)
-    return _MARGIN * DTYPES[experiment.training.precision].item_bytes * values
+    item_bytes = DTYPES[experiment.training.precision].item_bytes
+    is_coded = "grad_weight" in experiment.training.int8
+    coded = _linear_inputs(model) if is_coded else 0  # of one byte each
+    return _MARGIN * (item_bytes * (values - coded) + coded)
+
+
+def _linear_inputs(model: ModelConfig) -> int:
+    """Return the numbers that the linear layers of attention and MLPs take of one token."""
+    attention = sum(layer.out_width for layer in model.layers)
+    return model.n_layer * (2 * model.n_embd + model.ffn_dim) + attention
 
 
 def _attention_values(layer: LayerConfig) -> int:

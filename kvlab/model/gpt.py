@@ -289,6 +289,19 @@ class GPT(nn.Module):
         modules = self.blocks.named_modules(prefix="blocks")
         return {name: module for name, module in modules if isinstance(module, Linear)}
 
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of the products of `linear_layers`, by name.
+
+        Several latents are mapped by a part of one weight each.
+        """
+        shapes = {}
+        for name, layer in self.linear_layers().items():
+            outputs, inputs = layer.weight.shape
+            kind = self.config.layers[int(name.split(".")[1])]
+            is_latent = name.endswith("kv.up")
+            shapes[name] = inputs, outputs // (kind.n_kv_head if is_latent else 1)
+        return shapes
+
     def _begin_one_shot_pass(
         self,
         tokens: Tensor,

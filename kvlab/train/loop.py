@@ -315,6 +315,7 @@ class _Run:
             branched_at=state.branched_at,
             checkpoint_seconds=state.checkpoint_seconds,
             peak_bytes=self.memory.peak_bytes(),
+            int8=self.stepper.describe_int8(),
             **self.mfu_meter.record_fields(rate),
         )
         if self.workers.is_rank_zero:

@@ -137,6 +137,13 @@ class TrainStepper:
             total += loss.detach()
         return self.workers.all_reduce_sum(total) / self.workers.size
 
+    def describe_int8(self) -> dict[str, Any] | None:
+        """Return what `TrainingRecord.int8` says."""
+        if self.loss.int8 is None:
+            return None
+        tokens = self.microbatch_rows * self.block_size
+        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
+
     def get_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this worker's tokens and targets (R, T) of a step, a function of the step."""
         x, y = get_training_batch(

@@ -13,7 +13,7 @@ from kvlab.train import train
 from kvlab.train.mfu import find_peak_flops
 
 
-def make_experiment(model=None, precision="float32", **resources):
+def make_experiment(model=None, precision="float32", int8=(), **resources):
     shape = {"vocab_size": 2304, "block_size": 128, "n_layer": 4, "n_head": 4, "n_embd": 64}
     return Experiment.model_validate(
         {
@@ -25,6 +25,7 @@ def make_experiment(model=None, precision="float32", **resources):
                 "batch_tokens": 2048,
                 "evaluate_tokens": 128,
                 "precision": precision,
+                "int8": list(int8),
             },
             "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
             "resources": resources,
@@ -38,20 +39,22 @@ class Tokens:
 
 
 @pytest.mark.parametrize(
-    ("model", "precision", "micro"),
+    ("model", "precision", "micro", "int8"),
     [
-        ({}, "float32", None),
-        ({}, "float32", 256),
-        ({"mlp": "swiglu"}, "float32", 2048),
-        ({"n_embd": 128}, "float32", None),
-        ({"block_size": 256}, "bfloat16", None),
+        ({}, "float32", None, ()),
+        ({}, "float32", 256, ()),
+        ({}, "float32", None, ("output", "grad_input", "grad_weight")),
+        ({"mlp": "swiglu"}, "float32", 2048, ()),
+        ({"n_embd": 128}, "float32", None, ()),
+        ({"block_size": 256}, "bfloat16", None, ()),
         ({"block_size": 512, "position": "rope", "attention_pattern": "GLLL", "window": 64},
-         "float32", None),
-        ({"block_size": 1024}, "float32", None),
+         "float32", None, ()),
+        ({"block_size": 1024}, "float32", None, ()),
     ],
 )  # fmt: skip
-def test_peak_is_near_a_profile(tmp_path, model, precision, micro):
-    config = make_experiment(model, precision, **({"microbatch_tokens": micro} if micro else {}))
+def test_peak_is_near_a_profile(tmp_path, model, precision, micro, int8):
+    resources = {"microbatch_tokens": micro} if micro else {}
+    config = make_experiment(model, precision, int8, **resources)
     gpt = GPT(config.model, seed=0)
     find_peak_flops(torch.device("cpu"), precision)  # once in a process, by large matrices
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

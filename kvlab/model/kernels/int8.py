@@ -18,7 +18,7 @@ weight. Weights, sums over steps and the optimizer stay in float32.
 worker. The other two do not depend on which rows share a pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -203,6 +203,42 @@ class Int8Linear:
     grad_input: bool
     grad_weight: bool
     kernel: str
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The names of the products in int8."""
+        return tuple(
+            name for name in ("output", "grad_input", "grad_weight") if getattr(self, name)
+        )
+
+    def describe(self, shapes: Mapping[str, tuple[int, int]], rows: int) -> dict[str, Any]:
+        """Return, as plain data, what a training's record says of its products.
+
+        Args:
+            shapes: K and N of each layer by name.
+            rows: M.
+
+        Returns:
+            ``kernel``, ``products``, ``layers`` (their number), and ``padded``: product, layer,
+            and the sizes of the product and of what was multiplied.
+        """
+        padded = []
+        for name, (inputs, outputs) in shapes.items() if self.kernel == "cublas" else ():
+            sizes = {
+                "output": (rows, inputs, outputs),
+                "grad_input": (rows, outputs, inputs),
+                "grad_weight": (outputs, rows, inputs),
+            }
+            for product in self.products:
+                own, multiplied = sizes[product], pad_for_cublas(*sizes[product])
+                if multiplied != own:
+                    padded.append([product, name, list(own), list(multiplied)])
+        return {
+            "kernel": self.kernel,
+            "products": list(self.products),
+            "layers": len(shapes),
+            "padded": padded,
+        }
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N).

@@ -160,6 +160,7 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     experiment = planned.trial.experiment
     training = experiment.training
     step = [training.batch_tokens, training.precision, training.compile, training.steps > 0]
+    step += [list(training.int8)] if training.int8 else []
     facts = [architecture_key(planned), step, experiment.resources.model_dump(mode="json")]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 

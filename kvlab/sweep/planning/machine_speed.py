@@ -102,6 +102,7 @@ def make_short_training(experiment: Experiment) -> dict[str, Any]:
         "training": {
             "tokens": 8 * tokens, "batch_tokens": tokens, "evaluate_tokens": block,
             "precision": training["precision"],
+            **({"int8": training["int8"]} if training["int8"] else {}),
         },
         "benchmark": {"prompt_tokens": 1, "new_tokens": 1},
     }  # fmt: skip

@@ -1,0 +1,114 @@
+"""Trainings whose linear layers multiply in int8: resumed, shared by workers, compiled, recorded."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kvlab.errors import Stopped
+from kvlab.model.kernels import INT8_KERNELS, select_int8_kernel
+from kvlab.train import load_training_record, train
+from kvlab.train.train_step import TrainStepper
+from tests.support.tiny_training import dataset, experiment, model
+from tests.train.test_distributed import run_two
+
+DATA = dataset()
+ALL = {"int8": ["output", "grad_input", "grad_weight"]}
+
+
+def run(of, directory, **options):
+    trained = model(of)
+    record = train(trained, DATA, of, seed=0, directory=directory, **options)
+    return record, [p.detach().clone() for p in trained.parameters()]
+
+
+def losses(record):
+    return [point[2] for point in record.train_curve]
+
+
+def test_a_resumed_training_is_bitwise_the_same(tmp_path):
+    of = experiment({"mlp": "swiglu", "position": "rope", "kv": "tied"}, ALL)
+    record, weights = run(of, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(of, tmp_path / "parts", should_stop=partial(next, iter([False] * 9 + [True])))
+    resumed, same_weights = run(of, tmp_path / "parts")
+    assert resumed.resumed_from == [10]
+    assert (resumed.train_curve, resumed.validation_curve) == (
+        record.train_curve,
+        record.validation_curve,
+    )
+    assert all(map(torch.equal, weights, same_weights))
+
+
+def test_int8_products_change_a_training_a_little(tmp_path):
+    exact, _ = run(experiment(), tmp_path / "float")
+    coded, _ = run(experiment(training=ALL), tmp_path / "int8")
+    assert losses(coded) != losses(exact)
+    assert losses(coded) == pytest.approx(losses(exact), abs=0.05)
+    assert exact.int8 is None
+
+
+def test_microbatches_change_the_gradient_of_the_weight_alone():
+    """Its scales are those of a pass; each row of the other products has its own."""
+    for products, largest in ((["output", "grad_input"], 1e-5), (ALL["int8"], 0.02)):
+        of = [
+            experiment(training={"int8": products}, resources={"microbatch_tokens": tokens})
+            for tokens in (16, 64)
+        ]
+        gradients = []
+        for one in of:
+            trained = model(one)
+            TrainStepper(trained, DATA, one, 0).accumulate_gradient(0)
+            gradients.append(torch.cat([p.grad.flatten() for p in trained.parameters()]))
+        change = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+        assert change < largest
+    assert change > 1e-4
+
+
+def test_two_workers_train_as_one(tmp_path):
+    short = {**ALL, "tokens": 64 * 4}
+    one = experiment(training=short, resources={"microbatch_tokens": 16})
+    two = experiment(training=short, resources={"microbatch_tokens": 16, "workers": 2})
+    alone, _ = run(one, tmp_path / "one")
+    run_two(tmp_path / "two", two)
+    together = load_training_record(tmp_path / "two")
+    assert together.workers == 2
+    assert losses(together) == pytest.approx(losses(alone), abs=1e-5)
+
+
+def test_a_compiled_step_is_one_graph_and_the_same_step():
+    of = experiment({"n_layer": 1}, {**ALL, "precision": "bfloat16"})
+    trained = model(of)
+    stepper = TrainStepper(trained, DATA, of, 0)
+    expected = stepper.accumulate_gradient(0)
+    gradients = [p.grad.clone() for p in trained.parameters()]
+    trained.zero_grad()
+    stepper.loss._hidden_states = torch.compile(
+        trained.hidden_states, backend="aot_eager", fullgraph=True
+    )
+    assert stepper.accumulate_gradient(0).item() == pytest.approx(expected.item(), abs=1e-5)
+    for found, gradient in zip((p.grad for p in trained.parameters()), gradients, strict=True):
+        assert (found - gradient).abs().max() < 1e-5
+
+
+def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path, monkeypatch):
+    kernel = select_int8_kernel(torch.device("cpu"))
+    multiply, calls = INT8_KERNELS[kernel], []
+    monkeypatch.setitem(INT8_KERNELS, kernel, lambda a, b: calls.append(1) or multiply(a, b))
+    shape = {"position": "rope", "kv": {"latent": 8, "rotary": 4}}
+    of = experiment(shape, {"int8": ["grad_weight"], "tokens": 64})
+    record, _ = run(of, tmp_path)
+    layers = len(model(of).linear_layers())
+    assert len(calls) == layers, "one step of one pass, and no product of the validation"
+    said = {"kernel": kernel, "products": ["grad_weight"], "layers": layers, "padded": []}
+    assert record.int8 == load_training_record(tmp_path).int8 == said
+
+
+def test_the_record_says_what_cublas_multiplies_in_place_of_a_shape_that_it_refuses():
+    of = experiment({"n_embd": 20, "ffn_dim": 24}, {"int8": ["output", "grad_weight"]})
+    stepper = TrainStepper(model(of), DATA, of, 0)
+    stepper.loss.int8 = type(stepper.loss.int8)(True, False, True, "cublas")
+    padded = stepper.describe_int8()["padded"]
+    assert ["output", "blocks.0.mlp.up", [64, 20, 24], [64, 24, 24]] in padded
+    assert ["grad_weight", "blocks.1.mlp.down", [20, 64, 24], [20, 64, 24]] not in padded
+    assert all(own != multiplied for *_, own, multiplied in padded)
