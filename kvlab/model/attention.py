@@ -88,8 +88,7 @@ class Attention(nn.Module):
                 parts = (self.key_norm(parts[0]), *parts[1:])
             attention_pass.write_kv(self.layer, *self.kv.store(parts, rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
-            bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_rows]
-            q = self.qkv.multiply(x, self.qkv.weight[: self.q_rows], bias)
+            q = self.qkv(x, slice(self.q_rows))
         else:
             q = self.qkv(x)
         if self.config.query_dim:
@@ -303,9 +302,10 @@ class LatentKV(SeparateKV):
         latents, *rotary_key = parts
         batch, groups, count, _ = latents.shape
         heads = (2, self.layer.n_head // groups, self.layer.head_dim)
+        rows = len(self.up.weight) // groups
         expanded = [
-            self.up.multiply(latent, weight, None).view(batch, count, *heads)
-            for latent, weight in zip(latents.unbind(1), self.up.weight.chunk(groups), strict=True)
+            self.up(latent, slice(group * rows, (group + 1) * rows)).view(batch, count, *heads)
+            for group, latent in enumerate(latents.unbind(1))
         ]
         k, v = (
             torch.cat([group[:, :, part] for group in expanded], 2).transpose(1, 2)

@@ -101,7 +101,12 @@ def _mlp_parameters(model: ModelConfig) -> int:
 
 def _matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
-    total = model.vocab_size * model.n_embd
+    return model.vocab_size * model.n_embd + linear_weights(model)
+
+
+def linear_weights(model: ModelConfig) -> int:
+    """Return the number of weights of the linear layers of attention and MLPs."""
+    total = 0
     for layer, owner in enumerate(model.kv_owners):
         config = model.layers[layer]
         total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)

@@ -3,7 +3,8 @@
 Shapes: R rows of a step, T tokens of a block.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.training_config import INT8_PRODUCTS
 from kvlab.train.distributed import WorkerGroup
 from kvlab.train.divergence import check_finite
-from kvlab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from kvlab.train.optimizer import Int8Weights, learning_rate, make_optimizer, set_learning_rate
 
 
 class TokenSplits(Protocol):
@@ -37,7 +38,7 @@ class SummedLoss(nn.Module):
     """The summed loss of tokens and targets (R, T), in the training's precision.
 
     Attributes:
-        int8: the products of linear layers that are in int8; None without any.
+        int8: computes linear layers with int8 products or weights; None without any.
     """
 
     def __init__(self, model: GPT, training: TrainingConfig, document_start: int | None):
@@ -46,7 +47,7 @@ class SummedLoss(nn.Module):
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
-        self.int8 = _choose_int8(training.int8, model.device)
+        self.int8 = _choose_int8(training, model.device)
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations
@@ -75,11 +76,11 @@ class SummedLoss(nn.Module):
             )
 
 
-def _choose_int8(products: Collection[str], device: torch.device) -> Int8Linear | None:
-    if not products:
+def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear | None:
+    if not training.int8 and training.int8_weights == "none":
         return None
     return Int8Linear(
-        **{product: product in products for product in INT8_PRODUCTS},
+        **{product: product in training.int8 for product in INT8_PRODUCTS},
         kernel=select_int8_kernel(device),
     )
 
@@ -102,10 +103,26 @@ class TrainStepper:
         self.optimizer = make_optimizer(model, self.training)
         self.loss = SummedLoss(model, self.training, experiment.data.document_start)
         self.wrapped_loss: nn.Module = self.loss
+        layers, rounding = list(model.linear_layers().values()), self.training.int8_weights
+        self.int8_weights = None if rounding == "none" else Int8Weights(layers, rounding, seed)
 
     def connect_workers(self) -> None:
-        """Average gradients over the workers. All start from the weights of rank zero."""
+        """Average gradients over the workers. All start from the weights of rank zero.
+
+        Weights that are kept in int8 are so from then on.
+        """
         self.wrapped_loss = self.workers.wrap_module(self.loss, self.device)
+        if self.int8_weights is not None:
+            self.int8_weights.encode()
+
+    def decoded_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which every parameter has its values, which must not change."""
+        return nullcontext() if self.int8_weights is None else self.int8_weights.decoded()
+
+    def close(self) -> None:
+        """Give every parameter its values for good."""
+        if self.int8_weights is not None:
+            self.int8_weights.decode()
 
     def step(self, step: int) -> float:
         """Take the optimizer step ``step`` and return its mean loss.
@@ -120,8 +137,16 @@ class TrainStepper:
         loss_value, norm_value = torch.stack([loss, norm]).tolist()  # one synchronization
         check_finite("loss", loss_value, self.training, step)
         check_finite("gradient's norm", norm_value, self.training, step)
-        self.optimizer.step()
+        self.update_weights(step)
         return float(loss_value)
+
+    def update_weights(self, step: int) -> None:
+        if self.int8_weights is None:
+            self.optimizer.step()
+            return
+        self.int8_weights.decode()
+        self.optimizer.step()
+        self.int8_weights.encode(step)
 
     def accumulate_gradient(self, step: int) -> Tensor:
         """Add up the gradient of the mean loss over the step's tokens; return that loss."""
@@ -142,7 +167,8 @@ class TrainStepper:
         if self.loss.int8 is None:
             return None
         tokens = self.microbatch_rows * self.block_size
-        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
+        facts = self.loss.int8.describe(self.model.linear_shapes(), tokens)
+        return {**facts, "weights": self.training.int8_weights}
 
     def get_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this worker's tokens and targets (R, T) of a step, a function of the step."""

@@ -16,7 +16,7 @@ Shapes: M rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kvlab.model.kernels.cpu_kernel import CPUKernel
+
+if TYPE_CHECKING:
+    from kvlab.model.kernels.int8 import Codes, Int8Linear
 
 TWO_COLUMN_MAX_INPUTS = 1536
 """The largest K for the transposed product."""
@@ -74,17 +77,25 @@ class Linear(nn.Linear):
     """`torch.nn.Linear` by way of the kernel `linear`.
 
     Attributes:
-        int8: computes the layer instead; see `kvlab.model.kernels.int8.Int8Linear`.
+        int8: computes the layer instead.
+        codes: the values of the weight where they are kept in int8; `weight` then has a shape and
+            a gradient, but no values.
     """
 
-    int8: LinearImplementation | None = None
+    int8: "Int8Linear | None" = None
+    codes: "Codes | None" = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.multiply(x, self.weight, self.bias)
-
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x (..., K) times some rows (N, K) of the weight, plus their bias (N,)."""
-        return (self.int8 or linear)(x, weight, bias)
+    def forward(self, x: Tensor, rows: slice | None = None) -> Tensor:
+        """Return the outputs (..., N) of x (..., K), or those in ``rows`` alone."""
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        codes = self.codes
+        if rows is not None:
+            weight, bias = weight[rows], None if bias is None else bias[rows]
+            codes = codes and codes.rows(rows)
+        if self.int8 is not None:
+            return self.int8(x, weight, bias, codes)
+        return linear(x, weight if codes is None else codes.decode(), bias)
 
 
 def matmul_transposed_plain(x: Tensor, weight: Tensor) -> Tensor:

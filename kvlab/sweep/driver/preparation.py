@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlab.data import get_hellaswag_file
 from kvlab.errors import StoreError
@@ -159,8 +160,14 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     """Return a key of what a test does: the architecture, the training step, the resources."""
     experiment = planned.trial.experiment
     training = experiment.training
-    step = [training.batch_tokens, training.precision, training.compile, training.steps > 0]
-    step += [list(training.int8)] if training.int8 else []
+    step: list[Any] = [
+        training.batch_tokens,
+        training.precision,
+        training.compile,
+        training.steps > 0,
+    ]
+    if training.int8 or training.int8_weights != "none":
+        step.append([list(training.int8), training.int8_weights])
     facts = [architecture_key(planned), step, experiment.resources.model_dump(mode="json")]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 
