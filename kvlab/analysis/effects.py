@@ -3,24 +3,21 @@
 Groups of settings that were seen at the same seeds (`kvlab.analysis.matched_pairs`) are averaged
 seed by seed, and the means are tested over the seeds. A level without any pair in the design, as in
 a fractional design, is estimated by a contrast over all cells at every seed
-(`kvlab.analysis.contrasts`). The standard error of a level that changes training is the larger of
-its own and the pooled one (`kvlab.analysis.pooled_error`); a level of serving, whose settings share
-trained weights with the baseline's, keeps its own. Intervals hold for all effects of one table
-together, and verdicts are read from them (`kvlab.analysis.verdicts`).
+(`kvlab.analysis.matched_pairs`). The standard error of a level that changes training is the larger
+of its own and the pooled one (`kvlab.analysis.simultaneous_intervals`); a level of serving, whose
+settings share trained weights with the baseline's, keeps its own. Intervals hold for all effects
+of one table together, and verdicts are read from them (`kvlab.analysis.verdicts`).
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
-from kvlab.analysis.contrasts import Change, Contrast, Contrasts
-from kvlab.analysis.divergence import (
-    Divergence,
-    count_contrast_divergence,
-    count_divergence,
-)
 from kvlab.analysis.matched_pairs import (
     Cells,
+    Change,
+    Contrast,
+    Contrasts,
     Corners,
     Factors,
     Setting,
@@ -33,7 +30,12 @@ from kvlab.analysis.matched_pairs import (
     name_trainings,
     select_groups,
 )
-from kvlab.analysis.pooled_error import StandardError, pool_errors
+from kvlab.analysis.permutation_tests import (
+    Divergence,
+    count_contrast_divergence,
+    count_divergence,
+)
+from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors
 from kvlab.analysis.statistics import (
     ALPHA,
     Estimate,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvlab.analysis.simultaneous import Family, PooledVariance, pool_variance
+from kvlab.analysis.simultaneous_intervals import Family, PooledVariance, pool_variance
 from kvlab.analysis.statistics import Estimate, t_cdf
 from kvlab.analysis.trial_rows import Levels
 

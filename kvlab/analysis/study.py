@@ -8,18 +8,20 @@ from typing import Any
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
 from kvlab.analysis.looks import TakenLook, judge_by_looks
+from kvlab.analysis.permutation_tests import ServingGap, judge_gaps
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
-from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.statistics import Estimate, t_cdf
-from kvlab.analysis.timings import (
+from kvlab.analysis.trial_rows import (
+    Levels,
+    TrialRow,
     describe_timing_obstacle,
     is_time,
     is_training_rate,
+    read_rows,
     without_second_times,
 )
-from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.analysis.verdicts import call_suggestive, judge_interval
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
-from kvlab.analysis.pooled_error import StandardError
-from kvlab.analysis.simultaneous import pool_errors_of_means
+from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors_of_means
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow

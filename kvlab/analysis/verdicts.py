@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.analysis.pooled_error import StandardError
+from kvlab.analysis.simultaneous_intervals import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 
 Tone = Literal["good", "bad", "muted", ""]

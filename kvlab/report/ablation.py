@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvlab.analysis.serving_gaps import ServingGap
+from kvlab.analysis.permutation_tests import ServingGap
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.report.pareto_front import memory_front

@@ -7,7 +7,7 @@ A sentence cites a method where it says that the record used it, so the bibliogr
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvlab.analysis.serving_gaps import fewest_trainings
+from kvlab.analysis.permutation_tests import fewest_trainings
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.report.formatting import display_unit
 from kvlab.report.paper_architecture import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
-from kvlab.analysis.timings import is_time
-from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.analysis.trial_rows import Levels, TrialRow, is_time
 from kvlab.humanize import format_count, format_number
 from kvlab.report.formatting import (
     TIMES,

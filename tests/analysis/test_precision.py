@@ -1,11 +1,12 @@
-"""What narrows an interval: against simulated trainings and documents whose variances are known."""
+"""What narrows an interval, and errors over texts: against simulations of known variance."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 
-from kvlab.analysis.precision import estimate_precision, measure_final_fall
+from kvlab.analysis.precision import estimate_over_texts, estimate_precision, measure_final_fall
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
 from kvlab.report.sections.interval_widths import report_interval_widths
@@ -108,3 +109,41 @@ def test_steps_are_named_where_the_loss_still_falls(tmp_path):
         part.spans[0] for part in report_interval_widths(study).contents if hasattr(part, "spans")
     ]
     assert any("still fell by 0.2000 nats/token" in text for text in texts)
+
+
+# Errors over texts
+
+
+def draw_texts(rng, documents=40):
+    tokens = rng.integers(1, 60, documents)
+    effects = rng.normal(0, 0.5, documents)
+    by_token = [rng.normal(effect, 1, count) for effect, count in zip(effects, tokens, strict=True)]
+    return tokens.astype(float), by_token
+
+
+def test_the_error_is_the_cluster_robust_one():
+    tokens, by_token = draw_texts(np.random.default_rng(0))
+    estimate = estimate_over_texts(tokens, np.array([part.sum() for part in by_token]))
+    values = np.concatenate(by_token)
+    groups = np.repeat(np.arange(40), tokens.astype(int))
+    model = sm.OLS(values, np.ones(len(values))).fit(
+        cov_type="cluster", cov_kwds={"groups": groups, "df_correction": True}
+    )
+    assert estimate.value == pytest.approx(values.mean())
+    assert estimate.error == pytest.approx(model.bse[0])
+    assert (estimate.documents, estimate.tokens) == (40, len(values))
+
+
+def test_the_error_is_the_spread_over_draws_of_texts():
+    rng = np.random.default_rng(1)
+    estimates = []
+    for _ in range(2000):
+        tokens, by_token = draw_texts(rng)
+        sums = np.array([part.sum() for part in by_token])
+        estimates.append(estimate_over_texts(tokens, sums))
+    spread = np.std([estimate.value for estimate in estimates])
+    assert np.mean([estimate.error for estimate in estimates]) == pytest.approx(spread, rel=0.06)
+
+
+def test_one_document_has_no_error():
+    assert estimate_over_texts(np.array([5.0]), np.array([10.0])).error is None

@@ -3,10 +3,10 @@
 import math
 
 from kvlab.analysis.effects import Effect
-from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
+from kvlab.analysis.permutation_tests import ServingGap, fewest_trainings
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
-from kvlab.analysis.timings import is_time
+from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
 from kvlab.report.document import Bullets, Content, Paragraph, Section, Span, Strong, paragraph

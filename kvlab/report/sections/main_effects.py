@@ -3,7 +3,7 @@
 from kvlab.analysis.effects import Effect, judge_together
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
-from kvlab.analysis.timings import is_time
+from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report.document import (
     EMPTY_CELL,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
+from kvlab.analysis.permutation_tests import ServingGap, fewest_trainings
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count

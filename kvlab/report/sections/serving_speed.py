@@ -1,8 +1,7 @@
 """Speed of serving: time to first token, time per output token, throughput, and their curves."""
 
 from kvlab.analysis.study import Study
-from kvlab.analysis.timings import describe_shared_timings, is_shared, is_timed_again
-from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.trial_rows import Levels, describe_shared_timings, is_shared, is_timed_again
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures

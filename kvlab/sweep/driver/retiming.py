@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.study import Study
-from kvlab.analysis.timings import is_time, is_training_rate
+from kvlab.analysis.trial_rows import is_time, is_training_rate
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json
 from kvlab.fs.lease import Fence

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.analysis.contrasts import Contrasts
 from kvlab.analysis.effects import estimate_interactions, estimate_main_effects
+from kvlab.analysis.matched_pairs import Contrasts
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.report.markdown import render_markdown
