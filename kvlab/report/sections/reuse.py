@@ -33,6 +33,7 @@ from kvlab.report.formatting import (
     format_significant,
 )
 from kvlab.report.table_columns import (
+    join_names,
     mean_and_spread,
     mean_cell,
     mean_column,
@@ -55,6 +56,12 @@ _HINTS = {
     "reuse_warm_ttft_ms": "time to first token of the prompts with a hit, K/V restored",
     "reuse_cold_ttft_ms": "of the same prompts, computed whole",
 }
+SMALLEST_CHANGE = 1e-7
+"""Nats per token. Below, codes or bfloat16 values differ by the rounding of other products."""
+
+MAX_DRAWN = 2 * len(SERIES)
+"""Cells in one figure."""
+
 _GAPS = {"serving_gap": "serving gap (nats/token)", "reuse_gap": "reuse gap (nats/token)"}
 
 
@@ -88,17 +95,37 @@ def _summarize(study: Study, rates: Mapping[Levels, float]) -> list[Span]:
         spans.append(
             f"Of the prompts of {count}, {share}% is in an earlier turn: the upper bound. "
         )
+    spans += [*_describe_rates(study, rates, budget), *_describe_changes(study)]
+    return spans
+
+
+def _describe_rates(study: Study, rates: Mapping[Levels, float], budget: str) -> Iterator[Span]:
     best = max(rates, key=lambda levels: rates[levels])
     least = min(rates, key=lambda levels: rates[levels])
     if rates[best] - rates[least] < 5e-5:
-        found = f"every cell finds {format_metric('reuse_hit_rate', rates[best])}%"
-        return [*spans, f"With {budget}, {found}."]
+        yield f"With {budget}, every cell finds {format_metric('reuse_hit_rate', rates[best])}%."
+        return
     for levels, word in ((best, "most"), (least, "least")):
         share = format_metric("reuse_hit_rate", rates[levels])
-        start = f"With {budget}, " if levels is best else " and "
-        spans += [start, Strong(study.label(levels)), f" finds {word}, {share}%"]
-        spans.append("," if levels is best else ".")
-    return spans
+        yield f"With {budget}, " if levels is best else " and "
+        yield Strong(study.label(levels))
+        yield f" finds {word}, {share}%{',' if levels is best else '.'}"
+
+
+def _describe_changes(study: Study) -> Iterator[Span]:
+    """Say which cells' replies reuse changes."""
+    changes = study.means("reuse_kl")
+    if not changes:
+        return
+    changed = [levels for levels in changes if changes[levels] >= SMALLEST_CHANGE]
+    if not changed:
+        yield " Reuse changes no cell's replies beyond rounding."
+        return
+    yield " Reuse changes the replies of "
+    yield Strong(join_names([study.label(levels) for levels in changed]))
+    largest = format_metric("reuse_kl", max(changes[levels] for levels in changed))
+    rest = "" if len(changed) == len(changes) else "; of the others it changes rounding alone"
+    yield f", by up to {largest} nats/token of KL(cold || warm){rest}."
 
 
 def _describe_budget(study: Study) -> str:
@@ -176,19 +203,20 @@ def _budget_table(study: Study, lines: Mapping[Levels, Lines]) -> Iterator[Table
     fits = {levels: _by_budget(found, "budget_conversations") for levels, found in lines.items()}
     columns = [Column("cell"), size_column("a conversation", "K/V of a conversation at its end")]
     for budget in common:
-        size = format_binary_size(budget)
-        columns.append(Column(f"{size}: fit", True, "", (f"conversations that fit {budget:,} B",)))
-        columns.append(Column(f"{size}: hit (%)", True, "", (f"hit rate in {budget:,} B (%)",)))
+        heads = f"hit rate in {budget:,} B (%)", f"conversations that fit {budget:,} B"
+        columns.append(Column(format_binary_size(budget), True, "", heads))
     rows = []
     for levels, curve in curves.items():
         each = study.mean(levels, "reuse_conversation_bytes")
         entries = [cell(study.label(levels)), size_cell(round(each)) if each else EMPTY_CELL]
         for budget in common:
-            fit, hit = fits[levels].get(budget), 100 * curve[budget]
-            entries.append(EMPTY_CELL if fit is None else cell(f"{fit:,.0f}", fit))
-            entries.append(cell(format_fixed(hit, 2), hit))
+            fit, hit = round(fits[levels][budget]), 100 * curve[budget]
+            entries.append(Cell(f"{format_fixed(hit, 2)} ({fit:,})", hit, csv=(hit, fit)))
         rows.append(Row(tuple(entries), study.cell_key(levels)))
-    caption = "Conversations that fit a prefix cache, and the hit rate of the load in it."
+    caption = (
+        "Hit rate (%) of the load in prefix caches of these sizes, and in parentheses how many"
+        " conversations fit."
+    )
     yield Table("reuse-budgets", caption, tuple(columns), tuple(rows))
 
 
@@ -209,9 +237,9 @@ def _by_turn(lines: Lines, metric: str) -> dict[int, float]:
 
 
 def _figures(study: Study, lines: Mapping[Levels, Lines]) -> Iterator[Figure]:
-    """Yield the hit rate by budget and by turn, of the cells that differ least from the baseline,
-    as many as there are colours."""
-    drawn = sorted(lines, key=study.n_changed_factors)[: len(SERIES)]
+    """Yield the hit rate by budget and by turn. Cells of equal curves share a line; drawn are those
+    that differ least from the baseline, as many lines as there are colours."""
+    drawn = sorted(lines, key=study.n_changed_factors)[:MAX_DRAWN]
     bound = study.mean(drawn[0], "reuse_hit_rate_exact")
     curves = {levels: _by_budget(lines[levels], "budget_hit_rate") for levels in drawn}
     if any(len(curve) > 1 for curve in curves.values()):
@@ -239,12 +267,15 @@ def _curve_figure(
     caption: str,
     describe: Any,
 ) -> Figure:
+    equal: dict[tuple[tuple[int, float], ...], list[Levels]] = {}
+    for levels, curve in curves.items():
+        if curve:
+            equal.setdefault(tuple(sorted(curve.items())), []).append(levels)
     layers = []
-    for number, (levels, curve) in enumerate(curves.items()):
-        label, key = study.label(levels), study.cell_key(levels)
-        points = tuple(_points(curve, label, key, describe))
-        if points:
-            layers.append(Line(label, points, SERIES[number], dashed=number % 2 == 1))
+    for number, (points_of, cells) in enumerate(list(equal.items())[: len(SERIES)]):
+        label, key = ", ".join(map(study.label, cells)), study.cell_key(cells[0])
+        points = tuple(_points(dict(points_of), label, key, describe))
+        layers.append(Line(label, points, SERIES[number], dashed=number % 2 == 1))
     if limit:
         title = "upper bound: any earlier turn"
         layers.append(Line(title, tuple(_points(limit, title, "", describe)), "muted", dashed=True))
@@ -254,7 +285,7 @@ def _curve_figure(
         for layer in layers
     )
     plot = Plot(x_axis, Axis("prompt tokens found (%)"), tuple(layers))
-    return Figure(name, caption, f"{caption} {ranges}.", plot, is_half=True)
+    return Figure(name, caption, f"{caption} {ranges}.", plot)
 
 
 def _points(curve: Mapping[int, float], label: str, key: str, describe: Any) -> Iterator[Point]:
