@@ -15,9 +15,11 @@ its number alone. After every turn:
 """
 
 import argparse
+import itertools
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,11 +29,39 @@ from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.turns import Turn
 from kvlab.spec import ServingConfig
-from tests.fuzz_model import LONGEST, draw_case, make_model, poison
+from tests.fuzz_model import LONGEST, Case, draw_case, make_model, poison
 
 TOLERANCE = 1e-10
 CONVERSATIONS = 10
 """Of one session."""
+
+TRAITS: list[Callable[[Case, KVLayout], bool]] = [
+    lambda case, _: case.number >= 0,  # any
+    lambda _, layout: layout.depends_on_passes and layout.keeps_all_tokens(LONGEST),
+    lambda _, layout: layout.depends_on_passes and not layout.keeps_all_tokens(LONGEST),
+    lambda _, layout: layout.blocks is not None and not _has_ring(layout),
+    lambda _, layout: layout.blocks is not None and _has_ring(layout),
+    lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
+    lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
+    lambda _, layout: layout.eviction is not None and layout.eviction.keep < LONGEST,
+    lambda case, _: case.config.kv != "separate",
+]
+"""What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
+
+
+def _has_ring(layout: KVLayout) -> bool:
+    return any(layer.window for layer in layout.layers)
+
+
+def draw_session_case(number: int) -> tuple[Case, KVLayout]:
+    """Return the model and the layout of a session."""
+    for case_number in itertools.count(10_000 * number):
+        case = draw_case(case_number)
+        layout = KVLayout.of(case.config, case.serving)
+        if TRAITS[number % len(TRAITS)](case, layout):
+            return case, layout
+    raise AssertionError("numbers do not end")
+
 
 Key = tuple[tuple[int, bool], ...]
 """Tokens, and whether a pass begins with each, where that counts."""
@@ -183,12 +213,11 @@ class Session:
     """
 
     def __init__(self, number: int):
-        self.case = draw_case(number)
+        self.case, self.layout = draw_session_case(number)
         self.case.dtype = torch.float64
         self.model: GPT = make_model(self.case)
         self.rng = random.Random(number)
         self.serving: ServingConfig = self.case.serving
-        self.layout = KVLayout.of(self.case.config, self.serving)
         one = self.layout.segment_bytes(0, 24, LONGEST, "float64")
         one += self.layout.snapshot_bytes(24, LONGEST, "float64")
         budget = self.rng.choice([0, one, 2 * one, 5 * one, 5 * one, 10**9])
@@ -199,13 +228,13 @@ class Session:
         self.turns = self.hits = 0
         self.largest_error = 0.0
 
-    def run(self) -> None:
-        """Have all conversations.
+    def run(self, conversations: int = CONVERSATIONS) -> None:
+        """Have some conversations.
 
         Raises:
             AssertionError: something differs.
         """
-        for _ in range(CONVERSATIONS):
+        for _ in range(conversations):
             text = self._draw_start()
             for _ in range(self.rng.randint(1, 4)):
                 prompt = [*text, *self._draw_tokens(self.rng.choice([1, 2, 5, 9]))]

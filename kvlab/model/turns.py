@@ -9,7 +9,7 @@ Shapes: B rows, V vocab_size.
 """
 
 import time
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,7 +134,7 @@ class Conversation:
 
     def reply(
         self, new: Sequence[int], new_tokens: int, stop: Collection[int] = ()
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """Add ``new`` to the conversation and yield the tokens of a reply to it.
 
         A reply ends after a token of ``stop``, or if the iterator is closed; what was yielded is
