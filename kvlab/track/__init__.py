@@ -2,7 +2,7 @@
 
 from kvlab.track.connection import is_server, serve_ui, tracking_uri
 from kvlab.track.fetch import fetch_record
-from kvlab.track.saved_views import view_address
+from kvlab.track.sweep_summary import view_address
 from kvlab.track.tracker import MirrorSummary, Tracker
 
 __all__ = [

@@ -25,7 +25,6 @@ from kvlab.track.connection import (
     tracking_uri,
     translate_errors,
 )
-from kvlab.track.logged_models import log_models
 from kvlab.track.run_description import (
     DAMAGED,
     MAX_TAG_LENGTH,
@@ -40,10 +39,10 @@ from kvlab.track.run_description import (
     run_key,
     truncate,
 )
-from kvlab.track.runs import KnownRun, RunScope, delete_runs, find_runs, write_run
-from kvlab.track.saved_views import experiment_tags
+from kvlab.track.runs import KnownRun, RunScope, delete_runs, find_runs, log_models, write_run
 from kvlab.track.sweep_summary import (
     describe_sweep,
+    experiment_tags,
     find_best_cell,
     measure_sweep,
     summarize_states,

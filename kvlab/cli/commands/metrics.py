@@ -10,7 +10,7 @@ from typing import Any
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.store.metrics import FAMILIES, METRICS, OTHER, MetricFamily, find_family
-from kvlab.track.metric_names import DUPLICATES, tracked_name
+from kvlab.track.run_description import DUPLICATES, tracked_name
 
 HEAD = ("name", "what", "unit", "better", "in MLflow")
 

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from kvlab.track.run_description import run_name
-from kvlab.track.saved_views import experiment_tags, view_address
+from kvlab.track.sweep_summary import experiment_tags, view_address
 from tests.support.record_factory import Record
 
 SEARCH = {

@@ -8,7 +8,7 @@ import pytest
 
 import kvlab.track
 from kvlab.store.metrics import METRICS
-from kvlab.track.metric_names import DUPLICATES, RENAMED, SIZES, tracked_metrics, tracked_name
+from kvlab.track.run_description import DUPLICATES, RENAMED, SIZES, tracked_metrics, tracked_name
 from tests.support.record_factory import Record
 
 LEVELS = {"heads": "mqa"}
