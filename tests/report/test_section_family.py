@@ -9,6 +9,7 @@ from tests.report.full_record import RECORD
 from tests.support.record_factory import (
     LmEvalRecord,
     MatchedRecord,
+    QuantizedTrainingRecord,
     Record,
     SizedRecord,
     TunedRecord,
@@ -52,11 +53,26 @@ def diverged_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(name, full_study, sized_study, tuned_study, matched_study, diverged_study, task_study):
+def quantized_study(tmp_path_factory):
+    return Study.load(QuantizedTrainingRecord().write(tmp_path_factory.mktemp("int8")), "made")
+
+
+@pytest.fixture(scope="module")
+def study(
+    name,
+    full_study,
+    sized_study,
+    tuned_study,
+    matched_study,
+    diverged_study,
+    task_study,
+    quantized_study,
+):
     special = {
         "size-trends": sized_study,
         "tuned": tuned_study,
         "matched": matched_study,
+        "quantized-training": quantized_study,
         "divergence": diverged_study,
         "lm-eval": task_study,
     }

@@ -24,6 +24,7 @@ from kvlab.report.sections.pareto_fronts import report_pareto
 from kvlab.report.sections.probes import report_probes
 from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.provenance_table import report_provenance
+from kvlab.report.sections.quantized_training import report_quantized_training
 from kvlab.report.sections.reuse import report_reuse
 from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.search_answer import (
@@ -74,6 +75,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "matched": SectionEntry(report_matched_sizes, compares_quality=True),
     "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),
     "reuse": SectionEntry(report_reuse),
+    "quantized-training": SectionEntry(report_quantized_training, compares_quality=True),
     "hellaswag": SectionEntry(report_hellaswag, compares_quality=True),
     "lm-eval": SectionEntry(report_lm_eval, compares_quality=True),
     "probes": SectionEntry(report_probes, compares_quality=True),
