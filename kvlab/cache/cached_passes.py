@@ -121,6 +121,7 @@ class StaticPass(CachedPass):
         self._rows = torch.arange(cache.batch_size, device=cache.device)
         self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
         self._counts: Tensor | None = None  # of this step: tokens of each row
+        self._entries: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
         self._limit = cache.max_length
 
     @property
@@ -156,7 +157,10 @@ class StaticPass(CachedPass):
         self._limit = limit
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
-        index = (self._rows, slice(None), buffer.find_entries(self._row_positions))
+        shape = buffer.sinks, buffer.ring
+        if shape not in self._entries:
+            self._entries[shape] = buffer.find_entries(self._row_positions)
+        index = (self._rows, slice(None), self._entries[shape])
         buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
     def prepare(self) -> None:
@@ -172,8 +176,9 @@ class StaticPass(CachedPass):
             self._held = held
 
     def finish(self) -> None:
-        """Forget the step's masks. It does not advance, so that a pass may be run again."""
+        """Forget what is of this step. It does not advance, so that a pass may be run again."""
         self._visible.clear()
+        self._entries.clear()
         self._counts = None
 
     def advance(self) -> None:

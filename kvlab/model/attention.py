@@ -16,12 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from kvlab.cache import AttentionPass, KVContext, ScaledCodes
+from kvlab.cache import AttentionPass, KVContext
 from kvlab.model.attention_backends import (
     BACKENDS,
     UnrotatedKeys,
-    attend_codes,
-    attend_unrotated,
+    attend_decoded,
     note_kernel,
     scaled_dot_product,
     select_backend,
@@ -152,12 +151,7 @@ def attend(
         if bias is not None:
             mask = _add_mask(bias, mask).view(batch, n_kv_head, -1, k.shape[2])
         sink = None if sink is None else sink.view(n_kv_head, -1)
-        if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
-            y = attend_codes(q, k, v, mask, sink, context.counts)
-        elif isinstance(k, UnrotatedKeys):
-            y = attend_unrotated(q, k, v, mask, sink)
-        else:
-            y = scaled_dot_product(q, k, v, mask, sink=sink)
+        y = attend_decoded(q, k, v, mask, sink, None if bias is not None else context.counts)
         return y.reshape(batch, n_head, 1, v.shape[-1])
     if isinstance(k, UnrotatedKeys):
         k = k.rotate()

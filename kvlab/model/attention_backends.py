@@ -39,7 +39,7 @@ from kvlab.model.kernels.tiled_attention import (
     make_visible_mask,
     tiled_attention,
 )
-from kvlab.model.kernels.triton_kernels import are_kernels_usable, attend_stored_codes
+from kvlab.model.kernels.triton_kernels import MAX_WIDTH, are_kernels_usable, attend_stored
 from kvlab.model.rope import RopeTable, apply_rope
 
 _log = logging.getLogger(__name__)
@@ -108,9 +108,6 @@ def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink
     y = probabilities.reshape(batch, n_kv_head, -1, keys) @ v
     return y.view(batch, n_head, queries, v.shape[-1])
 
-
-CODE_KERNEL = "triton_codes"
-"""The name of the CUDA kernel that attends to codes."""
 
 CODE_CHUNK = 2**17
 """Codes that are converted, or numbers that are rotated, at a time on CPU. As float32 they fit a
@@ -186,39 +183,73 @@ def multiply_unrotated(q: Tensor, k: UnrotatedKeys) -> Tensor:
     return products.view(batch, heads, count, -1)
 
 
+DECODE_KERNEL = "triton_decode"
+"""The name of the CUDA kernel by which one token attends."""
+
+
+def attends_by_triton(q: Tensor) -> bool:
+    """Return whether one token's queries (B, H, C, D) attend by Triton's kernel.
+
+    torch's attention with a mask does not split a text among processors, of which a small batch
+    would then occupy few.
+    """
+    return (
+        are_kernels_usable(q.device)
+        and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and q.shape[-1] <= MAX_WIDTH
+        and not (torch.is_grad_enabled() and q.requires_grad)
+        and not torch.compiler.is_compiling()
+    )
+
+
 def takes_codes(q: Tensor) -> bool:
     """Return whether one token's queries attend to codes without a decoded copy of them.
 
     In half precision only Triton's kernel does: torch would round products before they are scaled.
     """
-    return q.dtype == torch.float32 or (
-        q.dtype in (torch.float16, torch.bfloat16) and are_kernels_usable(q.device)
-    )
+    return q.dtype == torch.float32 or attends_by_triton(q)
 
 
-def attend_codes(
+def attend_decoded(
     q: Tensor,
-    k: ScaledCodes,
-    v: ScaledCodes,
+    k: Tensor | UnrotatedKeys | ScaledCodes,
+    v: Tensor | ScaledCodes,
     mask: Tensor | None,
     sink: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Attend queries (B, H, C, D) to K and V of as many heads, stored as codes.
+    """Attend one token's queries (B, H, C, D) to K and V (B, H, S, D) of as many heads.
 
-    Scales are applied to scores and weights, so that codes are only converted: on CUDA inside of
-    one kernel, which reads no more than each row's first ``counts`` entries, elsewhere some at a
-    time.
+    Args:
+        mask: (B or 1, 1 or H, 1 or C, S), see `scaled_dot_product`; with codes of one row and bool.
+        sink: (H, C) logits that join the denominators; or None.
+        counts: (B,) beside a mask: its first true entries in each row; the others are false.
+    """
+    if attends_by_triton(q) and (mask is None or counts is not None):
+        note_kernel(DECODE_KERNEL)
+        stored = k.rotate() if isinstance(k, UnrotatedKeys) else k
+        return attend_stored(q, stored, v, counts, sink)
+    if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
+        return attend_codes(q, k, v, mask, sink)
+    assert isinstance(v, Tensor), "both are codes, or neither is"
+    if isinstance(k, UnrotatedKeys):
+        return attend_unrotated(q, k, v, mask, sink)
+    assert isinstance(k, Tensor), "both are codes, or neither is"
+    return scaled_dot_product(q, k, v, mask, sink=sink)
+
+
+def attend_codes(
+    q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None, sink: Tensor | None = None
+) -> Tensor:
+    """Attend queries (B, H, C, D) in float32 to K and V of as many heads, stored as codes.
+
+    Scales are applied to scores and weights, so that codes are only converted, some at a time.
 
     Args:
         mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
         sink: (H, C) logits that join the denominators; or None.
-        counts: (B,) beside a mask: its first true entries in each row; the others are false.
     """
     batch, heads, count, width = q.shape
-    if are_kernels_usable(q.device) and (mask is None or counts is not None):
-        note_kernel(CODE_KERNEL)
-        return attend_stored_codes(q, k, v, counts, sink)
     note_kernel("scaled_codes")
     queries = q.reshape(batch * heads, count, width) * width**-0.5
     scores = multiply_codes(queries, k.codes.flatten(0, 1), is_transposed=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache
-from kvlab.model.attention_backends import CODE_KERNEL, record_kernels
+from kvlab.model.attention_backends import DECODE_KERNEL, record_kernels
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
 
@@ -349,7 +349,7 @@ class GraphDecoder:
         return next(graph for graph in self._graphs if graph[0] >= needed)
 
     def count_read_slots(self, held: int) -> int | None:
-        reads_used = self._kernels == {CODE_KERNEL}  # which stops where a row's tokens end
+        reads_used = self._kernels == {DECODE_KERNEL}  # which stops where a row's tokens end
         return self._cache.count_read_slots(held + 1 if reads_used else self._find_graph(held)[0])
 
 

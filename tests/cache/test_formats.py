@@ -173,13 +173,13 @@ def test_a_fused_kernel_gets_codes_and_the_entries_that_each_row_has(name, monke
     for is_fused in (False, True):
         if is_fused:
             monkeypatch.setattr(attention_backends, "are_kernels_usable", lambda _device: True)
-            monkeypatch.setattr(attention_backends, "attend_stored_codes", attend)
+            monkeypatch.setattr(attention_backends, "attend_stored", attend)
         for lengths, decoder in (([9, 2], StaticDecoder), (None, EagerDecoder)):
             cache = model.new_cache(2, 20, ServingConfig(kv_dtype=name))
             with torch.inference_mode(), attention_backends.record_kernels() as kernels:
                 prefill(model, text, cache, lengths)
                 kernels.clear()
                 logits.append(decoder(model, cache)(torch.tensor([4, 5])))
-            assert ("triton_codes" in kernels) == is_fused
+            assert ("triton_decode" in kernels) == is_fused
     assert torch.equal(torch.stack(logits[:2]), torch.stack(logits[2:]))
     assert seen == [(10, [10, 3]), (6, [10, 3]), (10, None), (6, None)]

@@ -9,9 +9,10 @@ import torch
 
 from kvlab.cache import KVCache
 from kvlab.cache.cached_passes import StaticPass
+from kvlab.cache.kv_buffer import KVBuffer
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
-from kvlab.model.attention_backends import CODE_KERNEL
+from kvlab.model.attention_backends import DECODE_KERNEL
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.support.fake_cuda import FakeCuda
@@ -90,6 +91,21 @@ def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
     assert (logits[0] - logits[1]).abs().max() < 1e-10
 
 
+def test_a_captured_step_finds_its_entries_and_masks_once_for_all_layers(model, monkeypatch):
+    """Those of six layers: two that are global, and rings of one size."""
+    found, find = [], KVBuffer.find_entries
+    monkeypatch.setattr(
+        KVBuffer, "find_entries", lambda b, positions: found.append(b.size) or find(b, positions)
+    )
+    cache = model.new_cache(2, 20)
+    with torch.inference_mode():
+        prefill(model, torch.arange(10).view(2, 5), cache)
+        step = StaticDecoder(model, cache)
+        for token in range(2):
+            step(torch.tensor([token, 1]))
+    assert sorted(found) == [7, 7, 20, 20]
+
+
 @pytest.mark.parametrize("decoder", [EagerDecoder, StaticDecoder])
 def test_a_step_follows_its_cache(model, decoder):
     """Through a reset, a further pass, and a crop: what it computes is what a new one computes."""
@@ -148,7 +164,7 @@ def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monke
             "two global layers, and four rings of 7"
         )
         assert decoder.count_read_slots(7) == 2 * 8 + 4 * 7
-        decoder._kernels = {CODE_KERNEL}  # which reads what is in use
+        decoder._kernels = {DECODE_KERNEL}  # which reads what is in use
         assert decoder.count_read_slots(3) == 6 * 4
         for token in range(6):
             decoder(torch.tensor([token]))

@@ -1,7 +1,7 @@
-"""CUDA kernels in Triton: attention to stored codes, and cross-entropy with its gradient.
+"""CUDA kernels in Triton: one token's attention, and cross-entropy with its gradient.
 
 Each has a plain reference in torch, which runs where Triton does not:
-`kvlab.model.attention_backends.attend_codes` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
+`kvlab.model.attention_backends.attend_decoded` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
 in the environment the kernels run on CPU tensors, which is how tests prove them without a GPU.
 
 Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V; N tokens, V words.
@@ -49,19 +49,24 @@ PROGRAMS_PER_PROCESSOR = 4
 """Programs among which the entries of few rows are split, so that all of the GPU reads."""
 
 
-def attend_stored_codes(
+MAX_WIDTH = 256
+"""The widest heads that a program holds."""
+
+
+def attend_stored(
     q: Tensor,
-    k: ScaledCodes,
-    v: ScaledCodes,
+    k: Tensor | ScaledCodes,
+    v: Tensor | ScaledCodes,
     counts: Tensor | None = None,
     sink: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attend q (B, H, G, D) to codes k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
+    """Attend q (B, H, G, D) to k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
 
-    Products have the dtype of the queries, which represents every code exactly; scales, softmax
-    and sums have float32. A text's entries are split among programs, whose results a second kernel
-    joins (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+    They are values in the dtype of the queries, or codes. Products have that dtype, too, which
+    represents every code exactly; scales, softmax and sums have float32. A text's entries are
+    split among programs, whose results a second kernel joins (Flash-Decoding,
+    https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 
     Args:
         counts: (B,) how many of its first entries each row sees, at least one; the others are not
@@ -73,7 +78,7 @@ def attend_stored_codes(
         (B, H, G, Dv) in the dtype of ``q``.
     """
     batch, heads, group, width = q.shape
-    entries, v_width = k.codes.shape[2], v.codes.shape[3]
+    entries, v_width = k.shape[2], v.shape[3]
     pairs = batch * heads
     splits = splits or choose_splits(pairs, entries, count_processors(q.device))
     chunk = -(-entries // (splits * BLOCK)) * BLOCK
@@ -81,19 +86,14 @@ def attend_stored_codes(
     partial = q.new_empty((pairs, splits, group, v_width), dtype=torch.float32)
     stats = q.new_empty((2, pairs, splits, group), dtype=torch.float32)
     out = q.new_empty((batch, heads, group, v_width))
-    bits = [part.codes.view(torch.int8) for part in (k, v)]
-    strides = [
-        stride
-        for codes, part in zip(bits, (k, v), strict=True)
-        for stride in (*codes.stride()[:3], *part.scales.stride()[:3])
-    ]
+    (k_values, k_scales, *k_strides), (v_values, v_scales, *v_strides) = map(_view_stored, (k, v))
     rows = max(16, triton.next_power_of_2(group))
     _attend_chunk[pairs, splits](
-        q.contiguous(), bits[0], k.scales, bits[1], v.scales, counts, partial, stats,
-        heads, entries, chunk, width**-0.5, *strides,
+        q.contiguous(), k_values, k_scales, v_values, v_scales, counts, partial, stats,
+        heads, entries, chunk, width**-0.5, *k_strides, *v_strides,
         group, rows, width, max(16, triton.next_power_of_2(width)),
         v_width, max(16, triton.next_power_of_2(v_width)), BLOCK,
-        IS_FLOAT8=k.codes.dtype.is_floating_point,
+        IS_FLOAT8=isinstance(k, ScaledCodes) and k.codes.dtype.is_floating_point,
         IS_EXACT=q.dtype == torch.float32,
     )  # fmt: skip
     _join_chunks[pairs * group,](
@@ -102,6 +102,15 @@ def attend_stored_codes(
         v_width, triton.next_power_of_2(v_width),
     )  # fmt: skip
     return out
+
+
+def _view_stored(part: Tensor | ScaledCodes) -> tuple[Any, ...]:
+    """Return values or the bytes of codes, scales or None, and the strides of both."""
+    if isinstance(part, ScaledCodes):
+        codes, scales = part.codes.view(torch.int8), part.scales
+        return codes, scales, *codes.stride()[:3], *scales.stride()[:3]
+    values = part if part.stride(3) == 1 else part.contiguous()
+    return values, None, *values.stride()[:3], 0, 0, 0
 
 
 def choose_splits(pairs: int, entries: int, processors: int) -> int:
@@ -118,7 +127,7 @@ def count_processors(device: torch.device) -> int:
 
 @jit
 def _to_numbers(codes, IS_FLOAT8: tl.constexpr, dtype: tl.constexpr):
-    """Convert bytes, int8 or float8 (e4m3), to ``dtype``.
+    """Convert values, or bytes of int8 or float8 (e4m3), to ``dtype``.
 
     The bits of a float8 become those of a float16, whose exponents are larger by 8. So they are
     read by GPUs that have no such type, too.
@@ -150,8 +159,9 @@ def _attend_chunk(
         end = tl.minimum(end, tl.load(counts + row).to(tl.int32))
     k += row * k_row + head * k_head
     v += row * v_row + head * v_head
-    k_scales += row * ks_row + head * ks_head
-    v_scales += row * vs_row + head * vs_head
+    if k_scales is not None:
+        k_scales += row * ks_row + head * ks_head
+        v_scales += row * vs_row + head * vs_head
     queries, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH_BLOCK)
     v_columns, steps = tl.arange(0, V_BLOCK), tl.arange(0, BLOCK)
     q_tile = tl.load(
@@ -172,9 +182,10 @@ def _attend_chunk(
             other=0,
         )
         keys = tl.trans(_to_numbers(codes, IS_FLOAT8, q_tile.dtype))
-        scales = tl.load(k_scales + entry * ks_entry, mask=is_read, other=0.0).to(tl.float32)
-        scores = tl.dot(q_tile, keys, input_precision=precision)
-        scores = scores * (scales * softmax_scale)[None, :]
+        scores = tl.dot(q_tile, keys, input_precision=precision) * softmax_scale
+        if k_scales is not None:
+            scales = tl.load(k_scales + entry * ks_entry, mask=is_read, other=0.0)
+            scores = scores * scales.to(tl.float32)[None, :]
         scores = tl.where(is_read[None, :], scores, -float("inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp(largest - new_largest)
@@ -184,11 +195,13 @@ def _attend_chunk(
             mask=is_read[:, None] & (v_columns[None, :] < V_WIDTH),
             other=0,
         )
-        scales = tl.load(v_scales + entry * vs_entry, mask=is_read, other=0.0).to(tl.float32)
-        scaled = (weights * scales[None, :]).to(q_tile.dtype)
-        values = _to_numbers(codes, IS_FLOAT8, q_tile.dtype)
-        sums = sums * shrink[:, None] + tl.dot(scaled, values, input_precision=precision)
         total = total * shrink + tl.sum(weights, 1)
+        if v_scales is not None:
+            scales = tl.load(v_scales + entry * vs_entry, mask=is_read, other=0.0)
+            weights = weights * scales.to(tl.float32)[None, :]
+        values = _to_numbers(codes, IS_FLOAT8, q_tile.dtype)
+        weights = weights.to(q_tile.dtype)
+        sums = sums * shrink[:, None] + tl.dot(weights, values, input_precision=precision)
         largest = new_largest
     splits = tl.num_programs(1)
     index = (pair * splits + split) * GROUP + queries

@@ -36,7 +36,9 @@ needs_device = pytest.mark.skipif(
 
 
 def stored(name, *shape):
-    """Encoded random values, of which only the first entries are in use, as in a cache."""
+    """Random values as a cache stores them, of which only the first entries are in use."""
+    if name not in ("int8", "fp8"):
+        return torch.randn(*shape, device=DEVICE).to(getattr(torch, name))[:, :, :-3]
     encoded = get_format(name).encode(torch.randn(*shape, device=DEVICE))
     return ScaledCodes(*(part[:, :, :-3] for part in encoded))
 
@@ -53,7 +55,8 @@ def kernels_on(monkeypatch):
 
 
 def attend_by_definition(q, k, v, counts=None, sink=None):
-    q, k, v = (t.double() for t in (q, k.decode(), v.decode()))
+    k, v = (part.decode() if isinstance(part, ScaledCodes) else part for part in (k, v))
+    q, k, v = (t.double() for t in (q, k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if counts is not None:
         seen = torch.arange(k.shape[2], device=DEVICE) < counts[:, None]
@@ -64,7 +67,7 @@ def attend_by_definition(q, k, v, counts=None, sink=None):
 
 @needs_device
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["int8", "fp8", "model"])
 @pytest.mark.parametrize(
     ("batch", "heads", "group", "width", "entries", "counts", "has_sink", "splits"),
     [
@@ -74,16 +77,17 @@ def attend_by_definition(q, k, v, counts=None, sink=None):
         (1, 1, 20, 32, 67, None, True, 1),
     ],
 )
-def test_attention_to_codes(
+def test_attention_to_what_a_cache_stores(
     name, dtype, batch, heads, group, width, entries, counts, has_sink, splits
 ):
     """Multi-head, grouped, more splits than some rows have entries, and more than 16 queries."""
     torch.manual_seed(0)
     q = torch.randn(batch, heads, group, width, device=DEVICE).to(dtype)
+    name = str(dtype).removeprefix("torch.") if name == "model" else name
     k, v = (stored(name, batch, heads, entries + 3, width) for _ in range(2))
     counts = None if counts is None else torch.tensor(counts, device=DEVICE)
     sink = torch.randn(heads, group, device=DEVICE) * 3 if has_sink else None
-    actual = triton_kernels.attend_stored_codes(q, k, v, counts, sink, splits)
+    actual = triton_kernels.attend_stored(q, k, v, counts, sink, splits)
     assert actual.dtype == dtype
     error = (actual.double() - attend_by_definition(q, k, v, counts, sink)).abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 2e-2)
@@ -101,7 +105,7 @@ def test_entries_that_are_not_in_use_are_not_read():
         for row, count in enumerate(counts.tolist()):
             part.codes.view(torch.uint8)[row, :, count:] = 0x7F
             part.scales[row, :, count:] = torch.nan
-    actual = triton_kernels.attend_stored_codes(q, k, v, counts, splits=3)
+    actual = triton_kernels.attend_stored(q, k, v, counts, splits=3)
     assert (actual - expected).abs().max() < 1e-5
 
 
@@ -132,7 +136,7 @@ def test_cross_entropy_and_its_gradient(dtype, words):
 
 
 @needs_device
-@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["int8", "fp8", "model"])
 def test_a_models_step_is_that_of_plain_code(name, kernels_on):  # noqa: ARG001
     """Groups, a ring, sinks, rows of different lengths, eager and static."""
     config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=200,
@@ -148,7 +152,7 @@ def test_a_models_step_is_that_of_plain_code(name, kernels_on):  # noqa: ARG001
                 step = decoder(model, cache)
                 with attention_backends.record_kernels() as kernels:
                     steps = [step(torch.tensor([i, 5], device=DEVICE)).clone() for i in range(3)]
-            assert ("triton_codes" in kernels) != is_plain
+            assert ("triton_decode" in kernels) != is_plain
             logits.setdefault(decoder, []).append(torch.stack(steps))
     for plain, fused in logits.values():
         assert (plain - fused).abs().max() < 1e-4
@@ -167,12 +171,15 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
         **dict.fromkeys(("q", "out", "logits"), "*bf16"),
         **dict.fromkeys(("counts", "targets"), "*i64"), "softmax_scale": "fp32",
     }  # fmt: skip
-    sizes = {"GROUP": 4, "ROWS": 16, "V_WIDTH": 64, "V_BLOCK": 64}
-    attend = {**sizes, "WIDTH": 64, "WIDTH_BLOCK": 64, "BLOCK": 64}
+    sizes = {"GROUP": 4, "V_WIDTH": 64, "V_BLOCK": 64}
+    attend = {**sizes, "ROWS": 16, "WIDTH": 64, "WIDTH_BLOCK": 64, "BLOCK": 64}
     for kernel, constants, changed in (
         (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": True, "IS_EXACT": False}, {}),
         (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": False, "IS_EXACT": True},
          {"q": "*fp32"}),
+        (triton_kernels._attend_chunk,
+         {**attend, "IS_FLOAT8": False, "IS_EXACT": False, "k_scales": None, "v_scales": None},
+         {"k": "*bf16", "v": "*bf16"}),
         (triton_kernels._join_chunks, {**sizes, "SPLITS_BLOCK": 64}, {}),
         (triton_kernels._cross_entropy_row, {"BLOCK": 4096}, {}),
     ):  # fmt: skip
