@@ -52,7 +52,9 @@ def run() -> Iterator[str]:
     torch.set_num_threads(1)
     try:
         with keep_freed_memory():
-            training = _compare({name: _make_training(name) for name in FORMS}, TRAINING_ROUNDS)
+            training = compare_in_turn(
+                {name: _make_training(name) for name in FORMS}, TRAINING_ROUNDS
+            )
         decoding = [_compare_decoding(*held) for held in CONTEXTS]
     finally:
         torch.set_num_threads(threads)
@@ -84,7 +86,7 @@ def _make_training(name: str) -> Callable[[], object]:
 @torch.inference_mode()
 def _compare_decoding(rows: int, held: int) -> dict[str, float]:
     """Return the seconds of a decode step that sees about ``held`` tokens, of each form."""
-    return _compare(
+    return compare_in_turn(
         {name: _make_decoding(name, rows, held) for name in FORMS}, DECODING_ROUNDS, STEPS
     )
 
@@ -98,7 +100,7 @@ def _make_decoding(name: str, rows: int, held: int) -> Callable[[], object]:
     return lambda: decoder(tokens)
 
 
-def _compare(
+def compare_in_turn(
     steps: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
 ) -> dict[str, float]:
     """Return the least processor time of each in any round, in turn, after one of warm-up."""

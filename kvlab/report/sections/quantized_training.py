@@ -29,7 +29,7 @@ from kvlab.report.table_columns import (
 )
 from kvlab.store.metrics import METRICS
 
-_FLOAT = {
+_FLOAT: dict[str, Any] = {
     "int8": [],
     "int8_weights": "none",
     "kv_dtype": "model",
