@@ -202,6 +202,10 @@ def test_the_next_sweep_repeats_the_best_on_fresh_seeds(tmp_path):
     assert sweep.factors["configuration"]["trial-4"] == settings(1, 4e-3)
     with pytest.raises(UsageError, match="exists already; name a new one"):
         write_confirmation(study, path)
+    scaled = "question: q\nexperiment: no.yaml\nscales: {wide: {experiment: e.yaml}}\n"
+    store.write_sweep({**description, "yaml": scaled, "scale": "wide"})
+    write_confirmation(Study.load(store, "made"), tmp_path / "wide-confirm.yaml")
+    assert load_sweep(tmp_path / "wide-confirm.yaml").experiment == "e.yaml"
 
 
 def test_what_mlflow_calls_the_best_keeps_the_limits(study):

@@ -1,7 +1,10 @@
 """`scales`: one file at several sizes, and problems placed at the scale that causes them."""
 
+import json
+
 import pytest
 
+from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.spec import load_sweep
 from tests.support.spec_files import EXPERIMENT, sweep_errors, write_spec
@@ -48,6 +51,19 @@ def test_a_scale_replaces_levels_and_keys_and_is_named_after_both(tmp_path):
     assert cells["mqa", "hybrid"].n_kv_head == 1
     assert cells["mha", "hybrid"].window == 32
     assert cells["mha", "global"].window is None
+
+
+def test_the_plan_of_a_scale_is_a_sweep_of_its_own(tmp_path, capsys):
+    load(tmp_path, SWEEP + SCALES)
+    command = ["plan", str(tmp_path / "s.yaml"), "--json", "--rate", "1e9", "--store"]
+    names, sizes = [], []
+    for scale in ([], ["--scale", "wide"]):
+        assert main([*command, str(tmp_path / "runs"), *scale]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        names.append(facts["sweep"])
+        sizes.append(len(facts["trials"]))
+    assert names == ["s", "s-wide"]
+    assert sizes == [4 * 2, 4 * 3]
 
 
 def test_without_a_scale_the_file_is_what_it_was(tmp_path):
