@@ -4,132 +4,23 @@
 entry there; the contract in ``tests/contracts/hf_architecture_contract.py`` says what it must do.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from kvlab.errors import PretrainedError
-from kvlab.spec.layer_config import LatentKV, LayerConfig
+from kvlab.model.hf_conversion import (
+    Architecture,
+    WeightMapping,
+    list_differences,
+    read_layer_types,
+    read_rope,
+    require_values,
+    write_layer_types,
+    write_rope,
+)
+from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
-
-
-@dataclass(frozen=True)
-class WeightMapping:
-    """One parameter of `kvlab.model.GPT` as tensors of a checkpoint.
-
-    Attributes:
-        name: of the parameter.
-        hf_names: of the checkpoint's tensors, stacked along the output dimension in this order.
-        rows: how many of the parameter's rows each of them holds; empty if there is only one.
-        transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
-        order: for each row of the parameter its row in the stacked tensors; empty if equal.
-        offset: what the parameter has more than the tensors.
-        has_expert_dim: the tensors have a leading dimension, of one expert.
-    """
-
-    name: str
-    hf_names: tuple[str, ...]
-    rows: tuple[int, ...] = ()
-    transposed: bool = False
-    order: tuple[int, ...] = ()
-    offset: float = 0.0
-    has_expert_dim: bool = False
-
-    def read(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the parameter's values from the checkpoint's tensors."""
-        if self.has_expert_dim:
-            tensors = [tensor.squeeze(0) for tensor in tensors]
-        if self.transposed:
-            tensors = [tensor.transpose(0, -1) for tensor in tensors]
-        value = torch.cat(list(tensors))
-        if self.offset:
-            value = value.float() + self.offset
-        return value[list(self.order)] if len(self.order) == len(value) else value
-
-    def write(self, value: Tensor) -> dict[str, Tensor]:
-        """Return the checkpoint's tensors by name from the parameter's values."""
-        if self.order:
-            value = value[torch.tensor(self.order).argsort()]
-        if self.offset:
-            value = value - self.offset
-        parts = torch.split(value, list(self.rows)) if self.rows else (value,)
-        if self.transposed:
-            parts = tuple(part.T for part in parts)
-        if self.has_expert_dim:
-            parts = tuple(part[None] for part in parts)
-        return {
-            name: part.contiguous().clone() for name, part in zip(self.hf_names, parts, strict=True)
-        }
-
-
-class Architecture(ABC):
-    """One value of ``model_type`` in a Hugging Face ``config.json``.
-
-    Attributes:
-        prefix: what tensor names start with in a language model's checkpoint. The checkpoint of
-            a bare model leaves it out.
-        ignored_suffixes: endings of tensors that are not weights (masks, frequencies).
-    """
-
-    prefix: str
-    ignored_suffixes: tuple[str, ...] = ()
-
-    @abstractmethod
-    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a `ModelConfig`.
-
-        Raises:
-            PretrainedError: the checkpoint uses something that `GPT` does not have.
-        """
-
-    @abstractmethod
-    def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        """Return Hugging Face's configuration of a model without `incompatibilities`.
-
-        Token ids are left out: they belong to the tokenizer.
-        """
-
-    @abstractmethod
-    def incompatibilities(self, config: ModelConfig) -> list[str]:
-        """Return why a model cannot be written as this architecture; empty if it can."""
-
-    @abstractmethod
-    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
-        """Yield the mapping of every parameter of the model."""
-
-
-def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:
-    """Raise PretrainedError unless every key has a supported value; the first is its default."""
-    for key, values in supported.items():
-        value = hf_config.get(key, values[0])
-        if value not in values:
-            usable = " or ".join(map(str, values))
-            raise PretrainedError(
-                f"config.json: {key} = {value} is not supported; only {usable} is"
-            )
-
-
-def _list_differences(
-    config: ModelConfig,
-    required: dict[str, Any],
-    equal: Sequence[str] = ("n_kv_head", "head_dim", "rope_theta", "rope_scaling"),
-) -> list[str]:
-    """Return what a model, or one of its layers, has otherwise than ``required``, and which of the
-    ``equal`` fields differ between layers."""
-    differences = []
-    for field, value in required.items():
-        owners = config.layers if hasattr(config.layers[0], field) else (config,)
-        if any(getattr(owner, field) != value for owner in owners):
-            differences.append(f"{field} is not {value}")
-    for field in equal:
-        if field not in required and len({getattr(layer, field) for layer in config.layers}) > 1:
-            differences.append(f"{field} differs between layers")
-    return differences
-
 
 _PLAIN = {
     "kv": "separate",
@@ -190,7 +81,7 @@ class GPT2(Architecture):
             "window": None,
             "kv_owners": tuple(range(config.n_layer)),
         }
-        return _list_differences(config, required)
+        return list_differences(config, required)
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
@@ -285,15 +176,15 @@ class Llama(Architecture):
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig` that say how layers rotate."""
         rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-        return _read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
+        return read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
-        return self.layer_incompatibilities(config) + _list_differences(config, required)
+        return self.layer_incompatibilities(config) + list_differences(config, required)
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         """Return why the positions and windows of layers do not fit; empty if they do."""
-        return _list_differences(config, {**_ROTATED, "window": None})
+        return list_differences(config, {**_ROTATED, "window": None})
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
@@ -310,7 +201,7 @@ class Llama(Architecture):
             "intermediate_size": config.ffn_dim,
             "rms_norm_eps": config.norm_eps,
             "rope_theta": config.layers[0].rope_theta,
-            "rope_parameters": _write_rope(config.layers[0]),
+            "rope_parameters": write_rope(config.layers[0]),
             "tie_word_embeddings": config.tie_embeddings,
             "attention_bias": False,
             "mlp_bias": False,
@@ -331,53 +222,6 @@ class Llama(Architecture):
             yield WeightMapping(f"{block}.mlp.up.weight", up, (config.ffn_dim, config.ffn_dim))
             for name, hf_name in self.block_names.items():
                 yield WeightMapping(f"{block}.{name}.weight", (f"{hf_block}.{hf_name}.weight",))
-
-
-def _read_rope(
-    rope: Mapping[str, Any], theta: float, hf_config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the fields of layers that rotate so; refuse scalings that `RopeScaling` has not.
-
-    Args:
-        rope: what the checkpoint says of these layers.
-        theta: the base, where that does not say it.
-    """
-    fields: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta") or theta)}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return fields
-    if kind == "linear":
-        return {**fields, "rope_scaling": {"by": "linear", "factor": float(rope["factor"])}}
-    if kind != "yarn":
-        text = f"config.json: rope_type = {kind} is not supported; only default, linear or yarn is"
-        raise PretrainedError(text)
-    for key in ("attention_factor", "mscale", "mscale_all_dim"):
-        if rope.get(key):
-            raise PretrainedError(f"config.json: {key} of yarn is not supported; leave it out")
-    original = rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"]
-    scaling = {
-        "by": "yarn",
-        "factor": float(rope["factor"]),
-        "original": original,
-        "beta_fast": float(rope.get("beta_fast") or 32),
-        "beta_slow": float(rope.get("beta_slow") or 1),
-        "truncate": rope.get("truncate", True),
-    }
-    return {**fields, "rope_scaling": scaling}
-
-
-def _write_rope(layer: LayerConfig) -> dict[str, Any]:
-    """Return what a checkpoint says of the rotations of such layers."""
-    scaling = layer.rope_scaling
-    rope: dict[str, Any] = {"rope_theta": layer.rope_theta}
-    if scaling is None:
-        return {"rope_type": "default", **rope}
-    rope |= {"rope_type": scaling.by, "factor": scaling.factor}
-    if scaling.by == "linear":
-        return rope
-    limits = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-    original = {"original_max_position_embeddings": scaling.original}
-    return {**rope, **original, **limits, "truncate": scaling.truncate}
 
 
 class Qwen3(Llama):
@@ -429,7 +273,7 @@ class Gemma3(Qwen3):
         scalar = hf_config.get("query_pre_attn_scalar", 256)
         return {
             **fields,
-            **_read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
+            **read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", True)),
             "embedding_scale": fields["n_embd"] ** 0.5,
             "attention_scale": None if scalar == fields["head_dim"] else scalar**-0.5,
@@ -443,9 +287,9 @@ class Gemma3(Qwen3):
             "global": ("full_attention", hf_config.get("rope_theta") or 1e6),
             "local": ("sliding_attention", hf_config.get("rope_local_base_freq") or 1e4),
         }
-        letters = _read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6))
+        letters = read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6))
         return {
-            key: _read_rope(rope.get(name) or {}, theta, hf_config)
+            key: read_rope(rope.get(name) or {}, theta, hf_config)
             for key, (name, theta) in kinds.items()
             if key[0].upper() in letters["attention_pattern"]
         }
@@ -456,7 +300,7 @@ class Gemma3(Qwen3):
         local = [layer for layer in config.layers if layer.window is not None]
         full = [layer for layer in config.layers if layer.window is None]
         equal = ("n_kv_head", "head_dim")
-        problems = _list_differences(config, {**required, **_ROTATED}, equal)
+        problems = list_differences(config, {**required, **_ROTATED}, equal)
         if any(len({(one.rotation, one.window) for one in kind}) > 1 for kind in (local, full)):
             problems.append("layers of one kind differ")
         if not _is_whole(self._scalar(config)):
@@ -471,9 +315,9 @@ class Gemma3(Qwen3):
         hf_config = super().write_config(config)
         return {
             **{key: value for key, value in hf_config.items() if key not in left_out},
-            **_write_layer_types(config),
+            **write_layer_types(config),
             "rope_parameters": {
-                "sliding_attention" if layer.window else "full_attention": _write_rope(layer)
+                "sliding_attention" if layer.window else "full_attention": write_rope(layer)
                 for layer in config.layers
             },
             "hidden_activation": "gelu_pytorch_tanh",
@@ -489,25 +333,6 @@ class Gemma3(Qwen3):
 
 def _is_whole(number: float) -> bool:
     return abs(number - round(number)) < 1e-6 * number
-
-
-def _read_layer_types(hf_config: Mapping[str, Any], period: int) -> dict[str, Any]:
-    """Return the fields of global and local layers; by default every ``period``-th is global."""
-    types = hf_config.get("layer_types") or [
-        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
-        for layer in range(hf_config["num_hidden_layers"])
-    ]
-    pattern = "".join("L" if one == "sliding_attention" else "G" for one in types)
-    window = hf_config["sliding_window"] if "L" in pattern else None
-    return {"attention_pattern": pattern, "window": window}
-
-
-def _write_layer_types(config: ModelConfig) -> dict[str, Any]:
-    windows = [layer.window for layer in config.layers]
-    return {
-        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
-        "sliding_window": max(filter(None, windows), default=None),
-    }
 
 
 class GptOss(Llama):
@@ -538,18 +363,18 @@ class GptOss(Llama):
         if experts != 1:
             text = f"config.json: num_local_experts = {experts} makes mixtures of experts, which"
             raise PretrainedError(f"{text} are not supported; only 1, a dense MLP, is")
-        return {**super().read_config(hf_config), **_read_layer_types(hf_config, 2)}
+        return {**super().read_config(hf_config), **read_layer_types(hf_config, 2)}
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         windows = {layer.window for layer in config.layers} - {None}
-        problems = _list_differences(config, _ROTATED)
+        problems = list_differences(config, _ROTATED)
         return problems + (["window differs between local layers"] if len(windows) > 1 else [])
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         hf_config = super().write_config(config)
         del hf_config["mlp_bias"], hf_config["rope_theta"]
         experts = {"num_local_experts": 1, "num_experts_per_tok": 1, "attention_bias": True}
-        return {**hf_config, **_write_layer_types(config), **experts}
+        return {**hf_config, **write_layer_types(config), **experts}
 
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
         rows = (*range(0, 2 * config.ffn_dim, 2), *range(1, 2 * config.ffn_dim, 2))
@@ -588,7 +413,7 @@ class Mistral(Llama):
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         windows = {layer.window for layer in config.layers}
-        problems = _list_differences(config, _ROTATED)
+        problems = list_differences(config, _ROTATED)
         if None in windows:
             problems.append("some layers are global")
         elif len(windows) > 1:
@@ -646,7 +471,7 @@ class DeepSeekV2(Llama):
         if isinstance(config.kv, LatentKV) and config.kv.groups == 1:
             problems.remove("kv is not separate")
             fixed = {"norm_eps": self.LATENT_NORM_EPS, "rope_scaling": None}
-            return problems + _list_differences(config, fixed)
+            return problems + list_differences(config, fixed)
         return [*problems, "kv is not one latent"]
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
@@ -738,7 +563,7 @@ class SmolLM3(Llama):
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
             **super().write_config(config),
-            **_write_layer_types(config),
+            **write_layer_types(config),
             "no_rope_layers": [int(layer.rotary_dim > 0) for layer in config.layers],
             "use_sliding_window": any(layer.window for layer in config.layers),
             "pad_token_id": None,  # the default is of another tokenizer

@@ -22,7 +22,8 @@ from kvlab.hf_checkpoints import (
     list_checkpoint_files,
     read_checkpoint_config,
 )
-from kvlab.model.hf_architectures import ARCHITECTURES, Architecture, WeightMapping
+from kvlab.model.hf_architectures import ARCHITECTURES
+from kvlab.model.hf_conversion import Architecture, WeightMapping
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 

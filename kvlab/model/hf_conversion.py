@@ -1,0 +1,196 @@
+"""What an architecture of Hugging Face is to kvlab, and what their configurations have in common.
+
+The architectures are in `kvlab.model.hf_architectures`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import PretrainedError
+from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class WeightMapping:
+    """One parameter of `kvlab.model.GPT` as tensors of a checkpoint.
+
+    Attributes:
+        name: of the parameter.
+        hf_names: of the checkpoint's tensors, stacked along the output dimension in this order.
+        rows: how many of the parameter's rows each of them holds; empty if there is only one.
+        transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
+        order: for each row of the parameter its row in the stacked tensors; empty if equal.
+        offset: what the parameter has more than the tensors.
+        has_expert_dim: the tensors have a leading dimension, of one expert.
+    """
+
+    name: str
+    hf_names: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    transposed: bool = False
+    order: tuple[int, ...] = ()
+    offset: float = 0.0
+    has_expert_dim: bool = False
+
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the parameter's values from the checkpoint's tensors."""
+        if self.has_expert_dim:
+            tensors = [tensor.squeeze(0) for tensor in tensors]
+        if self.transposed:
+            tensors = [tensor.transpose(0, -1) for tensor in tensors]
+        value = torch.cat(list(tensors))
+        if self.offset:
+            value = value.float() + self.offset
+        return value[list(self.order)] if len(self.order) == len(value) else value
+
+    def write(self, value: Tensor) -> dict[str, Tensor]:
+        """Return the checkpoint's tensors by name from the parameter's values."""
+        if self.order:
+            value = value[torch.tensor(self.order).argsort()]
+        if self.offset:
+            value = value - self.offset
+        parts = torch.split(value, list(self.rows)) if self.rows else (value,)
+        if self.transposed:
+            parts = tuple(part.T for part in parts)
+        if self.has_expert_dim:
+            parts = tuple(part[None] for part in parts)
+        return {
+            name: part.contiguous().clone() for name, part in zip(self.hf_names, parts, strict=True)
+        }
+
+
+class Architecture(ABC):
+    """One value of ``model_type`` in a Hugging Face ``config.json``.
+
+    Attributes:
+        prefix: what tensor names start with in a language model's checkpoint. The checkpoint of
+            a bare model leaves it out.
+        ignored_suffixes: endings of tensors that are not weights (masks, frequencies).
+    """
+
+    prefix: str
+    ignored_suffixes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a `ModelConfig`.
+
+        Raises:
+            PretrainedError: the checkpoint uses something that `GPT` does not have.
+        """
+
+    @abstractmethod
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        """Return Hugging Face's configuration of a model without `incompatibilities`.
+
+        Token ids are left out: they belong to the tokenizer.
+        """
+
+    @abstractmethod
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        """Return why a model cannot be written as this architecture; empty if it can."""
+
+    @abstractmethod
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        """Yield the mapping of every parameter of the model."""
+
+
+def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:
+    """Raise PretrainedError unless every key has a supported value; the first is its default."""
+    for key, values in supported.items():
+        value = hf_config.get(key, values[0])
+        if value not in values:
+            usable = " or ".join(map(str, values))
+            raise PretrainedError(
+                f"config.json: {key} = {value} is not supported; only {usable} is"
+            )
+
+
+def list_differences(
+    config: ModelConfig,
+    required: dict[str, Any],
+    equal: Sequence[str] = ("n_kv_head", "head_dim", "rope_theta", "rope_scaling"),
+) -> list[str]:
+    """Return what a model, or one of its layers, has otherwise than ``required``, and which of the
+    ``equal`` fields differ between layers."""
+    differences = []
+    for field, value in required.items():
+        owners = config.layers if hasattr(config.layers[0], field) else (config,)
+        if any(getattr(owner, field) != value for owner in owners):
+            differences.append(f"{field} is not {value}")
+    for field in equal:
+        if field not in required and len({getattr(layer, field) for layer in config.layers}) > 1:
+            differences.append(f"{field} differs between layers")
+    return differences
+
+
+def read_rope(
+    rope: Mapping[str, Any], theta: float, hf_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of layers that rotate so; refuse scalings that `RopeScaling` has not.
+
+    Args:
+        rope: what the checkpoint says of these layers.
+        theta: the base, where that does not say it.
+    """
+    fields: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta") or theta)}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return fields
+    if kind == "linear":
+        return {**fields, "rope_scaling": {"by": "linear", "factor": float(rope["factor"])}}
+    if kind != "yarn":
+        text = f"config.json: rope_type = {kind} is not supported; only default, linear or yarn is"
+        raise PretrainedError(text)
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.get(key):
+            raise PretrainedError(f"config.json: {key} of yarn is not supported; leave it out")
+    original = rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"]
+    scaling = {
+        "by": "yarn",
+        "factor": float(rope["factor"]),
+        "original": original,
+        "beta_fast": float(rope.get("beta_fast") or 32),
+        "beta_slow": float(rope.get("beta_slow") or 1),
+        "truncate": rope.get("truncate", True),
+    }
+    return {**fields, "rope_scaling": scaling}
+
+
+def write_rope(layer: LayerConfig) -> dict[str, Any]:
+    """Return what a checkpoint says of the rotations of such layers."""
+    scaling = layer.rope_scaling
+    rope: dict[str, Any] = {"rope_theta": layer.rope_theta}
+    if scaling is None:
+        return {"rope_type": "default", **rope}
+    rope |= {"rope_type": scaling.by, "factor": scaling.factor}
+    if scaling.by == "linear":
+        return rope
+    limits = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+    original = {"original_max_position_embeddings": scaling.original}
+    return {**rope, **original, **limits, "truncate": scaling.truncate}
+
+
+def read_layer_types(hf_config: Mapping[str, Any], period: int) -> dict[str, Any]:
+    """Return the fields of global and local layers; by default every ``period``-th is global."""
+    types = hf_config.get("layer_types") or [
+        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
+        for layer in range(hf_config["num_hidden_layers"])
+    ]
+    pattern = "".join("L" if one == "sliding_attention" else "G" for one in types)
+    window = hf_config["sliding_window"] if "L" in pattern else None
+    return {"attention_pattern": pattern, "window": window}
+
+
+def write_layer_types(config: ModelConfig) -> dict[str, Any]:
+    windows = [layer.window for layer in config.layers]
+    return {
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+        "sliding_window": max(filter(None, windows), default=None),
+    }
