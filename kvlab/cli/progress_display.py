@@ -11,8 +11,7 @@ from kvlab.humanize import format_bytes, format_duration
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.sweep import Driver
-from kvlab.sweep.driver.eta import RemainingTime
-from kvlab.sweep.driver.events import Event
+from kvlab.sweep.driver.sweep_progress import Event, RemainingTime
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
 from kvlab.trial.finalize import format_pruned
 

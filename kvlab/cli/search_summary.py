@@ -10,7 +10,7 @@ from kvlab.spec.samplers import split_sampler
 from kvlab.spec.search_config import format_settings
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
-from kvlab.sweep.search.objectives import check_objectives, objective_direction
+from kvlab.sweep.search.optuna_sampler import check_objectives, objective_direction
 from kvlab.sweep.search.searcher import Searcher
 
 MAX_BEST = 10

@@ -1,7 +1,7 @@
 """Sweeps: what to run, where, and what to do when it fails. Importing needs no torch and no ray."""
 
 from kvlab.sweep.driver.driver import Driver
-from kvlab.sweep.driver.events import Event, Summary
+from kvlab.sweep.driver.sweep_progress import Event, Summary
 from kvlab.sweep.planning.planner import Plan, PlannedCell, PlannedTrial, plan
 from kvlab.sweep.planning.stages import Stage, plan_stage
 

@@ -28,7 +28,7 @@ from tests.support.tiny_sweep import (
 DRIVER = """
 import sys, time
 from kvlab.sweep.ops.detached_driver import record_driver
-from kvlab.sweep.driver.shutdown import stop_on_signal
+from kvlab.sweep.driver.driver_registry import stop_on_signal
 from kvlab.store import Store
 with record_driver(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
     try:

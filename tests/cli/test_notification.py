@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvlab.cli.notification import collect_outcome, notify_at_end, run_notify_command
+from kvlab.cli.sweep_callbacks import collect_outcome, notify_at_end, run_notify_command
 from kvlab.errors import StoreError, UsageError
 from kvlab.sweep import Summary
 

@@ -38,7 +38,7 @@ from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.driver.events import Event
+from kvlab.sweep.driver.sweep_progress import Event
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep

@@ -11,7 +11,7 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
-from kvlab.sweep.driver.shutdown import stop_on_signal
+from kvlab.sweep.driver.driver_registry import stop_on_signal
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.planning.stages import describe_stage
 from tests.support.stub_looks import KnownRun

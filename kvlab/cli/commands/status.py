@@ -19,7 +19,7 @@ from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
-from kvlab.sweep.driver.eta import SweepPace, estimate_pace
+from kvlab.sweep.driver.sweep_progress import SweepPace, estimate_pace
 from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")

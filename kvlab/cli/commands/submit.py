@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.cli.detach import submit_detached
-from kvlab.cli.notification import NOTIFY_VARIABLE, collect_outcome, notify_at_end
-from kvlab.cli.places import find_project_root
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
 from kvlab.cli.shared_arguments import (
@@ -24,10 +22,18 @@ from kvlab.cli.shared_arguments import (
     add_reports,
     add_scale,
     add_store,
+    find_project_root,
     find_sweep_file,
     read_sweep,
 )
-from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
+from kvlab.cli.sweep_callbacks import (
+    COPY_TO_VARIABLE,
+    NOTIFY_VARIABLE,
+    BackupCallback,
+    MLflowCallback,
+    collect_outcome,
+    notify_at_end,
+)
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.humanize import format_duration
@@ -37,12 +43,11 @@ from kvlab.store.provenance import Origin, capture_origin, redact_command
 from kvlab.store.verification import heal_description
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
-from kvlab.sweep.driver.driver_registry import join_sweep
-from kvlab.sweep.driver.events import PrepareTrials
+from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
 from kvlab.sweep.driver.retiming import RetimingRun, plan_retiming
 from kvlab.sweep.driver.retry_policy import reopen_tuning
-from kvlab.sweep.driver.shutdown import interrupt_on_stop, stop_on_signal
+from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared

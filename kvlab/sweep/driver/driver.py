@@ -15,10 +15,9 @@ from typing import Any, Literal
 from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.sweep.driver.driver_registry import join_sweep
-from kvlab.sweep.driver.events import Event, PrepareTrials, Summary, TrialSource
+from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
-from kvlab.sweep.driver.shutdown import StopRequest
+from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
 from kvlab.sweep.driver.trial_queue import (
     Admission,
     RemoteTrials,

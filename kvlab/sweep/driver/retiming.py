@@ -27,8 +27,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.timings import TimedTrial, TimingSession, read_timings, write_timings
-from kvlab.sweep.driver.driver_registry import join_sweep
-from kvlab.sweep.driver.shutdown import StopRequest
+from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint

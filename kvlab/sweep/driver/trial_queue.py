@@ -17,7 +17,7 @@ from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.store.attempt import STALL_VARIABLE, StallWatch, stall_seconds
-from kvlab.sweep.driver.events import Event
+from kvlab.sweep.driver.sweep_progress import Event
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status
 from kvlab.trial.trial import Trial

@@ -22,13 +22,14 @@ from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
-from kvlab.sweep.search.objectives import (
+from kvlab.sweep.search.optuna_sampler import (
     check_objectives,
+    estimate_importances,
     limit_violations,
     objective_direction,
     planned_metrics,
+    suggest_params,
 )
-from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.sweep.search.pruner import Pruner
 from kvlab.sweep.search.search_history import (
     Suggestion,
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 class Searcher:
     """Supply the driver with suggested trials, and learn from how they end.
 
-    It is a `kvlab.sweep.driver.events.TrialSource`.
+    It is a `kvlab.sweep.driver.sweep_progress.TrialSource`.
 
     Args:
         base: The plan of the base experiment alone.

@@ -14,8 +14,7 @@ from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.search.objectives import objective_direction
-from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
 from kvlab.sweep.search.search_history import Observation
 from kvlab.train.training_record import write_rung
 from tests.support import stub_search

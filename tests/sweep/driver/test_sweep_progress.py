@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
-from kvlab.sweep.driver.eta import estimate_pace
+from kvlab.sweep.driver.sweep_progress import estimate_pace
 
 DONE, RUNNING = ["1" * 16, "2" * 16, "3" * 16], ["a" * 16, "b" * 16]
 
