@@ -3,6 +3,7 @@
 from kvlab.analysis.study import Study
 from kvlab.report.document import Document
 from kvlab.report.markdown import render_markdown
+from kvlab.report.paper_methods import write_methods
 from kvlab.report.sections.quantized_training import report_quantized_training
 from tests.support.record_factory import QuantizedTrainingRecord, Record
 
@@ -29,6 +30,14 @@ def test_each_cell_is_compared_with_the_same_recipe_in_float(tmp_path):
     assert (rows[0]["kernel"], rows[1]["kernel"]) == (empty, "cublas")
     text = render_markdown(Document("made", {"quantized-training": section}))
     assert "output of blocks.0.mlp.up: 64 \N{MULTIPLICATION SIGN} 20" in text
+
+
+def test_a_paper_names_the_products_and_cites_their_scheme(tmp_path):
+    study = Study.load(QuantizedTrainingRecord().write(tmp_path), "made")
+    text = write_methods(study)
+    assert "in int8, with a dynamic scale for each row and column" in text
+    assert r"output, grad\_weight" in text
+    assert "wortsman2023stable" in text
 
 
 def test_a_study_without_quantized_training_has_no_such_section(tmp_path):

@@ -49,13 +49,21 @@ def test_onednn_adds_the_integers_exactly(shape):
     check_products("onednn", shape)
 
 
-def check_products(kernel, shape):
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 7), (17, 8, 8), (40, 1100, 33), (300, 64, 24)])
+def test_cublas_adds_the_integers_exactly_on_the_device(shape):
+    check_products("cublas", shape, "cuda")
+
+
+def check_products(kernel, shape, device="cpu"):
     m, k, n = shape
     rng = np.random.default_rng(k)
     random = [rng.integers(-127, 128, size, dtype=np.int8) for size in ((m, k), (n, k), (k, n))]
     extreme = [np.full(size, sign * 127, np.int8) for sign, size in ((1, (m, k)), (-1, (n, k)))]
     for a, b in ((random[0], random[1].T), (random[0], random[2]), (extreme[0], extreme[1].T)):
-        found = INT8_KERNELS[kernel](torch.from_numpy(a), torch.from_numpy(b))
+        left, right = (torch.from_numpy(codes).to(device) for codes in (a, b))
+        found = INT8_KERNELS[kernel](left, right).cpu()
         assert found.dtype == torch.int32
         assert np.array_equal(found.numpy(), a.astype(np.int64) @ b.astype(np.int64))
 
