@@ -22,7 +22,7 @@ SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 
          "block_size": 256, "position": "rope"}  # fmt: skip
 GLOBAL = ModelConfig(**SHAPE)
 HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-MORE_SESSIONS = 60
+MORE_SESSIONS = 100
 
 
 def draw_tokens(count, seed=0):
