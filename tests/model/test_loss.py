@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
+from kvlab.model import loss
 from kvlab.model.loss import summed_loss, token_losses, token_scores
 
 
@@ -94,6 +97,54 @@ def test_compiled_equals_eager():
         results.append([loss, *torch.autograd.grad(loss, [hidden, weight])])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_fused_kernel_that_overwrites_the_logits_takes_the_place_of_the_softmax(monkeypatch):
+    """As on CUDA: nothing of the size of the logits is made beside them."""
+
+    def fused(logits, targets):
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        logits.sub_(logits.logsumexp(1, keepdim=True)).exp_()
+        logits[range(len(targets)), targets] -= 1
+        return losses
+
+    hidden, weight, targets = case(1100)
+    expected = summed_loss(hidden, weight, targets)
+    gradients = torch.autograd.grad(expected, [hidden, weight])
+    monkeypatch.setattr(loss, "are_kernels_usable", lambda _device: True)
+    monkeypatch.setattr(loss, "cross_entropy_in_place", fused)
+    monkeypatch.setattr(torch, "softmax", None)
+    for compile in (False, True):
+        actual = summed_loss(hidden, weight, targets, compile=compile)
+        assert abs(actual - expected) < 1e-9
+        for a, b in zip(torch.autograd.grad(actual, [hidden, weight]), gradients, strict=True):
+            assert (a - b).abs().max() < 1e-11
+
+
+def test_on_cuda_the_weights_gradient_is_summed_in_float32():
+    """A product of bfloat16 matrices is not rounded to bfloat16 before it is added."""
+    with FakeTensorMode():
+        left, right = (
+            torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in ((5, 7), (7, 3))
+        )
+        total = torch.empty(5, 3, device="cuda")
+        with NotedProducts() as noted:
+            loss._add_product(total, left, right)
+    assert noted.products == [torch.float32]
+
+
+class NotedProducts(TorchDispatchMode):
+    """Notes the dtypes of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__:
+            self.products.append(out.dtype)
+        return out
 
 
 def test_of_equally_likely_tokens_only_the_first_is_the_likeliest():

@@ -181,6 +181,12 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
          {**attend, "IS_FLOAT8": False, "IS_EXACT": False, "k_scales": None, "v_scales": None},
          {"k": "*bf16", "v": "*bf16"}),
         (triton_kernels._join_chunks, {**sizes, "SPLITS_BLOCK": 64}, {}),
+        # numbers that are 1 become constants
+        (triton_kernels._attend_chunk,
+         {**attend, "IS_FLOAT8": True, "IS_EXACT": False, "heads": 1, "ks_entry": 1, "vs_entry": 1,
+          "entries": 1, "counts": None}, {}),
+        (triton_kernels._join_chunks,
+         {**sizes, "SPLITS_BLOCK": 1, "splits": 1, "heads": 1, "stats_size": 1, "sink": None}, {}),
         (triton_kernels._cross_entropy_row, {"BLOCK": 4096}, {}),
     ):  # fmt: skip
         signature = {
