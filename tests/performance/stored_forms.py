@@ -40,7 +40,7 @@ FORMS: dict[str, dict[str, object]] = {
     "rotary_share 0.5": {"rotary_share": 0.5},
     "kv_sharing adjacent:2": {"kv_sharing": "adjacent:2"},
 }
-TRAINING_ROUNDS, DECODING_ROUNDS, STEPS = 5, 7, 4
+TRAINING_ROUNDS, DECODING_ROUNDS, STEPS = 4, 4, 4
 CONTEXTS = {(1, 512): 512, (8, 2048): 2048}
 """Rows and tokens that are stored -> the model's context."""
 
