@@ -63,7 +63,8 @@ def _describe(width: int, mlp: str, tokens: int, way: dict[str, object]) -> Expe
         "n_embd": width, "position": "rope", "mlp": mlp,
     }  # fmt: skip
     training = {"tokens": 2**20, "batch_tokens": tokens, **way}
-    return Experiment.model_validate({"name": "int8", "model": model, "training": training})
+    data = {"tokenizer": "bytes"}
+    return Experiment(name="int8", model=model, data=data, training=training)
 
 
 def _make_step(of: Experiment) -> Callable[[], object]:
