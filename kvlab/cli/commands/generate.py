@@ -285,6 +285,8 @@ class _Chat:
                 self._take_line(line.rstrip("\n"))
             except ValueError as error:
                 print(error, file=sys.stderr)
+        if self._is_terminal:
+            print()  # after the prompt
         return 0
 
     def _read_line(self) -> str:
