@@ -190,13 +190,15 @@ def _check_driver(torch_cuda: str, driver: tuple[int, int] | None) -> Check:
 
 
 def _check_kernel_compiler() -> Check:
-    """Check what Triton needs for training.compile and for windows while training."""
+    """Check what Triton needs for training.compile, windows while training, and our kernels."""
     if importlib.util.find_spec("triton") is None:
-        text = "Triton is not installed: no training.compile, and windows train slowly"
+        text = (
+            "Triton is not installed: no training.compile, and windows, losses and steps are slow"
+        )
         return Check("compiler", "wrong", text, "pip install triton")
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     if compiler is None or shutil.which(compiler) is None:
-        text = "no C compiler, which Triton needs for training.compile and for windows"
+        text = "no C compiler, which Triton needs for training.compile and for kernels of kvlab"
         return Check("compiler", "wrong", text, "install gcc, or name one with CC")
     return Check("compiler", "ok", f"Triton, with {compiler}")
 
