@@ -35,6 +35,9 @@ OBJECT_STORE_BYTES = 80 * 2**20
 ANSWER_SECONDS = 90.0
 """Time for a machine to start a process and call a function in it."""
 
+START_ATTEMPTS = 3
+"""Of a local cluster. Ray gives its daemon 30 seconds, too few on a machine with other load."""
+
 _WORKER_DEATHS = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
@@ -159,17 +162,25 @@ class RayExecutor:
         if self._address is not None:
             self._raylet = _raylet_socket(ray.init(address=self._address, **quiet))
             return
-        self._reaper = Reaper()
-        _set_token()
-        context = ray.init(
-            address="local",
-            num_cpus=cpu_count(),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=self._reaper.folder,
-            **quiet,
-        )
-        self._raylet = _raylet_socket(context)
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            self._reaper = Reaper()
+            _set_token()
+            try:
+                context = ray.init(
+                    address="local",
+                    num_cpus=cpu_count(),
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=self._reaper.folder,
+                    **quiet,
+                )
+            except Exception as error:
+                if not attempts_left or "timed out during startup" not in str(error):
+                    raise
+                self._disconnect()
+            else:
+                self._raylet = _raylet_socket(context)
+                return
 
     def _disconnect(self) -> None:
         with contextlib.redirect_stdout(None):  # suppress Ray's shutdown output

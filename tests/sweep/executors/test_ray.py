@@ -2,7 +2,9 @@
 
 import psutil
 import pytest
+import ray
 
+from kvlab.errors import ResourceError
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors import make_executor
@@ -25,6 +27,25 @@ def cluster(scripts):
     yield executor
     executor.close()
     assert [process for process in children if process.is_running()] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "attempts"), [("The current node timed out during startup.", 3), ("no space", 1)]
+)
+def test_a_local_cluster_that_starts_too_slowly_is_started_again(
+    monkeypatch, scripts, message, attempts
+):
+    calls = []
+
+    def fail(**options):
+        calls.append(options["_temp_dir"])
+        raise Exception(message)
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(ResourceError, match=message):
+        make_executor("ray", scripts)
+    assert len(set(calls)) == len(calls) == attempts
 
 
 class TestRay(ExecutorContract):
