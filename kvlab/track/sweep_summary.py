@@ -130,7 +130,8 @@ CELLS_VIEW = "kvlab-cells"
 
 MAX_FACTOR_COLUMNS = 8
 
-_COLUMNS = ("kv/bytes", "speed/tpot_ms_p50")
+_CACHE_BYTES, _CURVE = "kv/bytes", "train/validation_loss"
+_COLUMNS = (_CACHE_BYTES, "speed/tpot_ms_p50")
 """Metrics beside the quality that the sweep decides by."""
 
 
@@ -188,13 +189,59 @@ def _page_state(
         "selectedColumns": columns,
         "columnOrder": columns,
         "columnWidths": {column: _column_width(column) for column in columns},
-        "runsHiddenMode": "FIRST_20_RUNS",
+        "runsHiddenMode": "SHOWALL",
+        **_chart_state(quality),
     }
     if grouped:
         keys = [{"mode": "tag", "groupByData": "kvlab.cell"}]
         state["selectedColumns"] = state["columnOrder"] = metrics
         state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     return state
+
+
+def _chart_state(quality: str) -> dict[str, Any]:
+    """Return the charts that the page's tab of charts begins with.
+
+    They are the front, the quality of every run, and its curve. Without them the tab begins with a
+    chart of a single point for each size of the cache. The page adds charts of all other metrics,
+    in sections by group.
+    """
+    section = {"uuid": "kvlab-answer", "name": "Answer", "display": True, "isReordered": True}
+    charts: list[dict[str, Any]] = [
+        {
+            "type": "SCATTER",
+            "displayName": f"{_CACHE_BYTES} against {quality}",
+            "xaxis": {"key": _CACHE_BYTES, "type": "METRIC"},
+            "yaxis": {"key": quality, "type": "METRIC"},
+        },
+        {"type": "BAR", "displayName": quality, "metricKey": quality},
+        {
+            "type": "LINE",
+            "displayName": _CURVE,
+            "metricKey": _CURVE,
+            "selectedMetricKeys": [_CURVE],
+            "xAxisKey": "step",
+            "xAxisScaleType": "linear",
+            "scaleType": "linear",
+            "lineSmoothness": 0,
+            "useGlobalXaxisKey": True,
+            "useGlobalLineSmoothing": True,
+            "range": {},
+        },
+    ]
+    shared = {
+        "metricSectionId": section["uuid"],
+        "isGenerated": False,
+        "deleted": False,
+        "runsCountToCompare": 100,
+    }
+    return {
+        "compareRunSections": [{**section, "isGenerated": False, "deleted": False}],
+        "compareRunCharts": [
+            {"uuid": f"kvlab-{chart['type'].lower()}", **shared, **chart} for chart in charts
+        ],
+        "isAccordionReordered": True,  # otherwise the page sorts the sections by name
+    }
 
 
 def _column(kind: str, name: str) -> str:

@@ -34,6 +34,12 @@ def test_the_page_opens_on_runs_with_factors_loss_and_cache_the_best_first():
         "metrics.`quality/loss_served`", "metrics.`kv/bytes`", "metrics.`speed/tpot_ms_p50`",
     ]  # fmt: skip
     assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`quality/loss_served`", True)
+    front, bars, curves = state["compareRunCharts"]
+    assert (front["xaxis"]["key"], front["yaxis"]["key"]) == ("kv/bytes", "quality/loss_served")
+    assert (bars["type"], bars["metricKey"]) == ("BAR", "quality/loss_served")
+    assert (curves["type"], curves["metricKey"]) == ("LINE", "train/validation_loss")
+    (section,) = state["compareRunSections"]
+    assert {chart["metricSectionId"] for chart in (front, bars, curves)} == {section["uuid"]}
     grouped = page_state(tags, "kvlab-cells")["groupBy"]["groupByKeys"]
     assert grouped == [{"mode": "tag", "groupByData": "kvlab.cell"}]
     assert view_address("http://h:1/", "7") == (
