@@ -152,9 +152,9 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
     )
     if is_aware:
         text += (
-            " Where training read K and V so, too, the same weights are decoded with K and V that"
-            " they never learned with: compare the served losses of cells for what training with"
-            " the rounding gains."
+            " A cell whose training rounded K and V, too, is compared with exact ones, which its"
+            " weights were not trained with. What such a training gains is the difference between"
+            " the served losses of two cells."
         )
     columns = (
         Column("cell"),
