@@ -18,7 +18,7 @@ def test_each_cell_is_compared_with_the_same_recipe_in_float(tmp_path):
     names = [column.title for column in table.columns]
     rows = [dict(zip(names, (c.text for c in row.cells), strict=True)) for row in table.rows]
     shown = [
-        (row["change"], row["of float (tokens/s)"], row["of float (peak memory)"], row["pairs"])
+        (row["change"], row["of float (speed)"], row["of float (peak memory)"], row["pairs"])
         for row in rows
     ]
     empty = rows[0]["change"]

@@ -19,7 +19,14 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.formatting import TIMES, format_difference, format_ratio, short_title
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    TIMES,
+    format_difference,
+    format_ratio,
+    format_significant,
+    short_title,
+)
 from kvlab.report.table_columns import (
     csv_only,
     mean_and_spread,
@@ -38,7 +45,7 @@ _FLOAT: dict[str, Any] = {
 }
 """Settings of a training without any quantization."""
 
-_COSTS = {"training_tokens_per_second": "tokens/s", "training_peak_bytes": "peak memory"}
+_COSTS = {"training_tokens_per_second": "speed", "training_peak_bytes": "peak memory"}
 
 Pairs = Mapping[Levels, Mapping[int, tuple[TrialRow, TrialRow]]]
 """Cell -> seed -> its trial, and that of the same recipe in float."""
@@ -100,7 +107,8 @@ def _table(study: Study, pairs: Pairs) -> Table:
         mean_column("change", METRICS[metric].unit, "paired difference from float"),
     ]
     for name, title in _COSTS.items():
-        columns.append(mean_column(title_with_unit(name, title), hint=METRICS[name].title))
+        unit = "MiB" if METRICS[name].unit == "bytes" else METRICS[name].unit
+        columns.append(mean_column(title, unit, METRICS[name].title))
         columns.append(Column(f"of float ({title})", True, "mean of the ratios at each seed"))
     columns.append(csv_only(Column("pairs", True)))
     rows = tuple(_row(study, levels, pairs.get(levels)) for levels in _order(study, pairs))
@@ -125,7 +133,7 @@ def _row(
         _change_cell(study.primary_metric, pairs),
     ]
     for name in _COSTS:
-        entries += [mean_cell(study, levels, name), _ratio_cell(name, pairs)]
+        entries += [_cost_cell(study, levels, name), _ratio_cell(name, pairs)]
     entries.append(cell(str(len(pairs)), len(pairs)) if found is not None else EMPTY_CELL)
     return Row(tuple(entries), study.cell_key(levels), "" if found is not None else "muted")
 
@@ -140,6 +148,20 @@ def _describe(study: Study, levels: Levels) -> Iterator[Cell]:
     yield cell(f"int8, {rounding}" if rounding else "float32")
     yield cell(str(quantized.get("kv_dtype", "model")))
     yield cell(str(record["kernel"])) if record.get("products") else EMPTY_CELL
+
+
+def _cost_cell(study: Study, levels: Levels, metric: str) -> Cell:
+    """Return a mean and its spread, of bytes in MiB."""
+    if METRICS[metric].unit != "bytes":
+        return mean_cell(study, levels, metric)
+    values = [value / 2**20 for value in study.values(levels, metric).values()]
+    if not values:
+        return EMPTY_CELL
+    mean, spread = mean_and_spread(values)
+    text = format_significant(mean)
+    if spread is not None:
+        text += f" {PLUS_MINUS} {format_significant(spread)}"
+    return Cell(text, mean, csv=(mean, spread))
 
 
 def _values(metric: str, pairs: Sequence[tuple[TrialRow, TrialRow]]) -> list[tuple[float, float]]:
@@ -157,7 +179,7 @@ def _change_cell(metric: str, pairs: Sequence[tuple[TrialRow, TrialRow]]) -> Cel
     mean, spread = mean_and_spread(changes)
     text = format_difference(metric, mean)
     if spread is not None:
-        text += f" \N{PLUS-MINUS SIGN} {format_difference(metric, spread).lstrip('+')}"
+        text += f" {PLUS_MINUS} {format_difference(metric, spread).lstrip('+')}"
     return Cell(text, mean, csv=(mean, spread))
 
 
