@@ -114,6 +114,19 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
         hint = f"use {facts.held_out_bytes:,} or less, {_MORE_HELD_OUT}"
         message = f"{text} text has {facts.held_out_bytes:,}; {hint}"
         yield Shortage("evaluation.loss_bytes", message)
+    yield from _find_load_shortages(experiment, held)
+
+
+def _find_load_shortages(experiment: Experiment, held: int) -> Iterator[Shortage]:
+    load = experiment.benchmark.conversations
+    required = 0 if load is None else load.count_text_tokens(experiment.model.block_size)
+    if load is not None and required > held:
+        name, value = ("count", load.count) if load.trace is None else ("trace", load.trace)
+        key = f"benchmark.conversations.{name}"
+        text = f"{key} = {value} needs {required:,} held-out tokens, so that each stretch of text"
+        text = f"{text} begins at a place of its own, and the text has {held:,}"
+        text = f"{text}; use fewer, {_MORE_HELD_OUT}"
+        yield Shortage(key, text)
 
 
 _MORE_HELD_OUT = "raise data.validation_fraction or give more text"

@@ -1,4 +1,4 @@
-"""Figures of benchmark lines: latency and throughput curves, and the roofline.
+"""Figures of benchmark lines: latency and throughput curves, the roofline, and reuse between turns.
 
 `kvlab bench --plots` draws them too, from the lines of one benchmark.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.report.document import Figure
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
-from kvlab.report.formatting import format_significant
+from kvlab.report.formatting import format_binary_size, format_significant
 
 Lines = Iterable[Mapping[str, Any]]
 """`kvlab.benchmark.measurement.Measurement` as plain data, possibly without its defaults."""
@@ -171,3 +171,73 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Figure | None:
         " fits the processor's caches, or the machine was busy then."
     )
     return Figure("roofline", caption, caption, plot)
+
+
+def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> Iterator[Figure]:
+    """Yield the hit rate of prefix caches by their bytes, and by turn, beside the upper bound.
+
+    Args:
+        keys: see `benchmark_figures`.
+        set_up: at which budget the turns were measured, as a part of the caption.
+    """
+    all_lines = list(lines)
+    bounds = [line["value"] for line in all_lines if line["metric"] == "hit_rate_exact"]
+    for name, x_axis, caption in (
+        ("budget", Axis("prefix cache (bytes)", "bytes"),
+         "Hit rate against the bytes of the prefix cache."),
+        ("turn", Axis("turn of the conversation"), f"Hit rate by turn{set_up}."),
+    ):  # fmt: skip
+        field = "budget_bytes" if name == "budget" else "turn"
+        curves = _collect_curves(all_lines, f"{name}_hit_rate", field)
+        ends = [x for curve in curves.values() for x in curve]
+        if len(set(ends)) < 2:
+            continue
+        limits = _collect_curves(all_lines, "turn_hit_rate_exact", "turn")
+        limit = next(iter(limits.values()), {})
+        if name == "budget":
+            limit = dict.fromkeys((min(ends), max(ends)), bounds[0]) if bounds else {}
+        yield _reuse_figure(f"reuse-{name}s", curves, limit, x_axis, caption, keys)
+
+
+def _collect_curves(lines: Lines, metric: str, field: str) -> dict[str, dict[int, float]]:
+    """Return the values of a metric by variant and by a field of the lines."""
+    curves: dict[str, dict[int, float]] = {}
+    for line in lines:
+        if line["metric"] == metric and line.get(field):
+            curves.setdefault(line["variant"], {})[line[field]] = line["value"]
+    return curves
+
+
+def _reuse_figure(
+    name: str,
+    curves: Mapping[str, Mapping[int, float]],
+    limit: Mapping[int, float],
+    x_axis: Axis,
+    caption: str,
+    keys: Mapping[str, str],
+) -> Figure:
+    """Plot hit rates; variants of equal curves share a line."""
+    equal: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for variant, curve in curves.items():
+        equal.setdefault(tuple(sorted(curve.items())), []).append(variant)
+    layers = []
+    for number, (points, variants) in enumerate(list(equal.items())[: len(SERIES)]):
+        label, key = ", ".join(variants), keys.get(variants[0], "")
+        drawn = tuple(_reuse_point(x, share, label, x_axis, key) for x, share in points)
+        layers.append(Line(label, drawn, SERIES[number], dashed=number % 2 == 1))
+    if limit:
+        title = "upper bound: any earlier turn"
+        drawn = tuple(_reuse_point(x, y, title, x_axis, "") for x, y in sorted(limit.items()))
+        layers.append(Line(title, drawn, "muted", dashed=True))
+    ranges = "; ".join(
+        f"{layer.name}: {format_significant(layer.points[0].y)}%"
+        f" to {format_significant(layer.points[-1].y)}%"
+        for layer in layers
+    )
+    plot = Plot(x_axis, Axis("prompt tokens found (%)"), tuple(layers))
+    return Figure(name, caption, f"{caption} {ranges}.", plot)
+
+
+def _reuse_point(x: int, share: float, label: str, x_axis: Axis, key: str) -> Point:
+    place = format_binary_size(x) if x_axis.kind == "bytes" else f"turn {x}"
+    return Point(float(x), 100 * share, (label, place, f"{100 * share:.2f}% of prompts"), key)

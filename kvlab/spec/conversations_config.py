@@ -294,6 +294,20 @@ class ConversationsConfig(SpecModel):
             text = f"and reply_tokens may exceed block_size = {block_size} in the first turn"
             yield "prompt_tokens", f"{text}; lower a max"
 
+    def count_text_tokens(self, block_size: int) -> int:
+        """Return how many tokens of text are enough for the load: each stretch begins at a place
+        of its own.
+
+        Raises:
+            LookupError: the trace cannot be read.
+        """
+        if self.trace is None:
+            return block_size + self.count
+        trace = read_trace(self.trace, self.count)
+        blocks = {name for request in trace.requests for name in request.blocks}
+        longest = max(block_size, self.block_tokens or trace.block_tokens)
+        return longest + len(blocks) + len(trace.requests)
+
     def identity(self) -> dict[str, Any]:
         """Return what is measured: a trace enters by its contents."""
         facts = super().identity()

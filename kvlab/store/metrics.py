@@ -442,7 +442,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
         " the whole load at benchmark.conversations.budget; FLOPs are by formula. Times, and the"
         " losses of the replies, are of the first conversations, which the model serves warm (K/V"
         " of earlier turns restored) and cold (the whole prompt computed again).",
-        ("reuse", "effects"),
+        ("reuse",),
     ),
     MetricFamily(
         "Training",

@@ -275,11 +275,16 @@ def _make_progress_printer(options: argparse.Namespace) -> Callable[[str], None]
 
 def _write_plots(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.fs.atomic_files import write_atomic
-    from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
+    from kvlab.report.benchmark_plots import (
+        benchmark_figures,
+        reuse_figures,
+        roofline_figure,
+    )
     from kvlab.report.figures.axes import render_files
 
     dumped = [line.model_dump() for line in lines]
-    for figure in filter(None, [*benchmark_figures(dumped), roofline_figure(dumped, {})]):
+    figures = [*benchmark_figures(dumped), roofline_figure(dumped, {}), *reuse_figures(dumped, {})]
+    for figure in filter(None, figures):
         svg, png = render_files(figure.plot, figure.name)
         for kind, data in (("svg", svg), ("png", png)):
             write_atomic(folder / f"{figure.name}.{kind}", data)

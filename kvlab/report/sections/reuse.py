@@ -7,6 +7,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import cell_lines
+from kvlab.report.benchmark_plots import reuse_figures
 from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
@@ -22,7 +23,7 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
+from kvlab.report.figures.plot import SERIES
 from kvlab.report.formatting import (
     PLUS_MINUS,
     display_unit,
@@ -30,7 +31,6 @@ from kvlab.report.formatting import (
     format_difference,
     format_fixed,
     format_metric,
-    format_significant,
 )
 from kvlab.report.table_columns import (
     join_names,
@@ -229,69 +229,15 @@ def _by_budget(lines: Lines, metric: str) -> dict[int, float]:
     }
 
 
-def _by_turn(lines: Lines, metric: str) -> dict[int, float]:
-    return {line["turn"]: line["value"] for line in lines if line["metric"] == metric}
-
-
-# Figures
-
-
 def _figures(study: Study, lines: Mapping[Levels, Lines]) -> Iterator[Figure]:
-    """Yield the hit rate by budget and by turn. Cells of equal curves share a line; drawn are those
-    that differ least from the baseline, as many lines as there are colours."""
+    """Yield the hit rate by budget and by turn, of the cells that differ least from the baseline.
+
+    Equal curves share a line, so more cells are drawn than there are colours.
+    """
     drawn = sorted(lines, key=study.n_changed_factors)[:MAX_DRAWN]
-    bound = study.mean(drawn[0], "reuse_hit_rate_exact")
-    curves = {levels: _by_budget(lines[levels], "budget_hit_rate") for levels in drawn}
-    if any(len(curve) > 1 for curve in curves.values()):
-        ends = [budget for curve in curves.values() for budget in curve]
-        limit = {} if bound is None else dict.fromkeys((min(ends), max(ends)), bound)
-        yield _curve_figure(
-            study, "reuse-budgets", curves, limit, Axis("prefix cache (bytes)", "bytes"),
-            "Hit rate against the bytes of the prefix cache.", format_binary_size,
-        )  # fmt: skip
-    turns = {levels: _by_turn(lines[levels], "turn_hit_rate") for levels in drawn}
-    if any(len(curve) > 1 for curve in turns.values()):
-        limit = _by_turn(lines[drawn[0]], "turn_hit_rate_exact")
-        yield _curve_figure(
-            study, "reuse-turns", turns, limit, Axis("turn of the conversation"),
-            f"Hit rate by turn, with {_describe_budget(study)}.", lambda turn: f"turn {turn}",
-        )  # fmt: skip
-
-
-def _curve_figure(
-    study: Study,
-    name: str,
-    curves: Mapping[Levels, Mapping[int, float]],
-    limit: Mapping[int, float],
-    x_axis: Axis,
-    caption: str,
-    describe: Any,
-) -> Figure:
-    equal: dict[tuple[tuple[int, float], ...], list[Levels]] = {}
-    for levels, curve in curves.items():
-        if curve:
-            equal.setdefault(tuple(sorted(curve.items())), []).append(levels)
-    layers = []
-    for number, (points_of, cells) in enumerate(list(equal.items())[: len(SERIES)]):
-        label, key = ", ".join(map(study.label, cells)), study.cell_key(cells[0])
-        points = tuple(_points(dict(points_of), label, key, describe))
-        layers.append(Line(label, points, SERIES[number], dashed=number % 2 == 1))
-    if limit:
-        title = "upper bound: any earlier turn"
-        layers.append(Line(title, tuple(_points(limit, title, "", describe)), "muted", dashed=True))
-    ranges = "; ".join(
-        f"{layer.name}: {format_significant(layer.points[0].y)}%"
-        f" to {format_significant(layer.points[-1].y)}%"
-        for layer in layers
-    )
-    plot = Plot(x_axis, Axis("prompt tokens found (%)"), tuple(layers))
-    return Figure(name, caption, f"{caption} {ranges}.", plot)
-
-
-def _points(curve: Mapping[int, float], label: str, key: str, describe: Any) -> Iterator[Point]:
-    for x, share in sorted(curve.items()):
-        tip = (label, describe(x), f"{format_fixed(100 * share, 2)}% of the prompts' tokens")
-        yield Point(float(x), 100 * share, tip, key)
+    keys = {study.label(levels): study.cell_key(levels) for levels in drawn}
+    drawn_lines = [line for levels in drawn for line in lines[levels]]
+    yield from reuse_figures(drawn_lines, keys, f", with {_describe_budget(study)}")
 
 
 # How it is measured
