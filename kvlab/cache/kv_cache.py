@@ -43,8 +43,9 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
-        self._pass_starts: list[list[int]] = [[] for _ in range(batch_size)]
         self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
+        # after the buffers, which a batch that is too large does not get
+        self._pass_starts: list[list[int]] = [[] for _ in range(batch_size)]
 
     @property
     def _evicts(self) -> bool:
