@@ -163,13 +163,22 @@ class KIVIBuffer(SlotBuffer):
     def find_crop_problem(self, length: int, longest: int) -> str | None:
         kept, stored = (self._first_full(n) for n in (length, longest))
         first_seen = 0 if self.window is None else max(0, length - self.window + 1)
-        first_full = max(kept, first_seen)
-        if first_full < min(length, longest - self.size):
+        if self._first_needed(length) < min(length, longest - self.size):
             return f"keeps the last {self.size} of {longest} tokens in full precision"
         group = self.rule.group
         if first_seen < kept and first_seen // group < stored // group - self.block_count:
             return f"keeps the last {self.block_count} blocks of {group} tokens"
         return None
+
+    def _first_needed(self, length: int) -> int:
+        """Return the first token whose full precision is needed to go on from ``length`` tokens.
+
+        A block that reaches into the window is quantized with the tokens that have left it.
+        """
+        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
+        if not self.quantizes:
+            return first_seen
+        return max(self._first_full(length), first_seen // self.rule.group * self.rule.group)
 
     def _first_full(self, length: int) -> int:
         return self.rule.quantized_tokens(length) if self.quantizes else 0
@@ -183,7 +192,7 @@ class KIVIBuffer(SlotBuffer):
     def list_snapshot(self, length: int) -> list[EntryRange]:
         first_seen = 0 if self.window is None else max(0, length - self.window + 1)
         first_full, group = self._first_full(length), self.rule.group
-        full = list_ring_entries(max(first_seen, first_full), length, self.size)
+        full = list_ring_entries(self._first_needed(length), length, self.size)
         ranges = [(self.full, full)] if full else []
         if self.window is not None and first_seen < first_full:
             entries = first_seen // group, first_full // group, self.block_count

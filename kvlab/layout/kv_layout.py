@@ -178,13 +178,16 @@ class KVLayout:
         layer = self.layers[slot]
         first_seen = 0 if layer.window is None else max(0, length - layer.window + 1)
         if self.blocks is not None:
-            does_quantize = self.blocks.quantizes(layer.window)
-            first_full = self.blocks.quantized_tokens(length) if does_quantize else 0
-            full = (length - max(first_seen, first_full)) * self._full_token_bytes(slot, dtype)
-            if layer.window is None or first_full <= first_seen:
+            group, full_bytes = self.blocks.group, self._full_token_bytes(slot, dtype)
+            if not self.blocks.quantizes(layer.window):
+                return (length - first_seen) * full_bytes
+            # a block that reaches into the window is quantized with tokens that have left it
+            first_block = first_seen // group
+            first_full = self.blocks.quantized_tokens(length)
+            full = (length - max(first_block * group, first_full)) * full_bytes
+            if layer.window is None:
                 return full
-            count = first_full // self.blocks.group - first_seen // self.blocks.group
-            return full + count * self._block_bytes(slot)
+            return full + max(0, first_full // group - first_block) * self._block_bytes(slot)
         if layer.window is not None:
             sinks = min(layer.sink_tokens, length)
             return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)

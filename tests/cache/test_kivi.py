@@ -110,6 +110,21 @@ def test_codes_are_within_half_a_step_and_extremes_stay(per_byte, levels, group)
     assert error.max() > 0.2 * spread.max() / levels
 
 
+def test_a_crop_needs_all_tokens_of_a_block_that_the_window_cuts():
+    """At 40 tokens token 32 has left the window of 8, and is quantized with its block at 42."""
+    model = random_model(ModelConfig(**SHAPE, attention_pattern="GLL", window=8))
+    serving = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=2)
+    words = torch.randint(0, 29, (1, 46), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        whole = model(words, cache=model.new_cache(1, 46, serving))
+        cache = model.new_cache(1, 46, serving)
+        model(words[:, :42], cache=cache)
+        cache.crop(40)
+        assert (model(words[:, 40:43], cache=cache) - whole[:, 40:43]).abs().max() < 1e-10
+        with pytest.raises(CacheError, match="keeps the last 10 of 43 tokens in full precision"):
+            cache.crop(40)
+
+
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_decoding_goes_on_from_a_crop_a_reset_and_copies_of_rows(config):
     model = random_model(config)
