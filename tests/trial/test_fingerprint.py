@@ -125,6 +125,7 @@ OTHER = {
     "benchmark.parts": ["energy"],
     "benchmark.memory": 10**9,
     "benchmark.retime": "never",
+    "benchmark.conversations": {"turns": 1, "prompt_tokens": 4, "reply_tokens": 4},
     "resources.cpus": 2.0,
     "resources.gpus": 1.0,
     "resources.workers": 2,
