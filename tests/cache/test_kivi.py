@@ -112,7 +112,7 @@ def test_codes_are_within_half_a_step_and_extremes_stay(per_byte, levels, group)
 
 def test_a_crop_needs_all_tokens_of_a_block_that_the_window_cuts():
     """At 40 tokens token 32 has left the window of 8, and is quantized with its block at 42."""
-    model = random_model(ModelConfig(**SHAPE, attention_pattern="GLL", window=8))
+    model = random_model(ModelConfig(**SHAPE, attention_pattern="L", window=8))
     serving = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=2)
     words = torch.randint(0, 29, (1, 46), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
