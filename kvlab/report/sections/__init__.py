@@ -8,22 +8,19 @@ from kvlab.analysis.study import Study
 from kvlab.report.document import Section
 from kvlab.report.sections.answer import report_answer
 from kvlab.report.sections.cells_table import report_cells
-from kvlab.report.sections.equal_memory import report_equal_memory
+from kvlab.report.sections.downstream_tasks import report_hellaswag, report_lm_eval
 from kvlab.report.sections.factors import report_factors
-from kvlab.report.sections.failed_trials import report_divergence, report_failures
-from kvlab.report.sections.hellaswag_accuracy import report_hellaswag
 from kvlab.report.sections.interactions import report_interactions
 from kvlab.report.sections.interval_widths import report_interval_widths
 from kvlab.report.sections.kv_memory import report_memory
-from kvlab.report.sections.lm_eval_tasks import report_lm_eval
 from kvlab.report.sections.looks import report_looks
 from kvlab.report.sections.loss_curves import report_loss_curves
 from kvlab.report.sections.main_effects import report_effects
 from kvlab.report.sections.matched_sizes import report_matched_sizes
-from kvlab.report.sections.pareto_fronts import report_pareto
+from kvlab.report.sections.pareto_fronts import report_equal_memory, report_pareto
 from kvlab.report.sections.probes import report_probes
 from kvlab.report.sections.projection import report_projection
-from kvlab.report.sections.provenance_table import report_provenance
+from kvlab.report.sections.provenance import report_divergence, report_failures, report_provenance
 from kvlab.report.sections.quantized_training import report_quantized_training
 from kvlab.report.sections.reuse import report_reuse
 from kvlab.report.sections.roofline_table import report_roofline

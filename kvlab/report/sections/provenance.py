@@ -1,4 +1,6 @@
-"""Divergence by level, and failures and retries: the trials without measurements."""
+"""Provenance: how to reproduce the numbers, and which trials have none."""
+
+from collections import Counter
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
@@ -6,7 +8,9 @@ from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
+    Block,
     Cell,
+    Code,
     Column,
     Content,
     Row,
@@ -16,6 +20,56 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
+from kvlab.report.record_warnings import count_values, list_warnings
+
+
+def report_provenance(study: Study) -> Section:
+    """List commands, versions, devices, data and the sweep's YAML."""
+    contents: list[Content] = [
+        paragraph("Computed by ", Code(str(study.sweep.get("command") or "kvlab submit")), "."),
+        paragraph(
+            "This report is a pure function of the record; the same record gives the same bytes."
+            " Make it again with ",
+            Code(f"kvlab report {study.name}{_sections_option(study)}"),
+            ". ",
+            Code(f"kvlab explain NUMBER --sweep {study.name}"),
+            " follows a number of it to its trials, and computes it again.",
+        ),
+    ]
+    recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
+    if recorded:
+        counts = count_values(recorded)
+        contents += list_warnings(study)
+        contents.append(_table(counts))
+    for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
+        if study.sweep.get(key):
+            contents.append(Block(title, str(study.sweep[key]), "yaml"))
+    return Section("Provenance", tuple(contents), is_appendix=True)
+
+
+def _sections_option(study: Study) -> str:
+    """Return the option that selects these sections, if they are not the sweep's own."""
+    own_sections = (study.sweep.get("report") or {}).get("sections")
+    if study.sections is None or list(study.sections) == own_sections:
+        return ""
+    return f" --sections {','.join(study.sections)}"
+
+
+def _table(counts: dict[str, Counter[str]]) -> Table:
+    rows = [
+        Row((cell(name), Cell(value, value, code=True), cell(f"{count:,}", count)))
+        for name, values in counts.items()
+        for value, count in sorted(values.items())
+    ]
+    columns = (Column("what"), Column("value"), Column("trials", True))
+    caption = (
+        f"What ran, over {format_count(max(sum(v.values()) for v in counts.values()), 'trial')}."
+    )
+    return Table("provenance", caption, columns, tuple(rows))
+
+
+# Failures and retries
+
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
