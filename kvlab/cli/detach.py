@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvlab.cli.shared_arguments import default_store, project_path, read_sweep
+from kvlab.cli.project_folders import default_store, project_path
+from kvlab.cli.shared_arguments import read_sweep
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep

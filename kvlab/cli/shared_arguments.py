@@ -1,7 +1,4 @@
-"""Arguments that several commands share: options, types of values, sweeps, the project's folders.
-
-The record and the reports of a project are found from any folder below it.
-"""
+"""Arguments that several commands share: options, types of values, sweeps."""
 
 import argparse
 import os
@@ -12,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kvlab.cli.project_folders import default_store, find_project_root, project_path
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
 from kvlab.store.metrics import METRICS
@@ -281,27 +279,3 @@ def _find_metric_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 # Places
-
-
-def find_project_root() -> Path:
-    """Return the nearest folder, from this one upwards, that holds a project; else this one.
-
-    A project has the folders ``sweeps`` and ``experiments``, or a record in ``runs``.
-    """
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        record = folder / "runs"
-        if all((folder / name).is_dir() for name in ("sweeps", "experiments")) or all(
-            (record / name).is_dir() for name in ("sweeps", "trials")
-        ):
-            return folder
-    return here
-
-
-def project_path(name: str) -> str:
-    """Return a folder of the project as seen from here: ``runs``, or ``../runs`` from below."""
-    return os.path.relpath(find_project_root() / name)
-
-
-def default_store() -> str:
-    return os.environ.get("KVLAB_STORE") or project_path("runs")

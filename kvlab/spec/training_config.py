@@ -182,6 +182,7 @@ class TrainingConfig(SpecModel):
         description="Of the residual stream, which every layer reads and adds to, under precision:"
         " bfloat16. bfloat16 moves and keeps half the bytes, and rounds each sum.",
         examples=["bfloat16"],
+        json_schema_extra={"given": {"precision": "bfloat16"}},
     )
     int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = Field(
         default=(),

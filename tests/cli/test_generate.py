@@ -281,12 +281,13 @@ def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(trial, model, monkeypatch, ca
     stopped = [*text, *continue_text(model, text, 3)]
     text = [*stopped, *BYTES.encode("c\n")]
     words = ("--new-tokens", "8", "--show-reuse")
+    handler = signal.getsignal(signal.SIGINT)
     replies, said = chat(monkeypatch, capsys, trial, ["ab", "^C", "c"], *words, presses=(2,))
     both = [show(stopped[3:]), show(continue_text(model, text, 8))]
     assert "\n".join(replies) == "\n".join(both)
     assert "took over 6 of 8 tokens" in said
     assert "Ctrl-D ends the chat" in said
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_second_ctrl_c_drops_the_turn_and_the_chat_goes_on(trial, model, monkeypatch, capsys):

@@ -107,6 +107,7 @@ class FullRecord(Record):
             found[f"hellaswag_lmeval_{name}"] = 0.3 + 0.1 * index
         found |= {"peak_bytes_activations": 10**6 + seed, "tpot_ms_p99": 2.0 + seed}
         found |= {"tpot_ms_uncached_p50": 3.0 + seed, "training_tokens_per_second": 1000.0 + seed}
+        found |= {"training_peak_bytes": (20 + seed) * 2**20}
         found |= {"kv_dtype_loss_change": 1e-3 + 1e-4 * seed, "kv_dtype_logit_rms": 0.01}
         found |= {
             "evicted_share": 0.25,
@@ -156,6 +157,7 @@ BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
+    "quantized-training": ("cell", "int8 products", "weights", "K/V", "kernel"),
     "ablation": ("cell", "verdict"),
     "cells": (*FACTORS, "verdict"),
     "effects": ("factor", "level", "against", "verdict", "error"),

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvlab.cli.commands import COMMANDS
-from kvlab.cli.shared_arguments import default_store, find_project_root
+from kvlab.cli.project_folders import default_store, find_project_root
 
 _BASH = """\
 _kvlab() {
