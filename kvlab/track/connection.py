@@ -70,6 +70,8 @@ def silence_mlflow() -> None:
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # It prints the traceback of what it raises; kvlab reports that in a line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def connect(store: Path, uri: str) -> "MlflowClient":

@@ -80,6 +80,7 @@ def test_random_conversations_equal_cold_runs_and_a_plain_reference(number):
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_more_random_conversations_equal_cold_runs_and_a_plain_reference():
     for number in range(MORE_SESSIONS):
         Session(number).run()

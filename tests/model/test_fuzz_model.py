@@ -26,5 +26,6 @@ def test_every_logit_agrees_without_the_cpu_kernels():
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_every_logit_of_many_more_cases_agrees(code_path):  # noqa: ARG001
     check_cases(CASES, MORE_CASES)
