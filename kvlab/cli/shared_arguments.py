@@ -276,6 +276,3 @@ def _find_metric_problems(sweep: Sweep) -> Iterator[Problem]:
         elif info.unit == "bytes" and margin < 1:
             text += f" is less than one byte, the unit of {metric}; give a number of bytes"
             yield document.problem(("decide", "margin"), text)
-
-
-# Places
