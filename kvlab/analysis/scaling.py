@@ -22,7 +22,7 @@ from functools import cached_property
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.matched_pairs import Cells, Factors, average_by_training, name_trainings
 from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors
-from kvlab.analysis.statistics import ALPHA, Estimate, estimate, t_quantile
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import judge_family
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
@@ -119,7 +119,7 @@ class SizeLaw:
         """Return the mean of the lines at a size, with its t interval over seeds."""
         values = self.by_seed(parameters)
         value, variance = _mean_and_variance(values)
-        half_width = t_quantile(1 - alpha / 2, self.seeds - 1) * (variance / self.seeds) ** 0.5
+        half_width = t_quantile(1 - alpha / 2, self.seeds - 1) * math.sqrt(variance / self.seeds)
         return Prediction(parameters, value, value - half_width, value + half_width)
 
     def predict(self, parameters: float, alpha: float = ALPHA) -> Prediction:
@@ -176,7 +176,7 @@ def check_range(target: float, sizes: Sequence[float]) -> None:
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
     mean = sum(values) / len(values)
-    return mean, sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return mean, sum_squares(values, mean) / max(1, len(values) - 1)
 
 
 @dataclass(frozen=True)
@@ -388,4 +388,4 @@ def slope_errors(
 
 def _own_error(slopes: Mapping[int, float]) -> StandardError:
     _, variance = _mean_and_variance(list(slopes.values()))
-    return StandardError((variance / len(slopes)) ** 0.5, len(slopes) - 1)
+    return StandardError(math.sqrt(variance / len(slopes)), len(slopes) - 1)

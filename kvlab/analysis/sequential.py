@@ -26,7 +26,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvlab.analysis.statistics import normal_cdf, t_cdf, t_quantile
+from kvlab.analysis.statistics import normal_cdf, sum_squares, t_cdf, t_quantile
 from kvlab.analysis.verdicts import VERDICTS, judge_interval
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def spent_alpha(fraction: float, alpha: float) -> float:
     """Return the error that may be spent when a fraction of the seeds is there."""
     from scipy.special import ndtri  # type: ignore[import-untyped]
 
-    return 2 * normal_cdf(float(ndtri(alpha / 2)) / fraction**0.5)
+    return 2 * normal_cdf(float(ndtri(alpha / 2)) / math.sqrt(fraction))
 
 
 @lru_cache(maxsize=100_000)
@@ -94,9 +94,9 @@ def _earlier_statistics(
     sums, squares = _centred_sums(sizes)
     rows = []
     for size, partial_sum, partial_squares in zip(sizes[:-1], sums, squares, strict=True):
-        mean = statistics / sizes[-1] ** 0.5 + partial_sum / size
+        mean = statistics / math.sqrt(sizes[-1]) + partial_sum / size
         variance = (partial_squares - partial_sum**2 / size) / (size - 1)
-        rows.append(mean * size**0.5 / np.sqrt(variance))
+        rows.append(mean * math.sqrt(size) / np.sqrt(variance))
     return np.array(rows)
 
 
@@ -220,9 +220,9 @@ class Looks:
         if count < 2:
             return state
         mean = sum(differences) / count
-        variance = sum((number - mean) ** 2 for number in differences) / (count - 1)
+        variance = sum_squares(differences, mean) / (count - 1)
         rounding = 1e-12 * max(map(abs, differences))
-        error = (variance / count) ** 0.5 if variance > rounding**2 else 0.0
+        error = math.sqrt(variance / count) if variance > rounding**2 else 0.0
         sizes = (*state.sizes, count)
         reach = self._bound(sizes, self.alpha / self.claims) * error if error else 0.0
         state = ClaimState(sizes, mean, error, low=mean - reach, high=mean + reach)
@@ -270,12 +270,12 @@ class Looks:
         if 2 * count < maximum:
             return False
         sizes = (*state.sizes, *(size for size in self.sizes if size > count))
-        expected = state.statistic * (maximum / count) ** 0.5
-        spread = ((maximum - count) / count) ** 0.5
+        expected = state.statistic * math.sqrt(maximum / count)
+        spread = math.sqrt((maximum - count) / count)
         bound = self._bound(sizes, state.level)
         power = normal_cdf((expected - bound) / spread) + normal_cdf((-expected - bound) / spread)
         if self.margin is not None:
-            error = state.error * (count / maximum) ** 0.5  # as it will be at the last look
+            error = state.error * math.sqrt(count / maximum)  # as it will be at the last look
             room = self.margin / error - self._bound(sizes, self.alpha / self.claims)
             cost = -expected if self.better == "higher" else expected
             power += normal_cdf((room - cost) / spread)

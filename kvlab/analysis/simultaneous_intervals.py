@@ -103,7 +103,7 @@ def _larger_error(
 ) -> StandardError:
     if pooled >= own:
         return StandardError(pooled, pooled_df, is_pooled=not is_alone)
-    return StandardError(own, 1.0 if own_df == 1 else (pooled_df * own_df) ** 0.5)
+    return StandardError(own, 1.0 if own_df == 1 else math.sqrt(pooled_df * own_df))
 
 
 def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> "Array":
@@ -212,15 +212,15 @@ def pool_errors_of_means(
     errors = []
     for one, count, is_pooled in zip(residuals, counts.tolist(), pools, strict=True):
         own = float((one**2).sum()) / (count - 1)
-        between = max(1.0, (pooled.df * (count - 1)) ** 0.5)
+        between = max(1.0, math.sqrt(pooled.df * (count - 1)))
         if not is_pooled:
-            errors.append(StandardError((own / count) ** 0.5, count - 1))
+            errors.append(StandardError(math.sqrt(own / count), count - 1))
         elif pooled.variance >= own:
             full = count == len(seeds)
-            error = (pooled.variance / count) ** 0.5
+            error = math.sqrt(pooled.variance / count)
             errors.append(StandardError(error, pooled.df if full else between, is_pooled=True))
         else:
-            errors.append(StandardError((own / count) ** 0.5, between))
+            errors.append(StandardError(math.sqrt(own / count), between))
     return errors
 
 

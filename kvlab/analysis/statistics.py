@@ -12,7 +12,8 @@ patterns of signs are counted, which at one seed is McNemar's test. It describes
 items, not another draw of seeds.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +35,15 @@ MAX_EXACT_SUM = 200_000
 _FLIPS = 100_000
 
 EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
+
+
+def sum_squares(values: Iterable[float], center: float = 0.0) -> float:
+    """Return the sum of squared differences from ``center``, to the bit the same on every machine.
+
+    Products and square roots are rounded correctly everywhere; powers differ in their last digit
+    between processors, and so would the tables of a report.
+    """
+    return sum((value - center) * (value - center) for value in values)
 
 
 @dataclass(frozen=True)
@@ -80,12 +90,12 @@ def estimate(
         return Estimate(0.0, "identical")
     if count == 1:
         return Estimate(value, "one seed", low=value, high=value)
-    variance = sum((number - value) ** 2 for number in differences) / (count - 1)
+    variance = sum_squares(differences, value) / (count - 1)
     if variance <= rounding**2:
         if in_steps:
             return Estimate(value, "unvaried", low=value, high=value)
         return Estimate(value, "exact", low=value, high=value, p=0.0)
-    standard_error, df = (variance / count) ** 0.5, count - 1
+    standard_error, df = math.sqrt(variance / count), count - 1
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * standard_error
     p = 2 * t_cdf(-abs(value) / standard_error, df)
     return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)
@@ -121,8 +131,8 @@ def spread_factors(df: float) -> tuple[float, float]:
     """Return the 95% interval of the true standard error, in multiples of the estimated one."""
     tail = (1 - CONFIDENCE) / 2
     return (
-        (df / chi_square_quantile(1 - tail, df)) ** 0.5,
-        (df / chi_square_quantile(tail, df)) ** 0.5,
+        math.sqrt(df / chi_square_quantile(1 - tail, df)),
+        math.sqrt(df / chi_square_quantile(tail, df)),
     )
 
 
@@ -215,7 +225,7 @@ def _binomial_masses(count: int, share: float) -> "tuple[int, NDArray[np.float64
     import numpy as np
     from scipy.special import gammaln, xlogy  # type: ignore[import-untyped]
 
-    reach = 10 * (count * share * (1 - share)) ** 0.5 + 50
+    reach = 10 * math.sqrt(count * share * (1 - share)) + 50
     first = max(0, int(count * share - reach))
     heads = np.arange(first, min(count, int(count * share + reach)) + 1)
     ways = gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1)

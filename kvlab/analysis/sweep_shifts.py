@@ -7,6 +7,7 @@ estimates are independent (Welch 1947). Everything that is compared is one famil
 method with simultaneous intervals.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -235,5 +236,5 @@ def _welch(one: _Sample, other: _Sample) -> Shift:
     if kind != "tested" or "unvaried" in (one.kind, other.kind):
         return Shift(value, "unvaried" if kind == "tested" else kind, seeds, None, value, value)
     parts = sum(v**2 / e.df for v, e in zip(variances, (one.error, other.error), strict=True))
-    error = StandardError(sum(variances) ** 0.5, sum(variances) ** 2 / parts)
+    error = StandardError(math.sqrt(sum(variances)), sum(variances) ** 2 / parts)
     return Shift(value, kind, seeds, error)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvlab.analysis.statistics import sum_squares
+
 MAX_ADDED = 3
 """Values that may be added to a grid, where its best is at an edge or beside a divergence."""
 
@@ -189,7 +191,7 @@ def _fit_vertex(points: Sequence[TunedPoint], seeds: Sequence[int]) -> Optimum |
     if len(seeds) > 1:
         # the vertex is a ratio of two means over seeds: its error by the delta method
         residuals = [own + 2 * vertex * bend for own, bend in curves]
-        variance = sum(r**2 for r in residuals) / (len(seeds) - 1) / len(seeds)
+        variance = sum_squares(residuals) / (len(seeds) - 1) / len(seeds)
         error = math.sqrt(variance) / (2 * curvature)
     loss = points[1].mean(seeds) - slope**2 / (4 * curvature)
     return Optimum(round_setting(math.exp(middle + vertex)), loss, error)

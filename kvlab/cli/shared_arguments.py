@@ -1,8 +1,11 @@
 """Arguments that several commands share: options, types of values, sweeps."""
 
 import argparse
+import atexit
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +15,9 @@ from typing import Any
 from kvlab.cli.project_folders import default_store, find_project_root, project_path
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
+from kvlab.store import Store
 from kvlab.store.metrics import METRICS
+from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
 
 _BYTES = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -29,13 +34,24 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store",
-        default=default_store(),
-        metavar="DIR",
-        help="folder of the record (default: KVLAB_STORE, else runs in the project's folder)",
-    )
+def add_store(parser: argparse.ArgumentParser, *, archive: bool = False) -> None:
+    """Add ``--store``. With ``archive`` the command opens it by `open_store`."""
+    default = "(default: KVLAB_STORE, else runs in the project's folder)"
+    what = f"folder of the record, or its {ARCHIVE_SUFFIX}" if archive else "folder of the record"
+    parser.add_argument("--store", default=default_store(), metavar="DIR", help=f"{what} {default}")
+
+
+def open_store(place: str) -> Store:
+    """Return the store in a folder, or that of an archive, unpacked until this process ends.
+
+    Raises:
+        StoreError: If the file is no archive, or is damaged.
+    """
+    if not (is_archive(place) and Path(place).is_file()):
+        return Store(place)
+    folder = tempfile.mkdtemp(prefix="kvlab-record-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return extract_archive(Path(place), Path(folder))
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ Each trial's items are read once, as one byte per item.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -158,7 +159,7 @@ def accuracy_error(study: Study, levels: Levels, metric: str) -> float | None:
     items = max(study.values(levels, "hellaswag_items").values(), default=0)
     if mean is None or items < 2:
         return None
-    return float((max(0.0, mean * (1 - mean)) / (items - 1)) ** 0.5)
+    return float(math.sqrt(max(0.0, mean * (1 - mean)) / (items - 1)))
 
 
 def largest_accuracy_error(study: Study, metrics: Iterable[str]) -> float | None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from kvlab.analysis.statistics import CONFIDENCE, t_quantile
+from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -125,8 +125,8 @@ def _mean_and_error(
     """Return mean, standard error and its degrees of freedom: over windows at one seed."""
     count, center = len(values), sum(values) / len(values)
     if count > 1:
-        variance = sum((value - center) ** 2 for value in values) / (count - 1)
-        return center, (variance / count) ** 0.5, count - 1
+        variance = sum_squares(values, center) / (count - 1)
+        return center, math.sqrt(variance / count), count - 1
     error = study.mean(levels, f"{metric}_stderr") or 0.0
     windows = (study.mean(levels, "served_tokens") or 0) // (study.block_size(levels) or 1)
     return center, error, max(1, int(windows) - 1)

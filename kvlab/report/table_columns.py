@@ -3,11 +3,13 @@
 A cell holds the text that readers see and the unrounded numbers for the CSV.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from kvlab.analysis.effects import Effect, change_name
+from kvlab.analysis.statistics import sum_squares
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
@@ -68,7 +70,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, None
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return mean, math.sqrt(sum_squares(values, mean) / (len(values) - 1))
 
 
 def range_column(

@@ -58,7 +58,8 @@ class Store(TrialRecords):
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             text = f"{path} is a file, and a store is a folder"
-            raise StoreError(f"{text}; name another with --store")
+            hint = "`kvlab copy --from` unpacks the record of a sweep into one"
+            raise StoreError(f"{text}; name another with --store, or {hint}")
         self._seals: dict[str, Mapping[str, FileSeal]] = {}
         self._points: dict[str, SearchPoints] = {}
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.cli.sweep_callbacks import BackupCallback
 from kvlab.store import Store
+from tests.support.mlflow_contents import read_files
 from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_folder
 
 
@@ -86,3 +87,41 @@ def test_a_wrong_url_is_refused_before_anything_runs(folder):  # noqa: ARG001
     code, _, error = run_kvlab("copy", "nothing", "--to", "copy")
     assert code == 2
     assert "sweep = nothing is not in the store" in error
+
+
+def test_the_record_of_a_sweep_travels_as_one_file(folder, submitted):  # noqa: ARG001
+    files = [folder / "a.tar.xz", folder / "b" / "b.tar.xz"]
+    for file in files:
+        code, out, error = run_kvlab("copy", "s", "--to", file)
+        assert (code, error) == (0, "")
+        assert f"s: 2 trials copied to {file}" in out
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert run_kvlab("report", "s", "--strict")[0] == 0
+    assert run_kvlab("report", "s", "--store", files[0], "--reports", "again", "--strict")[0] == 0
+    assert read_files(Path("again/s")) == read_files(Path("reports/s"))
+    assert run_kvlab("status", "s", "--store", "a.tar.xz")[1] == run_kvlab("status", "s")[1]
+    assert run_kvlab("verify", "--store", "a.tar.xz")[0] == 0
+    code, _, error = run_kvlab("compare", "s", "s", "--store", "a.tar.xz", "--store-b", "runs")
+    assert (code, error) == (0, "")
+    trial = Store("runs").trial_ids()[0]
+    code, out, _ = run_kvlab("compare", "--trials", f"a.tar.xz:{trial}", f"runs:{trial}")
+    assert code == 0
+    code, out, error = run_kvlab("copy", "--from", "a.tar.xz", "--store", "unpacked", "--json")
+    assert (code, error) == (0, "")
+    assert [one["trials"] for one in json.loads(out)] == [2]
+    assert run_kvlab("status", "s", "--store", "unpacked")[1] == run_kvlab("status", "s")[1]
+    assert not weights(Store("unpacked"))
+
+
+def test_what_an_archive_cannot_do_is_said(folder, submitted):  # noqa: ARG001
+    run_kvlab("copy", "s", "--to", "c.tar.xz")
+    for command, expected in {
+        ("copy", "--to", "d.tar.xz"): "the record of one sweep; name it",
+        ("copy", "other", "--from", "c.tar.xz"): "is the record of s, not of other",
+        ("verify", "--heal", "--store", "c.tar.xz"): "nothing can be moved aside",
+        ("submit", "s.yaml", "--store", "c.tar.xz"): "`kvlab copy --from` unpacks",
+        ("report", "s", "--store", "none.tar.xz"): "not in the store",
+    }.items():
+        code, _, error = run_kvlab(*command)
+        assert code in (1, 2), command
+        assert expected in error, command

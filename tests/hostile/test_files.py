@@ -1,10 +1,12 @@
 """Copies, garbage, texts, specs and pages that mean harm stay where they belong, and end."""
 
 import gzip
+import io
 import json
 import lzma
 import os
 import socket
+import tarfile
 import threading
 import time
 from http.client import HTTPConnection
@@ -18,13 +20,14 @@ from kvlab.cli.main import main
 from kvlab.data import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.data.text_formats import read_documents, read_parquet_rows
-from kvlab.errors import CopyDamaged, CopyError, DataError, SpecError
+from kvlab.errors import CopyDamaged, CopyError, DataError, SpecError, StoreError
 from kvlab.fs.sealed_files import seal_bytes
 from kvlab.report.table_export import rows_to_csv
 from kvlab.spec import DataConfig, load_experiment
 from kvlab.store import Store
 from kvlab.store.gc import find_garbage, remove_garbage
 from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.record_archive import extract_archive
 from tests.support.record_factory import Record
 
 # Copies from a bucket
@@ -87,6 +90,57 @@ def test_a_link_in_the_store_leads_no_copy_outside(tmp_path):
     with pytest.raises(CopyError, match="behind a symbolic link"):
         storage.download("trials/a", target)
     assert list(outside.iterdir()) == []
+
+
+# Records in one file
+
+
+def write_record(path, name, data=b"{}", kind=tarfile.REGTYPE):
+    with tarfile.open(path, "w:xz") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.type, entry.linkname = len(data), kind, "/etc/passwd"
+        archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../outside.json", tarfile.REGTYPE),
+        ("/tmp/outside.json", tarfile.REGTYPE),
+        ("trials/0123456789abcdef/../../outside.json", tarfile.REGTYPE),
+        ("trials/0123456789abcdef/result.json", tarfile.SYMTYPE),
+        ("trials/0123456789abcdef/result.json", tarfile.LNKTYPE),
+        ("trials/0123456789abcdef/result.json", tarfile.FIFOTYPE),
+        ("trials/0123456789abcdef/a\x1b[2J.json", tarfile.REGTYPE),
+        ("trials/0123456789abcdef/lock.1", tarfile.REGTYPE),
+        ("sweeps/../sweep.json", tarfile.REGTYPE),
+        ("sweeps/s/points/../../sweep.json", tarfile.REGTYPE),
+    ],
+)
+def test_a_record_has_the_names_of_a_store(tmp_path, name, kind):
+    path = write_record(tmp_path / "a.tar.xz", name, kind=kind)
+    with pytest.raises(StoreError, match="is not the record of a sweep: it holds") as caught:
+        extract_archive(path, tmp_path / "record")
+    assert "\x1b" not in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.tar.xz"]
+
+
+def test_a_record_is_unpacked_to_a_limit(tmp_path):
+    path = write_record(tmp_path / "a.tar.xz", "sweeps/s/sweep.json", bytes(1 << 26))
+    with pytest.raises(StoreError, match="sweep.json is too large"):
+        extract_archive(path, tmp_path / "record")
+    assert not (tmp_path / "record").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-40], lambda _: b"no archive", lambda _: b""]
+)
+def test_a_record_that_is_cut_off_is_refused(tmp_path, damage):
+    path = write_record(tmp_path / "a.tar.xz", "trials/0123456789abcdef/result.json")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StoreError, match="is not the record of a sweep"):
+        extract_archive(path, tmp_path / "record")
 
 
 def test_keys_of_a_bucket_that_are_no_names_are_left(tmp_path):

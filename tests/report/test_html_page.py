@@ -4,6 +4,8 @@ Everything in both themes, by the system's preference, and on a telephone and a 
 """
 
 import shutil
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,8 @@ from tests.support.record_factory import Record, no_learned_hybrid
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
+
+REPORTS = Path(__file__).parents[2] / "reports"
 
 VIEWS = ((400, "dark"), (1400, "light"), (1400, "dark"))
 LOSS, CI = "served loss (nats/token)", "simultaneous 95%"
@@ -258,6 +262,37 @@ def test_a_folded_figure_is_drawn_when_it_is_opened(page):
         window.fold = folded.closest("details"); fold.open = true""")
     assert page.run("plotOf(folded.id.slice(7)).then((plot) => plot.points.length)")
     page.run("fold.open = false")
+
+
+def test_one_fold_is_open_at_a_time_and_what_is_pressed_stays(page):
+    page.run("window.folds = [...document.querySelectorAll('.appendix > details')]")
+    for number in (0, 2, 1):
+        point = page.run(f"middle(folds[{number}].querySelector('summary'))")
+        page.click(point)
+        opened = page.run("settled().then(() => folds.map((fold) => fold.open))")
+        assert opened == [other == number for other in range(len(opened))]
+        top = f"folds[{number}].querySelector('summary').getBoundingClientRect()"
+        assert page.run(f"{top}.y + {top}.height / 2") == pytest.approx(point["y"], abs=2)
+    page.run("folds[1].open = false")
+
+
+def test_the_quickstart_page_is_short_however_it_is_unfolded(tmp_path):
+    with closing(Browser(CHROMIUM, tmp_path)) as page:
+        page.look(1400, "light")
+        page.open(REPORTS / "quickstart" / "report.html")
+        page.run(TOOLS)
+        page.run("window.folds = [...document.querySelectorAll('main details')]")
+        assert page.run("folds.length") > 10
+        tallest = page.run("""(async () => {
+            let tallest = 0;
+            for (const fold of folds) {
+              fold.open = true;
+              for (const figure of fold.querySelectorAll("figure")) await plotOf(figure.id.slice(7));
+              tallest = Math.max(tallest, document.documentElement.scrollHeight);
+            }
+            return tallest;
+        })()""")
+    assert 3000 < tallest < 6000
 
 
 def test_units_of_bytes_in_tables_and_on_axes(page):

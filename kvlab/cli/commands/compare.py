@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.study import Study
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "after", metavar="B", help="name or file of another one, or of the same in --store-b"
     )
     parser.add_argument("--trials", action="store_true", help="A and B are trials")
-    add_store(parser)
+    add_store(parser, archive=True)
     parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
     add_json(parser)
 
@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compare_sweeps(options: argparse.Namespace) -> int:
-    before = Study.load(Store(options.store), sweep_name(options.before))
-    after = Study.load(Store(options.store_b or options.store), sweep_name(options.after))
+    before = Study.load(open_store(options.store), sweep_name(options.before))
+    after = Study.load(open_store(options.store_b or options.store), sweep_name(options.after))
     for study in (before, after):
         if study.search is not None:
             text = f"{study.name} is a search: its trials are suggestions, not cells of a design"
@@ -164,7 +164,7 @@ def _read_trial(text: str, store: str) -> TrialRecord:
     if (folder / "result.json").is_file() and folder.parent.name == "trials":
         return TrialRecord.read(Store(folder.parent.parent), folder.name)
     place, colon, trial = text.rpartition(":")
-    found = Store(place if colon else store)
+    found = open_store(place if colon else store)
     return TrialRecord.read(found, found.find_trial(trial))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
-from kvlab.cli.shared_arguments import add_json, add_store, positive_int, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, open_store, positive_int, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.cli.trial_origin import TrialOrigin, TrialOrigins, format_facts
 from kvlab.errors import RecordDamaged, UsageError
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", metavar="NUMBER-OR-TRIAL", nargs="+",
         help="a number as printed, a trial's id or its first digits, or the name of a cell",
     )  # fmt: skip
-    add_store(parser)
+    add_store(parser, archive=True)
     parser.add_argument("--sweep", metavar="SWEEP", help="name or file of a sweep; default: all")
     parser.add_argument(
         "--report", metavar="PATH",
@@ -76,7 +76,7 @@ class Candidate:
 
 
 def run(options: argparse.Namespace) -> int:
-    store, text = Store(options.store), " ".join(options.what)
+    store, text = open_store(options.store), " ".join(options.what)
     report = None if options.report is None else _ReportFile.find(Path(options.report))
     studies = _load_studies(store, options, report)
     number = parse_number(text)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from kvlab.analysis.study import Study
-from kvlab.cli.shared_arguments import add_json, add_reports, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_reports, add_store, open_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.report import write_report
@@ -24,7 +24,7 @@ WATCH_SECONDS = 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a submitted sweep")
-    add_store(parser)
+    add_store(parser, archive=True)
     add_reports(parser)
     parser.add_argument(
         "--sections",
@@ -115,7 +115,7 @@ def _confirm(options: argparse.Namespace, name: str) -> int:
         if value:
             text = f"--confirm writes a sweep and no report, which {other} is about"
             raise UsageError(f"{text}; leave one of them out")
-    write_confirmation(Study.load(Store(options.store), name), Path(options.confirm))
+    write_confirmation(Study.load(open_store(options.store), name), Path(options.confirm))
     if options.json:
         print(json.dumps({"sweep": name, "confirmation": options.confirm}, indent=1))
         return 0
@@ -137,7 +137,7 @@ def _watch(
     if options.tracking_uri is not None:
         text = "--watch follows the drivers of a store, which MLflow does not show"
         raise UsageError(f"{text}; leave out --tracking-uri, or leave out --watch")
-    store = Store(options.store)
+    store = open_store(options.store)
     watched = EndedTrials(store, name)
     while True:
         is_driven = store.is_driven(name)  # before the trials, so that the last report has them all
@@ -214,7 +214,7 @@ def _write_report(
         if options.mirrored_by is not None:
             text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
             raise UsageError(f"{text}; add --tracking-uri, or leave it out")
-        store = Store(options.store)
+        store = open_store(options.store)
         if options.strict:
             check_record(store, name)
         return write_report(store, name, Path(options.reports), sections, paper)

@@ -11,7 +11,7 @@ from typing import Any
 from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
-from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.fs.atomic_files import read_regular
 from kvlab.humanize import format_duration
@@ -27,7 +27,7 @@ STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
-    add_store(parser)
+    add_store(parser, archive=True)
     add_cluster(parser)
     add_json(parser)
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
         name = None if options.sweep is None else sweep_name(options.sweep)
         return remote_status(options.address, name, as_json=options.json)
-    store = Store(options.store)
+    store = open_store(options.store)
     if options.sweep is None:
         sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
         overview = _format_overview(sweeps, options.store)

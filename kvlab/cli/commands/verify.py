@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import show_status_line
 from kvlab.data import list_prepared_datasets, set_aside_dataset, verify_dataset
 from kvlab.data.shards import read_manifest
-from kvlab.errors import DataError
+from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
-from kvlab.store import Store
+from kvlab.store.record_archive import is_archive
 from kvlab.store.verification import Damage, Verification, heal_damage, verify_record
 
 IN_USE = "left, because a process uses it now"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="move what is damaged into damaged/ folders, so that `kvlab submit` makes it again",
     )
-    add_store(parser)
+    add_store(parser, archive=True)
     add_json(parser)
 
 
@@ -45,7 +45,10 @@ class DamagedDataset:
 
 def run(options: argparse.Namespace) -> int:
     name = None if options.sweep is None else sweep_name(options.sweep)
-    store = Store(options.store)
+    if options.heal and is_archive(options.store):
+        text = f"--heal: {options.store} is one file, from which nothing can be moved aside"
+        raise UsageError(f"{text}; write it anew from a store that is whole")
+    store = open_store(options.store)
     found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
     damaged: list[Damage | DamagedDataset] = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}

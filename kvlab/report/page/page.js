@@ -351,5 +351,14 @@
     }
   }, { rootMargin: "800px" });
   if (window.vegaEmbed) for (const figure of document.querySelectorAll("figure")) watcher.observe(figure);
+
+  // One fold is open at a time (they have one name). What is pressed stays where it is, although a
+  // fold above it closes.
+  document.addEventListener("click", (event) => {
+    const summary = event.target.closest("summary");
+    if (!summary) return;
+    const before = summary.getBoundingClientRect().top;
+    requestAnimationFrame(() => window.scrollBy(0, summary.getBoundingClientRect().top - before));
+  });
   window.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 })();

@@ -159,7 +159,7 @@ def _seeds_to_decide(effect: Effect) -> int | None:
     for count in range(len(effect.seeds) + 1, MAX_SEEDS + 1):
         df = error.df * (count - 1) / max(1, len(effect.seeds) - 1)
         reach = t_quantile(1 - effect.alpha / (2 * effect.n_tests), df)
-        reach *= error.value * (len(effect.seeds) / count) ** 0.5
+        reach *= error.value * math.sqrt(len(effect.seeds) / count)
         if reach < size or (effect.margin is not None and cost + reach < effect.margin):
             return count
     return None

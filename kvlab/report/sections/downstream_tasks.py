@@ -1,5 +1,6 @@
 """HellaSwag and tasks of lm-eval: accuracy with its error over items, and item by item."""
 
+import math
 from collections.abc import Sequence
 
 from kvlab.analysis.study import Study
@@ -106,7 +107,7 @@ def _describe_task(study: Study, metrics: list[str]) -> str:
         text += (
             f" One accuracy has a standard error of up to {format_fixed(largest_points, 2)} points"
             f" over items, so two cells that are not compared item by item must differ by about"
-            f" {format_fixed(2 * 2**0.5 * largest_points, 1)} points before that means anything."
+            f" {format_fixed(math.sqrt(8) * largest_points, 1)} points before that means anything."
         )
     if all_at_chance(study, metrics):
         text += _CHANCE
@@ -234,7 +235,7 @@ def _metric_cell(study: Study, levels: Levels, metric: str, outcomes: Outcomes) 
     ]
     if mean is None or not answered or len(answered[0]) < 2:
         return mean_cell(study, levels, metric)
-    error = (max(0.0, mean * (1 - mean)) / (len(answered[0]) - 1)) ** 0.5
+    error = math.sqrt(max(0.0, mean * (1 - mean)) / (len(answered[0]) - 1))
     text = f"{format_metric(metric, mean)} {PLUS_MINUS} {format_metric(metric, error)}"
     value = in_display_unit(metric, mean)
     return Cell(text, value, csv=(value, in_display_unit(metric, error)))

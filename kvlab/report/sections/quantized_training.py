@@ -88,10 +88,15 @@ def _quantized(row: TrialRow) -> dict[str, Any]:
     return {key: training[key] for key in _FLOAT if training.get(key, _FLOAT[key]) != _FLOAT[key]}
 
 
-def _recipe(row: TrialRow) -> str:
-    """Return all that a trial does but the quantization of its training."""
+def _recipe(row: TrialRow, *without: str) -> str:
+    """Return all that a trial does but the quantization of its training.
+
+    Args:
+        without: More settings of the training that are left out.
+    """
+    left_out = {*_FLOAT, *without}
     experiment = dict(row.record.get("experiment", {}))
-    experiment["training"] = {k: v for k, v in _training(row).items() if k not in _FLOAT}
+    experiment["training"] = {k: v for k, v in _training(row).items() if k not in left_out}
     return json.dumps(experiment, sort_keys=True)
 
 
@@ -100,6 +105,7 @@ def _table(study: Study, pairs: Pairs) -> Table:
     columns = [
         Column("cell"),
         Column("int8 products"),
+        Column("others", hint="precision of the products that are not int8"),
         Column("weights"),
         Column("K/V"),
         Column("kernel", hint="that multiplied the codes"),
@@ -108,7 +114,7 @@ def _table(study: Study, pairs: Pairs) -> Table:
     ]
     for name, title in _COSTS.items():
         unit = "MiB" if METRICS[name].unit == "bytes" else METRICS[name].unit
-        columns.append(mean_column(title, unit, METRICS[name].title))
+        columns.append(mean_column(f"{title} ({unit})", hint=METRICS[name].title))
         columns.append(Column(f"of float ({title})", True, "mean of the ratios at each seed"))
     columns.append(csv_only(Column("pairs", True)))
     rows = tuple(_row(study, levels, pairs.get(levels)) for levels in _order(study, pairs))
@@ -117,8 +123,10 @@ def _table(study: Study, pairs: Pairs) -> Table:
 
 
 def _order(study: Study, pairs: Pairs) -> list[Levels]:
-    """Return the cells of the table: the quantized ones, and those they are compared with."""
-    others = {other.levels for found in pairs.values() for _, other in found.values()}
+    """Return the cells of the table: quantized ones, and the same in float at any precision."""
+    found = [other for seeds in pairs.values() for _, other in seeds.values()]
+    recipes = {_recipe(other, "precision") for other in found}
+    others = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
     return [levels for levels in study.cells if levels in pairs or levels in others]
 
 
@@ -145,6 +153,7 @@ def _describe(study: Study, levels: Levels) -> Iterator[Cell]:
     record = (row.record.get("training_record") or {}).get("int8") or {}
     rounding = quantized.get("int8_weights")
     yield cell(", ".join(quantized.get("int8", ())) or "none")
+    yield cell(str(_training(row).get("precision", "float32")))
     yield cell(f"int8, {rounding}" if rounding else "float32")
     yield cell(str(quantized.get("kv_dtype", "model")))
     yield cell(str(record["kernel"])) if record.get("products") else EMPTY_CELL
