@@ -157,7 +157,7 @@ BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
-    "quantized-training": ("cell", "int8 products", "weights", "K/V", "kernel"),
+    "quantized-training": ("cell", "int8 products", "other products", "weights", "K/V", "kernel"),
     "ablation": ("cell", "verdict"),
     "cells": (*FACTORS, "verdict"),
     "effects": ("factor", "level", "against", "verdict", "error"),

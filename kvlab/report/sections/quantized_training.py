@@ -105,7 +105,7 @@ def _table(study: Study, pairs: Pairs) -> Table:
     columns = [
         Column("cell"),
         Column("int8 products"),
-        Column("others", hint="precision of the products that are not int8"),
+        Column("other products", hint="their precision"),
         Column("weights"),
         Column("K/V"),
         Column("kernel", hint="that multiplied the codes"),
