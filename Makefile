@@ -2,7 +2,7 @@
 # make test    set up, run the tests
 # make faults  set up, kill processes and machines under real sweeps, fuzz specs (minutes)
 # make check   set up, lint, types, import contracts, specs, documentation
-# make newcomer set up, do what docs/first-hour.md says in an empty folder (minutes)
+# make newcomer set up, do what docs/first-hour.md and docs/your-question.md say (minutes)
 # make docs    set up, build the site: build/site/index.html
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
 # make gpu     on a box with a GPU: try what kvlab claims for it, and write reports/gpu/<device>.md
@@ -50,7 +50,7 @@ check: $(READY)
 	@$(BIN)/python -m tests.checks
 
 newcomer: $(READY)
-	@echo "== doing what docs/first-hour.md says, in an empty folder with an empty home"
+	@echo "== doing what docs/first-hour.md and docs/your-question.md say, with an empty home"
 	@$(BIN)/python -m tests.newcomer
 
 docs: $(READY)

@@ -1,16 +1,18 @@
-"""What a newcomer does in the first hour, exactly as `docs/first-hour.md` writes it.
+"""What a newcomer does, exactly as `docs/first-hour.md` and `docs/your-question.md` write it.
 
     python -m tests.newcomer
 
-The commands of the page run one after the other in an empty folder, with an empty home. Each must
-exit with 0, print and write what matters, and is listed with its seconds. Everything that was
-started is stopped at the end.
+The commands of a page run one after the other with an empty home: those of the first in an empty
+folder, those of the second beside this project's experiments, with the sweeps that the page writes.
+Each must exit with 0, print and write what matters, and is listed with its seconds. Everything that
+was started is stopped at the end.
 """
 
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +30,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first-hour.md"
+TUTORIAL = ROOT / "docs" / "your-question.md"
 PAGE_ID = "51c0ffee"
 MARK = "KVLAB_NEWCOMER"
 """Environment variable by which the processes of this run are found."""
@@ -72,35 +75,65 @@ STEPS = {
 }
 """Command -> what must hold after it; every command of the page has an entry."""
 
+TUTORIAL_STEPS = {
+    "plan": Step((r"\d+ trials, \d+ trainings",)),
+    "submit": Step(
+        (r"16 done, 0 failed", r"reports/one-head$"),
+        ("reports/one-head/report.html", "reports/one-head/report.md"),
+    ),
+    "explain": Step((r"(?m)^mean over 4 seeds = ",)),
+}
+
 
 def main() -> int:
     """Run the page; return 1 if a command fails."""
-    commands = re.findall(r"^\$ (.*)$", PAGE.read_text(), re.MULTILINE)
-    used = {words[1] for words in map(shlex.split, commands) if words[0] == "kvlab"}
-    if missing := STEPS.keys() - used:
-        print(f"{PAGE.name} does not show: {', '.join(sorted(missing))}")
+    try:
+        follow(PAGE, STEPS)
+        follow(TUTORIAL, TUTORIAL_STEPS)
+    except Failure as failure:
+        print(failure)
         return 1
+    return 0
+
+
+def follow(page: Path, steps: dict[str, Step]) -> None:
+    """Run the commands of a page, after writing the sweeps that it names by their path.
+
+    Raises:
+        Failure: a command does not do what it should, or one of ``steps`` is not on the page.
+    """
+    text = page.read_text()
+    commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    used = {words[1] for words in map(shlex.split, commands) if words[0] == "kvlab"}
+    if missing := steps.keys() - used:
+        raise Failure(f"{page.name} does not show: {', '.join(sorted(missing))}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as home, stopped_at_the_end() as environment:
-        newcomer = Newcomer(Path(home), environment)
-        try:
-            for command in commands:
-                newcomer.run(command)
-        except Failure as failure:
-            print(failure)
-            return 1
-    print(f"{time.monotonic() - start:6.1f} s  the first hour")
-    return 0
+        newcomer = Newcomer(Path(home), environment, steps)
+        for name, block in re.findall(r"```yaml\n# (sweeps/\S+)\n(.*?)```", text, re.DOTALL):
+            newcomer.write(name, block)
+        for command in commands:
+            newcomer.run(command)
+    print(f"{time.monotonic() - start:6.1f} s  {page.name}")
 
 
 class Newcomer:
     """A person at a terminal: a folder, an environment and what was printed so far."""
 
-    def __init__(self, home: Path, environment: dict[str, str]):
+    def __init__(self, home: Path, environment: dict[str, str], steps: dict[str, Step]):
         self.folder = home / "work"
         self.folder.mkdir()
         self._environment = {**environment, "HOME": str(home)}
+        self._steps = steps
         self._first_trial = ""
+
+    def write(self, name: str, text: str) -> None:
+        """Write a sweep beside the experiments of this project."""
+        if not (self.folder / "experiments").exists():
+            shutil.copytree(ROOT / "experiments", self.folder / "experiments")
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
 
     def run(self, command: str) -> None:
         """Run one line of the page, as a shell would.
@@ -111,23 +144,34 @@ class Newcomer:
         words = shlex.split(command)
         if words[0] == "cd":
             self.folder /= words[1]
-            return
+        if words[0] != "kvlab":
+            return  # the set-up, by which this runs
         name = words[1]
         words = [self._first_trial if word == PAGE_ID else word for word in words]
+        if name == "explain":  # losses differ between machines in their last digits
+            words[2] = self._read_effect(*words[2:])
         start = time.monotonic()
         text = self._serve(words) if name == "ui" else self._finish(words)
         seconds = time.monotonic() - start
-        for pattern in STEPS[name].prints:
+        for pattern in self._steps[name].prints:
             if not re.search(pattern, text):
                 raise Failure(f"$ {command}\n{text}\nno line matches {pattern}")
-        for path in STEPS[name].writes:
+        for path in self._steps[name].writes:
             if not (self.folder / path).is_file() or not (self.folder / path).stat().st_size:
                 raise Failure(f"$ {command}\n{text}\n{path} was not written")
-        if name == "submit":
-            found = re.search(FIRST_DONE, text)
-            assert found is not None, "matched above"
+        if found := re.search(FIRST_DONE, text):
             self._first_trial = found[1]
         print(f"{seconds:6.1f} s  $ {command}", flush=True)
+
+    def _read_effect(self, number: str, _: str, sweep: str) -> str:
+        """Return the difference of the level that the page asks about, as this report has it."""
+        row = re.search(rf"Undecided: (\w+)=(\w+) \{number} ", TUTORIAL.read_text())
+        assert row is not None, "the page reads the report before it asks about a number"
+        report = (self.folder / "reports" / sweep / "report.md").read_text()
+        found = re.search(rf"(?m)^\| {row[1]} \| {row[2]} \| (\S+) ", report)
+        if found is None:
+            raise Failure(f"reports/{sweep}/report.md has no effect of {row[1]}={row[2]}")
+        return found[1]
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -119,6 +119,9 @@
     tools.append(more);
     box.before(tools);
     function look() {
+      table.classList.remove("tight", "tighter");
+      for (const step of ["tight", "tighter"])
+        if (box.scrollWidth > box.clientWidth) table.classList.add(step);
       more.hidden = box.scrollWidth <= box.clientWidth;
       tools.hidden = !filtered && more.hidden;
     }
