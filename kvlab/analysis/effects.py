@@ -9,6 +9,7 @@ settings share trained weights with the baseline's, keeps its own. Intervals hol
 of one table together, and verdicts are read from them (`kvlab.analysis.verdicts`).
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
@@ -439,8 +440,8 @@ def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Cont
         rows = [(weight, by_seed[seed]) for weight, by_seed in by_cell]
         if all(row.is_done and metric in row.measurements for _, row in rows):
             values = [weight * row.measurements[metric] for weight, row in rows]
-            sums[seed] = sum(values)
-            scale = max(scale, sum(map(abs, values)))
+            sums[seed] = math.fsum(values)
+            scale = max(scale, math.fsum(map(abs, values)))
     return Effect(
         metric,
         change,

@@ -16,6 +16,7 @@ it (the alias matrix of Box and Wilson 1951). Those of three are named too: in a
 resolution IV a main effect has no others.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -207,7 +208,7 @@ def make_setting(
         ]
         if len(measured) == len(corners):
             values = [sign * row.measurements[metric] for sign, row in measured]
-            differences[seed] = sum(values)
+            differences[seed] = math.fsum(values)
             trainings |= {row.training for _, row in measured}
             scale = max(scale, *map(abs, values))
     has_diverged = any(
@@ -303,7 +304,7 @@ def mean_by_seed(group: Sequence[Setting]) -> dict[int, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return math.fsum(values) / len(values)
 
 
 def average_weights(groups: Sequence[Sequence[Setting]]) -> dict[Levels, float]:

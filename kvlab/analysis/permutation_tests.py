@@ -10,6 +10,7 @@ Levels whose trainings diverge more often than their paired baseline trainings a
 trials that are left of a level that diverges are its lucky ones, so their mean flatters it.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ def judge_gaps(
     p_values = [found.get(number, (1.0, 1.0)) for number in range(len(rows))]
     return [
         ServingGap(
-            sum(row.values()) / len(row),
+            math.fsum(row.values()) / len(row),
             min(row.values()),
             max(row.values()),
             len(row),

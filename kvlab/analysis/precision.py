@@ -15,6 +15,7 @@ models Miller, arXiv 2411.00640). The error over seeds is another one: it says w
 would give on the same text.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -189,4 +190,4 @@ def measure_final_fall(study: Study, share: float = 0.1) -> float | None:
             losses = [point[2] for point in row.curve]
             earlier = float(np.interp(tokens[-1] * (1 - share), tokens, losses))
             falls.append(earlier - losses[-1])
-    return sum(falls) / len(falls) if falls else None
+    return math.fsum(falls) / len(falls) if falls else None

@@ -71,16 +71,16 @@ class SizeLaw:
     def _positions(self) -> tuple[float, ...]:
         """log10 N of every size, minus the mean."""
         logs = [math.log10(count) for count in self.parameters]
-        return tuple(value - sum(logs) / len(logs) for value in logs)
+        return tuple(value - math.fsum(logs) / len(logs) for value in logs)
 
     @cached_property
     def _squares(self) -> float:
-        return sum(position**2 for position in self._positions)
+        return math.fsum(position * position for position in self._positions)
 
     @cached_property
     def means(self) -> tuple[float, ...]:
         """Mean difference over sizes, by seed."""
-        return tuple(sum(row) / len(row) for row in self.differences)
+        return tuple(math.fsum(row) / len(row) for row in self.differences)
 
     @cached_property
     def slope_weights(self) -> tuple[float, ...]:
@@ -91,7 +91,7 @@ class SizeLaw:
     def slopes(self) -> tuple[float, ...]:
         """Change of the difference with ten times the parameters, by seed."""
         return tuple(
-            sum(weight * y for weight, y in zip(self.slope_weights, row, strict=True))
+            math.fsum(weight * y for weight, y in zip(self.slope_weights, row, strict=True))
             for row in self.differences
         )
 
@@ -99,8 +99,8 @@ class SizeLaw:
     def residual_variance(self) -> float:
         """Variance around the lines, with seeds x (sizes - 2) degrees of freedom; 0 if none."""
         freedom = self.seeds * (len(self.parameters) - 2)
-        squares = sum(
-            (y - mean - slope * x) ** 2
+        squares = math.fsum(
+            (y - mean - slope * x) * (y - mean - slope * x)
             for row, mean, slope in zip(self.differences, self.means, self.slopes, strict=True)
             for x, y in zip(self._positions, row, strict=True)
         )
@@ -175,7 +175,7 @@ def check_range(target: float, sizes: Sequence[float]) -> None:
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    mean = sum(values) / len(values)
+    mean = math.fsum(values) / len(values)
     return mean, sum_squares(values, mean) / max(1, len(values) - 1)
 
 

@@ -219,7 +219,7 @@ class Looks:
             return replace(state, is_open=state.is_open and count > 0)
         if count < 2:
             return state
-        mean = sum(differences) / count
+        mean = math.fsum(differences) / count
         variance = sum_squares(differences, mean) / (count - 1)
         rounding = 1e-12 * max(map(abs, differences))
         error = math.sqrt(variance / count) if variance > rounding**2 else 0.0

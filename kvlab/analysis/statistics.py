@@ -40,10 +40,11 @@ EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
 def sum_squares(values: Iterable[float], center: float = 0.0) -> float:
     """Return the sum of squared differences from ``center``, to the bit the same on every machine.
 
-    Products and square roots are rounded correctly everywhere; powers differ in their last digit
-    between processors, and so would the tables of a report.
+    Products, square roots and `math.fsum` are rounded correctly everywhere. Powers differ in their
+    last digit between processors, and `sum` between versions of Python; so would the tables of a
+    report.
     """
-    return sum((value - center) * (value - center) for value in values)
+    return math.fsum((value - center) * (value - center) for value in values)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def estimate(
             `kvlab.store.metrics.Metric.is_share`.
     """
     count = len(differences)
-    value = sum(differences) / count
+    value = math.fsum(differences) / count
     rounding = 1e-12 * max(scale, 1e-300)
     if all(abs(number) <= rounding for number in differences):
         return Estimate(0.0, "identical")

@@ -1,5 +1,6 @@
 """`Study`: the rows of one sweep with the structure of its design; every section reads from it."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -183,7 +184,7 @@ class Study:
     def mean(self, levels: Levels, metric: str) -> float | None:
         """Return a cell's mean over seeds."""
         values = self.values(levels, metric)
-        return sum(values.values()) / len(values) if values else None
+        return math.fsum(values.values()) / len(values) if values else None
 
     def means(self, metric: str) -> dict[Levels, float]:
         """Return the mean over seeds of every cell that has the metric."""

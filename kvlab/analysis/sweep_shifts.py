@@ -235,6 +235,6 @@ def _welch(one: _Sample, other: _Sample) -> Shift:
         kind = "identical" if value == 0 else "exact"
     if kind != "tested" or "unvaried" in (one.kind, other.kind):
         return Shift(value, "unvaried" if kind == "tested" else kind, seeds, None, value, value)
-    parts = sum(v**2 / e.df for v, e in zip(variances, (one.error, other.error), strict=True))
-    error = StandardError(math.sqrt(sum(variances)), sum(variances) ** 2 / parts)
+    parts = math.fsum(v**2 / e.df for v, e in zip(variances, (one.error, other.error), strict=True))
+    error = StandardError(math.sqrt(math.fsum(variances)), math.fsum(variances) ** 2 / parts)
     return Shift(value, kind, seeds, error)

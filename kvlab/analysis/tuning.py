@@ -34,7 +34,7 @@ class TunedPoint:
     losses: Mapping[int, float] = field(default_factory=dict)
 
     def mean(self, seeds: Sequence[int]) -> float:
-        return sum(self.losses[seed] for seed in seeds) / len(seeds)
+        return math.fsum(self.losses[seed] for seed in seeds) / len(seeds)
 
 
 def read_points(entry: Mapping[str, Any]) -> tuple[TunedPoint, ...]:
@@ -182,8 +182,8 @@ def _fit_vertex(points: Sequence[TunedPoint], seeds: Sequence[int]) -> Optimum |
     middle = math.log(points[1].value)
     low, high = (math.log(points[n].value) - middle for n in (0, 2))
     curves = [_fit_parabola(low, high, [p.losses[seed] for p in points]) for seed in seeds]
-    slope = sum(one[0] for one in curves) / len(curves)
-    curvature = sum(one[1] for one in curves) / len(curves)
+    slope = math.fsum(one[0] for one in curves) / len(curves)
+    curvature = math.fsum(one[1] for one in curves) / len(curves)
     if curvature <= 0:
         return None
     vertex = -slope / (2 * curvature)

@@ -1,5 +1,6 @@
 """Benchmark measurements of a study's trials: one line per cell, the mean over its seeds."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
 
 def _mean_line(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
     values = [line["value"] for line in lines]
-    mean: dict[str, Any] = {**lines[0], "variant": label, "value": sum(values) / len(values)}
+    mean: dict[str, Any] = {**lines[0], "variant": label, "value": math.fsum(values) / len(values)}
     if len(lines) > 1:
         mean |= {"low": min(values), "high": max(values), "quantiles": []}
     mean["noisy"] = any(line.get("noisy") for line in lines)

@@ -5,6 +5,7 @@ and their intervals. Each has a formula in words, and weighted sums have their t
 weights, so that a reader can compute them again.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,7 @@ class Origin:
     def recompute(self) -> float:
         """Return the mean over seeds of `sums_by_seed`."""
         sums = self.sums_by_seed().values()
-        return sum(sums) / len(sums)
+        return math.fsum(sums) / len(sums)
 
 
 @dataclass(frozen=True)

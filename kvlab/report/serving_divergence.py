@@ -99,7 +99,7 @@ def _kl_interval(study: Study, levels: Levels, n_cells: int) -> _Interval:
     """Return the geometric mean over seeds; at one seed the mean, with the error over windows."""
     values = list(study.values(levels, KL).values())
     if min(values) <= 0:
-        return _Interval(sum(values) / len(values))
+        return _Interval(math.fsum(values) / len(values))
     logs = [math.log(value) for value in values]
     center, error, df = _mean_and_error(study, levels, logs, KL)
     if len(values) == 1:
@@ -123,7 +123,7 @@ def _mean_and_error(
     study: Study, levels: Levels, values: list[float], metric: str
 ) -> tuple[float, float, int]:
     """Return mean, standard error and its degrees of freedom: over windows at one seed."""
-    count, center = len(values), sum(values) / len(values)
+    count, center = len(values), math.fsum(values) / len(values)
     if count > 1:
         variance = sum_squares(values, center) / (count - 1)
         return center, math.sqrt(variance / count), count - 1

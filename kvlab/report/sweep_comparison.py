@@ -1,5 +1,6 @@
 """Compare two sweeps, or two records of one sweep: their cells and their conclusions."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -155,7 +156,7 @@ def _describe_cells(
     for levels, shift in shifts.cells.items():
         values, others = before.values(levels, metric), after.values(shared[levels], metric)
         seeds = [seed for seed in values if seed in others or not shifts.is_paired]
-        mean = sum(values[seed] for seed in seeds) / len(seeds)
+        mean = math.fsum(values[seed] for seed in seeds) / len(seeds)
         yield CellChange(
             dict(zip(before.factors, levels, strict=True)),
             mean,

@@ -67,7 +67,7 @@ def mean_cell(study: Study, levels: Levels, metric: str) -> Cell:
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the sample standard deviation; None for a single value."""
-    mean = sum(values) / len(values)
+    mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
     return mean, math.sqrt(sum_squares(values, mean) / (len(values) - 1))

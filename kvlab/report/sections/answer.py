@@ -283,7 +283,9 @@ def _describe_bigram_table(study: Study) -> list[Paragraph]:
     if not pairs:
         return []
     margins = [table - loss for loss, table in pairs]
-    table = f"{format_metric('loss', sum(table for _, table in pairs) / len(pairs))} nats/token"
+    table = (
+        f"{format_metric('loss', math.fsum(table for _, table in pairs) / len(pairs))} nats/token"
+    )
     losing = _count_below_table(study)
     if not losing:
         closest = format_magnitude("loss", min(margins))

@@ -1,5 +1,6 @@
 """Probes: associative recall, the needle, and loss by position in the context."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -112,7 +113,7 @@ def _points(study: Study, levels: Levels, ending: str) -> tuple[Point, ...]:
     for part in range(1, 9):
         values = list(study.values(levels, f"loss_part{part}{ending}").values())
         if values:
-            mean = sum(values) / len(values)
+            mean = math.fsum(values) / len(values)
             tip = (label, f"eighth {part} of 8", f"loss {format_metric('loss', mean)}")
             points.append(Point(float(part), mean, tip, key))
     return tuple(points)

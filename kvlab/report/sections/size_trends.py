@@ -1,5 +1,7 @@
 """How effects change with the size of the model: trends, predictions, and how good those are."""
 
+import math
+
 from kvlab.analysis.scaling import MIN_SEEDS, Prediction, SizeTrend
 from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
@@ -127,7 +129,7 @@ def _trend_row(study: Study, trend: SizeTrend) -> Row:
         blanks = (EMPTY_CELL,) * 6
         return Row((*names, *blanks, verdict, *empty), key, tone="muted")
     count = len(law.differences)
-    first, last = (sum(row[end] for row in law.differences) / count for end in (0, -1))
+    first, last = (math.fsum(row[end] for row in law.differences) / count for end in (0, -1))
     is_claimed = trend.verdict in ("rises with size", "falls with size")
     return Row(
         (
@@ -246,7 +248,7 @@ def _draw_trend(study: Study, trend: SizeTrend, number: int) -> list[Points | Li
     targets = _targets(study, trend) if _is_predictable(trend) else law.parameters[-1:]
     sizes = _spaced_sizes(law.parameters[0], max(targets))
     if not _is_predictable(trend):
-        ends = [(size, sum(law.by_seed(size)) / law.seeds) for size in sizes]
+        ends = [(size, math.fsum(law.by_seed(size)) / law.seeds) for size in sizes]
         return [*layers, Line("", tuple(Point(x, y, (name,), key) for x, y in ends), role)]
     predictions = [law.predict(size) for size in sizes]
     middle = tuple(Point(one.parameters, one.value, _tip(metric, name, one), key)

@@ -193,7 +193,7 @@ def _draw_architecture(
     for point in read_points(entry):
         losses = list(point.losses.values())
         if losses and not any(map(math.isinf, losses)):
-            mean = sum(losses) / len(losses)
+            mean = math.fsum(losses) / len(losses)
             tip = (label, f"{point.value:g}", f"loss {format_metric('loss', mean)}")
             points.append(Point(point.value, mean, tip, key))
     if points:
