@@ -79,8 +79,11 @@ def extract_archive(path: Path, folder: Path) -> Store:
     Raises:
         StoreError: The file is no archive that `write_archive` has written, or is cut off.
     """
-    total, most = 0, _MAX_EXPANSION * path.stat().st_size
+    if path.exists() and not path.is_file():
+        raise _no_archive(path, "it is no regular file")
+    total = 0
     try:
+        most = _MAX_EXPANSION * path.stat().st_size
         with lzma.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for entry in archive:
                 total += entry.size

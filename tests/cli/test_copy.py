@@ -121,6 +121,7 @@ def test_what_an_archive_cannot_do_is_said(folder, submitted):  # noqa: ARG001
         ("verify", "--heal", "--store", "c.tar.xz"): "nothing can be moved aside",
         ("submit", "s.yaml", "--store", "c.tar.xz"): "`kvlab copy --from` unpacks",
         ("report", "s", "--store", "none.tar.xz"): "not in the store",
+        ("copy", "--from", "none.tar.xz"): "none.tar.xz cannot be read: No such file",
     }.items():
         code, _, error = run_kvlab(*command)
         assert code in (1, 2), command

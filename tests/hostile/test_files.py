@@ -133,6 +133,12 @@ def test_a_record_is_unpacked_to_a_limit(tmp_path):
     assert not (tmp_path / "record").exists()
 
 
+def test_a_record_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / "a.tar.xz")
+    with pytest.raises(StoreError, match="no regular file"):
+        extract_archive(tmp_path / "a.tar.xz", tmp_path / "record")
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-40], lambda _: b"no archive", lambda _: b""]
 )
