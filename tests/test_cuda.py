@@ -9,6 +9,7 @@ from kvlab.errors import Stopped
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.model import attention_backends
 from kvlab.model.attention_backends import BACKENDS, record_kernels, scaled_dot_product
+from kvlab.model.causal_mask import CausalMask
 from kvlab.train import train
 from tests import fuzz_model
 from tests.gpu_page import DECODED, Setting, SmallSweep, compare_decoders
@@ -52,14 +53,15 @@ def test_queries_that_share_heads_need_no_square_of_memory_in_float32(has_mask):
 def test_windows_of_more_than_eight_shapes_stay_compiled(caplog):
     torch.compiler.reset()
     attention_backends._compile_flex.cache_clear()
+    mask = CausalMask(40)
     for length in range(128, 128 + 10 * 64, 64):
         x = torch.randn(1, 2, length, 64, device=DEVICE, requires_grad=True)
-        name = attention_backends.select_backend(x, x, x, 40)
+        name = attention_backends.select_backend(x, x, x, mask)
         assert name == "flex"
         with record_kernels() as kernels:
-            out = BACKENDS[name].attend(x, x, x, 40)
+            out = BACKENDS[name].attend(x, x, x, mask)
         assert kernels == {"flex"}
-        assert (out - BACKENDS["sdpa"].attend(x, x, x, 40)).abs().max() < 2e-3
+        assert (out - BACKENDS["sdpa"].attend(x, x, x, mask)).abs().max() < 2e-3
     assert not [record for record in caplog.records if record.name.startswith("kvlab")]
 
 

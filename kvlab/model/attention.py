@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from kvlab.cache import AttentionPass, KVContext
 from kvlab.model.attention_backends import (
     BACKENDS,
-    UnrotatedKeys,
-    attend_decoded,
     note_kernel,
     scaled_dot_product,
     select_backend,
-    takes_codes,
 )
+from kvlab.model.causal_mask import CausalMask
+from kvlab.model.decode_attention import UnrotatedKeys, attend_decoded, takes_codes
 from kvlab.model.kernels import Linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
 from kvlab.spec.layer_config import LayerConfig
@@ -157,11 +156,11 @@ def attend(
         k = k.rotate()
     if mask is not None:
         return scaled_dot_product(q, k, v, mask, sink=sink)
-    visible = layer.window, context.documents, sink, layer.sink_tokens
-    name = select_backend(q, k, v, *visible)
+    causal = CausalMask(layer.window, layer.sink_tokens, context.documents)
+    name = select_backend(q, k, v, causal, sink)
     if name not in ("sdpa", "windowed_blocks"):  # those name torch's kernels
         note_kernel(name)
-    return BACKENDS[name].attend(q, k, v, *visible)
+    return BACKENDS[name].attend(q, k, v, causal, sink)
 
 
 def _add_mask(bias: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache
-from kvlab.model.attention_backends import DECODE_KERNEL, record_kernels
+from kvlab.model.attention_backends import record_kernels
+from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
 

@@ -7,7 +7,7 @@ from kvlab.cache import formats
 from kvlab.cache.formats import Quantized, convert_codes, get_format
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT, attention_backends
+from kvlab.model import GPT, attention_backends, decode_attention
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import DTYPES, DType
@@ -120,21 +120,21 @@ def test_attention_to_codes_is_attention_to_what_they_stand_for(name, is_masked,
         f.view_codes(tuple(t[:, :, :7] for t in part))
         for f, part in zip(formats, (k, v), strict=True)
     ]
-    monkeypatch.setattr(attention_backends, "CODE_CHUNK", 2 * 7 * 8)
-    actual = attention_backends.attend_codes(q, *views, mask)
+    monkeypatch.setattr(decode_attention, "CODE_CHUNK", 2 * 7 * 8)
+    actual = decode_attention.attend_codes(q, *views, mask)
     expected = attention_backends.scaled_dot_product(q, *(view.decode() for view in views), mask)
     assert (actual - expected).abs().max() < 1e-5
 
 
 def test_one_token_reads_codes_and_only_the_entries_in_use(monkeypatch):
     """In float32; int4 has two in a byte, and in half precision products would be rounded."""
-    shapes, multiply = [], attention_backends.multiply_codes
+    shapes, multiply = [], decode_attention.multiply_codes
 
     def watch(x, codes, **options):
         shapes.append(codes.shape[1])
         return multiply(x, codes, **options)
 
-    monkeypatch.setattr(attention_backends, "multiply_codes", watch)
+    monkeypatch.setattr(decode_attention, "multiply_codes", watch)
     config = ModelConfig(vocab_size=9, block_size=600, n_layer=1, n_head=2, n_embd=8)
     text = torch.tensor([[1, 2, 3]])
     for dtype, kv_dtype, expected in (
@@ -172,8 +172,8 @@ def test_a_fused_kernel_gets_codes_and_the_entries_that_each_row_has(name, monke
     text = torch.arange(18).view(2, 9)
     for is_fused in (False, True):
         if is_fused:
-            monkeypatch.setattr(attention_backends, "are_kernels_usable", lambda _device: True)
-            monkeypatch.setattr(attention_backends, "attend_stored", attend)
+            monkeypatch.setattr(decode_attention, "are_kernels_usable", lambda _device: True)
+            monkeypatch.setattr(decode_attention, "attend_stored", attend)
         for lengths, decoder in (([9, 2], StaticDecoder), (None, EagerDecoder)):
             cache = model.new_cache(2, 20, ServingConfig(kv_dtype=name))
             with torch.inference_mode(), attention_backends.record_kernels() as kernels:

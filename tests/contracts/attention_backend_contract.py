@@ -7,6 +7,7 @@ import torch
 
 from kvlab.cache import DocumentMask
 from kvlab.model.attention_backends import BACKENDS
+from kvlab.model.causal_mask import CausalMask
 
 N_HEAD, HEAD_DIM = 4, 8
 WINDOWS = (None, 1, 5, 9, 70, 130, 200, 299, 400)
@@ -95,7 +96,7 @@ class AttentionBackendContract:
     def test_a_whole_pass_agrees_with_the_definition(self, attend, kv_heads):
         for length, window in self.whole_pass:
             self.agree(
-                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend(q, k, v, CausalMask(w)),
                 lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
                 self.inputs(length, length, kv_heads),
             )
@@ -104,7 +105,7 @@ class AttentionBackendContract:
     def test_a_pass_with_a_past_agrees_with_the_definition(self, attend, kv_heads):
         for queries, keys, window in self.with_past:
             self.agree(
-                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend(q, k, v, CausalMask(w)),
                 lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
                 self.inputs(queries, keys, kv_heads),
             )
@@ -112,7 +113,7 @@ class AttentionBackendContract:
     def test_values_may_be_wider_or_narrower_than_keys(self, attend):
         for (length, window), v_width in zip(self.whole_pass[::6], (4, 24) * 2, strict=False):
             self.agree(
-                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend(q, k, v, CausalMask(w)),
                 lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
                 self.inputs(length, length, 2, v_width),
             )
@@ -120,8 +121,9 @@ class AttentionBackendContract:
     def test_each_document_attends_as_if_alone(self, attend):
         for length, window in self.whole_pass:
             documents = random_documents(length)
+            mask = CausalMask(window, documents=documents)
             self.agree(
-                lambda q, k, v, w=window, d=documents: attend(q, k, v, w, d),
+                lambda q, k, v, m=mask: attend(q, k, v, m),
                 lambda q, k, v, w=window, d=documents: attend_each_document(q, k, v, w, d.ids),
                 self.inputs(length, length, 2),
             )
@@ -134,15 +136,17 @@ class AttentionBackendContract:
                 logits = torch.randn(N_HEAD, dtype=self.dtype, requires_grad=self.has_gradient)
                 inputs.append(logits)
             count, documents = sink_tokens if window else 0, random_documents(length)
+            mask = CausalMask(window, count)
             self.agree(
-                lambda q, k, v, s=None, w=window, n=count: attend(q, k, v, w, None, s, n),
+                lambda q, k, v, s=None, m=mask: attend(q, k, v, m, s),
                 lambda q, k, v, s=None, w=window, n=count: attend_by_definition(q, k, v, w, s, n),
                 inputs,
             )
             for one in inputs:
                 one.grad = None
+            mask = CausalMask(window, count, documents)
             self.agree(
-                lambda q, k, v, s=None, w=window, d=documents, n=count: attend(q, k, v, w, d, s, n),
+                lambda q, k, v, s=None, m=mask: attend(q, k, v, m, s),
                 lambda q, k, v, s=None, w=window, d=documents, n=count: attend_each_document(
                     q, k, v, w, d.ids, s, n
                 ),
@@ -153,5 +157,6 @@ class AttentionBackendContract:
         length, window = self.whole_pass[-1]
         inputs, none = self.inputs(length, length, 2), torch.full((N_HEAD,), -math.inf)
         with torch.no_grad():
-            difference = attend(*inputs, window, None, none) - attend(*inputs, window)
+            mask = CausalMask(window)
+            difference = attend(*inputs, mask, none) - attend(*inputs, mask)
         assert difference.abs().max() <= min(self.tolerance, 1e-6)

@@ -17,6 +17,7 @@ from kvlab.model.attention_backends import (
     scaled_dot_product,
     select_backend,
 )
+from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels import use_plain_code
 from kvlab.spec.model_config import ModelConfig
 from tests.contracts.attention_backend_contract import (
@@ -59,9 +60,9 @@ def test_a_backend_is_added_by_one_entry(monkeypatch):
     """It comes first in the table, claims all queries, and the model attends through it."""
     calls = []
 
-    def attend(q, k, v, window, *more):
-        calls.append(window)
-        return BACKENDS["sdpa"].attend(q, k, v, window, *more)
+    def attend(q, k, v, mask, sink=None):
+        calls.append(mask.window)
+        return BACKENDS["sdpa"].attend(q, k, v, mask, sink)
 
     added = {"toy": Backend(attend, lambda *_: True), **BACKENDS}
     model, text = hybrid_model()
@@ -79,8 +80,8 @@ def test_cpu_tiled_computes_bfloat16_in_float32_also_under_autocast(window):
     ours = [torch.randn(2, h, 300, 16).bfloat16().requires_grad_() for h in (4, 2, 2)]
     theirs = [t.detach().float().requires_grad_() for t in ours]
     with torch.autocast("cpu", torch.bfloat16):
-        out = BACKENDS["cpu_tiled"].attend(*ours, window)
-    expected = BACKENDS["cpu_tiled"].attend(*theirs, window)
+        out = BACKENDS["cpu_tiled"].attend(*ours, CausalMask(window))
+    expected = BACKENDS["cpu_tiled"].attend(*theirs, CausalMask(window))
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, expected.bfloat16())
     out.sum().backward()
@@ -107,9 +108,9 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     with torch.no_grad(), reduced:
         expected = model.hidden_states(text, document_start=document_start)
 
-        def as_on_cuda(_q, k, _v, window, documents=None, *_sinks):
-            keys = k.shape[2]
-            return "flex" if documents is not None or (window or keys) < keys else "sdpa"
+        def as_on_cuda(_q, k, _v, mask, _sink):
+            is_plain = mask.documents is None and not mask.is_windowed(k.shape[2])
+            return "sdpa" if is_plain else "flex"
 
         monkeypatch.setattr("kvlab.model.attention.select_backend", as_on_cuda)
         torch.compiler.reset()
@@ -137,7 +138,8 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
     torch.manual_seed(0)
     ours = [torch.randn(2, h, 512, 64, device="cuda", requires_grad=True) for h in (4, 2, 2)]
     theirs = [t.detach().clone().requires_grad_() for t in ours]
-    out, expected = BACKENDS["flex"].attend(*ours, 100), BACKENDS["sdpa"].attend(*theirs, 100)
+    mask = CausalMask(100)
+    out, expected = BACKENDS["flex"].attend(*ours, mask), BACKENDS["sdpa"].attend(*theirs, mask)
     out.square().sum().backward()
     expected.square().sum().backward()
     for left, right in zip([out, *(t.grad for t in ours)], [expected, *(t.grad for t in theirs)],
@@ -203,11 +205,11 @@ def test_kernels_are_recorded_by_name():
 
 def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch, caplog):
     """The ninth is compiled, too. Beyond our own limit attention is computed in blocks."""
-    is_compiled = []
+    is_compiled, mask = [], CausalMask(16)
 
     def kernel(q, k, v, **_options):
         is_compiled.append(torch.compiler.is_compiling())
-        return attend_sdpa(q, k, v, 16)
+        return attend_sdpa(q, k, v, mask)
 
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **o: compile(f, backend="eager", **o))
@@ -216,16 +218,16 @@ def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch, ca
     torch.compiler.reset()
     inputs = [torch.randn(1, 1, 32 + length, 8) for length in range(10)]
     for x in inputs:
-        expected = attend_sdpa(x, x, x, 16)
-        assert (attend_compiled_flex(x, x, x, 16, None, None) - expected).abs().max() < 1e-6
+        expected = attend_sdpa(x, x, x, mask)
+        assert (attend_compiled_flex(x, x, x, mask) - expected).abs().max() < 1e-6
     assert is_compiled == [True] * 10
     warnings = [r.message for r in caplog.records if r.name.startswith("kvlab")]
     assert not warnings
     monkeypatch.setattr(attention_backends, "FLEX_SHAPES", 10)
     for length in (50, 60):
         x = torch.randn(1, 1, length, 8)
-        expected = attend_sdpa(x, x, x, 16)
-        assert (attend_compiled_flex(x, x, x, 16, None, None) - expected).abs().max() < 1e-6
+        expected = attend_sdpa(x, x, x, mask)
+        assert (attend_compiled_flex(x, x, x, mask) - expected).abs().max() < 1e-6
     assert len(is_compiled) == 10, "not run without being compiled"
     (warning,) = [r.message for r in caplog.records if r.name.startswith("kvlab")]
     assert "over 10 shapes of attention" in warning
@@ -240,7 +242,7 @@ def select(queries, keys, window, head_dim=16, device="cpu", **options):
         q, k = (SimpleNamespace(shape=shape, **facts) for shape in (q, k))
     else:
         q, k = (torch.zeros(shape, **options) for shape in (q, k))
-    return select_backend(q, k, k, window)
+    return select_backend(q, k, k, CausalMask(window))
 
 
 def test_backends_are_selected_by_device_and_shape():
@@ -278,8 +280,8 @@ def test_training_with_a_sink_selects_tiles_whatever_the_shape():
     """No other backend on CPU saves less, since none is fused."""
     for shape in ((1, 2, 64, 8), (1, 2, 8192, 8)):
         q = torch.zeros(shape, requires_grad=True)
-        assert select_backend(q, q, q, None) == "sdpa"
-        assert select_backend(q, q, q, None, None, torch.zeros(2)) == "cpu_tiled"
+        assert select_backend(q, q, q, CausalMask()) == "sdpa"
+        assert select_backend(q, q, q, CausalMask(), torch.zeros(2)) == "cpu_tiled"
 
 
 def test_plain_code_selects_no_kernel():

@@ -12,7 +12,7 @@ from kvlab.cache.cached_passes import StaticPass
 from kvlab.cache.kv_buffer import KVBuffer
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
-from kvlab.model.attention_backends import DECODE_KERNEL
+from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.support.fake_cuda import FakeCuda

@@ -6,7 +6,7 @@ import torch
 from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.layout.extrapolation import RescaleError, rescale
-from kvlab.model import GPT, attention_backends
+from kvlab.model import GPT, decode_attention
 from kvlab.model.attention import VIEWS, attend
 from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
@@ -234,17 +234,17 @@ def test_formats_that_need_k_and_v_apart_or_other_sizes_are_refused(kv, serving,
 def test_keys_that_are_rotated_in_blocks_are_those_that_are_rotated_at_once(
     monkeypatch, chunk, rotary_dim
 ):
-    monkeypatch.setattr(attention_backends, "CODE_CHUNK", chunk)
+    monkeypatch.setattr(decode_attention, "CODE_CHUNK", chunk)
     draw = torch.Generator().manual_seed(0)
     q, kv = (torch.randn(3, 2, n, 8, generator=draw, dtype=torch.float64) for n in (4, 9))
     sink = torch.randn(2, 4, generator=draw, dtype=torch.float64)
     for positions in (torch.arange(9), torch.arange(27).view(3, 9)):  # also of rows that differ
         table = make_rope_table(positions, rotary_dim, 100.0, torch.float64)
-        keys = attention_backends.UnrotatedKeys(kv, table)
+        keys = decode_attention.UnrotatedKeys(kv, table)
         mask = torch.rand(3, 1, 1, 9, generator=draw) < 0.7
         mask[..., 0] = True
         for visible, logits in ((None, None), (mask, sink)):
-            actual = attention_backends.attend_unrotated(q, keys, kv, visible, logits)
+            actual = decode_attention.attend_unrotated(q, keys, kv, visible, logits)
             rotated = apply_rope(kv, table)
-            expected = attention_backends.scaled_dot_product(q, rotated, kv, visible, sink=logits)
+            expected = scaled_dot_product(q, rotated, kv, visible, sink=logits)
             assert (actual - expected).abs().max() < 1e-12

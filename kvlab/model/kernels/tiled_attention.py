@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kvlab.cache import DocumentMask
 from kvlab.layout.cpu_attention_memory import (
     find_tile_window,
     query_tiles,
     saved_probability_bytes,
 )
+from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 
 Attend = Callable[..., Tensor]
@@ -39,10 +39,8 @@ def attend_plain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    window: int | None,
-    documents: DocumentMask | None = None,
+    mask: CausalMask,
     sink: Tensor | None = None,
-    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend by the definition, over all pairs of as many queries as keys.
 
@@ -50,17 +48,15 @@ def attend_plain(
         q: (B, H, T, D).
         k: (B, Hkv, T, D).
         v: (B, Hkv, T, Dv).
-        window: tokens that each query sees, itself included; None for all before it.
-        documents: no query sees a token of another document.
+        mask: which keys each query sees.
         sink: (H,) a logit of each head that joins the denominator of its softmax; None: none does.
-        sink_tokens: the first tokens, of each document, that a query sees beside its window.
 
     Returns:
         (B, H, T, Dv).
     """
     length, repeats = q.shape[2], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    visible = make_visible_mask(slice(0, length), window, sink_tokens, documents, q.device)
+    visible = mask.to_dense(slice(0, length), q.device)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     scores = scores.masked_fill(~visible, -math.inf)
     if sink is None:
@@ -69,36 +65,12 @@ def attend_plain(
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
 
 
-def make_visible_mask(
-    queries: slice,
-    window: int | None,
-    sink_tokens: int,
-    documents: DocumentMask | None,
-    device: torch.device,
-) -> Tensor:
-    """Return (C, T), or (B, 1, C, T), of bool: the tokens up to the last query that each sees."""
-    keys = torch.arange(queries.stop, device=device)
-    distance = torch.arange(queries.start, queries.stop, device=device)[:, None] - keys
-    visible = distance >= 0
-    if window is not None:
-        is_near = distance < window
-        if sink_tokens:
-            first = keys if documents is None else documents.positions[:, None, None, : len(keys)]
-            is_near = is_near | (first < sink_tokens)
-        visible = visible & is_near
-    if documents is not None:
-        visible = visible & documents.same_document(queries, slice(0, len(keys)))
-    return visible
-
-
 def _select_tiled(
     q: Tensor,
     k: Tensor,
     v: Tensor,  # noqa: ARG001  (the signature of the kernel)
-    window: int | None,
-    documents: DocumentMask | None = None,
+    mask: CausalMask,
     sink: Tensor | None = None,
-    sink_tokens: int = 0,
 ) -> Attend | None:
     if q.device.type != "cpu" or not (torch.is_grad_enabled() and q.requires_grad):
         return None
@@ -106,18 +78,22 @@ def _select_tiled(
         return None
     rows, heads, length, head_dim = q.shape
     is_reduced = q.dtype == torch.bfloat16
-    tile_window = find_tile_window(window, sink_tokens, has_documents=documents is not None)
     is_served = length == k.shape[2] and saved_probability_bytes(
         rows,
         heads,
         head_dim,
         length,
-        tile_window,
-        sink_tokens,
+        _find_tile_window(mask),
+        mask.sink_tokens,
         is_bfloat16=is_reduced,
         has_sink=sink is not None,
     )
     return attend_tiled if is_served else None
+
+
+def _find_tile_window(mask: CausalMask) -> int | None:
+    has_documents = mask.documents is not None
+    return find_tile_window(mask.window, mask.sink_tokens, has_documents=has_documents)
 
 
 tiled_attention = CPUKernel(attend_plain, _select_tiled)
@@ -128,10 +104,8 @@ def attend_tiled(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    window: int | None,
-    documents: DocumentMask | None = None,
+    mask: CausalMask,
     sink: Tensor | None = None,
-    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend in tiles of queries; see `attend_plain`. Differentiable once."""
     assert q.shape[2] == k.shape[2], "only for a whole pass without a past"
@@ -142,7 +116,7 @@ def attend_tiled(
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     with torch.autocast("cpu", enabled=False):
         out: Tensor = _TiledAttention.apply(  # type: ignore[no-untyped-call]
-            q, k, v, window, documents, None if sink is None else sink.to(q.dtype), sink_tokens
+            q, k, v, mask, None if sink is None else sink.to(q.dtype)
         )
     return out.to(dtype)
 
@@ -161,14 +135,12 @@ class _TiledAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        window: int | None,
-        documents: DocumentMask | None,
+        mask: CausalMask,
         sink: Tensor | None,
-        sink_tokens: int,
     ) -> Tensor:
-        sink_tokens = 0 if window is None else sink_tokens
-        tile_window = find_tile_window(window, sink_tokens, has_documents=documents is not None)
-        ctx.tiles = [*query_tiles(q.shape[2], tile_window, sink_tokens)]
+        window, documents = mask.window, mask.documents
+        sink_tokens = 0 if window is None else mask.sink_tokens
+        ctx.tiles = [*query_tiles(q.shape[2], _find_tile_window(mask), sink_tokens)]
         ctx.shape, ctx.sink_tokens = q.shape, sink_tokens
         ctx.scale = 1 / math.sqrt(q.shape[-1])
         out = _empty_token_major(q, v.shape[-1])
@@ -179,8 +151,7 @@ class _TiledAttention(torch.autograd.Function):
             scores = torch.bmm(q[:, start:end], _read_tile(k, low, end, sink_tokens).mT)
             by_head = scores.view(*ctx.shape[:2], *scores.shape[1:])
             if sink_tokens and low == 0:
-                queries = slice(start, end)
-                visible = make_visible_mask(queries, window, sink_tokens, documents, q.device)
+                visible = mask.to_dense(slice(start, end), q.device)
                 by_head.masked_fill_(~visible, -math.inf)
             else:
                 _mask_scores(scores[..., sink_tokens if low else 0 :], start, low, window)
@@ -223,7 +194,7 @@ class _TiledAttention(torch.autograd.Function):
             dq[:, :, start:end] = tile.view(*heads, *tile.shape[1:])
             _accumulate_tile(dk, ds, q[:, start:end], low, end, sinks)
         d_kv = (dk.view(*heads, *dk.shape[1:]), dv.view(*heads, *dv.shape[1:]))
-        return dq, *d_kv, None, None, d_sink, None
+        return dq, *d_kv, None, d_sink
 
 
 def _read_tile(values: Tensor, low: int, end: int, sink_tokens: int) -> Tensor:

@@ -1,7 +1,7 @@
 """CUDA kernels in Triton: one token's attention, and cross-entropy with its gradient.
 
 Each has a plain reference in torch, which runs where Triton does not:
-`kvlab.model.attention_backends.attend_decoded` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
+`kvlab.model.decode_attention.attend_decoded` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
 in the environment the kernels run on CPU tensors, which is how tests prove them without a GPU.
 
 Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V; N tokens, V words.

@@ -2,6 +2,7 @@
 
 import torch
 
+from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels import tiled_attention
 from tests.contracts.attention_backend_contract import random_documents
 from tests.contracts.cpu_kernel_contract import CPUKernelContract
@@ -16,4 +17,4 @@ class TestTiledAttentionKernel(CPUKernelContract):
             for documents in (None, random_documents(300)):
                 heads = (4, 2, 2)
                 inputs = [torch.randn(2, n, 300, 16).requires_grad_() for n in heads]
-                yield [*inputs, window, documents]
+                yield [*inputs, CausalMask(window, 0, documents)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import ScaledCodes, get_format
-from kvlab.model import GPT, attention_backends, loss
+from kvlab.model import GPT, attention_backends, decode_attention, loss
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.model.kernels import triton_kernels, use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
@@ -47,7 +47,7 @@ def stored(name, *shape):
 def kernels_on(monkeypatch):
     """The interpreter's CPU tensors, too, take the way of CUDA."""
     if IS_INTERPRETED:
-        for module in (attention_backends, loss):
+        for module in (decode_attention, loss):
             monkeypatch.setattr(
                 module, "are_kernels_usable", lambda _device: not is_plain_code_used()
             )
