@@ -109,6 +109,8 @@ DECODED = {
     "fp8": ("bfloat16", {}, {"kv_dtype": "fp8"}, 0.1),
     "rings": ("bfloat16", WINDOWS, {}, 0.1),
     "ties": ("bfloat16", {}, {"tie": "adjacent:2"}, 0.1),
+    "compiled": ("float32", {}, {"compile": True}, 1e-3),
+    "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}, 0.1),
 }
 """Name -> dtype, changes of the model, serving, and the largest difference of a logit."""
 
@@ -125,15 +127,18 @@ def check_decoders(setting: Setting) -> Iterator[Claim]:
 def compare_decoders(setting: Setting, name: str) -> float:
     """Return the largest difference of a logit between both steps of an entry of `DECODED`."""
     dtype, changes, serving, _ = DECODED[name]
-    decoder = GraphDecoder if setting.is_cuda else StaticDecoder
     length, steps = setting.pick(300, 20), 8
     model = GPT(setting.model(**changes), device=setting.device, dtype=getattr(torch, dtype))
     tokens = torch.randint(300, (3, length), device=setting.device)
     logits = []
-    for make in (EagerDecoder, decoder):
+    for is_static in (False, True):
         cache = model.eval().new_cache(3, length + steps, ServingConfig(**serving))
         prefill(model, tokens, cache, [length, length - 7, 3])
-        step = make(model, cache)
+        if is_static:
+            make = GraphDecoder if setting.is_cuda else StaticDecoder
+            step = make(model, cache, compiles=cache.compiles_steps)
+        else:
+            step = EagerDecoder(model, cache)
         logits.append(torch.stack([step(tokens[:, i]).clone() for i in range(steps)]))
     return float((logits[0] - logits[1]).abs().max())
 
@@ -144,6 +149,8 @@ def check_decode_speed(setting: Setting) -> Iterator[Claim]:
     model = GPT(setting.model(), device=setting.device, dtype=dtype).eval()
     caches = ("model", "int8", "fp8")
     variants = [Variant(name, model, ServingConfig(kv_dtype=name)) for name in caches]
+    if setting.is_cuda:  # compiling takes longer than all else of a tiny run
+        variants.append(Variant("compiled", model, ServingConfig(compile=True)))
     settings = BenchmarkSettings(
         prompt_tokens=setting.pick(512, 16),
         new_tokens=setting.pick(64, 4),
@@ -320,7 +327,7 @@ def _decode_beside_transformers(setting: Setting) -> tuple[float, float]:
     dtype = torch.bfloat16 if setting.is_cuda else torch.float32
     prompt, new = setting.pick((512, 64), (16, 4))
     model = GPT(setting.model(), device=setting.device, dtype=dtype).eval()
-    decoder = TimedDecoder(model, ServingConfig())
+    decoder = TimedDecoder(model, ServingConfig(compile=setting.is_cuda))
     run = decoder.new_run(decoder.new_cache(1, prompt + new), new)
     run.time()
     ours = sorted(run.time().steps)[new // 2]

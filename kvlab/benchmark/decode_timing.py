@@ -14,12 +14,12 @@ from torch import Tensor
 
 from kvlab.cache import KVCache
 from kvlab.model import GPT
-from kvlab.model.generate import Decoder, make_decoder, prefill
+from kvlab.model.generate import Decoder, EagerDecoder, make_decoder, prefill
 from kvlab.spec import ServingConfig
 
 PROMPT_SEED = 0
 
-PREPARATION_NOTE = "warm-ups, capture and first replay of the step, in no other time"
+PREPARATION_NOTE = "compilation, warm-ups, capture and first replay of the step, in no other time"
 
 T = TypeVar("T")
 
@@ -69,16 +69,18 @@ class DecodeTiming:
 
 
 def time_preparation(prepare: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """Return what ``prepare`` returns, and the seconds that it took on CUDA, from an idle device.
+    """Return what ``prepare`` returns, and the seconds that it took, from an idle device.
 
-    Elsewhere a decode step needs no preparation, and the seconds are 0.
+    On CPU an eager step needs no preparation, and the seconds are 0.
     """
-    if device.type != "cuda":
-        return prepare(), 0.0
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     start = time.perf_counter()
     prepared = prepare()
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif isinstance(prepared, EagerDecoder):
+        return prepared, 0.0
     return prepared, time.perf_counter() - start
 
 
@@ -126,15 +128,16 @@ class TimedDecoder:
 class DecodeRun:
     """Prefill and decode until a cache is full, any number of times.
 
-    The decode step is prepared once, at the first use: on CUDA its graph is warmed up, captured
-    and replayed. No time or energy of a run contains that.
+    The decode step is prepared once, at the first use: it is compiled where that is asked for, and
+    on CUDA its graph is warmed up, captured and replayed. No time or energy of a run contains that.
 
     Args:
         prompt: (B, C) tokens.
         new_tokens: decode steps.
 
     Attributes:
-        preparation: seconds that preparing the step took; 0 until then, and on CPU.
+        preparation: seconds that preparing the step took; 0 until then, and of an eager
+            step on CPU.
         read_slots: slots of a sequence that a step reads, those of all layers together and the
             mean over the steps. None until it is prepared, and where they are not counted.
         used_slots: how many of them hold tokens.

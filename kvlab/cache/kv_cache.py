@@ -25,8 +25,10 @@ class KVCache:
         layout: which layer reads and writes which slot.
         dtype: the model's dtype. Decoded values have it, and stored ones too where the layout's
             ``kv_dtype`` is ``model``.
+        compiles_steps: see the attribute.
 
     Attributes:
+        compiles_steps: its decoders compile their step.
         buffers: the buffers of each slot, by the number of the layer that owns it.
         length: tokens held; where rows differ, those of the longest.
     """
@@ -38,7 +40,10 @@ class KVCache:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        compiles_steps: bool = False,
     ):
+        self.compiles_steps = compiles_steps
         self.layout, self.batch_size, self.max_length = layout, batch_size, max_length
         self.dtype, self.device = dtype, device
         self.length = 0

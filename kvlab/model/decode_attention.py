@@ -105,7 +105,6 @@ def attends_by_triton(q: Tensor) -> bool:
         and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and q.shape[-1] <= MAX_WIDTH
         and not (torch.is_grad_enabled() and q.requires_grad)
-        and not torch.compiler.is_compiling()
     )
 
 

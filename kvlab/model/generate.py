@@ -10,8 +10,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from kvlab.cache import KVCache
+from kvlab.cache.cached_passes import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT
@@ -278,17 +280,26 @@ PrepareDecoder = Callable[[GPT, KVCache], Decoder]
 """Makes the decoder of a cache into which the prompts have been run."""
 
 
-def make_decoder(model: GPT, cache: KVCache, *, head: bool = True) -> Decoder:
+def make_decoder(
+    model: GPT, cache: KVCache, *, head: bool = True, compiles: bool | None = None
+) -> Decoder:
     """Return a decoder that continues from ``cache``, after the prompts have been run into it.
 
     At batch size 1 a decode step of a small model is bound by launching its kernels. On CUDA a
-    captured graph launches them all at once.
+    captured graph launches them all at once, and those of a compiled step are fewer.
 
     Args:
         head: if false, the decoder returns the residual stream (B, E) in place of logits.
+        compiles: whether to compile the step; default `ServingConfig.compile` of the cache. It is
+            compiled anew for other sizes of a batch or cache.
     """
+    compiles = cache.compiles_steps if compiles is None else compiles
     if model.device.type == "cuda" and cache.has_static_pass:
-        return GraphDecoder(model, cache, head=head)
+        return GraphDecoder(model, cache, head=head, compiles=compiles)
+    if compiles:
+        decoder = StaticDecoder(model, cache, head=head, compiles=True)
+        decoder.compute(cache.max_length)  # so that no step of a text compiles
+        return decoder
     return EagerDecoder(model, cache, head=head)
 
 
@@ -312,17 +323,20 @@ class GraphDecoder:
     A graph reads as many entries of the cache as it was captured for, so there are up to
     `READ_LENGTHS` of them, and each token takes the shortest that reads all entries in use. All
     warm-ups, captures and first replays, which upload a graph, are done here, so that no step of
-    a text is slower than the others.
+    a text is slower than the others. A compiled step has one graph, which reads all entries.
     """
 
     WARM_UPS = 3
 
-    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True, compiles: bool = False):
         self._cache = cache
-        self._static_decoder = StaticDecoder(model, cache, head=head)
+        self._static_decoder = StaticDecoder(model, cache, head=head, compiles=compiles)
+        with record_kernels() as self._kernels:  # those of a compiled step, which notes none
+            StaticDecoder(model, cache, head=head).compute(cache.max_length)
         stream = capture_stream(cache.device)
         self._graphs: list[tuple[int, torch.cuda.CUDAGraph, Tensor]] = []
-        for entries in list_read_lengths(cache.length, cache.max_length):
+        shortest = cache.max_length if compiles else cache.length
+        for entries in list_read_lengths(shortest, cache.max_length):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
                 for _ in range(self.WARM_UPS):
@@ -330,10 +344,7 @@ class GraphDecoder:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             pool = self._graphs[0][1].pool() if self._graphs else None
-            with (
-                torch.cuda.graph(graph, pool=pool, stream=stream),
-                record_kernels() as self._kernels,
-            ):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 out = self._static_decoder.compute(entries)
             graph.replay()  # writes what the first step writes again
             self._graphs.append((entries, graph, out))
@@ -387,22 +398,30 @@ class StaticDecoder:
     `compute` reads tokens and positions from fixed tensors, so it may run any number of times
     without advancing: it writes the same cache entries again. The step follows its cache: after
     `reset`, `crop` or a further pass it goes on from the tokens that the cache then holds.
+
+    Args:
+        compiles: compile the step at its first use. It then reads all entries, since each number
+            of them would be compiled anew.
     """
 
-    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True, compiles: bool = False):
         self._model, self._head, self._cache = model, head, cache
+        self._compiles = compiles
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
         self._pass = cache.begin_static_pass()
         self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.prepare(tokens)
-        out = self.compute(self._pass.end)
+        out = self.compute(self._count_entries(self._cache.length))
         self.advance()
         return out
 
+    def _count_entries(self, held: int) -> int:
+        return self._cache.max_length if self._compiles else held + 1
+
     def count_read_slots(self, held: int) -> int | None:
-        return self._cache.count_read_slots(held + 1)
+        return self._cache.count_read_slots(self._count_entries(held))
 
     def prepare(self, tokens: Tensor) -> None:
         """Take the tokens (B,) of the next step."""
@@ -416,9 +435,33 @@ class StaticDecoder:
             entries: of the cache that it reads: the longest row's tokens with this one, or more.
         """
         self._pass.read_at_most(entries)
-        states = self._model.run_pass(self._tokens, self._pass)[:, -1]
-        return self._model.compute_logits(states) if self._head else states
+        run = _run_compiled_step if self._compiles else _run_step
+        return run(self._model, self._tokens, self._pass, self._head)
 
     def advance(self) -> None:
         """Advance the cache by the step's tokens."""
         self._pass.advance()
+
+
+def _run_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool) -> Tensor:
+    states = model.run_pass(tokens, step)[:, -1]
+    return model.compute_logits(states) if head else states
+
+
+STEP_SHAPES = 64
+"""Sizes of batches and caches whose steps stay compiled. torch's own limit is 8."""
+
+
+def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool) -> Tensor:
+    """Run the step as compiled for models, batches and caches of these sizes."""
+    with torch._dynamo.config.patch(recompile_limit=STEP_SHAPES):
+        try:
+            return _compile_step()(model, tokens, step, head)
+        except FailOnRecompileLimitHit:
+            torch.compiler.reset()
+            return _compile_step()(model, tokens, step, head)
+
+
+@lru_cache(maxsize=1)
+def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
+    return torch.compile(_run_step, fullgraph=True, dynamic=False)

@@ -337,7 +337,14 @@ class GPT(nn.Module):
             dtype: in which K and V are computed; default the parameters'.
         """
         layout = KVLayout.of(self.config, serving)
-        return KVCache(layout, batch_size, max_length, dtype or self.dtype, self.device)
+        return KVCache(
+            layout,
+            batch_size,
+            max_length,
+            dtype or self.dtype,
+            self.device,
+            compiles_steps=serving is not None and serving.compile,
+        )
 
     def decay_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters that weight decay applies to (matrices), and the others."""

@@ -31,6 +31,7 @@ class ServingConfig(SpecModel):
         "kv_group": None,
         "kv_residual": None,
         "evict": None,
+        "compile": False,
     }
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
@@ -79,11 +80,24 @@ class ServingConfig(SpecModel):
         description="Keep a fixed number of tokens in global layers, and drop the others.",
         examples=[{"keep": 64}],
     )
+    compile: bool = Field(
+        default=False,
+        description="torch.compile the step that decodes one token, on CUDA before it is captured."
+        " What it computes differs in rounding. Compiling takes up to a minute for each model.",
+        examples=[True],
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ServingConfig":
         raise_problems(self.kv.find_setting_problems())
+        raise_problems(self._find_compile_problems())
         return self
+
+    def _find_compile_problems(self) -> Iterator[FieldMessage]:
+        if self.compile and (self.kv.blocks is not None or self.evict is not None):
+            cause = "serving.evict" if self.evict is not None else f"kv_dtype {self.kv_dtype}"
+            text = f"needs steps of fixed shapes, which {cause} does not have"
+            yield "compile", f"{text}; leave one of the two out"
 
     @property
     def kv(self) -> KVStorage:

@@ -13,7 +13,15 @@ from kvlab.cache.kv_buffer import KVBuffer
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
 from kvlab.model.decode_attention import DECODE_KERNEL
-from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
+from kvlab.model.generate import (
+    EagerDecoder,
+    Sampling,
+    StaticDecoder,
+    generate,
+    make_decoder,
+    prefill,
+    sample,
+)
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.support.fake_cuda import FakeCuda
 from tests.support.random_model import random_model
@@ -73,12 +81,12 @@ def test_rows_end_with_their_stop_token(model):
 @pytest.mark.parametrize("serving", [ServingConfig(), ServingConfig(kv_dtype="int8"),
                                      ServingConfig(tie="adjacent:2")])  # fmt: skip
 @pytest.mark.parametrize("prompts", [PROMPTS, [PROMPTS[0], PROMPTS[0][::-1]]])
-def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
+def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts, traced_steps):
     lengths = [len(p) for p in prompts]
     longest = max(lengths)
     padded = torch.tensor([p + [0] * (longest - len(p)) for p in prompts])
     logits = []
-    for decoder in (EagerDecoder, StaticDecoder):
+    for decoder in (EagerDecoder, StaticDecoder, partial(StaticDecoder, compiles=True)):
         cache = model.new_cache(len(prompts), longest + 20, serving)
         with torch.inference_mode():
             first = prefill(model, padded, cache, lengths if len(set(lengths)) > 1 else None)
@@ -88,6 +96,61 @@ def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
         logits.append(torch.stack(steps))
         with pytest.raises(CacheError, match="do not fit"):
             decode(torch.zeros(len(prompts), dtype=torch.int64))
+    for other in logits[1:]:
+        assert (logits[0] - other).abs().max() < 1e-10
+    assert len(traced_steps) == 1, "of twenty steps"
+
+
+@pytest.fixture
+def traced_steps(monkeypatch):
+    """Graphs of the steps that were compiled, which run as they are."""
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    step = torch.compile(generation._run_step, fullgraph=True, dynamic=False, backend=backend)
+    monkeypatch.setattr(generation, "_compile_step", lambda: step)
+    return graphs
+
+
+def test_a_step_is_compiled_once_for_each_size(model, traced_steps, monkeypatch):
+    """Before the first token, and again only if a size is new or there are too many of them."""
+
+    def decode(rows, length, tokens=3):
+        cache = model.new_cache(rows, length, ServingConfig(compile=True))
+        with torch.inference_mode():
+            prefill(model, torch.ones(rows, 4, dtype=torch.int64), cache)
+            step = make_decoder(model, cache)
+            made = len(traced_steps)
+            for _ in range(tokens):
+                step(torch.ones(rows, dtype=torch.int64))
+        assert len(traced_steps) == made
+        assert step.count_read_slots(5) == 2 * length + 4 * 7
+        return made
+
+    assert [decode(2, 20), decode(2, 20), decode(1, 20), decode(2, 24), decode(2, 20)] == [
+        1, 1, 2, 3, 3
+    ]  # fmt: skip
+    monkeypatch.setattr(generation, "STEP_SHAPES", 3)
+    assert [decode(3, 20), decode(3, 20), decode(2, 20)] == [4, 4, 5], "all are compiled anew"
+
+
+def test_a_compiled_step_computes_what_the_eager_one_does():
+    """By the compiler that a device uses, in one window and one global layer."""
+    torch.compiler.reset()
+    generation._compile_step.cache_clear()
+    config = CONFIG.model_copy(update={"n_layer": 2, "attention_pattern": "GL"})
+    model, logits = random_model(config, std=0.3), []
+    for serving in (ServingConfig(), ServingConfig(compile=True)):
+        cache = model.new_cache(2, 16, serving)
+        with torch.inference_mode():
+            prefill(model, torch.tensor([PROMPTS[0], PROMPTS[0][::-1]]), cache)
+            step = make_decoder(model, cache)
+            steps = [step(torch.tensor([index, 7])).clone() for index in range(4)]
+        logits.append(torch.stack(steps))
     assert (logits[0] - logits[1]).abs().max() < 1e-10
 
 
@@ -137,6 +200,21 @@ def test_all_graphs_are_captured_on_one_stream_and_replayed_once_before_they_ser
             assert cache.length == 2, "nothing of it advances the cache"
     (stream,) = cuda.streams
     assert cuda.log == [stream, "replay"] * 3
+
+
+def test_a_compiled_step_has_one_graph(model, monkeypatch, traced_steps):
+    """It reads all entries, or where the kernel of codes runs those in use."""
+    cuda = FakeCuda(monkeypatch)
+    with torch.inference_mode():
+        cache = model.new_cache(1, 2000)
+        prefill(model, torch.tensor([[1, 2]]), cache)
+        decoder = generation.GraphDecoder(model, cache, compiles=True)
+        assert decoder.count_read_slots(3) == 2 * 2000 + 4 * 7
+        eager = generation.GraphDecoder(model, cache)
+    assert decoder._kernels == eager._kernels
+    assert len(decoder._graphs) == len(traced_steps) == 1
+    assert len(eager._graphs) == generation.READ_LENGTHS
+    assert cuda.log.count("replay") == 1 + generation.READ_LENGTHS
 
 
 def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monkeypatch):

@@ -125,6 +125,8 @@ def test_keys_beside_a_preset_win():
         ("data:", "serving: {evict: {keep: 40, by: snapkv, prompt: 64, pool: 4}}\ndata:", "serving.evict.pool = 4 is even, so it has no token in its middle; use 3 or 5"),
         ("data:", "serving: {evict: {keep: 40, by: recency, prompt: 64}}\ndata:", "serving.evict.prompt = 64 is read only by: snapkv; leave it out"),
         ("vocab_size: 300}", "vocab_size: 300, attention_pattern: L, window: 9}\nserving: {evict: {keep: 9}}", "serving.evict = {...} has no layer to act on: all have a window"),
+        ("data:", "serving: {compile: true, kv_dtype: kivi2, kv_residual: 8}\ndata:", "3:20: serving.compile = true needs steps of fixed shapes, which kv_dtype kivi2 does not have; leave one of the two out"),
+        ("data:", "serving: {compile: true, evict: {keep: 9, by: recency}}\ndata:", "serving.compile = true needs steps of fixed shapes, which serving.evict does not have"),
         ("data:", "serving: {tie: zigzag}\ndata:", "3:16: serving.tie = zigzag is not a known pattern"),
     ],
 )  # fmt: skip

@@ -103,6 +103,7 @@ OTHER = {
     "serving.kv_group": 4,
     "serving.kv_residual": 8,
     "serving.evict": {"keep": 8},
+    "serving.compile": True,
     "serving.tie": "none",
     "serving.tie_rule": "owner",
     "evaluation.loss_tokens": 2000,

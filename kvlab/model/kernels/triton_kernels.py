@@ -36,8 +36,13 @@ def are_kernels_usable(device: torch.device) -> bool:
     return device.type == "cuda" and not is_plain_code_used() and _can_compile()
 
 
-@lru_cache(maxsize=1)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _can_compile() -> bool:
+    return _find_compiler()
+
+
+@lru_cache(maxsize=1)
+def _find_compiler() -> bool:
     compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
     return triton is not None and any(shutil.which(name) for name in compilers if name)
 
@@ -77,6 +82,10 @@ def attend_stored(
     Returns:
         (B, H, G, Dv) in the dtype of ``q``.
     """
+    if torch.compiler.is_compiling():
+        parts = (part for stored in (k, v) for part in _split_stored(stored))
+        out: Tensor = _attend_in_graph(q, *parts, counts, sink)
+        return out
     batch, heads, group, width = q.shape
     entries, v_width = k.shape[2], v.shape[3]
     pairs = batch * heads
@@ -102,6 +111,33 @@ def attend_stored(
         v_width, triton.next_power_of_2(v_width),
     )  # fmt: skip
     return out
+
+
+def _split_stored(stored: Tensor | ScaledCodes) -> tuple[Tensor, Tensor | None]:
+    return stored if isinstance(stored, ScaledCodes) else (stored, None)
+
+
+@torch.library.custom_op("kvlab::attend_stored", mutates_args=())
+def _attend_in_graph(
+    q: Tensor,
+    k: Tensor,
+    k_scales: Tensor | None,
+    v: Tensor,
+    v_scales: Tensor | None,
+    counts: Tensor | None,
+    sink: Tensor | None,
+) -> Tensor:
+    """Run `attend_stored` as one node of a compiled graph."""
+    keys, values = (
+        part if scales is None else ScaledCodes(part, scales)
+        for part, scales in ((k, k_scales), (v, v_scales))
+    )
+    return attend_stored(q, keys, values, counts, sink)
+
+
+@_attend_in_graph.register_fake
+def _(q: Tensor, k: Tensor, _ks: Any, v: Tensor, *_: Any) -> Tensor:  # noqa: ARG001
+    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def _view_stored(part: Tensor | ScaledCodes) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python -m pytest -m gpu tests/model/kernels/test_triton_kerne
 import importlib.util
 import os
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import ScaledCodes, get_format
-from kvlab.model import GPT, attention_backends, decode_attention, loss
+from kvlab.model import GPT, attention_backends, decode_attention, generate, loss
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.model.kernels import triton_kernels, use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
@@ -137,25 +138,40 @@ def test_cross_entropy_and_its_gradient(dtype, words):
 
 @needs_device
 @pytest.mark.parametrize("name", ["int8", "fp8", "model"])
-def test_a_models_step_is_that_of_plain_code(name, kernels_on):  # noqa: ARG001
-    """Groups, a ring, sinks, rows of different lengths, eager and static."""
+def test_a_models_step_is_that_of_plain_code(name, kernels_on, monkeypatch):  # noqa: ARG001
+    """Groups, a ring, sinks, rows of different lengths, eager, static and compiled, where the
+    kernel is one node of a graph for each layer."""
+    nodes = []
+
+    def backend(graph, _inputs):
+        nodes.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    torch.compiler.reset()
+    run_step = torch.compile(generate._run_step, fullgraph=True, dynamic=False, backend=backend)
+    monkeypatch.setattr(generate, "_compile_step", lambda: run_step)
+    compiled = partial(StaticDecoder, compiles=True)
     config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=200,
                          position="rope", attention_pattern="GL", window=70,
                          sink="learned", sink_tokens=2)  # fmt: skip
     model = GPT(config, device=DEVICE).eval()
     text, logits = torch.arange(300, device=DEVICE).view(2, 150) % 29, {}
     for is_plain in (True, False):
-        for lengths, decoder in (([150, 3], StaticDecoder), (None, EagerDecoder)):
+        for lengths, decoder in (
+            ([150, 3], StaticDecoder), (None, EagerDecoder), ([150, 3], compiled),
+        ):  # fmt: skip
             cache = model.new_cache(2, 160, ServingConfig(kv_dtype=name))
             with torch.inference_mode(), use_plain_code() if is_plain else nullcontext():
                 prefill(model, text, cache, lengths)
                 step = decoder(model, cache)
                 with attention_backends.record_kernels() as kernels:
                     steps = [step(torch.tensor([i, 5], device=DEVICE)).clone() for i in range(3)]
-            assert ("triton_decode" in kernels) != is_plain
+            assert ("triton_decode" in kernels) != is_plain or decoder is compiled
             logits.setdefault(decoder, []).append(torch.stack(steps))
     for plain, fused in logits.values():
         assert (plain - fused).abs().max() < 1e-4
+    plain, fused = (sum("attend_stored" in node for node in one) for one in nodes)
+    assert (plain, fused) == (0, config.n_layer)
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
