@@ -103,6 +103,11 @@ class _SplitForm(TypedDict):
     blocks: str
 
 
+class _SplitsForm(TypedDict):
+    train: _SplitForm
+    validation: _SplitForm
+
+
 class _ManifestForm(TypedDict):
     """What is used of ``manifest.json``, and its types."""
 
@@ -112,7 +117,7 @@ class _ManifestForm(TypedDict):
     licence: str
     digest: str
     dtype: Annotated[str, Field(pattern="^(<u|uint)(2|4|16|32)$")]
-    splits: dict[str, _SplitForm]
+    splits: _SplitsForm
     overlap: NotRequired[
         dict[Annotated[str, Field(pattern="^[0-9]{1,6}$")], Annotated[float, Field(ge=0, le=1)]]
     ]

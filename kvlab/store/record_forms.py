@@ -111,6 +111,16 @@ class ResultForm(TypedDict):
     files: NotRequired[dict[Text, dict[Text, Any]]]
 
 
+TrainedFilesForm = TypedDict("TrainedFilesForm", {"final/model.safetensors": dict[Text, Any]})
+
+
+@_strict
+class TrainingForm(TypedDict):
+    """``training.json``; see `kvlab.train.training_record.TrainingRecord`."""
+
+    files: TrainedFilesForm
+
+
 @_strict
 class CellForm(TypedDict):
     levels: dict[Text, Text]

@@ -39,6 +39,7 @@ from kvlab.store.record_forms import (
     ReportedForm,
     RungsForm,
     SweepForm,
+    TrainingForm,
     check_cells,
 )
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
@@ -86,8 +87,7 @@ class Store(TrialRecords):
         """
         directory = self.training_directory(training_id)
         try:
-            record = read_sealed_json(directory / "training.json", "files")
-            for name, seal in record["files"].items():
+            for name, seal in _read_training_seals(directory).items():
                 is_weights = not name.endswith(".json")
                 if is_weights and not (directory / name).exists():
                     continue  # garbage collection removes weights that have been measured
@@ -118,7 +118,7 @@ class Store(TrialRecords):
         aside = [directory / "damaged" / str(n) for n in sorted(numbers, reverse=True)]
         for folder in (directory, *aside):
             with contextlib.suppress(FileNotFoundError, RecordDamaged):
-                read_sealed_json(folder / "training.json", "files")
+                _read_training_seals(folder)
                 return read_sealed_bytes(folder / "training.json")
         return None
 
@@ -129,8 +129,7 @@ class Store(TrialRecords):
             RecordDamaged: the record is not what was written.
         """
         try:
-            path = self.training_directory(training_id) / "training.json"
-            return cast(dict[str, FileSeal], read_sealed_json(path, "files")["files"])
+            return _read_training_seals(self.training_directory(training_id))
         except FileNotFoundError:
             return {}
 
@@ -289,3 +288,16 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
+
+
+def _read_training_seals(directory: Path) -> dict[str, FileSeal]:
+    """Return the seals of a finished training's files.
+
+    Raises:
+        RecordDamaged: The record is not what was written, or lies in another file's place.
+        FileNotFoundError: There is none.
+    """
+    path = directory / "training.json"
+    content = read_sealed_json(path, "files")
+    check_form(path, content, TrainingForm)
+    return cast(dict[str, FileSeal], content["files"])

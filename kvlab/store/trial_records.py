@@ -85,7 +85,9 @@ class TrialRecords(StorePaths):
             head = _RESULT_HEAD.match(data)
             if not head or head.group(1).decode() != trial_id:
                 return "damaged"
-            for name, seal in _parse_detail_seals(data).items():
+            seals = _parse_detail_seals(data)
+            check_form(directory / "result.json", seals, dict)
+            for name, seal in seals.items():
                 check_file(directory / name, seal)
         except FileNotFoundError:
             return None

@@ -25,6 +25,7 @@ from kvlab.store.record_forms import (
     RungsForm,
     SweepForm,
     TimingsForm,
+    TrainingForm,
 )
 from kvlab.store.store import TRAINING_FILES, Store
 from kvlab.store.store_paths import POINT_KEYS, POINTS_FOLDER, list_point_files
@@ -54,6 +55,7 @@ _KEYS = {
 _FORMS: dict[str, Any] = {
     "sweep.json": SweepForm,
     "result.json": ResultForm,
+    "training.json": TrainingForm,
     "rungs.json": RungsForm,
     "reported.json": ReportedForm,
     "search.json": HistoryForm,

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 
 import pytest
 
@@ -143,3 +144,24 @@ def test_no_reader_waits_at_a_pipe(record, capsys, name):
     (driver / "driver.json").write_text(json.dumps({"number": "one"}))
     assert main(["status", "made", "--store", str(store.path)]) == 0
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_details_that_are_no_list_are_damage(record):
+    """`kvlab gc` and `status` read them without the rest of a result."""
+    made, store = record
+    trial = made.trial({"heads": "mqa"}, 1)
+    change(store.trial_directory(trial) / "result.json", files="9")
+    assert store.status(trial) == "damaged"
+    assert main(["gc", "--weights", "--store", str(store.path)]) == 0
+
+
+def test_a_result_is_no_record_of_a_training(record, capsys):
+    """Its seal is valid, and it lists files, too."""
+    made, store = record
+    trial = made.trial({"heads": "mqa"}, 1)
+    directory = store.training_directory(store.result(trial)["training"])
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(store.trial_directory(trial) / "result.json", directory / "training.json")
+    assert "final/model.safetensors" in store.check_training(directory.name)
+    assert main(["verify", "--store", str(store.path)]) == 1
+    assert "training.json" in capsys.readouterr().out
