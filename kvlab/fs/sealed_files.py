@@ -126,7 +126,7 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
 
 @cache
 def _make_adapter(form: Any) -> Any:
-    from pydantic import TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter, with_config
 
     if not is_dataclass(form):
         return TypeAdapter(form)
@@ -134,7 +134,8 @@ def _make_adapter(form: Any) -> Any:
     for one in fields(form):
         if (one.default, one.default_factory) != (MISSING, MISSING):
             types[one.name] = NotRequired[types[one.name]]
-    return TypeAdapter(TypedDict("Form", types))  # type: ignore[operator]  # made at run time
+    made = TypedDict("Form", types)  # type: ignore[misc]  # at run time
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(made))
 
 
 def check_form(path: str | Path, value: Any, form: Any) -> None:
@@ -143,7 +144,7 @@ def check_form(path: str | Path, value: Any, form: Any) -> None:
     A seal shows that a file is what was written, not that kvlab wrote it.
 
     Args:
-        form: A ``TypedDict`` or a dataclass that the value would fit.
+        form: A ``TypedDict``, which may have more keys, or a dataclass that the value would fit.
 
     Raises:
         RecordDamaged: A value is of another type, or a number that cannot be.
@@ -154,7 +155,8 @@ def check_form(path: str | Path, value: Any, form: Any) -> None:
         _make_adapter(form).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))[:200] or "it"
+        loc = ".".join(map(str, first["loc"]))[:200] or "it"
+        place = "".join(c if c.isprintable() else "?" for c in loc)
         text = f"{path} is damaged: {place} has a value that kvlab does not write"
         raise RecordDamaged(f"{text} ({first['msg'][0].lower()}{first['msg'][1:]})") from None
 

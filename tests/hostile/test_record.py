@@ -10,8 +10,9 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import parse_json, read_json
-from kvlab.fs.sealed_files import read_sealed_json, seal_bytes, write_sealed_json
+from kvlab.fs.sealed_files import check_form, read_sealed_json, seal_bytes, write_sealed_json
 from kvlab.store import Store, trial_records
+from kvlab.train.checkpoint import TrainingState
 from tests.support.record_factory import Record
 
 
@@ -165,3 +166,10 @@ def test_a_result_is_no_record_of_a_training(record, capsys):
     assert "final/model.safetensors" in store.check_training(directory.name)
     assert main(["verify", "--store", str(store.path)]) == 1
     assert "training.json" in capsys.readouterr().out
+
+
+def test_a_form_of_a_dataclass_has_no_other_names(tmp_path):
+    """It is made from all that the file has. What a name does to a terminal is left out."""
+    check_form(tmp_path, {"step": 3}, TrainingState)
+    with pytest.raises(RecordDamaged, match=r"damaged: \?\[31mstep has a value .* not write \("):
+        check_form(tmp_path, {"\x1b[31mstep": 3}, TrainingState)

@@ -126,11 +126,13 @@ def read_driver(store: Store, sweep: str, number: int) -> tuple[DetachedDriver, 
     folder = driver_folder(store, sweep, number)
     try:
         record = read_json(folder / "driver.json")
-        check_form(folder / "driver.json", record, DetachedDriver)
+        check_form(folder / "driver.json", record, dict)
+        names = {field.name for field in fields(DetachedDriver)}
+        known = {name: record[name] for name in names & record.keys()}
+        check_form(folder / "driver.json", known, DetachedDriver)
     except (FileNotFoundError, StoreError):
         return None
-    names = {field.name for field in fields(DetachedDriver)}
-    driver = DetachedDriver(**{name: record[name] for name in names & record.keys()})
+    driver = DetachedDriver(**known)
     if driver.exit_code is not None:
         return driver, "ended"
     return driver, "running" if seems_held(folder / "lock") else "killed"
