@@ -190,23 +190,23 @@ def format_outcome(store: Store, trial_id: str) -> str:
         return ""
     if result["status"] == "pruned":
         return format_pruned(result)
-    if result["error"]:
-        error = result["error"]
-        message = (str(error["message"]).splitlines() or [""])[0]
+    if error := result.get("error"):
+        message = (error["message"].splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
-        return f"{error['class']}: {error['type']}: {message} ({hint})"
+        return f"{error.get('class')}: {error.get('type')}: {message} ({hint})"
     return "  ".join(_format_measurements(result))
 
 
 def _format_measurements(result: dict[str, Any]) -> Iterator[str]:
-    measurements = result["measurements"]
+    measurements = result.get("measurements", {})
     if "loss" in measurements:
         yield f"loss {measurements['loss']:.4f}"
     if "serving_gap" in measurements:
         yield f"served {round(measurements['serving_gap'], 4) + 0.0:+.4f}"  # no -0.0000
     if "hellaswag_acc_norm" in measurements:
         yield f"HellaSwag {measurements['hellaswag_acc_norm']:.1%}"
-    yield f"KV {format_bytes(result['kv']['bytes_at_block_size'])}"
+    if "bytes_at_block_size" in result.get("kv", {}):
+        yield f"KV {format_bytes(result['kv']['bytes_at_block_size'])}"
     if "tpot_ms_p50" in measurements:
         yield f"{measurements['tpot_ms_p50']:.2f} ms/token"
 

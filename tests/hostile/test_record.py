@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from kvlab.cli.main import main
+from kvlab.cli.progress_display import format_outcome
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import parse_json, read_json
 from kvlab.fs.sealed_files import check_form, read_sealed_json, seal_bytes, write_sealed_json
@@ -173,3 +174,15 @@ def test_a_form_of_a_dataclass_has_no_other_names(tmp_path):
     check_form(tmp_path, {"step": 3}, TrainingState)
     with pytest.raises(RecordDamaged, match=r"damaged: \?\[31mstep has a value .* not write \("):
         check_form(tmp_path, {"\x1b[31mstep": 3}, TrainingState)
+
+
+@pytest.mark.parametrize("key", ["error", "measurements", "kv", "experiment", "provenance"])
+def test_a_result_that_lacks_a_part_is_told_of_without_it(record, key):
+    made, store = record
+    trial = made.trial({"heads": "mqa"}, 1)
+    path = store.trial_directory(trial) / "result.json"
+    content = read_sealed_json(path)
+    del content[key]
+    write_sealed_json(path, content)
+    assert isinstance(format_outcome(store, trial), str)
+    assert main(["status", "made", "--store", str(store.path)]) in (0, 1)
