@@ -315,7 +315,7 @@ def damage_file(path: Path, chance: random.Random, others: list[Path]) -> str:
         return _change_values(path, chance)
     if kind == "other":
         other = chance.choice(others)
-        shutil.copyfile(other, path)
+        path.write_bytes(other.read_bytes())  # which may be the same file
         return f"{kind} {other.name}"
     if kind == "pipe":
         path.unlink()
