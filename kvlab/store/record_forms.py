@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, InstanceOf, with_config
 from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
+from kvlab.spec.spec_model import NAME_PATTERN
 
 LARGEST = 1e60
 """No quantity of a record is larger. Sums and squares of it are finite."""
@@ -190,7 +191,7 @@ class HistoryForm(TypedDict):
 class SweepForm(TypedDict):
     """``sweep.json``; see `kvlab.sweep.planning.planner.describe_sweep`."""
 
-    name: Text
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
     question: NotRequired[Text]
     factors: NotRequired[dict[Text, Annotated[list[Text], Field(min_length=1)]]]
     baseline: NotRequired[dict[Text, Text]]

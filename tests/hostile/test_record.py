@@ -186,3 +186,11 @@ def test_a_result_that_lacks_a_part_is_told_of_without_it(record, key):
     write_sealed_json(path, content)
     assert isinstance(format_outcome(store, trial), str)
     assert main(["status", "made", "--store", str(store.path)]) in (0, 1)
+
+
+def test_a_sweep_has_a_name_of_the_letters_that_names_have(record):
+    _, store = record
+    change(store.sweep_directory("made") / "sweep.json", name="\x1b[31m")
+    with pytest.raises(RecordDamaged, match="damaged: name has a value") as caught:
+        store.sweep("made")
+    assert str(caught.value).isprintable()
