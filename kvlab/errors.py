@@ -27,6 +27,8 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 
 from dataclasses import dataclass
 
+from kvlab.humanize import sanitize_text
+
 
 class KvlabError(Exception):
     """Root of kvlab's own errors. ``exit_code`` is what the CLI returns."""
@@ -99,7 +101,10 @@ class StoreError(KvlabError):
 
 
 class RecordDamaged(StoreError):
-    """A file of the record is not what was written."""
+    """A file of the record is not what was written. The message may quote it: see `humanize`."""
+
+    def __init__(self, message: str):
+        super().__init__(sanitize_text(message))
 
 
 class ResourceError(KvlabError):

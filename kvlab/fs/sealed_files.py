@@ -155,8 +155,7 @@ def check_form(path: str | Path, value: Any, form: Any) -> None:
         _make_adapter(form).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        loc = ".".join(map(str, first["loc"]))[:200] or "it"
-        place = "".join(c if c.isprintable() else "?" for c in loc)
+        place = ".".join(map(str, first["loc"]))[:200] or "it"
         text = f"{path} is damaged: {place} has a value that kvlab does not write"
         raise RecordDamaged(f"{text} ({first['msg'][0].lower()}{first['msg'][1:]})") from None
 

@@ -193,7 +193,7 @@ class SweepForm(TypedDict):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     question: NotRequired[Text]
-    factors: NotRequired[dict[Text, Annotated[list[Text], Field(min_length=1)]]]
+    factors: dict[Text, Annotated[list[Text], Field(min_length=1)]]
     baseline: NotRequired[dict[Text, Text]]
     seeds: NotRequired[list[Count]]
     cells: list[CellForm]
@@ -258,7 +258,7 @@ def check_cells(path: Path, sweep: Mapping[str, Any]) -> None:
     Raises:
         RecordDamaged: A cell or the baseline has other factors or levels.
     """
-    factors = {factor: set(levels) for factor, levels in sweep.get("factors", {}).items()}
+    factors = {factor: set(levels) for factor, levels in sweep["factors"].items()}
     if not factors:
         return
     baseline = [sweep["baseline"]] if "baseline" in sweep else []

@@ -34,7 +34,7 @@ def described(planned):
         {"levels": dict(c.levels), "trials": {str(s): t for s, t in c.trials.items()}}
         for c in planned.cells
     ]
-    return {"name": "s", "question": "q", "cells": cells}
+    return {"name": "s", "question": "q", "factors": {}, "cells": cells}
 
 
 def everything(folder):

@@ -172,7 +172,7 @@ def test_a_result_is_no_record_of_a_training(record, capsys):
 def test_a_form_of_a_dataclass_has_no_other_names(tmp_path):
     """It is made from all that the file has. What a name does to a terminal is left out."""
     check_form(tmp_path, {"step": 3}, TrainingState)
-    with pytest.raises(RecordDamaged, match=r"damaged: \?\[31mstep has a value .* not write \("):
+    with pytest.raises(RecordDamaged, match=r"damaged: .x1b.31mstep has a value .* not write \("):
         check_form(tmp_path, {"\x1b[31mstep": 3}, TrainingState)
 
 
@@ -194,3 +194,17 @@ def test_a_sweep_has_a_name_of_the_letters_that_names_have(record):
     with pytest.raises(RecordDamaged, match="damaged: name has a value") as caught:
         store.sweep("made")
     assert str(caught.value).isprintable()
+
+
+def test_what_a_record_says_is_quoted_without_hidden_characters(record):
+    _, store = record
+    content = read_sealed_json(store.sweep_directory("made") / "sweep.json")
+    content["baseline"]["heads"] = "\x1b[31m\u202emha"
+    write_sealed_json(store.sweep_directory("made") / "sweep.json", content)
+    with pytest.raises(RecordDamaged, match="do not have the cell") as caught:
+        store.sweep("made")
+    assert str(caught.value).isprintable()
+    del content["factors"]
+    write_sealed_json(store.sweep_directory("made") / "sweep.json", content)
+    with pytest.raises(RecordDamaged, match="damaged: factors has a value"):
+        store.sweep("made")

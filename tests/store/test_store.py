@@ -102,7 +102,8 @@ def test_a_result_that_was_cut_anywhere_is_damaged_and_never_an_end(store):
 
 def test_a_sweeps_results_are_those_that_can_be_read(store):
     trials = {"0": ID, "1": OTHER, "2": "0" * 16}
-    store.write_sweep({"name": "s", "cells": [{"levels": {}, "trials": trials}] * 2})
+    cells = [{"levels": {}, "trials": trials}] * 2
+    store.write_sweep({"name": "s", "factors": {}, "cells": cells})
     for trial in (ID, OTHER):
         store.write_result(result(trial))
     (store.trial_directory(ID) / "result.json").write_text('{"schema": 1')

@@ -157,7 +157,7 @@ def cell(number):
 
 def describe_stage(number, **declared):
     stages = {"declared": declared, "number": number}
-    return {"name": "s", "cells": [cell(number)], "stages": stages}
+    return {"name": "s", "factors": {}, "cells": [cell(number)], "stages": stages}
 
 
 def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(tmp_path):
@@ -178,7 +178,7 @@ def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(tmp_pa
 
 def test_who_cannot_join_is_told_why(tmp_path):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
-    described = {"name": "s", "cells": [cell(1)]}
+    described = {"name": "s", "factors": {}, "cells": [cell(1)]}
     with join_sweep(store, "s", described, exclusive=False):
         with (
             pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
@@ -187,7 +187,7 @@ def test_who_cannot_join_is_told_why(tmp_path):
             pytest.fail("it is not alone")
         with (
             pytest.raises(UsageError, match="other cells than this file's"),
-            join_sweep(store, "s", {"name": "s", "cells": []}, exclusive=False),
+            join_sweep(store, "s", {"name": "s", "factors": {}, "cells": []}, exclusive=False),
         ):
             pytest.fail("its plan is another")
         with join_sweep(store, "s", described, exclusive=False):
