@@ -101,7 +101,10 @@ class StoreError(KvlabError):
 
 
 class RecordDamaged(StoreError):
-    """A file of the record is not what was written. The message may quote it: see `humanize`."""
+    """A file of the record is not what was written.
+
+    The message may quote the file, so its hidden characters are replaced: see `humanize`.
+    """
 
     def __init__(self, message: str):
         super().__init__(sanitize_text(message))

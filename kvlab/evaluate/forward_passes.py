@@ -111,6 +111,8 @@ def _decode_by_document(
     model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, document_start: int
 ) -> Tensor:
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
+    # each batch has sizes of its own, for which a step would be compiled anew
+    serving = serving.model_copy(update={"compile": False})
     # sorted by length, the longest first, so that batches have little padding
     spans = sorted(document_spans(x, document_start), key=lambda span: span[1] - span[2])
     done = 0

@@ -74,7 +74,8 @@ def scaled_dot_product(
     if repeats_kv_heads(q.device.type, q.dtype, n_head, n_kv_head, has_mask=mask is not None):
         k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))
     is_grouped, v_width = n_head != k.shape[1], v.shape[3]
-    if v_width < k.shape[3]:  # fused kernels serve keys and values of one width
+    is_narrow = v_width < k.shape[3]
+    if is_narrow:  # fused kernels serve keys and values of one width
         v = F.pad(v, (0, k.shape[3] - v_width))
     if _recorded is not None and not torch.compiler.is_compiling():
         choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
@@ -82,7 +83,7 @@ def scaled_dot_product(
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
     )
-    return y[..., :v_width]
+    return y[..., :v_width] if is_narrow else y
 
 
 def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor) -> Tensor:
@@ -216,6 +217,9 @@ def _read_block(part: Tensor, low: int, high: int, sink_tokens: int) -> Tensor:
 
 FLEX_BLOCK = 128
 
+FLEX_WIDTH = 16
+"""The narrowest heads that the kernel of CUDA serves."""
+
 
 def attend_flex(
     q: Tensor,
@@ -343,11 +347,12 @@ BACKENDS: dict[str, Backend] = {
     "cpu_tiled": Backend(attend_tiled, tiled_attention.is_fast),
     "flex": Backend(
         attend_flex,
-        lambda q, k, _v, mask, sink: (
+        lambda q, k, v, mask, sink: (
             q.device.type == "cuda"
             and q.requires_grad  # else each new length would be compiled, for one use
             and torch.is_grad_enabled()
             and q.shape[2] == k.shape[2]
+            and min(q.shape[3], v.shape[3]) >= FLEX_WIDTH
             and (mask.documents is not None or sink is not None or mask.is_windowed(k.shape[2]))
         ),
     ),

@@ -150,7 +150,10 @@ class GPT(nn.Module):
         self.config = config
         self.trained_kv = KVStorage()
         rotations = dict.fromkeys(layer.rotation for layer in config.layers if layer.rotary_dim)
-        self.rotary_tables = {rotation: RotaryTables(*rotation) for rotation in rotations}
+        self.rotary_tables = [RotaryTables(*rotation) for rotation in rotations]
+        # by number: the compiler cannot hash a scaling
+        numbers = {rotation: number for number, rotation in enumerate(rotations)}
+        self._layer_rotations = [numbers.get(layer.rotation) for layer in config.layers]
         with torch.device(device or torch.get_default_device()):
             self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
             self.position_embedding = (
@@ -245,14 +248,15 @@ class GPT(nn.Module):
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(positions)
         positions, limit = attention_pass.positions, attention_pass.position_limit
-        rotations = {
-            rotation: PassRotation(tables, positions, limit, x.dtype)
-            for rotation, tables in self.rotary_tables.items()
-        }
+        rotations = [
+            PassRotation(tables, positions, limit, x.dtype) for tables in self.rotary_tables
+        ]
         x = x if residual_dtype is None else x.to(residual_dtype)
         last = self.config.n_layer - 1
-        for number, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
-            rotation = rotations.get(layer.rotation)
+        for number, (block, kind) in enumerate(
+            zip(self.blocks, self._layer_rotations, strict=True)
+        ):
+            rotation = None if kind is None else rotations[kind]
             x = block(x, attention_pass, rotation, token_indices if number == last else None)
         attention_pass.finish()
         out: Tensor = self.norm(x)
@@ -264,8 +268,7 @@ class GPT(nn.Module):
         Returns:
             What a captured pass has to keep.
         """
-        all_tables = self.rotary_tables.values()
-        return [tables.prepare(length, self.device, self.dtype) for tables in all_tables]
+        return [tables.prepare(length, self.device, self.dtype) for tables in self.rotary_tables]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (..., V) of the final residual stream (..., E)."""

@@ -225,7 +225,7 @@ class TextScorer:
         ids = (tokenizer.encode(context) or [tokenizer.end_of_text])[-(block - max_tokens) :]
         cache = model.new_cache(1, block, self._serving)
         logits = prefill(model, torch.tensor([ids], device=model.device), cache)
-        step = make_decoder(model, cache, compiles=False)  # requests differ in size
+        step = make_decoder(model, cache)
         generated: list[int] = []
         while len(generated) < max_tokens:
             token = int(logits[0, : tokenizer.vocab_size].argmax())

@@ -135,7 +135,7 @@ def test_rows_of_other_lengths_and_copies_go_on_as_alone(evict):
             text = torch.cat([WORDS[row, :length], WORDS[row, 30:36]])[None]
             alone = MODEL(text, cache=MODEL.new_cache(1, COUNT, serving))
             assert (ends[place] - alone[0, length:]).abs().max() < 1e-10
-    assert torch.equal(ends[0], ends[2])
+    assert (ends[0] - ends[2]).abs().max() < 1e-12, "a product may round its rows differently"
     with pytest.raises(CacheError, match="run the prefix again"):
         copies.crop(10)
     copies.reset()

@@ -27,6 +27,7 @@ from kvlab.data import (
 )
 from kvlab.data.token_pieces import token_dtype
 from kvlab.errors import DataError, DatasetDamaged
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import DataConfig
 from tests.support.text_files import documents, stories, write_jsonl, write_parquet
 
@@ -468,6 +469,19 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path):
     (folder / "manifest.json").write_text('{"schema": 0}')
     with pytest.raises(DatasetDamaged, match="of an older version of kvlab"):
         open_dataset(folder)
+
+
+def test_a_manifest_without_a_split_is_damage(tmp_path):
+    folder = prepare_dataset(
+        config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1
+    ).folder
+    manifest = read_sealed_json(folder / "manifest.json")
+    del manifest["splits"]["validation"]
+    write_sealed_json(folder / "manifest.json", manifest)
+    with pytest.raises(DatasetDamaged, match="validation"):
+        open_dataset(folder)
+    [problem] = verify_dataset(folder)
+    assert "validation" in problem
 
 
 def test_a_crawl_smaller_than_its_limit_gives_a_warning(data_home):

@@ -11,6 +11,7 @@ from kvlab.data import spread_windows
 from kvlab.evaluate import forward_passes
 from kvlab.evaluate.serving_comparison import compare_serving
 from kvlab.evaluate.validation_loss import target_losses
+from kvlab.model import generate
 from kvlab.model.generate import StaticDecoder
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make_model, packed_tokens
@@ -72,6 +73,20 @@ def test_the_step_of_graphs_scores_the_same_and_waits_for_nothing(monkeypatch, s
         if length == 40:
             assert np.abs(losses - expected).max() < 1e-5
     assert counts[0] == counts[1] <= 1, "the ends of documents, of all rows at once"
+
+
+def test_documents_of_all_sizes_are_not_compiled(monkeypatch):
+    """Each batch has other sizes, and each would be compiled anew; batches of rows have one."""
+    compiled = []
+    monkeypatch.setattr(
+        generate, "_run_compiled_step", lambda *a: compiled.append(a) or generate._run_step(*a)
+    )
+    for start in (START, None):
+        compiled.clear()
+        expected = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, start)
+        served = target_losses(MODEL, SCORED, ServingConfig(compile=True), lambda _: None, start)
+        assert np.abs(served - expected).max() < 1e-5
+        assert bool(compiled) == (start is None)
 
 
 def test_a_coarse_cache_is_compared_document_by_document():

@@ -1,9 +1,12 @@
 """Cached logits equal the dense reference's for random layouts, chunks, rows and tie rules."""
 
 import pytest
+import torch
 
+from kvlab.model import generate
 from kvlab.model.kernels import use_plain_code
 from tests.fuzz_model import TOLERANCE, draw_case, run_case
+from tests.support.random_model import random_model
 
 CASES, PLAIN_CASES, PARTS = 400, 100, 4
 MORE_CASES = 3_000
@@ -29,3 +32,26 @@ def test_every_logit_agrees_without_the_cpu_kernels():
 @pytest.mark.timeout(900)
 def test_every_logit_of_many_more_cases_agrees(code_path):  # noqa: ARG001
     check_cases(CASES, MORE_CASES)
+
+
+@pytest.mark.parametrize("number", [0, 1, 9, 16, 18])
+def test_passes_and_steps_are_compiled_whole(number, monkeypatch):
+    """One graph each, which runs as it was traced: a part that is not traced raises an error."""
+    case = draw_case(number)
+    config, serving = case.config, case.serving
+    model = random_model(config).eval()
+    tokens = torch.arange(2 * config.block_size).view(2, -1) % config.vocab_size
+    model.prepare_positions(config.block_size)
+    options = {"backend": "eager", "fullgraph": True, "dynamic": False}
+    torch.compiler.reset()
+    trained = torch.compile(model.hidden_states, **options)(tokens)
+    assert (trained - model.hidden_states(tokens)).abs().max() < 1e-9
+    step = torch.compile(generate._run_step, **options)
+    monkeypatch.setattr(generate, "_compile_step", lambda: step)
+    rows = []
+    with torch.inference_mode():
+        for compiles in (True, False):
+            cache = model.new_cache(2, config.block_size, serving)
+            decoder = generate.StaticDecoder(model, cache, compiles=compiles)
+            rows.append(torch.stack([decoder(tokens[:, i]).clone() for i in range(4)]))
+    assert (rows[0] - rows[1]).abs().max() < (1e-9 if serving.kv_dtype == "model" else 1e-4)

@@ -33,11 +33,11 @@ def jit(function: Any) -> Any:
 
 def are_kernels_usable(device: torch.device) -> bool:
     """Return whether the kernels run on ``device``: CUDA, with Triton and a C compiler."""
-    return device.type == "cuda" and not is_plain_code_used() and _can_compile()
+    return device.type == "cuda" and not is_plain_code_used() and _has_compiler()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _can_compile() -> bool:
+def _has_compiler() -> bool:
     return _find_compiler()
 
 

@@ -1,0 +1,154 @@
+"""What torch.compile makes of models for a CUDA device, without one: GPT-2's width, for an H100."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from filelock import FileLock
+
+from kvlab.layout.training_memory import _MARGIN, activation_bytes
+from kvlab.spec import Experiment
+from kvlab.spec.flops import linear_weights
+from tests.support import cuda_lowering as lowering
+
+pytestmark = [
+    pytest.mark.skipif(
+        torch.version.cuda is not None, reason="torch has CUDA of its own; see `make gpu`"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
+]
+TRAINED = [
+    "rope",
+    "learned",
+    "float32 gqa",
+    "windows",
+    "documents",
+    "sinks",
+    "narrow heads",
+    "yarn",
+]
+DECODED = ["decode", "decode int8", "decode reduced"]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory, worker_id):
+    """The facts of each case's graphs, from a process of their own, once for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder if worker_id == "master" else folder.parent
+    path = folder / "lowered.jsonl"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+            caches = {name: str(folder / cache) for name, cache in caches.items()}
+            command = [sys.executable, "-m", lowering.__name__, lowering.build_library(folder)]
+            done = subprocess.run(
+                command, env={**os.environ, **caches}, check=True, capture_output=True, text=True
+            )
+            path.write_text(done.stdout)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["case"]: line["graphs"] for line in lines}
+
+
+def count_operators(facts, part):
+    return sum(count for name, count in facts["operators"].items() if part in name)
+
+
+def count_kernels(facts):
+    return sum(facts["kernels"].values())
+
+
+def count_templates(facts, part):
+    """Kernels that are written for an operation, which others may be fused into."""
+    return sum(n for name, n in facts["kernels"].items() if "_tem_" in name and part in name)
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_training_is_one_graph_forward_and_one_backward(graphs, case):
+    assert [facts["is_backward"] for facts in graphs[case]] == [False, True]
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_a_step_is_one_graph(graphs, case):
+    [facts] = graphs[case]
+    assert not facts["is_backward"]
+
+
+@pytest.mark.parametrize("case", [*TRAINED, *DECODED])
+def test_kernels_are_compiled_and_fit_a_processor(graphs, case):
+    for facts in graphs[case]:
+        assert set(facts["kernels"]) <= set(facts["shared"])
+        assert max(facts["shared"].values()) <= lowering.H100["shared_memory_per_block_optin"]
+
+
+@pytest.mark.parametrize("case", [*TRAINED, *DECODED])
+def test_nothing_is_float64_or_waits_for_the_host(graphs, case):
+    """Rotary tables are made before, so no kernel computes a cosine."""
+    for facts in graphs[case]:
+        assert not facts["has_float64"]
+        assert not facts["has_trigonometry"]
+        assert not facts["waits_for_host"]
+
+
+@pytest.mark.parametrize("case", ["rope", "yarn"])
+def test_rotary_positions_cost_one_kernel_a_layer(graphs, case):
+    for rotary, learned in zip(graphs[case], graphs["learned"], strict=True):
+        assert rotary["operators"] == learned["operators"]
+        assert count_kernels(rotary) - count_kernels(learned) <= 2, "of two layers"
+
+
+def test_shared_heads_in_float32_do_not_take_the_math_kernel(graphs):
+    forward, backward = graphs["float32 gqa"]
+    assert count_operators(forward, "efficient_attention") == 2
+    assert count_operators(backward, "efficient_attention_backward") == 2
+    scores = lowering.ROWS * 12 * lowering.TOKENS**2
+    assert max(forward["allocated"], backward["allocated"]) < scores
+
+
+@pytest.mark.parametrize("case", ["windows", "documents", "sinks"])
+def test_windows_documents_and_sinks_are_fused_kernels(graphs, case):
+    """The mask of their blocks is made once a pass, for all layers that have it."""
+    forward, backward = graphs[case]
+    assert count_templates(forward, "flex_attention") == 2
+    assert count_templates(backward, "flex_attention_backward") == 2
+    assert count_operators(forward, "flash") == (1 if case == "windows" else 0)
+    assert count_operators(forward, "sort") == 4, (
+        "of its queries and keys, of blocks seen whole and in part"
+    )
+    scores = lowering.ROWS * 12 * lowering.TOKENS**2
+    assert max(forward["allocated"], backward["allocated"]) < scores
+
+
+def test_heads_too_narrow_for_the_fused_kernel_are_trained_without_it(graphs):
+    for facts in graphs["narrow heads"]:
+        assert count_templates(facts, "flex_attention") == 0
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_a_step_reads_the_cache_by_one_kernel_a_layer(graphs, case):
+    """It reads codes as they are stored: nothing as large as a layer's K is made of them."""
+    [facts] = graphs[case]
+    layers = 4 if case == "decode reduced" else 2
+    assert facts["operators"]["torch.ops.kvlab.attend_stored.default"] == layers
+    assert count_operators(facts, "extern_kernels") == 4 * layers + 1, "four products and the head"
+    assert count_kernels(facts) <= 6 * layers
+    assert facts["allocated"] <= lowering.GPT2["vocab_size"], "the logits"
+
+
+@pytest.mark.parametrize("case", ["rope", "learned"])
+def test_what_training_keeps_is_what_the_plan_expects(graphs, case):
+    forward = graphs[case][0]
+    training = {"tokens": 8192, "batch_tokens": 8192, "precision": "bfloat16"}
+    model = {**lowering.GPT2, **lowering.CASES[case].args[0]}
+    experiment = Experiment.model_validate({"name": "x", "model": model, "training": training})
+    weights = linear_weights(experiment.model)
+    kept = forward["kept_bytes"] - 2 * weights  # those are kept in bfloat16 besides
+    expected = activation_bytes(experiment) / _MARGIN * lowering.ROWS * lowering.TOKENS
+    assert 0.7 < kept / expected < 1.3
