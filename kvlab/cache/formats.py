@@ -130,13 +130,16 @@ class Quantized(KVFormat):
 
     def _quantize(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes (..., D), still as float32, and scales (..., D / group)."""
-        values = split_groups(values.float(), self._group_size(values.shape[-1]))
+        width = values.shape[-1]
+        size, values = self._group_size(width), values.float()
+        if size < width:
+            values = split_groups(values, size)
         max_magnitude = values.abs().amax(-1, keepdim=True)
-        scales = (max_magnitude / self.max_code).clamp(MIN_SCALE, MAX_SCALE).half()
-        codes = (values / scales.float()).clamp(-self.max_code, self.max_code)
+        scales = (max_magnitude / self.max_code).clamp_(MIN_SCALE, MAX_SCALE).half()
+        codes = (values / scales.float()).clamp_(-self.max_code, self.max_code)
         if not self.dtype.is_floating_point:
-            codes = codes.round()
-        return codes.flatten(-2), scales.squeeze(-1)
+            codes = codes.round_()
+        return (codes, scales) if size == width else (codes.flatten(-2), scales.squeeze(-1))
 
     def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:
         codes, scales = encoded

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat, ScaledCodes
+from kvlab.cache.formats import KVFormat, Quantized, ScaledCodes
 from kvlab.spec.layer_config import LayerConfig
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
@@ -104,6 +104,13 @@ class KVBuffer(SlotBuffer):
         self.size = parts[0][0].shape[2]
         self.sinks = min(sink_tokens, self.size)
         self.ring = max(1, self.size - self.sinks)
+        kinds = {
+            (type(f), f.dtype, f.group, part[0].shape)
+            for f, part in zip(formats, parts, strict=True)
+        }
+        self._has_codes_alike = (
+            len(parts) > 1 and len(kinds) == 1 and isinstance(formats[0], Quantized)
+        )
 
     @classmethod
     def allocate(
@@ -134,6 +141,10 @@ class KVBuffer(SlotBuffer):
 
     def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
         """Encode parts (B, H, T, D)."""
+        is_compiling = torch.compiler.is_compiling()  # whose one kernel has no calls to save
+        if self._has_codes_alike and parts[0].shape[2] == 1 and not is_compiling:
+            together = self.formats[0].encode(torch.stack(tuple(parts)))
+            return tuple(zip(*(tensor.unbind() for tensor in together), strict=True))
         return tuple(
             kv_format.encode(part) for part, kv_format in zip(parts, self.formats, strict=True)
         )
@@ -180,6 +191,11 @@ class KVBuffer(SlotBuffer):
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
         """Store consecutive tokens from position ``start`` on, of those that are held later."""
         count = encoded[0][0].shape[2]
+        if count == 1:
+            in_ring = self.sinks + (start - self.sinks) % self.ring
+            entry = start if start < self.sinks else in_ring
+            self.write((slice(None), slice(None), slice(entry, entry + 1)), encoded)
+            return
         of_sinks = max(0, min(self.sinks - start, count))
         if of_sinks:
             self._write_range(start, encoded, slice(0, of_sinks))

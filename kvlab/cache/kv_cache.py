@@ -25,10 +25,10 @@ class KVCache:
         layout: which layer reads and writes which slot.
         dtype: the model's dtype. Decoded values have it, and stored ones too where the layout's
             ``kv_dtype`` is ``model``.
-        compiles_steps: see the attribute.
+        compiles_steps: whether decoders of this cache compile their step.
 
     Attributes:
-        compiles_steps: its decoders compile their step.
+        compiles_steps: whether decoders of this cache compile their step.
         buffers: the buffers of each slot, by the number of the layer that owns it.
         length: tokens held; where rows differ, those of the longest.
     """

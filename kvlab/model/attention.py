@@ -52,6 +52,8 @@ class Attention(nn.Module):
         owns_kv = config.kv_owners[layer] == layer
         self.q_rows, query_dim = self.config.q_rows, self.config.query_dim
         self.store_width = self.config.store_width if owns_kv else 0
+        self.stored = self.config.stored
+        self.widths = [self.q_rows, *(part.count * part.size for part in self.stored)]
         self.qkv = Linear(config.n_embd, self.q_rows + self.store_width, bias=config.bias)
         if query_dim:
             self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
@@ -73,48 +75,44 @@ class Attention(nn.Module):
             (B, C, E).
         """
         batch, length, _ = x.shape
+        config, kv = self.config, self.kv
         rope = None if rotation is None else rotation.table
         if attention_pass.writes_kv(self.layer):
-            stored = self.config.stored
-            widths = [part.count * part.size for part in stored]
-            q, *projected = self.qkv(x).split([self.q_rows, *widths], -1)
+            q, *projected = self.qkv(x).split(self.widths, -1)
             parts = tuple(
                 values.view(batch, length, part.count, part.size).transpose(1, 2)
-                for values, part in zip(projected, stored, strict=True)
+                for values, part in zip(projected, self.stored, strict=True)
             )
             if self.key_norm is not None:
                 parts = (self.key_norm(parts[0]), *parts[1:])
-            attention_pass.write_kv(self.layer, *self.kv.store(parts, rope))
+            attention_pass.write_kv(self.layer, *kv.store(parts, rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
             q = self.qkv(x, slice(self.q_rows))
         else:
             q = self.qkv(x)
-        if self.config.query_dim:
+        if config.query_dim:
             q = self.q_up(self.q_norm(q))
-        q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
+        q = q.view(batch, length, config.n_head, config.key_dim).transpose(1, 2)
         if self.query_norm is not None:
             q = self.query_norm(q)
-        if self.config.attention_scale is not None:  # backends divide by the root of the width
-            q = q * (self.config.attention_scale * math.sqrt(self.config.key_dim))
+        if config.attention_scale is not None:  # backends divide by the root of the width
+            q = q * (config.attention_scale * math.sqrt(config.key_dim))
         q = apply_rope(q, rope)
         attention_pass.observe_queries(self.layer, q, self.sink)
         context = attention_pass.read_kv(self.layer)
-        if rotation is not None and self.kv.is_rotated_on_read:
+        if rotation is not None and kv.is_rotated_on_read:
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         else:
             key_rope = None
-        if self.kv.reads_codes and takes_codes(q):
+        if kv.reads_codes and takes_codes(q):
             parts = cast(Parts, context.parts)  # codes are passed on as they are
         else:
             parts = context.decode_parts(q.dtype)
-        y = self.kv.attend(
-            q,
-            parts,
-            key_rope,
-            partial(attend, context=context, layer=self.config, sink=self.sink),
+        y = kv.attend(
+            q, parts, key_rope, partial(attend, context=context, layer=config, sink=self.sink)
         )
         attention_pass.end_layer(self.layer)
-        out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, self.config.out_width))
+        out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, config.out_width))
         return out
 
 

@@ -170,10 +170,13 @@ def attend_codes(
 
 def multiply_codes(x: Tensor, codes: Tensor, *, is_transposed: bool = False) -> Tensor:
     """Return x (N, C, K) times codes (N, K, M), or times codes (N, M, K) transposed."""
-    number, _, _ = codes.shape
-    chunk = number if x.device.type != "cpu" else max(1, CODE_CHUNK // codes[0].numel())
+    number, rows, columns = codes.shape
+    chunk = number if x.device.type != "cpu" else max(1, CODE_CHUNK // (rows * columns))
+    if chunk >= number:
+        matrix = convert_codes(codes, x.dtype)
+        return x @ (matrix.mT if is_transposed else matrix)
     products = []
     for start in range(0, number, chunk):
         matrix = convert_codes(codes[start : start + chunk], x.dtype)
         products.append(x[start : start + chunk] @ (matrix.mT if is_transposed else matrix))
-    return products[0] if len(products) == 1 else torch.cat(products)
+    return torch.cat(products)

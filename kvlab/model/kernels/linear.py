@@ -28,8 +28,9 @@ from kvlab.model.kernels.cpu_kernel import CPUKernel
 if TYPE_CHECKING:
     from kvlab.model.kernels.int8 import Codes, Int8Linear
 
-TWO_COLUMN_MAX_INPUTS = 1536
-"""The largest K for the transposed product."""
+TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MIN_WEIGHT = 1536, 2**15
+"""The largest K and the smallest K N for the transposed product. A smaller weight stays in a core's
+cache, and its call costs more than its numbers."""
 
 ONEDNN_MIN_WEIGHT, ONEDNN_MIN_PRODUCT = 2**19, 2**23
 """K N (a weight larger than a core's cache) or M K N, from which oneDNN is faster."""
@@ -57,15 +58,18 @@ def _select_linear(
     weight: Tensor,
     bias: Tensor | None,  # noqa: ARG001  (the signature of the kernel)
 ) -> LinearImplementation | None:
+    outputs, inputs = weight.shape
+    has_gradient, size = torch.is_grad_enabled(), outputs * inputs
+    is_small = size < ONEDNN_MIN_WEIGHT and x.numel() * outputs < ONEDNN_MIN_PRODUCT
+    if is_small and size < TWO_COLUMN_MIN_WEIGHT and not has_gradient:
+        return None  # first, since a token of a small model takes as long as these questions
     if _onednn is None or not _is_cpu_float32(x) or _others_choose_product():
         return None
-    if torch.is_grad_enabled():
+    if has_gradient:
         needs_gradient = x.requires_grad or weight.requires_grad
         return _linear_with_gradient if needs_gradient and weight.dtype == x.dtype else None
-    inputs = x.shape[-1]
     if _has_mkl and x.numel() <= 2 * inputs and inputs <= TWO_COLUMN_MAX_INPUTS:
         return _two_column_linear
-    is_small = weight.numel() < ONEDNN_MIN_WEIGHT and x.numel() * len(weight) < ONEDNN_MIN_PRODUCT
     return None if is_small else _onednn_linear
 
 
