@@ -78,7 +78,8 @@ def test_the_peak_of_a_record_is_the_predicted_quantity(tmp_path):
         )
     predicted = training_peak_bytes(config)
     assert 0.7 * predicted - 24e6 < record.peak_bytes < 1.3 * predicted + 24e6
-    assert states[-1]["peak_bytes"] == record.peak_bytes
+    # the record is made after the last state, when the process may hold a few pages more
+    assert 0 <= record.peak_bytes - states[-1]["peak_bytes"] < 1e6
     assert states[-1]["process_bytes"] > record.peak_bytes
 
 
