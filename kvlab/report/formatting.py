@@ -1,12 +1,18 @@
 """Format numbers: a true minus sign, fixed digits, bytes in MB (10^6) and MiB (2^20)."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from kvlab.store.metrics import METRICS, Metric
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+
+_SHARED_DIGITS = 12
+"""Digits of a float that do not depend on the processor. Sums and products in NumPy and SciPy take
+another order on other processors, which changes the last few."""
 
 _DECIMALS = {"nats/token": 4, "bits/byte": 4}
 _ROUNDING = 1e-6
@@ -28,6 +34,17 @@ _SHORT_TITLES = {
 }
 _SPREAD_PREFIX = ("serving_kl", "reuse_kl")
 """Metrics of this name spread over orders of magnitude."""
+
+
+def round_to_shared_digits(value: Any) -> Any:
+    """Return ``value`` with every float in it rounded to the digits that processors agree on."""
+    if isinstance(value, float):
+        return float(f"{value:.{_SHARED_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: round_to_shared_digits(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [round_to_shared_digits(one) for one in value]
+    return value
 
 
 def _find_metric(name: str) -> Metric:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvlab.humanize import sanitize_text
 from kvlab.report.document import Cell, Document, Figure
 from kvlab.report.figures.vega_lite import bundle_vega, vega_lite_spec
+from kvlab.report.formatting import round_to_shared_digits
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -49,7 +50,8 @@ def _figure_spec(figure: Figure) -> "Markup":
     """Return a figure's specification as JSON that is safe inside a ``script`` element."""
     from markupsafe import Markup
 
-    text = json.dumps(vega_lite_spec(figure.plot, figure.is_half), separators=(",", ":"))
+    spec = round_to_shared_digits(vega_lite_spec(figure.plot, figure.is_half))
+    text = json.dumps(spec, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
@@ -80,7 +82,7 @@ def _value_attribute(cell: Cell) -> "Markup":
     size = Markup("") if cell.bytes is None else Markup(' data-bytes="{}"').format(cell.bytes)
     if isinstance(cell.value, bool) or not isinstance(cell.value, int | float):
         return size
-    return Markup(' data-v="{}"').format(repr(cell.value)) + size
+    return Markup(' data-v="{}"').format(repr(round_to_shared_digits(cell.value))) + size
 
 
 def _printable(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Export tables as CSV (unrounded numbers) and as LaTeX (for ``\\input`` into a paper).
+"""Export tables as CSV (numbers of 12 digits) and as LaTeX (for ``\\input`` into a paper).
 
 LaTeX tables have a caption and a label and need the packages booktabs, graphicx (wide tables) and
 longtable (long tables). Every character of a value is literal: nothing in it can be a command. A
@@ -14,6 +14,7 @@ from typing import Any
 
 from kvlab.humanize import sanitize_line, sanitize_text
 from kvlab.report.document import Cell, Column, Row, Scalar, Table
+from kvlab.report.formatting import round_to_shared_digits
 
 
 def table_to_csv(table: Table) -> str:
@@ -29,7 +30,8 @@ def table_to_csv(table: Table) -> str:
     )
     for row in table.rows:
         pairs = zip(table.columns, row.cells, strict=True)
-        writer.writerow([_csv_scalar(value) for one in pairs for value in _csv_values(*one)])
+        values = [value for one in pairs for value in _csv_values(*one)]
+        writer.writerow([_csv_scalar(round_to_shared_digits(value)) for value in values])
     return out.getvalue()
 
 
