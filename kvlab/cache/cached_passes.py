@@ -40,6 +40,8 @@ class CachedPass(AttentionPass):
             self._store(buffer, encoded)
 
     def end_layer(self, layer: int) -> None:
+        if not self._pending:
+            return
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending and self._cache.layout.last_readers[owner] == layer:
             self._store(buffer, self._pending.pop(owner))

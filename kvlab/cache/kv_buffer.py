@@ -35,6 +35,13 @@ def index_kv(encoded: EncodedKV, index: Index) -> EncodedKV:
     return tuple(tuple(tensor[index] for tensor in part) for part in encoded)
 
 
+def slice_tokens(encoded: EncodedKV, tokens: slice) -> EncodedKV:
+    """Return views of ``tokens``, or entries, of every tensor (B, H, S, D)."""
+    start, count = tokens.start, tokens.stop - tokens.start
+    # half of the time of an index of three slices
+    return tuple([tuple([t.narrow(2, start, count) for t in part]) for part in encoded])
+
+
 def concatenate_parts(past: tuple[Tensor, ...], current: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return each part of ``past`` followed by that of ``current``, along the tokens."""
     return tuple(torch.cat(pair, 2) for pair in zip(past, current, strict=True))
@@ -158,11 +165,11 @@ class KVBuffer(SlotBuffer):
 
     def read(self, entries: slice) -> tuple[Tensor, ...]:
         """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
-        return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
+        return self.decode(slice_tokens(self.parts, entries))
 
     def read_step(self, entries: slice) -> tuple[Tensor | ScaledCodes, ...]:
         """Return the parts for one query of each row: as codes where they are stored so."""
-        stored = index_kv(self.parts, (slice(None), slice(None), entries))
+        stored = slice_tokens(self.parts, entries)
         views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]
         codes = tuple(view for view in views if view is not None)
         return codes if len(codes) == len(views) else self.decode(stored)
@@ -193,25 +200,24 @@ class KVBuffer(SlotBuffer):
         count = encoded[0][0].shape[2]
         if count == 1:
             in_ring = self.sinks + (start - self.sinks) % self.ring
-            entry = start if start < self.sinks else in_ring
-            self.write((slice(None), slice(None), slice(entry, entry + 1)), encoded)
+            self._write_from(start if start < self.sinks else in_ring, encoded)
             return
         of_sinks = max(0, min(self.sinks - start, count))
         if of_sinks:
-            self._write_range(start, encoded, slice(0, of_sinks))
+            self._write_from(start, slice_tokens(encoded, slice(0, of_sinks)))
         if of_sinks == count:
             return
         skipped = max(of_sinks, count - self.ring)
         entry = self.sinks + (start + skipped - self.sinks) % self.ring
         wrap = min(count, skipped + self.size - entry)  # the first token stored as the ring begins
-        self._write_range(entry, encoded, slice(skipped, wrap))
+        self._write_from(entry, slice_tokens(encoded, slice(skipped, wrap)))
         if wrap < count:
-            self._write_range(self.sinks, encoded, slice(wrap, count))
+            self._write_from(self.sinks, slice_tokens(encoded, slice(wrap, count)))
 
-    def _write_range(self, entry: int, encoded: EncodedKV, tokens: slice) -> None:
-        entries = slice(entry, entry + tokens.stop - tokens.start)
-        selected = index_kv(encoded, (slice(None), slice(None), tokens))
-        self.write((slice(None), slice(None), entries), selected)
+    def _write_from(self, entry: int, encoded: EncodedKV) -> None:
+        for stored_part, part in zip(self.parts, encoded, strict=True):
+            for stored, new in zip(stored_part, part, strict=True):
+                stored.narrow(2, entry, new.shape[2]).copy_(new)
 
     def stored_positions(self, lengths: Tensor) -> Tensor:
         """Return the token position that each entry holds, (B, S), or -1 where it is empty.
