@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.measures import decode_latency, decode_roofline, max_batch
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.layout import training_flops
+from kvlab.layout.gpu_sharing import is_mps_running, stop_mps
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, GraphDecoder, StaticDecoder, prefill
@@ -85,9 +87,21 @@ def check_marked_tests(setting: Setting) -> Iterator[Claim]:
     # not the whole suite, which imports what a box with a GPU may lack
     files = [str(p) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *sorted(files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with _ending_mps():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines()
     yield Claim(text, done.returncode == 0, lines[-1] if lines else "no output")
+
+
+@contextmanager
+def _ending_mps() -> Iterator[None]:
+    """End the MPS that was started inside: a process that it serves must not be killed."""
+    was_running = is_mps_running()
+    try:
+        yield
+    finally:
+        if not was_running:
+            stop_mps()
 
 
 def check_fuzzer(setting: Setting) -> Iterator[Claim]:
@@ -366,9 +380,9 @@ TRAINED = """\
 name: gpu-page
 model: {{vocab_size: 257, block_size: {block}, n_layer: 4, n_head: 4, n_embd: {width}}}
 data: {{source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}}
-training: {{tokens: {tokens}, batch_tokens: {batch}, evaluate_every: 20, evaluate_tokens: {batch},
+training: {{tokens: {tokens}, batch_tokens: {batch}, evaluate_every: 20, evaluate_tokens: 256,
   precision: bfloat16, checkpoint_every: 5}}
-evaluation: {{loss_tokens: {batch}}}
+evaluation: {{loss_tokens: 256}}
 benchmark: {{prompt_tokens: 8, new_tokens: 8, repeats: 1}}
 resources: {{{resources}}}
 """
@@ -420,7 +434,7 @@ class SmallSweep:
     def submit(self, *more: str) -> str:
         """Run it to its end; return what it printed."""
         done = subprocess.run([*self.command, *more], **self.options, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+                              text=True, check=False, timeout=600)  # fmt: skip
         return done.stdout + done.stderr
 
     def kill_after_a_checkpoint(self) -> None:
@@ -470,7 +484,7 @@ def check_packing(setting: Setting) -> Iterator[Claim]:
         return
     seconds, shares = {}, set()
     for resources in ("gpus: 1", "gpus: auto"):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _ending_mps():
             sweep = SmallSweep(Path(folder), resources, seeds=4, executor="ray")
             sweep.write(width=256, tokens=512_000)
             start = time.monotonic()
@@ -493,9 +507,13 @@ def check_two_gpus(setting: Setting) -> Iterator[Claim]:
     if count < 2 or importlib.util.find_spec("ray") is None:
         yield Claim(text, None, f"{count} GPUs here" if count < 2 else "no Ray here")
         return
-    command = [sys.executable, "-m", "pytest", "-q", "tests/trial/test_ddp.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    yield Claim(text, done.returncode == 0, (done.stdout.strip().splitlines() or [""])[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        sweep = SmallSweep(Path(folder), "gpus: 2", executor="ray").write()
+        tail = sweep.submit().strip().splitlines()[-1:]
+        results = sweep.results
+    workers = [one["training_record"]["workers"] for one in results if one["status"] == "done"]
+    figure = f"trials of {', '.join(map(str, workers)) or 'no'} workers; {' '.join(tail)}"
+    yield Claim(text, workers == [2, 2], figure[:200])
 
 
 CHECKS: dict[str, Callable[[Setting], Iterator[Claim]]] = {

@@ -1,5 +1,10 @@
 """`make gpu`, on CPU and with tiny models: its checks run, and its page says what was tried."""
 
+import subprocess
+import sys
+
+import pytest
+
 from tests import gpu_page
 
 
@@ -28,6 +33,16 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
     assert states["| two processes train together over NCCL"] == "not measured"
     assert any("1 / 2" in row for row in rows)
     assert any("no memory" in row and "left" not in row for row in rows)
+
+
+def test_the_sweep_that_does_not_fit_a_device_has_text_enough(tmp_path):
+    """It plans, with the sizes of `tests/test_cuda.py`."""
+    sweep = gpu_page.SmallSweep(tmp_path, "cpus: 1, microbatch_tokens: 131072")
+    sweep.write(width=256, block=256, batch=131_072, tokens=262_144)
+    command = [sys.executable, "-m", "kvlab", "plan", "s.yaml"]
+    done = subprocess.run(command, **sweep.options, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 trials" in done.stdout
 
 
 def test_without_a_device_it_says_so(monkeypatch, capsys):

@@ -171,7 +171,7 @@ class StaticPass(CachedPass):
         Raises:
             CacheError: a row has no space for one more token.
         """
-        self._cache.begin_pass(1)
+        self._cache.check_space(1)
         held = self._cache.list_lengths()
         if held != self._held:  # it was reset, cropped or filled since the last step
             self._row_positions.copy_(self._cache.row_lengths)
@@ -209,7 +209,7 @@ class RaggedPass(CachedPass):
         self._past_lengths = cache.row_lengths
         self._added = added
         index = torch.arange(count, device=cache.device)
-        lengths = torch.tensor(added, device=cache.device)
+        lengths = torch.tensor(added).to(cache.device, non_blocking=True)
         self._positions = self._past_lengths[:, None] + index
         self._is_real = index < lengths[:, None]
 

@@ -28,6 +28,7 @@ from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_si
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     EntryRange,
+    Index,
     KVBuffer,
     concatenate_parts,
     index_kv,
@@ -200,9 +201,10 @@ class EvictingPass(AttentionPass):
         self._starts, self._counts = cache.list_lengths(), added
         index = torch.arange(count, device=cache.device)
         self._queries = self._lengths[:, None] + index
-        self._added = torch.tensor(added, device=cache.device)
+        self._added = torch.tensor(added).to(cache.device, non_blocking=True)
         self._is_real = index < self._added[:, None]
         self._pending: dict[int, _PassKV] = {}
+        self._copies: dict[tuple[int | None, int], tuple[Index, Index]] = {}
 
     @property
     def positions(self) -> Tensor:
@@ -393,13 +395,7 @@ class EvictingPass(AttentionPass):
         if new.is_kept is not None and new.scores is not None:
             self._store_ranked(buffer, new, new.is_kept, new.scores)
             return
-        end = (self._lengths + self._added)[:, None]
-        is_newest = end - self._queries <= buffer.rule.recent
-        is_kept = self._is_real & (is_newest | (self._queries < buffer.rule.sinks))
-        rows, tokens = is_kept.nonzero(as_tuple=True)
-        entries = buffer.find_entries(self._queries[rows, tokens])
-        index = (rows, slice(None), tokens)
-        buffer.write((rows, slice(None), entries), index_kv(new.encoded, index))
+        self._copy_newest(buffer, new, buffer.rule.recent)
 
     def _store_prompt(self, buffer: PromptBuffer, new: _PassKV) -> None:
         if new.scores is not None:
@@ -407,10 +403,30 @@ class EvictingPass(AttentionPass):
         if new.is_kept is not None:
             self._store_kept(buffer, new, new.is_kept)
             return
-        rows, tokens = self._is_real.nonzero(as_tuple=True)
-        entries = buffer.find_entries(self._queries[rows, tokens])
-        index = (rows, slice(None), tokens)
-        buffer.write((rows, slice(None), entries), index_kv(new.encoded, index))
+        self._copy_newest(buffer, new, None)
+
+    def _copy_newest(self, buffer: EvictingBuffer, new: _PassKV, recent: int | None) -> None:
+        """Store the sinks and the last ``recent`` tokens of each row, or all of this pass.
+
+        Which these are is found on the CPU, which knows all lengths: a device would have to be
+        asked for their number.
+        """
+        kind = recent, buffer.size
+        if kind not in self._copies:
+            starts, added = (torch.tensor(n)[:, None] for n in (self._starts, self._counts))
+            queries = starts + torch.arange(self._count)
+            is_kept = queries < starts + added
+            if recent is not None:
+                is_newest = starts + added - queries <= recent
+                is_kept &= is_newest | (queries < buffer.rule.sinks)
+            rows, tokens = is_kept.nonzero(as_tuple=True)
+            entries = buffer.find_entries(queries[rows, tokens])
+            rows, tokens, entries = (
+                index.to(self._cache.device, non_blocking=True) for index in (rows, tokens, entries)
+            )
+            self._copies[kind] = (rows, slice(None), entries), (rows, slice(None), tokens)
+        target, source = self._copies[kind]
+        buffer.write(target, index_kv(new.encoded, source))
 
     def _store_ranked(
         self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor, scores: Tensor

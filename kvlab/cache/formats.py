@@ -60,6 +60,15 @@ def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
+def divide(values: Tensor, number: float) -> Tensor:
+    """Return values / number, rounded once on every device.
+
+    By a number torch's CUDA kernel multiplies with its reciprocal, which is rounded, too: scales
+    and codes would differ from those of a CPU.
+    """
+    return values / (number if values.device.type == "cpu" else torch.full_like(values, number))
+
+
 class KVFormat(ABC):
     """Encode and decode values of shape (..., D).
 
@@ -135,7 +144,7 @@ class Quantized(KVFormat):
         if size < width:
             values = split_groups(values, size)
         max_magnitude = values.abs().amax(-1, keepdim=True)
-        scales = (max_magnitude / self.max_code).clamp_(MIN_SCALE, MAX_SCALE).half()
+        scales = divide(max_magnitude, self.max_code).clamp_(MIN_SCALE, MAX_SCALE).half()
         codes = (values / scales.float()).clamp_(-self.max_code, self.max_code)
         if not self.dtype.is_floating_point:
             codes = codes.round_()

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext
-from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, pack_codes, split_groups, unpack_codes
+from kvlab.cache.formats import (
+    MAX_SCALE,
+    MIN_SCALE,
+    divide,
+    pack_codes,
+    split_groups,
+    unpack_codes,
+)
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     EntryRange,
@@ -68,7 +75,7 @@ class BlockFormat:
         split, dim = self._split(values.float())
         low = split.amin(dim, keepdim=True).clamp(-MAX_SCALE, MAX_SCALE).half()
         spread = split.amax(dim, keepdim=True) - low.float()
-        scale = (spread / self.max_code).clamp(MIN_SCALE, MAX_SCALE).half()
+        scale = divide(spread, self.max_code).clamp(MIN_SCALE, MAX_SCALE).half()
         codes = ((split - low.float()) / scale.float()).round().clamp(0, self.max_code)
         packed = pack_codes(codes.to(torch.uint8).view(values.shape), self.codes_per_byte)
         return packed, self._join(scale), self._join(low)
@@ -222,18 +229,20 @@ class _ReadPlan:
     Attributes:
         blocks: (R, n) entries of the stored blocks that are read.
         past: (R, n) entries of the stored tokens in full precision that are read.
-        completed: (R, n) numbers of the blocks that this pass completes.
+        completed: n, the most blocks that this pass completes in a row.
         completed_tokens: (R, n x G) where their tokens are, among ``past`` and this pass's.
-        is_completed: (R, n) whether the row completes as many.
-        mask: (R, 1, C, keys) of the tokens of ``blocks``, ``completed``, ``past``, and this pass.
+        mask: (R, 1, C, keys) of the tokens of ``blocks``, those completed, ``past``, and this pass.
+        copied_tokens, copied_blocks: where in the buffer, and from where in this pass's K/V, what
+            this pass adds is copied.
     """
 
     blocks: Tensor
     past: Tensor
-    completed: Tensor
+    completed: int
     completed_tokens: Tensor
-    is_completed: Tensor
     mask: Tensor
+    copied_tokens: tuple[Index, Index]
+    copied_blocks: tuple[Index, Index]
 
 
 @dataclass(frozen=True)
@@ -258,16 +267,22 @@ class KIVIPass(AttentionPass):
         starts = cache.list_lengths()
         self._is_uniform = len({*starts}) == 1 and {*added} == {count}
         rows = slice(0, 1) if self._is_uniform else slice(None)
-        device = cache.device
-        self._starts = torch.tensor(starts[rows], device=device)[:, None]
-        self._ends = self._starts + torch.tensor(added[rows], device=device)[:, None]
-        self._queries = self._starts + torch.arange(count, device=device)
+        # Plans are made on the CPU, which knows all lengths: their sizes depend on the values, and
+        # a device would have to be asked for each.
+        self._starts = torch.tensor(starts[rows])[:, None]
+        self._ends = self._starts + torch.tensor(added[rows])[:, None]
+        self._queries = self._starts + torch.arange(count)
+        self._positions = self._move(self._queries[0] if self._is_uniform else self._queries)
         self._plans: dict[int | None, _ReadPlan] = {}
         self._pending: dict[int, _PassKV] = {}
 
+    def _move(self, planned: Tensor) -> Tensor:
+        """Return a tensor of a plan on the cache's device, which does not wait for it."""
+        return planned.to(self._cache.device, non_blocking=True)
+
     @property
     def positions(self) -> Tensor:
-        return self._queries[0] if self._is_uniform else self._queries
+        return self._positions
 
     @property
     def end(self) -> int:
@@ -285,7 +300,7 @@ class KIVIPass(AttentionPass):
         plan, dtype = self._find_plan(buffer), buffer.full[0].dtype
         past = tuple(_take(part, plan.past) for part in buffer.full)
         tokens = concatenate_parts(past, tuple(part.to(dtype) for part in parts))
-        blocks = (plan.completed.shape[1], buffer.rule.group)
+        blocks = (plan.completed, buffer.rule.group)
         completed = [_take(part, plan.completed_tokens) for part in tokens]
         completed = [part.reshape(*part.shape[:2], *blocks, part.shape[-1]) for part in completed]
         self._pending[owner] = _PassKV(tokens, buffer.encode(completed))
@@ -352,13 +367,19 @@ class KIVIPass(AttentionPass):
             visible &= distance < buffer.window
         # padding of a row that is still empty sees one key instead of none, which would be NaN
         visible[..., 0] |= ~visible.any(-1)
+        added = self._ends - self._starts
+        columns = torch.arange(self._count)
+        is_kept = (columns < added) & (columns >= added - buffer.size)
+        last = after // group
+        is_kept_block = is_completed & (completed >= last - buffer.block_count)
         return _ReadPlan(
-            blocks % max(1, buffer.block_count),
-            past % buffer.size,
-            completed,
-            index,
-            is_completed,
-            visible[:, None],
+            self._move(blocks % max(1, buffer.block_count)),
+            self._move(past % buffer.size),
+            completed.shape[1],
+            self._move(index),
+            self._move(visible[:, None]),
+            self._plan_copies(is_kept, own % buffer.size, past.shape[1]),
+            self._plan_copies(is_kept_block, completed % max(1, buffer.block_count), 0),
         )
 
     def _first_full(self, buffer: KIVIBuffer, lengths: Tensor) -> Tensor:
@@ -369,29 +390,23 @@ class KIVIPass(AttentionPass):
         return ((lengths - residual).clamp_min(0) // group) * group
 
     def _store(self, buffer: KIVIBuffer, new: _PassKV) -> None:
-        plan, count = self._find_plan(buffer), self._count
-        index = torch.arange(count, device=self._cache.device)
-        added = self._ends - self._starts
-        is_kept = (index < added) & (index >= added - buffer.size)
-        past = new.tokens[0].shape[2] - count
-        target, source = self._store_indices(is_kept, self._queries % buffer.size, past)
+        plan = self._find_plan(buffer)
+        target, source = plan.copied_tokens
         for stored, tokens in zip(buffer.full, new.tokens, strict=True):
             stored[target] = tokens[source]
-        if not plan.completed.shape[1]:
+        if not plan.completed:
             return
-        last = self._first_full(buffer, self._ends) // buffer.rule.group
-        is_kept = plan.is_completed & (plan.completed >= last - buffer.block_count)
-        entries = plan.completed % max(1, buffer.block_count)
-        target, source = self._store_indices(is_kept, entries, 0)
+        target, source = plan.copied_blocks
         for stored_part, part in zip(buffer.blocks, new.completed, strict=True):
             for stored, encoded in zip(stored_part, part, strict=True):
                 stored[target] = encoded[source]
 
-    def _store_indices(self, is_kept: Tensor, entries: Tensor, offset: int) -> tuple[Index, Index]:
+    def _plan_copies(self, is_kept: Tensor, entries: Tensor, offset: int) -> tuple[Index, Index]:
         """Return where in a buffer, and from where in this pass's K/V, kept columns are copied."""
         rows, columns = is_kept.nonzero(as_tuple=True)
-        which = slice(None) if self._is_uniform else rows
-        return (which, slice(None), entries[rows, columns]), (which, slice(None), columns + offset)
+        which = slice(None) if self._is_uniform else self._move(rows)
+        target, source = self._move(entries[rows, columns]), self._move(columns + offset)
+        return (which, slice(None), target), (which, slice(None), source)
 
 
 def _ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ class KVCache:
     @property
     def row_lengths(self) -> Tensor:
         """Tokens held by each row, (B,)."""
-        return torch.tensor(self.list_lengths(), device=self.device)
+        return torch.tensor(self.list_lengths()).to(self.device, non_blocking=True)
 
     def begin_pass(
         self, count: int, lengths: Tensor | Sequence[int] | None = None
@@ -104,11 +104,7 @@ class KVCache:
         Raises:
             CacheError: the tokens do not fit, or ``lengths`` is not B numbers from 0 to C.
         """
-        added = self._check_lengths(count, lengths)
-        longest = max(new + held for new, held in zip(added, self.list_lengths(), strict=True))
-        if longest > self.max_length:
-            text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
-            raise CacheError(f"{text}; make a longer cache, or crop this one")
+        added, longest = self.check_space(count, lengths)
         if self.layout.blocks is not None:
             return KIVIPass(self, count, added, longest)
         one_pass: AttentionPass
@@ -119,6 +115,21 @@ class KVCache:
         if self._evicts:
             return EvictingPass(self, one_pass, count, added)
         return one_pass
+
+    def check_space(
+        self, count: int, lengths: Tensor | Sequence[int] | None = None
+    ) -> tuple[list[int], int]:
+        """Return the tokens that a pass adds to each row, and those of the longest row then.
+
+        Raises:
+            CacheError: see `begin_pass`.
+        """
+        added = self._check_lengths(count, lengths)
+        longest = max(new + held for new, held in zip(added, self.list_lengths(), strict=True))
+        if longest > self.max_length:
+            text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
+            raise CacheError(f"{text}; make a longer cache, or crop this one")
+        return added, longest
 
     @property
     def has_static_pass(self) -> bool:

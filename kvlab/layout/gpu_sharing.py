@@ -11,6 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.errors import ResourceError
@@ -61,22 +64,50 @@ def start_mps() -> bool:
     nvidia-cuda-mps-control`` ends it.
     """
     program = shutil.which(MPS_CONTROL)
-    if is_mps_running() or program is None:
+    if program is None:
         return is_mps_running()
-    try:
-        _run([program, "-d"])
-        if is_mps_running() and _run([sys.executable, "-c", MPS_PROBE]):
+    with _lock():  # others that start now wait until it is known whether the daemon serves
+        if is_mps_running():
             return True
+        is_started = _run([program, "-d"]) and is_mps_running()
+        serves = is_started and _run([sys.executable, "-c", MPS_PROBE])
+        if not serves and is_mps_running():
+            _run([program], "quit\n")
+    return serves
+
+
+def stop_mps() -> None:
+    """End MPS, whoever started it. A process that uses it should have ended before."""
+    program = shutil.which(MPS_CONTROL)
+    if program is not None and is_mps_running():
         _run([program], "quit\n")
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-    return False
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    import fcntl
+
+    folder = Path(tempfile.gettempdir(), f"kvlab-devices-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "mps").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _run(command: list[str], text: str = "") -> bool:
-    done = subprocess.run(
-        command, input=text.encode(), capture_output=True, check=False, timeout=MPS_START_SECONDS
-    )
+    """Run a command; return whether it succeeded in time.
+
+    The daemon serves the devices that it sees, under new numbers. With one trial's
+    ``CUDA_VISIBLE_DEVICES`` it would serve no trial on another device.
+    """
+    seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, check=False, env=seen,
+            timeout=MPS_START_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
     return done.returncode == 0
 
 

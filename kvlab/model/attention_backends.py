@@ -10,7 +10,7 @@ Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D width of Q a
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -77,19 +77,45 @@ def scaled_dot_product(
     is_narrow = v_width < k.shape[3]
     if is_narrow:  # fused kernels serve keys and values of one width
         v = F.pad(v, (0, k.shape[3] - v_width))
+    avoids_plans = mask is not None and q.device.type == "cuda"
     if _recorded is not None and not torch.compiler.is_compiling():
-        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
+        with sdpa_kernel(_MASKED_BACKENDS) if avoids_plans else nullcontext():
+            choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
         _recorded.add(SDPBackend(choice).name.lower())
-    y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
-    )
+    if avoids_plans:
+        with sdpa_kernel(_MASKED_BACKENDS):
+            y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=is_grouped)
+    else:
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
+        )
     return y[..., :v_width] if is_narrow else y
+
+
+_MASKED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN: it plans each new shape for tens of milliseconds on the host, and every token that is
+decoded with a mask has one."""
+
+
+SINK_SCORES = 2**26
+"""Scores that are in memory at once without a gradient."""
 
 
 def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor) -> Tensor:
     """Attend with a sink by the definition. The queries of a K/V head are rows of one matrix."""
     batch, n_head, queries, width = q.shape
     n_kv_head, keys = k.shape[1:3]
+    count = max(1, SINK_SCORES // (batch * n_head * keys))
+    if queries > count and not torch.is_grad_enabled():
+        parts = (slice(start, start + count) for start in range(0, queries, count))
+        return torch.cat([
+            _attend_with_sink(
+                q[:, :, part], k, v,
+                mask if mask is None or mask.shape[-2] == 1 else mask[..., part, :],
+                sink if sink.dim() == 1 else sink[:, part],
+            )
+            for part in parts
+        ], 2)  # fmt: skip
     grouped = q.reshape(batch, n_kv_head, -1, width) / math.sqrt(width)
     scores = (grouped @ k.transpose(-1, -2)).view(batch, n_head, queries, keys)
     if mask is not None:

@@ -212,6 +212,6 @@ def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:
     """
     memory = None
     if device.type == "cuda":
-        share = min(1.0, experiment.resources.devices)
+        share = min(1.0, experiment.resources.devices or 1.0)  # of a script: all of it
         memory = int(torch.cuda.get_device_properties(device).total_memory * share)
     return microbatch_rows(experiment, memory)

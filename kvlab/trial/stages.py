@@ -247,7 +247,8 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     if not torch.cuda.is_available():
         text = f"resources.gpus = {resources.devices:g}, and no CUDA device is visible here"
         raise ResourceError(f"{text}; set it to 0 or run where there is one")
-    if resources.shares_gpu:  # Ray only schedules fractions, it does not enforce them
-        memory = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
+    # Ray only schedules fractions, it does not enforce them. A whole device lifts the limit of an
+    # earlier trial of this process.
+    memory = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlab.cache import formats
 from kvlab.cache.formats import Quantized, convert_codes, get_format
@@ -12,6 +13,33 @@ from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import DTYPES, DType
 from tests.contracts.cache_format_contract import CacheFormatContract
+
+
+class Divisors(TorchDispatchMode):
+    """Keep what tensors are divided by inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        if function is torch.ops.aten.div.Tensor:
+            self.kept.append(args[1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4", "kivi2"])
+def test_a_device_divides_by_tensors_alone(kv_dtype):
+    """By a number CUDA multiplies with its reciprocal, and other codes than a CPU's come out."""
+    model = GPT(
+        ModelConfig(vocab_size=60, block_size=24, n_layer=1, n_head=2, n_embd=16), device="meta"
+    )
+    how = {"kv_group": 4, "kv_residual": 1} if kv_dtype == "kivi2" else {}
+    cache = model.new_cache(1, 12, ServingConfig(kv_dtype=kv_dtype, **how))
+    with torch.inference_mode(), Divisors() as divisors:
+        prefill(model, torch.zeros(1, 12, dtype=torch.int64, device="meta"), cache)
+    assert divisors.kept
+    assert all(isinstance(by, torch.Tensor) for by in divisors.kept)
 
 
 class TestFloat64(CacheFormatContract):

@@ -3,11 +3,13 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvlab.errors import CacheError
 from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
-from kvlab.model.generate import StaticDecoder, prefill
+from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.kv_storage import KVStorage
 
@@ -70,6 +72,54 @@ def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served(kv
     nats = [[score.nats for score in scores] for scores in (one_shot, served, exact)]
     assert nats[0] == pytest.approx(nats[1], abs=1e-5)
     assert nats[0] != pytest.approx(nats[2], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "serving",
+    [
+        {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 2},
+        {"evict": {"keep": 6, "by": "recency", "sinks": 2}},
+        {"evict": {"keep": 6, "by": "heavy_hitters", "recent": 2, "sinks": 1}},
+    ],
+)
+@pytest.mark.parametrize("lengths", [None, [5, 2]])
+def test_nor_does_one_that_is_decoded_without_fixed_shapes(serving, lengths):
+    """Blocks of tokens and eviction: what is stored where follows from lengths, which are known."""
+    config = ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16)
+    model = GPT(config, device="meta")
+    tokens = torch.zeros(2, 5, dtype=torch.int64, device="meta")
+    with torch.inference_mode():
+        cache = model.new_cache(2, 24, ServingConfig.model_validate(serving))
+        prefill(model, tokens, cache, lengths)
+        step = EagerDecoder(model, cache)
+        for _ in range(12):
+            assert step(tokens[:, 0]).shape == (2, 60)
+
+
+class CountOperators(TorchDispatchMode):
+    """Count the operators of torch that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_static_step_of_rows_that_differ_prepares_nothing_on_the_device():
+    model = GPT(ModelConfig(vocab_size=60, block_size=24, n_layer=1, n_head=2, n_embd=16))
+    cache = model.new_cache(2, 6)
+    with torch.inference_mode():
+        prefill(model, torch.zeros(2, 4, dtype=torch.int64), cache, [4, 2])
+        one_pass = cache.begin_static_pass()
+        with CountOperators() as counted:
+            one_pass.prepare()
+        assert counted.count == 0
+        cache.advance(2)
+        with pytest.raises(CacheError, match="7 tokens do not fit"):
+            one_pass.prepare()
 
 
 def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypatch):

@@ -48,17 +48,28 @@ def test_a_share_that_is_less_than_a_process_is_refused():
 
 
 MPS = """#!/bin/sh
-[ "$1" = -d ] && { echo on >"$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0; }
+[ "$1" = -d ] && { echo "sees ${CUDA_VISIBLE_DEVICES-all}" >"$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0; }
 read command && [ "$command" = quit ] && rm "$CUDA_MPS_PIPE_DIRECTORY/control"
 """
 
 
-@pytest.mark.parametrize("is_serving", [True, False])
-def test_mps_is_started_once_and_ended_if_no_process_can_use_it(tmp_path, monkeypatch, is_serving):
+@pytest.mark.parametrize(
+    ("probe", "is_serving"),
+    [
+        ("", True),
+        ("raise SystemExit(1)", False),
+        ("import time; time.sleep(60)", False),  # a daemon that accepts and never answers
+    ],
+)
+def test_mps_is_started_once_and_ended_if_no_process_can_use_it(
+    tmp_path, monkeypatch, probe, is_serving
+):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 2.0)
     monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(tmp_path / "bin"))
     monkeypatch.setattr(gpu_sharing, "MPS_CONTROL", "toy-mps-control")
-    monkeypatch.setattr(gpu_sharing, "MPS_PROBE", f"raise SystemExit({int(not is_serving)})")
+    monkeypatch.setattr(gpu_sharing, "MPS_PROBE", probe)
     assert gpu_sharing.start_mps() is False, "there is no such program"
     assert "take turns: toy-mps-control is not here" in gpu_sharing.describe_sharing()
     program = tmp_path / "bin" / "toy-mps-control"
@@ -67,5 +78,8 @@ def test_mps_is_started_once_and_ended_if_no_process_can_use_it(tmp_path, monkey
     program.chmod(0o755)
     assert "at the same time" in gpu_sharing.describe_sharing()
     assert gpu_sharing.start_mps() is gpu_sharing.is_mps_running() is is_serving
-    program.unlink()
+    if is_serving:
+        assert (tmp_path / "control").read_text() == "sees all\n", "not one trial's device alone"
     assert gpu_sharing.start_mps() is is_serving, "it runs on"
+    gpu_sharing.stop_mps()
+    assert not gpu_sharing.is_mps_running()

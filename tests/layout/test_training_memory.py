@@ -1,5 +1,7 @@
 """The predicted peak of a training against a memory profile of a real step."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from kvlab.model import GPT
 from kvlab.spec import Experiment
 from kvlab.train import train
 from kvlab.train.mfu import find_peak_flops
+from kvlab.train.train_step import device_microbatch_rows
 
 
 def make_experiment(model=None, precision="float32", int8=(), **resources):
@@ -88,6 +91,16 @@ def test_a_gpu_without_known_memory_is_taken_at_one_row():
     assert training_peak_bytes(config) < training_peak_bytes(config, memory=80 * 10**9)
     assert microbatch_rows(config, memory=1) == 1
     assert microbatch_rows(config, memory=80 * 10**9) == 16
+
+
+@pytest.mark.parametrize(("gpus", "part"), [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (0.5, 0.5)])
+def test_rows_of_a_pass_fill_the_part_of_the_device_that_is_the_trainings(monkeypatch, gpus, part):
+    """All of it without a request: a script that trains on a device of its own."""
+    facts = SimpleNamespace(total_memory=10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    config = make_experiment(gpus=gpus)
+    rows = device_microbatch_rows(config, torch.device("cuda"))
+    assert rows == microbatch_rows(config, int(10**9 * part)) > 1
 
 
 def test_a_model_that_takes_no_step_is_its_weights():

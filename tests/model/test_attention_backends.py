@@ -276,6 +276,25 @@ def test_training_on_cpu_selects_tiles_where_they_are_faster():
 
 
 @kernels_on
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_without_a_gradient_a_sink_holds_few_scores_at_a_time(monkeypatch, has_mask):
+    q, sink = torch.randn(2, 4, 33, 8, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, 33, 8, dtype=torch.float64)
+    mask = (torch.rand(2, 1, 33, 33) < 0.5) | torch.eye(33, dtype=torch.bool) if has_mask else None
+    options = {"is_causal": not has_mask, "sink": sink}
+    with_gradient = scaled_dot_product(q.requires_grad_(), k, v, mask, **options)
+    monkeypatch.setattr(attention_backends, "SINK_SCORES", 2 * 4 * 33 * 5)
+    sizes = []
+    softmax = attention_backends.softmax_with_sink
+    monkeypatch.setattr(attention_backends, "softmax_with_sink",
+                        lambda scores, s: sizes.append(scores.numel()) or softmax(scores, s))  # fmt: skip
+    with torch.no_grad():
+        few = scaled_dot_product(q, k, v, mask, **options)
+    assert len(sizes) == 7
+    assert max(sizes) == 2 * 4 * 33 * 5
+    assert (few - with_gradient).abs().max() < 1e-12
+
+
 def test_training_with_a_sink_selects_tiles_whatever_the_shape():
     """No other backend on CPU saves less, since none is fused."""
     for shape in ((1, 2, 64, 8), (1, 2, 8192, 8)):

@@ -57,10 +57,12 @@ def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus)
     assert limits == ["mps", pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
 
 
-@pytest.mark.parametrize("gpus", [0.0, 1.0])
-def test_a_device_of_its_own_has_no_limit(limits, gpus):
-    set_up_device(experiment(gpus=gpus).resources, 0)
+def test_a_device_of_its_own_has_no_limit(limits):
+    set_up_device(experiment(gpus=0.0).resources, 0)
     assert limits == []
+    set_up_device(experiment(gpus=0.5).resources, 0)
+    set_up_device(experiment(gpus=1.0).resources, 0)
+    assert limits[-1] == 1.0, "that of the trial before it is lifted"
 
 
 @pytest.mark.usefixtures("limits")

@@ -1,5 +1,6 @@
 """Memory of decoding: the cache in exact bytes, and the peak with and without a cache."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -102,6 +103,7 @@ def count_kv_bytes(decoder: TimedDecoder, batch_size: int, length: int) -> KVByt
     model = decoder.model
     layout = KVLayout.of(model.config, decoder.serving)
     formula = layout.stored_bytes(batch_size, length, model.dtype_name)
+    gc.collect()  # what it frees between the readings would count as the cache's
     before = _allocator_bytes(model.device)
     cache = decoder.new_cache(batch_size, length)
     require_equal_bytes("KV bytes by unique storage", cache.nbytes, formula)

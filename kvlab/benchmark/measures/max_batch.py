@@ -53,6 +53,7 @@ def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
         model.to("cpu")
     gc.collect()
     if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # which the allocator would keep for each stream
         torch.cuda.empty_cache()
     try:
         yield

@@ -47,8 +47,9 @@ def _find_compiler() -> bool:
     return triton is not None and any(shutil.which(name) for name in compilers if name)
 
 
-BLOCK = 64
-"""Entries that a program reads at a time."""
+BLOCK, TILE_BYTES = 64, 2**15
+"""The most entries, and the bytes of their K and V, that a program reads at a time. It holds two
+such tiles in shared memory, of which GPUs of compute capability 8.6 and 8.9 have 99 KiB."""
 
 PROGRAMS_PER_PROCESSOR = 4
 """Programs among which the entries of few rows are split, so that all of the GPU reads."""
@@ -90,7 +91,10 @@ def attend_stored(
     entries, v_width = k.shape[2], v.shape[3]
     pairs = batch * heads
     splits = splits or choose_splits(pairs, entries, count_processors(q.device))
-    chunk = -(-entries // (splits * BLOCK)) * BLOCK
+    widths = [max(16, triton.next_power_of_2(size)) for size in (width, v_width)]
+    stored = k.codes if isinstance(k, ScaledCodes) else k
+    block = choose_block(sum(widths) * stored.itemsize)
+    chunk = -(-entries // (splits * block)) * block
     splits = -(-entries // chunk)
     partial = q.new_empty((pairs, splits, group, v_width), dtype=torch.float32)
     stats = q.new_empty((2, pairs, splits, group), dtype=torch.float32)
@@ -100,8 +104,7 @@ def attend_stored(
     _attend_chunk[pairs, splits](
         q.contiguous(), k_values, k_scales, v_values, v_scales, counts, partial, stats,
         heads, entries, chunk, width**-0.5, *k_strides, *v_strides,
-        group, rows, width, max(16, triton.next_power_of_2(width)),
-        v_width, max(16, triton.next_power_of_2(v_width)), BLOCK,
+        group, rows, width, widths[0], v_width, widths[1], block,
         IS_FLOAT8=isinstance(k, ScaledCodes) and k.codes.dtype.is_floating_point,
         IS_EXACT=q.dtype == torch.float32,
     )  # fmt: skip
@@ -147,6 +150,11 @@ def _view_stored(part: Tensor | ScaledCodes) -> tuple[Any, ...]:
         return codes, scales, *codes.stride()[:3], *scales.stride()[:3]
     values = part if part.stride(3) == 1 else part.contiguous()
     return values, None, *values.stride()[:3], 0, 0, 0
+
+
+def choose_block(entry_bytes: int) -> int:
+    """Return the entries that a program reads at a time, of which each has ``entry_bytes``."""
+    return max(16, min(BLOCK, TILE_BYTES // entry_bytes))
 
 
 def choose_splits(pairs: int, entries: int, processors: int) -> int:

@@ -213,6 +213,34 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
         assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 
 
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("stored", ["*fp32", "*bf16", "*i8"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, stored):
+    """99 KiB of a processor, by NVIDIA's table of compute capabilities; it fails at the launch."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    kernel, size = triton_kernels._attend_chunk, {"*fp32": 4, "*bf16": 2, "*i8": 1}[stored]
+    is_exact = stored != "*bf16"
+    constants = {
+        "GROUP": 4, "ROWS": 16, "WIDTH": width, "WIDTH_BLOCK": width, "V_WIDTH": width,
+        "V_BLOCK": width, "BLOCK": triton_kernels.choose_block(2 * width * size),
+        "IS_FLOAT8": False, "IS_EXACT": is_exact, "counts": None,
+        **({} if size == 1 else {"k_scales": None, "v_scales": None}),
+    }  # fmt: skip
+    types = {
+        "q": "*fp32" if is_exact else "*bf16", "k": stored, "v": stored, "k_scales": "*fp16",
+        "v_scales": "*fp16", "partial": "*fp32", "stats": "*fp32", "softmax_scale": "fp32",
+    }  # fmt: skip
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    compiled = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 89, 32))
+    assert compiled.metadata.shared <= 99 * 2**10
+
+
 @needs_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_summed_loss_is_that_of_plain_code(dtype, kernels_on, monkeypatch):  # noqa: ARG001
