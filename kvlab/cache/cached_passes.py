@@ -4,16 +4,22 @@ Shapes: B rows, H heads of a part, C tokens of this pass, S entries of a buffer,
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext
+from kvlab.cache.formats import ScaledCodes
 from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, concatenate_parts, index_kv
 
 if TYPE_CHECKING:
     from kvlab.cache.kv_cache import KVCache
+
+
+StoreCodes = Callable[[Tensor, ScaledCodes, Tensor], None]
+"""Takes a part (B, H, 1, D), the buffer's codes and the entry (B,) of each row's token."""
 
 
 class CachedPass(AttentionPass):
@@ -114,10 +120,14 @@ class StaticPass(CachedPass):
     Positions live on the device. The entry of position p of a row is visible once p is reached,
     in a ring as in a linear buffer: every entry of a ring that has wrapped holds a token of the
     window.
+
+    Args:
+        store_codes: stores a part's tokens as codes, where they are stored so; default in torch.
     """
 
-    def __init__(self, cache: "KVCache"):
+    def __init__(self, cache: "KVCache", store_codes: StoreCodes | None = None):
         super().__init__(cache, 1)
+        self._store_codes = store_codes
         self._row_positions = cache.row_lengths
         self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
@@ -158,11 +168,23 @@ class StaticPass(CachedPass):
         """Read no entries from ``limit`` on, which no row uses yet."""
         self._limit = limit
 
-    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+    def write_kv(self, layer: int, *parts: Tensor) -> None:
+        buffer = self._find_buffer(layer)[1]
+        codes = () if self._store_codes is None else buffer.view_codes()
+        if self._store_codes is None or len(codes) < len(parts) or torch.compiler.is_compiling():
+            super().write_kv(layer, *parts)
+            return
+        for values, stored in zip(parts, codes, strict=True):
+            self._store_codes(values, stored, self._find_entries(buffer))
+
+    def _find_entries(self, buffer: KVBuffer) -> Tensor:
         shape = buffer.sinks, buffer.ring
         if shape not in self._entries:
             self._entries[shape] = buffer.find_entries(self._row_positions)
-        index = (self._rows, slice(None), self._entries[shape])
+        return self._entries[shape]
+
+    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+        index = (self._rows, slice(None), self._find_entries(buffer))
         buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
     def prepare(self) -> None:

@@ -174,6 +174,11 @@ class KVBuffer(SlotBuffer):
         codes = tuple(view for view in views if view is not None)
         return codes if len(codes) == len(views) else self.decode(stored)
 
+    def view_codes(self) -> tuple[ScaledCodes, ...]:
+        """Return all entries of the parts that are stored as codes with one scale each."""
+        views = (f.view_codes(part) for part, f in zip(self.parts, self.formats, strict=True))
+        return tuple(view for view in views if view is not None)
+
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded parts at ``index``."""
         for stored_part, part in zip(self.parts, encoded, strict=True):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass
-from kvlab.cache.cached_passes import RaggedPass, StaticPass, UniformPass
+from kvlab.cache.cached_passes import RaggedPass, StaticPass, StoreCodes, UniformPass
 from kvlab.cache.eviction import EvictingBuffer, EvictingPass, PromptBuffer
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import KIVIBuffer, KIVIPass
@@ -150,10 +150,14 @@ class KVCache:
         read = (self.buffers[owner].tensors[0] for owner in self.layout.owners)
         return sum(min(tensor.shape[2], entries) for tensor in read)
 
-    def begin_static_pass(self) -> StaticPass:
-        """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
+    def begin_static_pass(self, store_codes: StoreCodes | None = None) -> StaticPass:
+        """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs.
+
+        Args:
+            store_codes: see `StaticPass`.
+        """
         assert self.has_static_pass, "neither blocks of tokens nor eviction have fixed shapes"
-        return StaticPass(self)
+        return StaticPass(self, store_codes)
 
     def list_lengths(self) -> list[int]:
         """Return the tokens held by each row."""

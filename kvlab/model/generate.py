@@ -17,6 +17,7 @@ from kvlab.cache.cached_passes import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT
+from kvlab.model.kernels.triton_kernels import are_kernels_usable, store_codes
 from kvlab.spec import ServingConfig
 
 STOP_CHECK_INTERVAL = 16
@@ -408,7 +409,8 @@ class StaticDecoder:
         self._model, self._head, self._cache = model, head, cache
         self._compiles = compiles
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
-        self._pass = cache.begin_static_pass()
+        has_kernel = are_kernels_usable(cache.device)
+        self._pass = cache.begin_static_pass(store_codes if has_kernel else None)
         self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
 
     def __call__(self, tokens: Tensor) -> Tensor:

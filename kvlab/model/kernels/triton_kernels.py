@@ -1,6 +1,6 @@
-"""CUDA kernels in Triton: one token's attention, and cross-entropy with its gradient.
+"""CUDA kernels in Triton: what a token stores, its attention, cross-entropy with its gradient.
 
-Each has a plain reference in torch, which runs where Triton does not:
+Each has a plain reference in torch, which runs where Triton does not: `kvlab.cache.formats`,
 `kvlab.model.decode_attention.attend_decoded` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
 in the environment the kernels run on CPU tensors, which is how tests prove them without a GPU.
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import ScaledCodes
+from kvlab.cache.formats import MAX_SCALE, MIN_SCALE
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 
 try:
@@ -292,6 +293,70 @@ def _join_chunks(
         joined.to(out.dtype.element_ty),
         mask=columns < V_WIDTH,
     )
+
+
+def store_codes(values: Tensor, stored: ScaledCodes, entries: Tensor) -> None:
+    """Quantize one token of each row and store it, as `kvlab.cache.formats.Quantized` would.
+
+    That takes a dozen operators, and a token of a small batch takes as long as their number.
+
+    Args:
+        values: (B, H, 1, D) of any floating-point dtype.
+        stored: codes of int8 or float8 (B, H, S, D), and their scales (B, H, S, 1).
+        entries: (B,) the entry of each row's token.
+    """
+    batch, heads, _, width = values.shape
+    values = values if values.stride(3) == 1 else values.contiguous()
+    codes, scales, is_float8 = stored.codes, stored.scales, stored.codes.dtype.is_floating_point
+    _store_row[batch * heads,](
+        values, codes.view(torch.int8), scales, entries, heads,
+        *values.stride()[:2], *codes.stride()[:3], *scales.stride()[:3],
+        width, max(16, triton.next_power_of_2(width)), is_float8,
+        448.0 if is_float8 else 127.0, MIN_SCALE, MAX_SCALE,
+    )  # fmt: skip
+
+
+@jit
+def _store_row(
+    values, codes, scales, entries, heads, row_stride, head_stride,
+    codes_row, codes_head, codes_entry, scales_row, scales_head, scales_entry,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, IS_FLOAT8: tl.constexpr,
+    MAX_CODE: tl.constexpr, MIN_SCALE: tl.constexpr, MAX_SCALE: tl.constexpr,
+):  # fmt: skip
+    """Store the codes and the scale of one row and head, by divisions that are rounded once."""
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    entry = tl.load(entries + row).to(tl.int64)
+    columns = tl.arange(0, WIDTH_BLOCK)
+    is_number = columns < WIDTH
+    x = tl.load(values + row * row_stride + head * head_stride + columns, mask=is_number, other=0.0)
+    x = x.to(tl.float32)
+    scale = tl.div_rn(tl.max(tl.abs(x), 0), MAX_CODE)
+    scale = tl.minimum(tl.maximum(scale, MIN_SCALE), MAX_SCALE).to(tl.float16)
+    divisor = tl.zeros([WIDTH_BLOCK], tl.float32) + scale.to(tl.float32)
+    x = tl.minimum(tl.maximum(tl.div_rn(x, divisor), -MAX_CODE), MAX_CODE)
+    code = _to_float8(x) if IS_FLOAT8 else _to_nearest(x).to(tl.int8)
+    place = codes + row * codes_row + head * codes_head + entry * codes_entry
+    tl.store(place + columns, code, mask=is_number)
+    tl.store(scales + row * scales_row + head * scales_head + entry * scales_entry, scale)
+
+
+@jit
+def _to_nearest(x):
+    """Return x, below 2^22, rounded to whole numbers, ties to even."""
+    return (x + 12582912.0) - 12582912.0  # 1.5 x 2^23, from where on a float32 has no fractions
+
+
+@jit
+def _to_float8(x):
+    """Return the bytes of float8 (e4m3) nearest to x, ties to even, of magnitudes up to 448."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    normal = rounded - (120 << 3)  # exponents have a bias of 7 in place of 127
+    small = _to_nearest(tl.abs(x) * 512.0).to(tl.int32)  # multiples of 2^-9
+    code = tl.where(magnitude < 0x3C800000, small, normal)  # below 2^-6
+    return (code | ((bits >> 24) & 0x80)).to(tl.int8)
 
 
 VOCABULARY_BLOCK = 4096

@@ -48,7 +48,7 @@ def stored(name, *shape):
 def kernels_on(monkeypatch):
     """The interpreter's CPU tensors, too, take the way of CUDA."""
     if IS_INTERPRETED:
-        for module in (decode_attention, loss):
+        for module in (decode_attention, generate, loss):
             monkeypatch.setattr(
                 module, "are_kernels_usable", lambda _device: not is_plain_code_used()
             )
@@ -137,6 +137,32 @@ def test_cross_entropy_and_its_gradient(dtype, words):
 
 
 @needs_device
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("width", [12, 64])
+def test_a_token_is_stored_bit_for_bit_as_its_format_encodes_it(name, dtype, width):
+    """Large and small numbers, zeros, ties between codes, and no entry but its own."""
+    torch.manual_seed(0)
+    batch, heads, size, kv_format = 7, 3, 5, get_format(name)
+    values = torch.randn(batch, heads, 1, width, device=DEVICE)
+    values *= torch.tensor([1.0, 1e-3, 1e-9, 0.0, 3e4, 1.0, 1.0], device=DEVICE).view(-1, 1, 1, 1)
+    values[5] = torch.arange(width, device=DEVICE) / 2 + 127 - width / 2  # scale 1, then halves
+    values[5, ..., -1] = 448.0 if name == "fp8" else 127.0
+    values[6] = 448 * 2.0 ** -torch.arange(width, device=DEVICE).clamp(max=24)  # subnormal codes
+    values = values.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)  # as the model has them
+    stored = kv_format.allocate((batch, heads, size, width), values.device)
+    for part in stored:
+        part.view(torch.uint8).fill_(17)
+    expected = [part.clone() for part in stored]
+    entries = torch.tensor([0, 4, 2, 1, 3, 0, 4], device=DEVICE)
+    for part, encoded in zip(expected, kv_format.encode(values), strict=True):
+        part[torch.arange(batch, device=DEVICE), :, entries] = encoded[:, :, 0]
+    triton_kernels.store_codes(values, ScaledCodes(*stored), entries)
+    for part, right in zip(stored, expected, strict=True):
+        assert torch.equal(part.view(torch.uint8), right.view(torch.uint8))
+
+
+@needs_device
 @pytest.mark.parametrize("name", ["int8", "fp8", "model"])
 def test_a_models_step_is_that_of_plain_code(name, kernels_on, monkeypatch):  # noqa: ARG001
     """Groups, a ring, sinks, rows of different lengths, eager, static and compiled, where the
@@ -204,6 +230,11 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
         (triton_kernels._join_chunks,
          {**sizes, "SPLITS_BLOCK": 1, "splits": 1, "heads": 1, "stats_size": 1, "sink": None}, {}),
         (triton_kernels._cross_entropy_row, {"BLOCK": 4096}, {}),
+        *((triton_kernels._store_row,
+           {"WIDTH": 64, "WIDTH_BLOCK": 64, "IS_FLOAT8": is_float8, "MAX_CODE": 127.0,
+            "MIN_SCALE": 2.0**-24, "MAX_SCALE": 65504.0},
+           {"values": "*bf16", "codes": "*i8", "scales": "*fp16", "entries": "*i64"})
+          for is_float8 in (False, True)),
     ):  # fmt: skip
         signature = {
             name: "constexpr" if name in constants else {**types, **changed}.get(name, "i32")
