@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     direction.add_argument(
         "--to",
         metavar="URL",
-        help=f"copy what is new here to s3://bucket/folder, a folder,, ...; FILE{ARCHIVE_SUFFIX}"
+        help=f"copy what is new here to s3://bucket/folder, a folder, ...; FILE{ARCHIVE_SUFFIX}"
         " gets the record of SWEEP without weights, enough for its report",
     )
     direction.add_argument(
