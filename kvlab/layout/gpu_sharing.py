@@ -71,8 +71,8 @@ def start_mps() -> bool:
             return True
         is_started = _run([program, "-d"]) and is_mps_running()
         serves = is_started and _run([sys.executable, "-c", MPS_PROBE])
-        if not serves and is_mps_running():
-            _run([program], "quit\n")
+        if not serves:
+            stop_mps()
     return serves
 
 

@@ -339,7 +339,8 @@ def serve_both_ways(
     for number, request in enumerate(load.requests):
         ways = (partial(_first_token_warm, prefixes, warm), partial(_first_token_cold, cold))
         rounds = session.settings.stop_rule.min_rounds if expected.hits[number] else 0
-        if model.device.type == "cuda":  # which plans its kernels at the first pass of a length
+        if rounds and model.device.type == "cuda":
+            # kernels are planned at the first pass of a length, which is not timed
             _time_in_turn(ways, model, request.prompt, 0)
         seconds = [_time_in_turn(ways, model, request.prompt, n) for n in range(rounds)]
         logits: list[Tensor] = []

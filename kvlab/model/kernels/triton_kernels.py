@@ -308,11 +308,12 @@ def store_codes(values: Tensor, stored: ScaledCodes, entries: Tensor) -> None:
     batch, heads, _, width = values.shape
     values = values if values.stride(3) == 1 else values.contiguous()
     codes, scales, is_float8 = stored.codes, stored.scales, stored.codes.dtype.is_floating_point
+    info = torch.finfo(codes.dtype) if is_float8 else torch.iinfo(codes.dtype)
     _store_row[batch * heads,](
         values, codes.view(torch.int8), scales, entries, heads,
         *values.stride()[:2], *codes.stride()[:3], *scales.stride()[:3],
         width, max(16, triton.next_power_of_2(width)), is_float8,
-        448.0 if is_float8 else 127.0, MIN_SCALE, MAX_SCALE,
+        float(info.max), MIN_SCALE, MAX_SCALE,
     )  # fmt: skip
 
 
