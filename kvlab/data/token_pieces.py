@@ -52,6 +52,9 @@ different bytes of the sha256, so they are independent. Documents of a group hav
 """
 
 _PARENT_POLL_SECONDS = 0.5
+_ENDED_EARLY = (
+    "a tokenizing process ended early; it may have run out of memory; run again to continue"
+)
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,16 @@ class TokenizerPool:
             self._executor.shutdown(wait=True, kill_workers=True)
 
     def submit(self, job: PieceJob) -> "Future[None]":
-        """Start writing the piece of ``job``."""
+        """Start writing the piece of ``job``.
+
+        Raises:
+            DataError: A process was killed, or as of `write_piece`.
+        """
         if self._executor is not None:
-            future: Future[None] = self._executor.submit(write_piece, job, self._fence)
+            try:
+                future: Future[None] = self._executor.submit(write_piece, job, self._fence)
+            except BrokenExecutor:  # if a process dies between two waits
+                raise DataError(_ENDED_EARLY) from None
             return future
         done: Future[None] = Future()
         write_piece(job, self._fence)
@@ -203,8 +213,7 @@ class TokenizerPool:
         try:
             future.result()
         except BrokenExecutor:
-            text = "a tokenizing process ended early; it may have run out of memory"
-            raise DataError(f"{text}; run again to continue") from None
+            raise DataError(_ENDED_EARLY) from None
 
 
 def count_available_cpus() -> int:

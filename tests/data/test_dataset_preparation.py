@@ -25,7 +25,7 @@ from kvlab.data import (
     shards,
     verify_dataset,
 )
-from kvlab.data.token_pieces import token_dtype
+from kvlab.data.token_pieces import TokenizerPool, token_dtype
 from kvlab.errors import DataError, DatasetDamaged
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import DataConfig
@@ -317,6 +317,27 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
     assert find_tokenizing_processes() == []
     assert list_prepared_datasets() == []
     assert prepare_dataset(config(tmp_path / "text"), workers=2).train_documents > 14_000
+
+
+def test_a_tokenizing_process_that_dies_before_the_next_piece_is_a_data_error(
+    tmp_path, monkeypatch
+):
+    for number in range(8):
+        write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(20, seed=number))
+
+    def wait_and_kill(self, future):
+        future.result()
+        for process in find_tokenizing_processes():
+            process.kill()
+        limit = time.monotonic() + 30
+        while self._executor._flags.broken is None:
+            assert time.monotonic() < limit
+            time.sleep(0.005)
+
+    monkeypatch.setattr(TokenizerPool, "wait_for", wait_and_kill)
+    with pytest.raises(DataError, match="ended early"):
+        prepare_dataset(config(tmp_path / "text"), workers=2)
+    assert list_prepared_datasets() == []
 
 
 def test_a_daemonic_process_prepares_alone(tmp_path):
