@@ -112,6 +112,8 @@ class TimedDecoder:
     def decode_uncached(self, length: int) -> float:
         """Return the seconds of an uncached step of one sequence: a pass over ``length`` tokens."""
         tokens = self._draw_tokens(1, length)
+        if self.model.device.type == "cuda":  # see `DecodeRun.time`
+            prefill(self.model, tokens, None)
         clock = DeviceClock(self.model.device)
         clock.mark()
         prefill(self.model, tokens, None).argmax(-1)

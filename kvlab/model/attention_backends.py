@@ -78,7 +78,7 @@ def scaled_dot_product(
     if is_narrow:  # fused kernels serve keys and values of one width
         v = F.pad(v, (0, k.shape[3] - v_width))
     avoids_plans = mask is not None and q.device.type == "cuda"
-    if _recorded is not None and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and _recorded is not None:
         with sdpa_kernel(_MASKED_BACKENDS) if avoids_plans else nullcontext():
             choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
         _recorded.add(SDPBackend(choice).name.lower())
@@ -141,6 +141,8 @@ def repeats_kv_heads(
 
 
 _recorded: set[str] | None = None
+"""The kernels that ran, while they are recorded. Whatever a compiled function reads is a condition
+of its use: ask first whether this is one, or it would be compiled again when the set grows."""
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def record_kernels() -> Iterator[set[str]]:
 
 def note_kernel(name: str) -> None:
     """Add a kernel that is about to run, if kernels are recorded."""
-    if _recorded is not None and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and _recorded is not None:
         _recorded.add(name)
 
 
@@ -271,6 +273,7 @@ def attend_flex(
     else:
         blocks = _cached_block_mask(*shape)
     if is_compiling or q.device.type != "cuda":
+        note_kernel("flex")
         return _run_flex(flex_attention, q, k, v, blocks, sink)
     return attend_compiled_flex(q, k, v, mask, sink, blocks)
 
@@ -308,7 +311,6 @@ def attend_compiled_flex(
     Once there are `FLEX_SHAPES` of them, torch would go on with flex_attention's unfused form,
     which holds the scores of all queries and keys. Other backends take its place here.
     """
-    note_kernel("flex")
     limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
     try:
         with torch._dynamo.config.patch(limits):
@@ -316,7 +318,8 @@ def attend_compiled_flex(
     except FailOnRecompileLimitHit:
         _warn_of_shapes(FLEX_SHAPES)
         attend = attend_windowed_blocks if mask.is_windowed(k.shape[2]) else attend_sdpa
-        out = attend(q, k, v, mask, sink)
+        return attend(q, k, v, mask, sink)
+    note_kernel("flex")
     return out
 
 

@@ -63,12 +63,13 @@ def prefill_in_slices(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
     """
     limit = SLICE_TOKENS.get(tokens.device.type, SLICE_TOKENS["cuda"])
     rows = max(1, limit // tokens.shape[1])
-    logits = [
-        prefill(model, tokens[start : start + rows], cache.slice_rows(start, start + rows))
-        for start in range(0, len(tokens), rows)
-    ]
+    shape = len(tokens), model.config.vocab_size
+    logits = torch.empty(shape, dtype=model.dtype, device=model.device)
+    for start in range(0, len(tokens), rows):
+        part = slice(start, start + rows)
+        logits[part] = prefill(model, tokens[part], cache.slice_rows(start, start + rows))
     cache.advance(tokens.shape[1])
-    return torch.cat(logits)
+    return logits
 
 
 def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
@@ -298,6 +299,8 @@ def make_decoder(
     if model.device.type == "cuda" and cache.has_static_pass:
         return GraphDecoder(model, cache, head=head, compiles=compiles)
     if compiles:
+        # which notes its attention kernels, as a compiled one does not
+        StaticDecoder(model, cache, head=head).compute(cache.max_length)
         decoder = StaticDecoder(model, cache, head=head, compiles=True)
         decoder.compute(cache.max_length)  # so that no step of a text compiles
         return decoder
@@ -335,7 +338,8 @@ class GraphDecoder:
         with record_kernels() as self._kernels:  # those of a compiled step, which notes none
             StaticDecoder(model, cache, head=head).compute(cache.max_length)
         stream = capture_stream(cache.device)
-        self._graphs: list[tuple[int, torch.cuda.CUDAGraph, Tensor]] = []
+        self._graphs: list[tuple[int, torch.cuda.CUDAGraph]] = []
+        self._out: Tensor | None = None  # of all graphs: that of a large batch has gigabytes
         shortest = cache.max_length if compiles else cache.length
         for entries in list_read_lengths(shortest, cache.max_length):
             stream.wait_stream(torch.cuda.current_stream())
@@ -347,17 +351,22 @@ class GraphDecoder:
             pool = self._graphs[0][1].pool() if self._graphs else None
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 out = self._static_decoder.compute(entries)
+                if self._out is None:
+                    self._out = out
+                else:
+                    self._out.copy_(out)
+            del out  # the pool gives its memory to the next graph
             graph.replay()  # writes what the first step writes again
-            self._graphs.append((entries, graph, out))
+            self._graphs.append((entries, graph))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
-        _, graph, out = self._find_graph(self._cache.length)
-        graph.replay()
+        assert self._out is not None, "at least one graph is captured"
+        self._find_graph(self._cache.length)[1].replay()
         self._static_decoder.advance()
-        return out
+        return self._out
 
-    def _find_graph(self, held: int) -> tuple[int, torch.cuda.CUDAGraph, Tensor]:
+    def _find_graph(self, held: int) -> tuple[int, torch.cuda.CUDAGraph]:
         needed = min(held + 1, self._cache.max_length)
         return next(graph for graph in self._graphs if graph[0] >= needed)
 

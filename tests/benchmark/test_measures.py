@@ -222,6 +222,22 @@ def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     assert lines["step_preparation"].value == 30.0
 
 
+def test_on_cuda_a_pass_into_a_cache_of_the_tasks_length_precedes_its_clock(monkeypatch):
+    """A shorter one would leave the allocator without the memory of the timed one."""
+    made, _ = make_session(batches=(1,), tokens=[1] * 300)
+    log = []
+    monkeypatch.setattr(GPT, "new_cache", lambda _model, *sizes: log.append(sizes[:2]))
+    monkeypatch.setattr(GPT, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(torch, "tensor", lambda rows, **_: rows)
+    clock = SimpleNamespace(perf_counter=lambda: log.append("clock") or len(log))
+    monkeypatch.setattr(generation_task, "time", clock)
+    monkeypatch.setattr(generation_task, "generate", lambda *_, **__: log.append("task"))
+    monkeypatch.setattr(generation_task, "prefill", lambda *_: log.append("prefill"))
+    variant = made.variants[0]
+    generation_task._time_cached({variant.name: 0.0}, variant, [1] * 300, 3)
+    assert log == [(3, 512), "prefill", "clock", "task", "clock"]
+
+
 def test_products_slower_than_the_bandwidth_say_so():
     made, _ = make_session()
     notes = []
