@@ -20,7 +20,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +33,22 @@ import torch
 from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.benchmark.device_peaks import device_name
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.measures import decode_latency, decode_roofline, max_batch
+from kvlab.benchmark.measures import (
+    decode_latency,
+    decode_roofline,
+    decode_throughput,
+    max_batch,
+)
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.layout import training_flops
 from kvlab.layout.gpu_sharing import is_mps_running, stop_mps
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
+from kvlab.model.attention_backends import BACKENDS
+from kvlab.model.causal_mask import CausalMask
 from kvlab.model.generate import EagerDecoder, GraphDecoder, StaticDecoder, prefill
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.train import load_training_record, train
 from kvlab.train.mfu import find_peak_flops
 from kvlab.train.train_step import TrainStepper
 from tests import fuzz_model
@@ -122,7 +131,10 @@ DECODED = {
     "int8 under float32": ("float32", {"n_kv_head": 1}, {"kv_dtype": "int8"}, 1e-3),
     "fp8": ("bfloat16", {}, {"kv_dtype": "fp8"}, 0.1),
     "rings": ("bfloat16", WINDOWS, {}, 0.1),
+    "fp8 rings and sinks": ("bfloat16", {**WINDOWS, "sink_tokens": 4}, {"kv_dtype": "fp8"}, 0.1),
     "ties": ("bfloat16", {}, {"tie": "adjacent:2"}, 0.1),
+    "K = V": ("bfloat16", {"position": "rope", "kv": "tied"}, {}, 0.1),
+    "latents": ("bfloat16", {"position": "rope", "kv": {"latent": 16, "rotary": 8}}, {}, 0.1),
     "compiled": ("float32", {}, {"compile": True}, 1e-3),
     "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}, 0.1),
 }
@@ -175,9 +187,11 @@ def check_decode_speed(setting: Setting) -> Iterator[Claim]:
     coarse = {name: {"kv_dtype": name} for name in ("model", "int8", "fp8")}
     small = _time_steps(setting, "gpt2", coarse)
     for name in [*coarse][1:]:
-        ratio = _find_value(small, "tpot_ratio", name)
         text = f"a step with a cache in {name} is no slower than with one in the model's dtype"
-        yield Claim(text, ratio <= 1.02, f"{ratio:.2f} times as long, batch 1")
+        batches = {1, *(line.batch_size for line in small if line.part == "throughput")}
+        for batch in sorted(batches):
+            ratio = _find_value(small, "tpot_ratio", name, batch_size=batch)
+            yield Claim(f"{text}, batch {batch}", ratio <= 1.02, f"{ratio:.2f} times as long")
 
 
 def _time_steps(
@@ -203,7 +217,8 @@ def _time_steps(
     if setting.is_tiny:  # measuring them takes half a minute
         name = str(dtype).removeprefix("torch.")
         session.device_peaks[name] = DevicePeaks("tiny", name, 0, 1e10, 1e11, 1e10)
-    return [*decode_latency.measure(session), *decode_roofline.measure(session)]
+    measures = (decode_latency, decode_throughput, decode_roofline)
+    return [line for one in measures for line in one.measure(session)]
 
 
 def _find_value(lines: list[Measurement], metric: str, variant: str | None, **fields: Any) -> float:
@@ -216,19 +231,23 @@ def _find_value(lines: list[Measurement], metric: str, variant: str | None, **fi
     return float(found.value or 0.0)
 
 
+LIMITED_BYTES = 16 * 2**30
+"""What the largest batch may use: with all of a large GPU, prefills would take most of the time."""
+
+
 def check_batch_limit(setting: Setting) -> Iterator[Claim]:
     """The largest batch by trying, beside that by formula."""
     if not setting.is_cuda:
         yield Claim("the cache decides the largest batch", None, "no CUDA device")
         return
-    shapes = {"MHA": {}, "MQA": {"n_kv_head": 1}}
+    shapes, of = {"MHA": {}, "MQA": {"n_kv_head": 1}}, {"device": "cuda", "dtype": torch.bfloat16}
     variants = [
-        Variant(name, GPT(setting.model(**each), device=setting.device).eval(), ServingConfig())
+        Variant(name, GPT(setting.model(**each), **of).eval(), ServingConfig())
         for name, each in shapes.items()
     ]
     lengths = {"prompt_tokens": setting.pick(448, 16), "new_tokens": setting.pick(64, 4)}
     settings = BenchmarkSettings(
-        **lengths, contexts=(), batches=(1,), stop_rule=StopRule()
+        **lengths, contexts=(), batches=(1,), stop_rule=StopRule(), memory=LIMITED_BYTES
     )  # fmt: skip
     lines = list(max_batch.measure(Session(variants, settings)))
     for name in shapes:
@@ -295,19 +314,47 @@ def check_training_speed(setting: Setting) -> Iterator[Claim]:
     yield Claim(text, stream < learned, f"{stream / learned:.3f} times as long")
 
 
+def check_windows(setting: Setting) -> Iterator[Claim]:
+    """FlexAttention, which trains windows, beside the dense kernel, forward and backward."""
+    text = "FlexAttention trains a window of 256 in 1,024 tokens faster than the dense kernel"
+    if not setting.is_cuda:
+        yield Claim(text, None, "no CUDA device")
+        return
+    shape, dtype = setting.pick((64, 12, 1024, 64), (1, 2, 256, 16)), torch.bfloat16
+    q, k, v = (torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
+    ways = {"flex": CausalMask(shape[2] // 4), "sdpa": CausalMask()}
+
+    def attend(name: str, mask: CausalMask) -> Callable[[int], object]:
+        def step(_number: int) -> float:
+            BACKENDS[name].attend(q, k, v, mask).sum().backward()
+            return float(q.grad.flatten()[0])  # waits for the device
+
+        return step
+
+    times = {name: _median_step(attend(name, mask), 2.0) for name, mask in ways.items()}
+    figure = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items())
+    yield Claim(text, times["flex"] <= times["sdpa"], figure)
+
+
 def check_peers(setting: Setting) -> Iterator[Claim]:
-    """GPT-2 of `transformers`, compiled, in the same sizes: training, and decoding at batch 1."""
+    """GPT-2 in plain torch, as nanoGPT trains it, and that of `transformers`, both compiled and in
+    the same sizes: training, and decoding at batch 1."""
     texts = {
         "training": "training is no slower than compiled transformers",
         "decode": "a decode step at batch 1 is no slower than compiled transformers'",
     }
+    seconds = setting.pick(10.0, 0.01)
+    ours, of = _train_steps(setting, seconds, rows=16)
+    figure = f"{ours * 1e3:,.1f} ms a step of {of.training.batch_tokens:,} tokens, "
+    plain_model = PlainGPT(of.model)
+    plain = _train_peer(setting, seconds, of, plain_model, plain_model)
+    text = "training is no slower than a compiled GPT-2 in plain torch, in nanoGPT's form"
+    yield Claim(text, ours <= plain, f"{figure}that {plain * 1e3:,.1f} ms")
     if importlib.util.find_spec("transformers") is None:
         yield from (Claim(text, None, "no transformers here") for text in texts.values())
         return
-    seconds = setting.pick(10.0, 0.01)
-    ours, of = _train_steps(setting, seconds, rows=16)
-    theirs = _train_transformers(setting, seconds, of)
-    figure = f"{ours * 1e3:,.1f} ms a step of {of.training.batch_tokens:,} tokens, "
+    peer = _make_transformers(setting)
+    theirs = _train_peer(setting, seconds, of, lambda x, y: peer(x, labels=y).loss, peer)
     figure += f"transformers {theirs * 1e3:,.1f} ms"
     yield Claim(texts["training"], ours <= theirs, figure)
     ours, theirs = _decode_beside_transformers(setting)
@@ -328,17 +375,67 @@ def _make_transformers(setting: Setting) -> Any:
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts)).to(setting.device)
 
 
-def _train_transformers(setting: Setting, seconds: float, of: Experiment) -> float:
-    """Return the seconds of a step of the same tokens, in bfloat16 under autocast."""
-    model = _make_transformers(setting).train()
-    compiled = torch.compile(model) if setting.is_cuda else model
+class PlainGPT(torch.nn.Module):
+    """GPT-2 in plain torch, in the form of nanoGPT: the loss of tokens (R, T)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        nn, width = torch.nn, config.n_embd
+        self.heads = config.n_head
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.positions = nn.Embedding(config.block_size, width)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({
+                "norm1": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width),
+                "proj": nn.Linear(width, width), "norm2": nn.LayerNorm(width),
+                "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
+            })
+            for _ in range(config.n_layer)
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        functions = torch.nn.functional
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
+        for layer in self.layers:
+            q, k, v = (
+                part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for part in layer["qkv"](layer["norm1"](x)).chunk(3, -1)
+            )
+            y = functions.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + layer["proj"](y.transpose(1, 2).flatten(2))
+            hidden = functions.gelu(layer["up"](layer["norm2"](x)), approximate="tanh")
+            x = x + layer["down"](hidden)
+        logits = functions.linear(self.norm(x), self.tokens.weight)
+        return functions.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _train_peer(
+    setting: Setting,
+    seconds: float,
+    of: Experiment,
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    model: torch.nn.Module,
+) -> float:
+    """Return the seconds of a step of the same tokens, in bfloat16 under autocast.
+
+    Args:
+        loss_of: takes tokens and targets (R, T).
+    """
+    model.train().to(setting.device)
+    compiled = torch.compile(loss_of) if setting.is_cuda else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=setting.is_cuda or None)
     shape = (of.training.batch_tokens // of.model.block_size, of.model.block_size)
 
     def step(_number: int) -> None:
         tokens = torch.randint(of.model.vocab_size, shape, device=setting.device)
         with torch.autocast(setting.device, torch.bfloat16):
-            loss = compiled(tokens, labels=tokens).loss
+            loss = compiled(tokens, tokens)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -477,10 +574,18 @@ def check_sweep(setting: Setting) -> Iterator[Claim]:
 
 
 def check_packing(setting: Setting) -> Iterator[Claim]:
-    """A sweep of eight trials, one after the other and side by side on one GPU."""
+    """Eight trials, one after the other and side by side on one GPU.
+
+    Without Ray, which measures how many fit, four inline sweeps of two trials share the GPU.
+    """
     text = "eight small trials that share a GPU take half of their time one by one, or less"
-    if not setting.is_cuda or importlib.util.find_spec("ray") is None:
-        yield Claim(text, None, "no CUDA device" if not setting.is_cuda else "no Ray here")
+    if not setting.is_cuda:
+        yield Claim(text, None, "no CUDA device")
+        return
+    if importlib.util.find_spec("ray") is None:
+        alone, shared = (_time_sweeps(1, 4, "gpus: 1"), _time_sweeps(4, 1, "gpus: 0.25"))
+        figure = f"{shared / alone:.2f} times as long, four sweeps each with 0.25 of a GPU, inline"
+        yield Claim(text, shared <= 0.5 * alone, figure)
         return
     seconds, shares = {}, set()
     for resources in ("gpus: 1", "gpus: auto"):
@@ -500,12 +605,47 @@ def check_packing(setting: Setting) -> Iterator[Claim]:
     yield Claim(text, ratio <= 0.5, figure)
 
 
-def check_two_gpus(setting: Setting) -> Iterator[Claim]:
-    """Data-parallel training, which needs Ray."""
-    text = "two processes train together over NCCL"
-    count = torch.cuda.device_count() if setting.is_cuda else 0
-    if count < 2 or importlib.util.find_spec("ray") is None:
-        yield Claim(text, None, f"{count} GPUs here" if count < 2 else "no Ray here")
+def _time_sweeps(count: int, seeds: int, resources: str) -> float:
+    """Return the seconds of inline sweeps that run at once, of two trials a seed each."""
+    with ExitStack() as stack:
+        stack.enter_context(_ending_mps())
+        folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(count)]
+        sweeps = [
+            SmallSweep(Path(folder), resources, seeds).write(width=256, tokens=512_000)
+            for folder in folders
+        ]
+        start = time.monotonic()
+        with ThreadPoolExecutor(count) as pool:
+            said = list(pool.map(lambda sweep: sweep.submit("--no-smoke"), sweeps))
+        seconds = time.monotonic() - start
+        for sweep, output in zip(sweeps, said, strict=True):
+            ended = [one["status"] for one in sweep.results]
+            if ended != ["done"] * 2 * seeds:
+                raise RuntimeError(f"trials {ended or 'none'}: {output.strip().splitlines()[-1:]}")
+    return seconds
+
+
+def check_two_processes(setting: Setting) -> Iterator[Claim]:
+    """Data-parallel training: the loss of two processes beside that of one, and as a sweep."""
+    backend = "nccl" if setting.is_cuda else "gloo"
+    text = f"two processes that train together over {backend} lose what one does"
+    count = torch.cuda.device_count() if setting.is_cuda else 2
+    if count < 2:
+        yield Claim(text, None, f"{count} GPUs here")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"file://{folder}/meeting"
+        torch.multiprocessing.spawn(_train_together, (backend, address, f"{folder}/two"), nprocs=2)
+        together = load_training_record(Path(folder, "two"))
+        _train_small(setting.device, f"{folder}/one", workers=1)
+        alone = load_training_record(Path(folder, "one"))
+    losses = [record.validation_curve[-1][2] for record in (together, alone)]
+    difference = abs(losses[0] - losses[1])
+    figure = f"{together.workers} processes {losses[0]:.6f}, one {losses[1]:.6f} nats/token"
+    yield Claim(text, together.workers == 2 and difference < 1e-3, figure)
+    text = "a sweep with `gpus: 2` runs to its end"
+    if not setting.is_cuda or importlib.util.find_spec("ray") is None:
+        yield Claim(text, None, "no CUDA device" if not setting.is_cuda else "no Ray here")
         return
     with tempfile.TemporaryDirectory() as folder:
         sweep = SmallSweep(Path(folder), "gpus: 2", executor="ray").write()
@@ -516,26 +656,68 @@ def check_two_gpus(setting: Setting) -> Iterator[Claim]:
     yield Claim(text, workers == [2, 2], figure[:200])
 
 
+def _train_together(rank: int, backend: str, address: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    device = "cpu" if backend == "gloo" else f"cuda:{rank}"
+    if device != "cpu":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=2)
+    _train_small(device, folder, workers=2)
+    torch.distributed.destroy_process_group()
+
+
+def _train_small(device: str, folder: str, workers: int) -> None:
+    """Train twenty steps of four rows, two of them in a pass."""
+    model = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 32}
+    of = Experiment(
+        name="together",
+        model=model,
+        data={"tokenizer": "bytes"},
+        benchmark={"prompt_tokens": 8, "new_tokens": 8},
+        training={
+            "tokens": 5120,
+            "batch_tokens": 256,
+            "evaluate_tokens": 256,
+            "evaluate_every": 20,
+        },
+        resources={"workers": workers, "microbatch_tokens": 128},
+    )
+    text = np.random.default_rng(0).integers(0, 257, 20_000).astype(np.uint16)
+    texts = SimpleNamespace(train=text, validation=text)
+    train(GPT(of.model, seed=0), texts, of, seed=0, directory=folder, device=device)
+
+
 CHECKS: dict[str, Callable[[Setting], Iterator[Claim]]] = {
     "tests": check_marked_tests,
     "fuzzer": check_fuzzer,
     "decoders": check_decoders,
     "decode": check_decode_speed,
     "training": check_training_speed,
+    "windows": check_windows,
     "peers": check_peers,
     "limit": check_batch_limit,
     "sweep": check_sweep,
     "packing": check_packing,
-    "nccl": check_two_gpus,
+    "nccl": check_two_processes,
 }
 
 
-def run_checks(setting: Setting, names: list[str]) -> dict[str, tuple[list[Claim], float]]:
-    """Return the claims and the seconds of each check. One that fails is a claim not held."""
-    found = {}
+def run_checks(
+    setting: Setting, names: list[str], minutes: float
+) -> dict[str, tuple[list[Claim], float]]:
+    """Return the claims and the seconds of each check. One that fails is a claim not held.
+
+    Args:
+        minutes: after which no further check is begun.
+    """
+    found, begun = {}, time.monotonic()
     for name in names:
         print(f"== {name}", flush=True)
         claims, start = [], time.monotonic()
+        if start - begun > 60 * minutes:
+            text = f"over {minutes:g} minutes; `python -m tests.gpu_page --only {name}`"
+            found[name] = [Claim(f"what the check `{name}` tries", None, text)], 0.0
+            continue
         try:
             for claim in CHECKS[name](setting):
                 print(f"{_HELD[claim.held]:12}  {claim.text}: {claim.figure}", flush=True)
@@ -579,12 +761,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin no check after them")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device is visible; `kvlab doctor` says why. On CPU: --device cpu --tiny")
         return 2
     setting = Setting(options.device, options.tiny)
-    found = run_checks(setting, options.only)
+    found = run_checks(setting, options.only, options.minutes)
     slug = re.sub(r"[^a-z0-9]+", "-", device_name(torch.device(setting.device)).lower()).strip("-")
     path = options.out or ROOT / "reports" / "gpu" / f"{slug}.md"
     path.parent.mkdir(parents=True, exist_ok=True)

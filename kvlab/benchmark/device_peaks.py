@@ -41,6 +41,9 @@ GPT2_XL_LAYER = ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400))
 
 _MAX_RUNS = 200
 _COLUMNS = 4096
+GPU_CORES = 2
+"""Cores that a process busy with a GPU uses: one launches, one serves the driver and autograd."""
+
 BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
 MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
 
@@ -85,7 +88,7 @@ def load_device_peaks(
 
 def needed_cores(device: torch.device) -> int | None:
     """Return the cores that work on a GPU needs free beside it; None for work on CPU."""
-    return torch.get_num_threads() if device.type == "cuda" else None
+    return min(GPU_CORES, torch.get_num_threads()) if device.type == "cuda" else None
 
 
 def device_name(device: torch.device) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from kvlab.benchmark.decode_timing import DecodeRun, TimedDecoder
+from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, TimedDecoder
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
 from kvlab.benchmark.interleaving import (
     InterleavedTimings,
@@ -280,6 +280,16 @@ class Session:
             kv_dtype=variant.layout.storage_dtype(variant.dtype),
             **fields,
         )
+
+    def preparation_lines(
+        self, part: str, batch: int, prompt: int, **fields: Any
+    ) -> Iterator[Measurement]:
+        """Yield the seconds in which the decode steps of a timing were prepared, if any were."""
+        for variant in self.variants:
+            if seconds := self.preparations.get((variant.name, batch, prompt)):
+                yield self.make_line(
+                    part, "step_preparation", variant, seconds, "s", note=PREPARATION_NOTE, **fields
+                )
 
     def reliability(
         self, timings: InterleavedTimings[str], samples: TimingSamples, variant: Variant

@@ -228,8 +228,9 @@ class RaggedPass(CachedPass):
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
         super().__init__(cache, count)
         self._end = end
-        self._past_lengths = cache.row_lengths
+        self._past, self._past_lengths = cache.list_lengths(), cache.row_lengths
         self._added = added
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}  # by sinks and ring
         index = torch.arange(count, device=cache.device)
         lengths = torch.tensor(added).to(cache.device, non_blocking=True)
         self._positions = self._past_lengths[:, None] + index
@@ -273,12 +274,25 @@ class RaggedPass(CachedPass):
         return buffer.stored_positions(lengths)[:, : self._cache.length + self._count]
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
-        lengths = self._is_real.sum(1, keepdim=True)
-        index = torch.arange(self._count, device=self._cache.device)
-        is_kept = (index >= lengths - buffer.ring) | (self._positions < buffer.sinks)
-        rows, tokens = (is_kept & self._is_real).nonzero(as_tuple=True)
-        entries = buffer.find_entries(self._positions[rows, tokens])
+        shape = buffer.sinks, buffer.ring
+        if shape not in self._kept:
+            self._kept[shape] = self._find_kept(buffer)
+        rows, tokens, entries = self._kept[shape]
         buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
+
+    def _find_kept(self, buffer: KVBuffer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, tokens and entries of what ``buffer`` holds after the pass.
+
+        Found on the host, which knows all lengths and would otherwise wait for the device.
+        """
+        past, added = (torch.tensor(counts)[:, None] for counts in (self._past, self._added))
+        index = torch.arange(self._count)
+        positions = past + index
+        is_kept = (index >= added - buffer.ring) | (positions < buffer.sinks)
+        rows, tokens = (is_kept & (index < added)).nonzero(as_tuple=True)
+        found = rows, tokens, buffer.find_entries(positions[rows, tokens])
+        rows, tokens, entries = (t.to(self._cache.device, non_blocking=True) for t in found)
+        return rows, tokens, entries
 
     def finish(self) -> None:
         self._cache.advance_rows(self._added)

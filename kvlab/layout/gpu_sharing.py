@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from kvlab.errors import ResourceError
 from kvlab.humanize import format_bytes
@@ -66,12 +67,14 @@ def start_mps() -> bool:
     program = shutil.which(MPS_CONTROL)
     if program is None:
         return is_mps_running()
-    with _lock():  # others that start now wait until it is known whether the daemon serves
+    with _lock() as outcome:  # others that start now wait until it is known whether it serves
         if is_mps_running():
             return True
         is_started = _run([program, "-d"]) and is_mps_running()
         serves = is_started and _run([sys.executable, "-c", MPS_PROBE])
+        outcome.truncate(0)
         if not serves:
+            outcome.write(_SERVES_NOBODY)
             stop_mps()
     return serves
 
@@ -83,15 +86,31 @@ def stop_mps() -> None:
         _run([program], "quit\n")
 
 
+_SERVES_NOBODY = "serves nobody\n"
+
+
+def _outcome_path() -> Path:
+    """Return the file that says how the last start ended, and is locked meanwhile."""
+    return Path(tempfile.gettempdir(), f"kvlab-devices-{os.getuid()}", "mps")
+
+
 @contextmanager
-def _lock() -> Iterator[None]:
+def _lock() -> Iterator[TextIO]:
     import fcntl
 
-    folder = Path(tempfile.gettempdir(), f"kvlab-devices-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "mps").open("w") as file:
+    path = _outcome_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
+
+
+def _served_nobody() -> bool:
+    """Return whether the last daemon that was started here served no process."""
+    try:
+        return _outcome_path().read_text() == _SERVES_NOBODY
+    except OSError:
+        return False
 
 
 def _run(command: list[str], text: str = "") -> bool:
@@ -113,9 +132,16 @@ def _run(command: list[str], text: str = "") -> bool:
 
 def describe_sharing() -> str:
     """Return how trials share a GPU of this machine, a clause."""
-    if is_mps_running() or shutil.which(MPS_CONTROL) is not None:
+    if can_share():
         return "trials on one GPU compute at the same time, by NVIDIA's MPS"
-    return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
+    if shutil.which(MPS_CONTROL) is None:
+        return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
+    return "trials on one GPU take turns: NVIDIA's MPS was started here and served no process"
+
+
+def can_share() -> bool:
+    """Return whether trials on one GPU compute at the same time, as far as it was tried."""
+    return is_mps_running() or (shutil.which(MPS_CONTROL) is not None and not _served_nobody())
 
 
 def device_share(count: int) -> float:

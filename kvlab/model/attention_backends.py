@@ -226,8 +226,9 @@ def attend_windowed_blocks(
         if shape not in masks:
             positions = slice(high - low - (end - start), high - low)
             visible = (inner if low else first).to_dense(positions, q.device)
-            sinks = visible.new_ones(end - start, sink_tokens if low else 0)
-            masks[shape] = torch.cat([sinks, visible], 1)
+            if low and sink_tokens:
+                visible = torch.cat([visible.new_ones(end - start, sink_tokens), visible], 1)
+            masks[shape] = visible
         visible = masks[shape]
         if documents is not None:
             visible = visible & documents.same_document(slice(start, end), slice(low, high))

@@ -299,12 +299,18 @@ class _Run:
     def share_if_due(self, state: TrainingState) -> None:
         """Give the trunk the checkpoint of this step, if another token budget branches here."""
         if self.trunk is not None and state.step in self.trunk.steps and self.workers.is_rank_zero:
-            self.checkpoints.wait()
+            self.wait_for_checkpoints(state)
             self.checkpoints.share(state.step, self.trunk)
+
+    def wait_for_checkpoints(self, state: TrainingState) -> None:
+        """Wait until those that a thread writes are on disk, and account for that time."""
+        start = time.monotonic()
+        self.checkpoints.wait()
+        state.checkpoint_seconds += time.monotonic() - start
 
     def finish(self, state: TrainingState) -> TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
-        self.checkpoints.wait()
+        self.wait_for_checkpoints(state)
         rate = self.tokens_per_second(state)
         record = TrainingRecord(
             steps=state.step,

@@ -13,6 +13,7 @@ from kvlab.benchmark.session import Variant
 from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig, load_experiment, load_served_model
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.presets import PRESETS
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
@@ -31,14 +32,19 @@ class OpenedModel:
 
     Attributes:
         tokenizer: None if unknown.
-        cpus: The cores that its trial ran on; None for a model of no trial.
+        experiment: that of its trial; None for a model of no trial.
     """
 
     name: str
     model: GPT
     serving: ServingConfig
     tokenizer: str | None
-    cpus: float | None = None
+    experiment: Experiment | None = None
+
+    @property
+    def cpus(self) -> float | None:
+        """The cores that its trial ran on; None for a model of no trial."""
+        return None if self.experiment is None else self.experiment.resources.cpus
 
 
 def open_model(target: str, store: Store, *, random_weights: bool = False) -> OpenedModel:
@@ -81,8 +87,8 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     model = GPT(experiment.model)
     model.trained_kv = experiment.training.kv
     load_final_weights(model, store.training_directory(result["training"]))
-    tokenizer, cpus = experiment.data.tokenizer, experiment.resources.cpus
-    return OpenedModel(trial_id, model, experiment.serving, tokenizer, cpus)
+    tokenizer = experiment.data.tokenizer
+    return OpenedModel(trial_id, model, experiment.serving, tokenizer, experiment)
 
 
 def _open_preset(name: str, random_weights: bool) -> OpenedModel:
@@ -117,7 +123,7 @@ class VariantFactory:
         self._random_models: dict[str, GPT] = {}
 
     def make_variant(
-        self, target: str, changes: Mapping[str, Any], name: str, dtype: str
+        self, target: str, changes: Mapping[str, Any], name: str, dtype: str | None = None
     ) -> Variant:
         """Return the variant that ``target`` names.
 
@@ -126,7 +132,8 @@ class VariantFactory:
         Args:
             target: a preset, a spec file, or what `open_model` takes.
             changes: values by dotted key, which override a preset or spec file.
-            dtype: of the weights.
+            dtype: of the weights. None: the one in which trials are measured on this device
+                (`Experiment.weight_dtype`) if there is an experiment, else float32.
 
         Raises:
             UsageError: ``target`` names nothing, or ``changes`` do not fit its weights.
@@ -143,21 +150,28 @@ class VariantFactory:
         if opened.cpus is not None:
             self.cpus[target] = opened.cpus
         serving = _override_serving(opened.serving, changes)
+        dtype = dtype or self._default_dtype(opened.experiment)
         model = opened.model.to(self._device, getattr(torch, dtype)).eval()
         return Variant(name, model, serving, opened.tokenizer)
 
+    def _default_dtype(self, experiment: Experiment | None) -> str:
+        if experiment is None:
+            return MODEL_DTYPE
+        return experiment.weight_dtype(torch.device(self._device).type)
+
     def _make_from_spec(
-        self, target: str, changes: Mapping[str, Any], name: str, dtype: str
+        self, target: str, changes: Mapping[str, Any], name: str, dtype: str | None
     ) -> Variant:
         spec = load_served_model(target, dict(changes))
+        experiment = None if target in PRESETS else load_experiment(target, dict(changes))
+        dtype = dtype or self._default_dtype(experiment)
         key = f"{dtype} {spec.model.model_dump_json()}"
         if key not in self._random_models:
             model = GPT(spec.model, device=self._device, dtype=getattr(torch, dtype))
             self._random_models[key] = model.eval()
-        if target in PRESETS:
+        if experiment is None:
             tokenizer = _guess_tokenizer(spec.model)
         else:
-            experiment = load_experiment(target, dict(changes))
             tokenizer = experiment.data.tokenizer
             self.cpus[target] = experiment.resources.cpus
         return Variant(name, self._random_models[key], spec.serving, tokenizer)

@@ -80,12 +80,17 @@ def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served(kv
         {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 2},
         {"evict": {"keep": 6, "by": "recency", "sinks": 2}},
         {"evict": {"keep": 6, "by": "heavy_hitters", "recent": 2, "sinks": 1}},
+        {"kv_dtype": "int8"},
     ],
 )
+@pytest.mark.parametrize(
+    "windows", [{}, {"attention_pattern": "GL", "window": 6, "sink_tokens": 2}]
+)
 @pytest.mark.parametrize("lengths", [None, [5, 2]])
-def test_nor_does_one_that_is_decoded_without_fixed_shapes(serving, lengths):
-    """Blocks of tokens and eviction: what is stored where follows from lengths, which are known."""
-    config = ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16)
+def test_nor_does_one_that_is_decoded_without_fixed_shapes(serving, windows, lengths):
+    """Blocks of tokens, eviction, rows that differ: what is stored where follows from lengths,
+    which are known."""
+    config = ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16, **windows)
     model = GPT(config, device="meta")
     tokens = torch.zeros(2, 5, dtype=torch.int64, device="meta")
     with torch.inference_mode():

@@ -67,6 +67,7 @@ def test_mps_is_started_once_and_ended_if_no_process_can_use_it(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 2.0)
+    monkeypatch.setattr(gpu_sharing.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(tmp_path / "bin"))
     monkeypatch.setattr(gpu_sharing, "MPS_CONTROL", "toy-mps-control")
     monkeypatch.setattr(gpu_sharing, "MPS_PROBE", probe)
@@ -80,6 +81,8 @@ def test_mps_is_started_once_and_ended_if_no_process_can_use_it(
     assert gpu_sharing.start_mps() is gpu_sharing.is_mps_running() is is_serving
     if is_serving:
         assert (tmp_path / "control").read_text() == "sees all\n", "not one trial's device alone"
+    said = "at the same time" if is_serving else "take turns: NVIDIA's MPS was started here"
+    assert said in gpu_sharing.describe_sharing()
     assert gpu_sharing.start_mps() is is_serving, "it runs on"
     gpu_sharing.stop_mps()
     assert not gpu_sharing.is_mps_running()

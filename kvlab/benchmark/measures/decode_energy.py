@@ -13,6 +13,7 @@ from kvlab.benchmark.session import Session, Variant
 TABLES = (
     TableLayout("energy", ("batch_size",), {
         "joules_per_token": "J/token", "joules_ratio": "of the first's",
+        "step_preparation": "to prepare a step",
     }),
 )  # fmt: skip
 
@@ -52,6 +53,7 @@ def _energy_lines(session: Session, batch: int, nvml: Nvml) -> Iterator[Measurem
             "energy", "joules_per_token", variant, median.value, "J/token",
             low=median.low, high=median.high, **fields, **reliability,
         )  # fmt: skip
+    yield from session.preparation_lines("energy", batch, settings.prompt_tokens, **fields)
     for line in session.compare_variants("energy", "joules_ratio", "joules", timings, **fields):
         verdict = ENERGY_VERDICTS.get(line.verdict or "")
         yield line.model_copy(update={"verdict": None, "note": verdict}) if verdict else line

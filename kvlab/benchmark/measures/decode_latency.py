@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from kvlab.benchmark.decode_timing import PREPARATION_NOTE
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
@@ -11,7 +10,7 @@ TABLES = (
     TableLayout("latency at batch 1", ("prompt_tokens",), {
         "ttft": "first token", "ttft:p95": "p95", "tpot": "a token", "tpot:p95": "p95",
         "tpot:p99": "p99", "tpot:uncached": "no cache",
-        "tpot_ratio": "of the first",
+        "tpot_ratio": "of the first", "step_preparation": "to prepare a step",
     }),
 )  # fmt: skip
 
@@ -25,13 +24,9 @@ def measure(session: Session) -> Iterator[Measurement]:
     for length, timings in session.latencies.items():
         for variant in session.variants:
             yield from _latency_lines(session, variant, length, timings)
-        for variant in session.variants:
-            if seconds := session.preparations.get((variant.name, 1, length)):
-                yield session.make_line(
-                    "latency", "step_preparation", variant, seconds, "s", batch_size=1,
-                    prompt_tokens=length, new_tokens=new, cached=True,
-                    note=PREPARATION_NOTE,
-                )  # fmt: skip
+        yield from session.preparation_lines(
+            "latency", 1, length, batch_size=1, prompt_tokens=length, new_tokens=new, cached=True
+        )
         yield from session.compare_variants(
             "latency", "tpot_ratio", "steps", timings, batch_size=1, prompt_tokens=length,
             new_tokens=new, context_length=length + new, cached=True,

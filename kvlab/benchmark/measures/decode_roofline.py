@@ -61,8 +61,9 @@ def measure(session: Session) -> Iterator[Measurement]:
             ("matrix_rate", peaks.flops, "FLOP/s"),
         ):
             notes = [f"measured on {peaks.name}", peaks.disturbance]
-            if metric == "product_bandwidth":
-                notes.append(_low_product_note(peaks))
+            if metric == "product_bandwidth" and (low := _low_product_note(peaks)):
+                notes.append(low)
+                session.on_notice(f"one-row products reach {low}")
             note = "; ".join(filter(None, notes))
             noisy = bool(peaks.disturbance) or None
             yield session.make_line(

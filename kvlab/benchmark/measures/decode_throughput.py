@@ -8,6 +8,7 @@ from kvlab.benchmark.session import Session
 TABLES = (
     TableLayout("throughput", ("prompt_tokens", "batch_size"), {
         "tokens_per_second": "tokens/s", "tpot_ratio": "a token, of the first",
+        "step_preparation": "to prepare a step",
     }),
 )  # fmt: skip
 
@@ -32,4 +33,6 @@ def measure(session: Session) -> Iterator[Measurement]:
                 **session.slots.get((variant.name, batch, session.settings.prompt_tokens), {}),
                 **session.reliability(timings, runs, variant),
             )
+        prompt = session.settings.prompt_tokens
+        yield from session.preparation_lines("throughput", batch, prompt, **fields)
         yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **fields)

@@ -63,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
     parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
-        help=f"of the weights: {', '.join(DTYPES)}; several are variants",
+        "--dtype", nargs="+", choices=DTYPES, default=[None], metavar="DTYPE",
+        help=f"of the weights: {', '.join(DTYPES)}; several are variants (default: as trials are"
+        " measured, on a GPU in the training's precision; without an experiment float32)",
     )  # fmt: skip
     add_device(parser)
     add_threads(parser)

@@ -20,7 +20,7 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes
-from kvlab.layout.gpu_sharing import describe_sharing
+from kvlab.layout.gpu_sharing import can_share, describe_sharing
 
 _MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 
@@ -140,7 +140,7 @@ def _check_gpus() -> Iterator[Check]:
     yield _check_driver(torch.version.cuda or "", _driver_cuda())
     yield _check_kernel_compiler()
     yield _check_nccl(torch.cuda.device_count())
-    yield Check("sharing", "ok", describe_sharing())
+    yield Check("sharing", "ok" if can_share() else "note", describe_sharing())
 
 
 def _driver_cuda() -> tuple[int, int] | None:

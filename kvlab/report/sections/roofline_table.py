@@ -67,15 +67,16 @@ def _describe_peaks(lines: list[dict[str, Any]]) -> str:
             peaks.setdefault(line["metric"], line)
     name = peaks["bandwidth"].get("note", "").removeprefix("measured on ")
     rates = {metric: format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
-    products = ""
+    products = low = ""
     if "product_bandwidth" in rates:
         rate = rates["product_bandwidth"]
         products = f" {rate} GB/s as one-row products read a large layer's weights,"
+        low = peaks["product_bandwidth"].get("note", "").partition("; ")[2]
     return (
         f"Ceilings of {name}: {rates['bandwidth']} GB/s from memory,{products}"
         f" {rates['matrix_rate']} GFLOP/s in matrix products. A step takes the longer of moving its"
         " bytes and doing its arithmetic; a model that fits the processor's caches may beat the"
-        " first."
+        f" first.{f' One-row products: {low}.' if low else ''}"
     )
 
 
