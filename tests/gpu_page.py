@@ -525,7 +525,8 @@ class SmallSweep:
 
     @property
     def options(self) -> dict[str, Any]:
-        data = {"PYTHONPATH": str(ROOT), "KVLAB_DATA": f"{self.folder}/data"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        data = {"PYTHONPATH": path, "KVLAB_DATA": f"{self.folder}/data"}
         return {"cwd": self.folder, "env": {**os.environ, **data}}
 
     def submit(self, *more: str) -> str:
@@ -562,13 +563,16 @@ def check_sweep(setting: Setting) -> Iterator[Claim]:
             width=setting.pick(256, 16), tokens=setting.pick(256_000, 10_240)
         )
         sweep.kill_after_a_checkpoint()
-        tail = sweep.submit("--no-smoke").strip().splitlines()[-1:]
-        results, is_reported = sweep.results, sweep.has_report
+        output = sweep.submit("--no-smoke").strip()
+        results, is_reported, tail = sweep.results, sweep.has_report, output.splitlines()[-1:]
     ended = [one["status"] for one in results]
     resumed = [step for one in results for step in one["training_record"]["resumed_from"]]
     figure = f"trials {', '.join(ended) or 'none'}; {' '.join(tail)}"
-    is_done = ended == ["done", "done"] and is_reported
-    yield Claim("a sweep runs inline to its report", is_done, figure[:200])
+    is_done = ended == ["done", "done"]
+    yield Claim("a sweep runs inline to its end", is_done, figure[:200])
+    absent = re.search(r"no report: (\w+) is not installed", output)
+    figure = f"no {absent[1]} here" if absent else "report.md"
+    yield Claim("and to its report", None if absent else is_reported, figure)
     text = "a training that was killed goes on from its checkpoint"
     yield Claim(text, bool(resumed) if is_done else None, f"resumed from step {resumed or 'none'}")
 

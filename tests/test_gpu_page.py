@@ -1,9 +1,13 @@
 """`make gpu`, on CPU and with tiny models: its checks run, and its page says what was tried."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests import gpu_page
+
+SUPPORT = Path(__file__).with_name("support")
 
 
 def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
@@ -15,7 +19,7 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
 
     monkeypatch.setitem(gpu_page.CHECKS, "limit", fail)
     page = tmp_path / "page.md"
-    names = ["fuzzer", "decoders", "training", "limit", "packing", "nccl"]
+    names = ["fuzzer", "decoders", "decode", "training", "peers", "limit", "packing", "nccl"]
     code = gpu_page.main(
         ["--device", "cpu", "--tiny", "--only", *names, "--out", str(page)]
     )  # fmt: skip
@@ -28,9 +32,42 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
     assert sum(key.startswith("| the captured step") for key in states) == len(gpu_page.DECODED)
     assert all(state == "held" for key, state in states.items() if "captured step" in key)
     assert states["| the check `limit` runs to its end"] == "NOT HELD"
-    assert states["| two processes train together over NCCL"] == "not measured"
+    assert states["| two processes that train together over gloo lose what one does"] == "held"
+    assert states["| a sweep with `gpus: 2` runs to its end"] == "not measured"
+    assert sum("decode step" in key or "a step with a cache" in key for key in states) >= 5
+    assert sum("training is no slower than" in key for key in states) == 2
     assert any("1 / 2" in row for row in rows)
     assert any("no memory" in row and "left" not in row for row in rows)
+
+
+ABSENT = "ray mlflow optuna sklearn scipy matplotlib pyarrow tiktoken transformers vl_convert"
+
+
+def test_where_there_is_torch_and_little_else_a_sweep_is_killed_and_resumed(tmp_path):
+    """Only its report has to wait for a machine that has what draws it."""
+    environment = {
+        **os.environ, "ABSENT_PACKAGES": ABSENT, "PYTHONPATH": str(SUPPORT / "absent_packages")
+    }  # fmt: skip
+    page = tmp_path / "page.md"
+    command = [sys.executable, "-m", "tests.gpu_page", "--device", "cpu", "--tiny", "--out", page]
+    done = subprocess.run(
+        [*command, "--only", "sweep"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row.split(" | ") for row in page.read_text().splitlines() if row.startswith("| ")][1:]
+    assert [row[1] for row in rows] == ["held", "not measured", "held"]
+    assert rows[1][2] == "no matplotlib here |"
+    report = [sys.executable, "-m", "kvlab", "report", "s", "--store", tmp_path / "none"]
+    done = subprocess.run(report, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_no_check_begins_after_the_time_is_over(tmp_path):
+    page = tmp_path / "page.md"
+    command = ["--device", "cpu", "--tiny", "--only", "windows", "--out", str(page)]
+    assert gpu_page.main([*command, "--minutes", "-1"]) == 0
+    assert "`python -m tests.gpu_page --only windows`" in page.read_text()
 
 
 def test_the_sweep_that_does_not_fit_a_device_has_text_enough(tmp_path):

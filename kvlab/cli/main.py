@@ -35,6 +35,13 @@ def _run(words: list[str]) -> int:
     except KvlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:  # on a machine that has torch and little else
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "kvlab"):
+            raise
+        text = f"{missing} is not installed here, and kvlab {words[0]} needs it"
+        print(f"{text}; install what kvlab requires, or use a machine that has it", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

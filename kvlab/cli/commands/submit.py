@@ -171,8 +171,8 @@ def _submit(options: argparse.Namespace) -> int:
         _print_summary(sweep.name, store, summary, stream)
         report = None
         if summary.exit_code != 130 and not options.no_report:
-            report = _write_report(options, sweep.name, store)
-            facts["report"] = str(report)
+            report = _write_report_if_possible(options, sweep.name, store, warn)
+            facts["report"] = None if report is None else str(report)
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
         notice |= {**facts, **collect_outcome(summary)}
     if report is not None:
@@ -449,6 +449,18 @@ def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -
         print("failed trials are not run again unless asked: --retry-failed", file=stream)
     if summary.exit_code == 130:
         print("stopped; submit again to go on from the last checkpoints", file=stream)
+
+
+def _write_report_if_possible(
+    options: argparse.Namespace, sweep: str, store: Store, warn: Callable[[str], None]
+) -> Path | None:
+    """Write the report, unless this machine lacks what draws it; the record is there anyway."""
+    try:
+        return _write_report(options, sweep, store)
+    except ModuleNotFoundError as error:
+        text = f"no report: {error.name} is not installed here; the record is complete"
+        warn(f"{text}, and `kvlab report {sweep}` writes the report where it is")
+        return None
 
 
 def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
