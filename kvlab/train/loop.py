@@ -322,6 +322,7 @@ class _Run:
             resumed_from=state.resumed_from,
             branched_at=state.branched_at,
             checkpoint_seconds=state.checkpoint_seconds,
+            attention="; ".join(sorted(self.stepper.attention or ())) or None,
             peak_bytes=self.memory.peak_bytes(),
             int8=self.stepper.describe_int8(),
             **self.mfu_meter.record_fields(rate),

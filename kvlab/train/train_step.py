@@ -3,8 +3,8 @@
 Shapes: R rows of a step, T tokens of a block.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from kvlab.data import get_training_batch, spread_windows
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
-from kvlab.model.kernels import Int8Linear, select_int8_kernel
+from kvlab.model.attention_backends import record_kernels
+from kvlab.model.kernels import Int8Linear, select_int8_kernel, use_plain_code
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
@@ -88,6 +89,9 @@ def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear |
 class TrainStepper:
     """Takes the steps of one training on this worker; ``model`` is trained in place.
 
+    Attributes:
+        attention: the attention kernels that run; None before the first step.
+
     Raises:
         ResourceError: the process group has another size than the experiment asks for.
     """
@@ -103,6 +107,7 @@ class TrainStepper:
         self.optimizer = make_optimizer(model, self.training)
         self.loss = SummedLoss(model, self.training, experiment.data.document_start)
         self.wrapped_loss: nn.Module = self.loss
+        self.attention: set[str] | None = None
         layers, rounding = list(model.linear_layers().values()), self.training.int8_weights
         self.int8_weights = None if rounding == "none" else Int8Weights(layers, rounding, seed)
 
@@ -151,16 +156,38 @@ class TrainStepper:
     def accumulate_gradient(self, step: int) -> Tensor:
         """Add up the gradient of the mean loss over the step's tokens; return that loss."""
         x, y = self.get_batch(step)
+        if self.attention is None and self.loss.compiles:
+            self.attention = self.find_compiled_attention(x[:1], y[:1])
         total = torch.zeros((), device=self.device)
         for start in range(0, len(x), self.microbatch_rows):
             rows = slice(start, start + self.microbatch_rows)
             is_last = start + self.microbatch_rows >= len(x)
-            with self.workers.no_sync(self.wrapped_loss, is_last):
+            with self.workers.no_sync(self.wrapped_loss, is_last), self.note_attention():
                 # gradients are averaged over the workers, as are these means over own tokens
                 loss = self.wrapped_loss(x[rows], y[rows]) / x.numel()
                 loss.backward()
             total += loss.detach()
         return self.workers.all_reduce_sum(total) / self.workers.size
+
+    @contextmanager
+    def note_attention(self) -> Iterator[None]:
+        """Note the attention kernels that run in the block, unless they are known."""
+        if self.attention is not None:
+            yield
+            return
+        with record_kernels() as kernels:
+            yield
+        self.attention = kernels
+
+    def find_compiled_attention(self, x: Tensor, y: Tensor) -> set[str]:
+        """Return the attention kernels of the compiled pass, which notes none, by one that is not.
+
+        On CPU a compiled pass has none of the kernels that are chosen by size.
+        """
+        as_compiled = use_plain_code() if self.device.type == "cpu" else nullcontext()
+        with as_compiled, record_kernels() as kernels:
+            self.loss(x, y, eager=True)
+        return kernels
 
     def describe_int8(self) -> dict[str, Any] | None:
         """Return what `TrainingRecord.int8` says."""

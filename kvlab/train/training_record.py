@@ -53,6 +53,8 @@ class TrainingRecord:
         flops_per_second, mfu: of all devices together, and as a share of their peaks. See
             `kvlab.train.mfu`.
         peak_flops_per_second, peak_flops_origin: of one device; ``stated`` or ``measured``.
+        attention: the attention kernels that ran, torch's by its names; None of a record from
+            before they were noted.
         int8: see `kvlab.model.kernels.int8.Int8Linear.describe`; None if every product was in the
             training's precision, whose peak `mfu` is a share of in any case.
     """
@@ -72,6 +74,7 @@ class TrainingRecord:
     peak_flops_origin: str
     branched_at: int | None = None
     checkpoint_seconds: float = 0.0
+    attention: str | None = None
     int8: dict[str, Any] | None = None
 
 

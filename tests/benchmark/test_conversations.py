@@ -232,6 +232,7 @@ def test_the_lines_agree_with_each_other():
     assert of["flops_saved"][0].value == pytest.approx(of["hit_rate"][0].value, abs=0.05)
     assert of["reuse_gap"][0].value != 0
     assert of["warm_ttft"][0].value > 0 < of["cold_ttft"][0].value
+    assert {of[name][0].attention for name in ("warm_ttft", "cold_ttft")} == {"flash_attention"}
     random = list(measure(make_session(["overwrite"], config, text=())))
     assert "reuse_gap" not in {line.metric for line in random}, "losses of random tokens"
 

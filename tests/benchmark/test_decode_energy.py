@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import psutil
 import pynvml
 import pytest
+import torch
 
 from kvlab.benchmark import decode_timing
+from kvlab.benchmark.device_peaks import needed_cores
 from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures import decode_energy
@@ -43,6 +45,14 @@ def test_beside_a_gpu_only_the_cores_that_the_work_needs_have_to_be_free(monkeyp
         watch = NoiseWatch(None, needed)
         times.user += 10 * used
         assert bool(watch.read_noise().note) == is_noisy
+
+
+def test_work_on_a_gpu_needs_few_cores_however_many_threads_there_are(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert needed_cores(torch.device("cuda")) == 2
+    assert needed_cores(torch.device("cpu")) is None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert needed_cores(torch.device("cuda")) == 1
 
 
 class FakeDriver:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvlab.benchmark import device_peaks
+from kvlab.benchmark import decode_timing, device_peaks
 from kvlab.benchmark.device_peaks import load_device_peaks
 from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measures import (
@@ -220,6 +220,16 @@ def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
     lines = lines_by_metric(generation_task.measure(made), "wide", cached=True)
     assert lines["tasks_per_second"].value == 1 / 70
     assert lines["step_preparation"].value == 30.0
+
+
+@pytest.mark.parametrize("measure", [decode_latency, decode_throughput])
+def test_preparing_a_decode_step_is_reported_apart(monkeypatch, measure):
+    made, _ = make_session(batches=(2,), contexts=(4,))
+    monkeypatch.setattr(decode_timing, "time_preparation", lambda make, _device: (make(), 30.0))
+    line = lines_by_metric(measure.measure(made), "wide", cached=True)["step_preparation"]
+    assert (line.value, line.batch_size) == (30.0, 1 if measure is decode_latency else 2)
+    (layout,) = measure.TABLES
+    assert layout.columns["step_preparation"] == "to prepare a step"
 
 
 def test_on_cuda_a_pass_into_a_cache_of_the_tasks_length_precedes_its_clock(monkeypatch):

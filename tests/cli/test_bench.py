@@ -1,13 +1,18 @@
 """`kvlab bench`: variants, JSON lines, plots, and refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kvlab.benchmark import measurement, session
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
+from kvlab.store import Store
+from kvlab.trial import model_targets
 
 SMALL = """
 name: small
@@ -53,6 +58,27 @@ def test_tables_and_plots(small, capsys, tmp_path):
     assert "latency at batch 1" in out
     drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert {"first-token.svg", "token-by-context.png", "token-without-cache.svg"} <= drawn
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "expected"),
+    [
+        ({"training.precision": "bfloat16"}, None, "bfloat16"),
+        ({"training.precision": "bfloat16", "evaluation.precision": "float32"}, None, "float32"),
+        ({"training.precision": "bfloat16"}, "float32", "float32"),
+        ({}, None, "float32"),
+    ],
+)
+def test_on_a_gpu_an_experiment_is_measured_in_its_trainings_precision(
+    tmp_path, monkeypatch, changes, dtype, expected
+):
+    monkeypatch.setattr(model_targets, "GPT", lambda *_, dtype, **__: SimpleNamespace(
+        eval=lambda: SimpleNamespace(dtype=dtype)))  # fmt: skip
+    factory = model_targets.VariantFactory(Store(tmp_path), "cuda")
+    of = partial(factory.make_variant, name="of", dtype=dtype)
+    assert of("experiments/quickstart.yaml", changes).model.dtype == getattr(torch, expected)
+    if not changes:
+        assert of("gpt2", {}).model.dtype == torch.float32
 
 
 def test_dtypes_are_variants(small, capsys):

@@ -12,7 +12,7 @@ from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
 from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.roofline_table import report_roofline
-from kvlab.report.sections.serving_speed import report_benchmark_curves
+from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.spec import ServingConfig, load_served_model
 from tests.support.record_factory import Record
 
@@ -32,10 +32,14 @@ def lines(seconds):
         yield line("latency", "ttft", 2 * prompt * seconds, **place, cached=True)
         for cached in (True, False):
             value = seconds * (1 if cached else prompt)
-            yield line("latency", "tpot", value, **place, context_length=prompt, cached=cached)
+            kernel = "flash_attention" if cached else "cpu_tiled; flash_attention"
+            yield line("latency", "tpot", value, **place, context_length=prompt, cached=cached,
+                       attention=kernel)  # fmt: skip
     yield line("throughput", "tokens_per_second", 1 / seconds, batch_size=1, cached=True)
     yield line("throughput", "tokens_per_second", 3 / seconds, batch_size=4, cached=True)
     yield line("roofline", "bandwidth", 1e9, note="measured on made, float32")
+    slow = "measured on made, float32; 60% of the bandwidth: products are slow"
+    yield line("roofline", "product_bandwidth", 6e8, note=slow)
     yield line("roofline", "matrix_rate", 1e11)
     place = {"batch_size": 1, "context_length": 64, "cached": True}
     for metric, value in {
@@ -110,7 +114,14 @@ def test_the_roofline_names_its_ceilings_and_shares(study):
     assert [row["cell"] for row in rows] == ["baseline", "trained", "mqa"]
     assert rows[0]["measured (ms)"] == pytest.approx(1.05)
     assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(40.0), "memory")
-    assert "1.00 GB/s" in report_roofline(study).contents[0].spans[0]
+    said = report_roofline(study).contents[0].spans[0]
+    assert "1.00 GB/s" in said
+    assert said.endswith("One-row products: 60% of the bandwidth: products are slow.")
+
+
+def test_the_times_name_their_attention_kernels(study):
+    section = report_speed(study)
+    assert " Attention ran by cpu_tiled, flash_attention." in section.contents[0].spans[0]
 
 
 def test_the_roofline_says_from_where_on_a_layout_pays(study):

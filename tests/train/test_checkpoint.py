@@ -172,6 +172,18 @@ def test_a_thread_writes_what_the_weights_were_while_they_change(tmp_path, whole
 
 
 @pytest.mark.usefixtures("_in_background")
+def test_the_end_of_a_training_counts_its_wait_for_the_last_checkpoint(tmp_path, monkeypatch):
+    write = checkpoint.write_tensors
+
+    def write_slowly(*arguments):
+        time.sleep(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", write_slowly)
+    assert run(tmp_path).checkpoint_seconds > 0.2
+
+
+@pytest.mark.usefixtures("_in_background")
 def test_what_keeps_a_thread_from_writing_ends_the_training(tmp_path, monkeypatch):
     """At step 4 the disk is full. The next steps are free to see it, and the next save has to."""
 

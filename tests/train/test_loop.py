@@ -233,6 +233,26 @@ def test_compiled_training_is_the_same_training(tmp_path, precision):
             assert a == pytest.approx(b, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("shape", "training", "kernels"),
+    [
+        ({}, {}, "flash_attention"),
+        ({"sink": "learned"}, {}, "cpu_tiled"),
+        ({}, {"compile": True}, "flash_attention"),  # which has none of the CPU's own kernels
+        ({"attention_pattern": "GL", "window": 5}, {"compile": True}, "flash_attention"),
+        ({"sink": "learned"}, {"compile": True}, "math"),
+    ],
+)
+def test_the_attention_kernels_stand_beside_the_rate_of_a_training(
+    tmp_path, monkeypatch, shape, training, kernels
+):
+    monkeypatch.setattr(torch, "compile", lambda run, **_: use_plain_code()(run))
+    of = experiment(shape, {"tokens": 64 * 3, "evaluate_tokens": 80, **training})
+    _, record = run(of, tmp_path)
+    assert record.attention == kernels
+    assert load_training_record(tmp_path).attention == kernels
+
+
 def test_a_loss_that_rises_for_good_diverges_as_a_finding(tmp_path):
     """The rate is sane, then ruinous: weights stay finite, and what was learnt is gone."""
     training = {"tokens": 64 * 400, "batch_tokens": 64, "warmup_tokens": 64 * 400, "spike": 0.3}

@@ -25,6 +25,7 @@ from kvlab.benchmark.timing_statistics import TimingSamples
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.humanize import format_count
+from kvlab.model.attention_backends import record_kernels
 from kvlab.model.generate import prefill
 from kvlab.spec.conversations_config import ConversationsConfig
 from kvlab.spec.flops import forward_flops
@@ -265,12 +266,14 @@ class ServedTurn:
         seconds: until the first token, warm and cold in each round; empty without a hit.
         changes: sums over the reply's tokens: warm minus cold loss, KL(cold || warm), and
             how many have another likeliest token.
+        kernels: the attention kernels of passes that are not timed, over the same tokens.
     """
 
     request: Request
     hit: int
     seconds: list[tuple[float, float]]
     changes: tuple[float, float, int]
+    kernels: set[str]
 
 
 def _served_lines(
@@ -287,7 +290,8 @@ def _served_lines(
             )
             for way, series in enumerate(("warm_ttft", "cold_ttft"))
         }
-        timings = InterleavedTimings(samples, watch.read_noise())
+        kernels = "; ".join(sorted(set.union(*(turn.kernels for turn in timed))))
+        timings = InterleavedTimings(samples, watch.read_noise(), {variant.name: kernels})
         session.add_timings(timings)
         yield from _time_lines(session, variant, timings, timed, load.has_turns)
     if not _read_text(session, variant):
@@ -344,7 +348,9 @@ def serve_both_ways(
             _time_in_turn(ways, model, request.prompt, 0)
         seconds = [_time_in_turn(ways, model, request.prompt, n) for n in range(rounds)]
         logits: list[Tensor] = []
-        hit = serve_turn(prefixes, warm, request, partial(_run_and_keep, model, warm, logits))
+        with record_kernels() as kernels:
+            hit = serve_turn(prefixes, warm, request, partial(_run_and_keep, model, warm, logits))
+            cold_logits = _decode_cold(model, request, cold)
         found = hit, prefixes.bytes_held
         if found != (expected.hits[number], expected.bytes_held[number]):
             raise MeasurementError(
@@ -352,11 +358,10 @@ def serve_both_ways(
                 f" found {found[0]} tokens and holds {found[1]:,} bytes, by its bookkeeping"
                 f" {expected.hits[number]} and {expected.bytes_held[number]:,}"
             )
-        cold_logits = _decode_cold(model, request, cold)
         count = len(request.reply)
         changes = _compare(torch.cat(logits[-count - 1 : -1]), cold_logits, request.reply)
         session.on_turn("conversations")
-        yield ServedTurn(request, hit, seconds, changes)
+        yield ServedTurn(request, hit, seconds, changes, kernels)
 
 
 def _run(model: Any, tokens: list[int], cache: KVCache) -> Tensor:

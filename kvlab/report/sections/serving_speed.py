@@ -19,7 +19,7 @@ from kvlab.report.document import (
 )
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_binary_size, format_metric
-from kvlab.report.table_columns import mean_cell, mean_column
+from kvlab.report.table_columns import join_names, mean_cell, mean_column
 from kvlab.store.provenance import describe_device
 
 _TITLES = {
@@ -42,7 +42,8 @@ def report_speed(study: Study) -> Section | None:
         " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
     )
     note = paragraph(
-        f"Measured on {'; '.join(devices)}.{device_note}{_describe_timings(study)}"
+        f"Measured on {'; '.join(devices)}.{_describe_attention(study)}{device_note}"
+        f"{_describe_timings(study)}"
         " On a small model most of the time is spent outside attention, so reading less K/V need"
         " not show in the time per token.",
     )
@@ -75,6 +76,14 @@ def _disturbed_cell(study: Study, levels: Levels) -> Cell:
     rows = [row for row in study.cells[levels].values() if row.is_done]
     count = sum(map(is_shared, rows))
     return Cell(f"{count} of {len(rows)}", count, "bad" if count else "", csv=(count, len(rows)))
+
+
+def _describe_attention(study: Study) -> str:
+    """Name the attention kernels of the times, as far as the results record them."""
+    lines = (line for row in study.done_rows for line in row.record.get("benchmark", []))
+    notes = {line.get("attention") for line in lines}
+    kernels = sorted({name for note in notes if note for name in note.split("; ")})
+    return f" Attention ran by {join_names(kernels)}." if kernels else ""
 
 
 def _describe_timings(study: Study) -> str:
