@@ -1,4 +1,7 @@
-"""Cached decode against `transformers` with its static cache: same weights, machine and run."""
+"""Cached decode against `transformers` with its static cache: same weights, machine and run.
+
+And with an int8 cache against a plain one, which has a limit.
+"""
 
 import tempfile
 import time
@@ -8,16 +11,24 @@ import torch
 
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder
-from kvlab.spec import ModelConfig
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.performance.limits import LimitMissed
 
 STEPS, ROUNDS = 24, 7
+
+MOST_FOR_INT8 = 1.5
+"""Times as long as with a plain cache that a step with an int8 one may take on CPU."""
 
 Step = Callable[[], torch.Tensor]
 
 
 @torch.inference_mode()
 def run() -> Iterator[str]:
-    """Rows of a table: GPT-2 124M in float32, contexts 256 and 1,024, batches 1 and 8."""
+    """Rows of two tables: GPT-2 124M in float32, contexts 256 and 1,024, batches 1 and 8.
+
+    Raises:
+        LimitMissed: a step with an int8 cache takes over `MOST_FOR_INT8` times as long as without.
+    """
     ours = GPT(ModelConfig(preset="gpt2"), seed=0)
     theirs = transformers_model(ours)
     yield f"GPT-2 124M, float32, {torch.get_num_threads()} threads, {STEPS} steps a round,"
@@ -33,6 +44,23 @@ def run() -> Iterator[str]:
                 f"{context:7}  {batch:5}  {_median(a):7.2f}  {_median(b):12.2f}"
                 f"  {_median(b) / _median(a):5.2f}  {min(b) / min(a):5.2f}"
             )
+    ratios = []
+    yield "context  batch    plain          int8  ratio  least"
+    for context in (256, 1024):
+        for batch in (1, 8):
+            text = torch.randint(0, 50257, (batch, context - STEPS))
+            coarse = _kvlab(ours, text, ServingConfig(kv_dtype="int8"))
+            a, b = _in_turn(_kvlab(ours, text), coarse)
+            ratios.append(min(b) / min(a))
+            yield (
+                f"{context:7}  {batch:5}  {_median(a):7.2f}  {_median(b):12.2f}"
+                f"  {_median(b) / _median(a):5.2f}  {ratios[-1]:5.2f}"
+            )
+    if max(ratios) > MOST_FOR_INT8:
+        text = (
+            f"a step with an int8 cache takes {max(ratios):.2f} times as long as with a plain one"
+        )
+        raise LimitMissed(f"{text}; {MOST_FOR_INT8} is the most")
 
 
 def transformers_model(ours: GPT) -> torch.nn.Module:
@@ -46,8 +74,8 @@ def transformers_model(ours: GPT) -> torch.nn.Module:
         return GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa").eval()
 
 
-def _kvlab(model: GPT, text: torch.Tensor) -> Step:
-    cache = model.new_cache(len(text), text.shape[1] + STEPS)
+def _kvlab(model: GPT, text: torch.Tensor, serving: ServingConfig | None = None) -> Step:
+    cache = model.new_cache(len(text), text.shape[1] + STEPS, serving)
     model.hidden_states(text, cache)
     decoder = make_decoder(model, cache)
     tokens = torch.arange(len(text))

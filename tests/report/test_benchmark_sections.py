@@ -121,7 +121,7 @@ def test_the_roofline_names_its_ceilings_and_shares(study):
 
 def test_the_times_name_their_attention_kernels(study):
     section = report_speed(study)
-    assert " Attention ran by cpu_tiled, flash_attention." in section.contents[0].spans[0]
+    assert " Attention kernels: cpu_tiled, flash_attention." in section.contents[0].spans[0]
 
 
 def test_the_roofline_says_from_where_on_a_layout_pays(study):

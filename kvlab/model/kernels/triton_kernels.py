@@ -52,6 +52,9 @@ BLOCK, TILE_BYTES = 64, 2**15
 """The most entries, and the bytes of their K and V, that a program reads at a time. It holds two
 such tiles in shared memory, of which GPUs of compute capability 8.6 and 8.9 have 99 KiB."""
 
+QUERY_BYTES = 2**14
+"""The queries of a head that a program holds beside them. Of more, each part reads K and V."""
+
 PROGRAMS_PER_PROCESSOR = 4
 """Programs among which the entries of few rows are split, so that all of the GPU reads."""
 
@@ -90,9 +93,17 @@ def attend_stored(
         return out
     batch, heads, group, width = q.shape
     entries, v_width = k.shape[2], v.shape[3]
+    widths = [max(16, triton.next_power_of_2(size)) for size in (width, v_width)]
+    count = count_queries(widths[0] * q.itemsize)
+    if group > count:
+        groups = [slice(start, start + count) for start in range(0, group, count)]
+        sinks = [None if sink is None else sink[:, some].contiguous() for some in groups]
+        return torch.cat([
+            attend_stored(q[:, :, some], k, v, counts, logits, splits)
+            for some, logits in zip(groups, sinks, strict=True)
+        ], 2)  # fmt: skip
     pairs = batch * heads
     splits = splits or choose_splits(pairs, entries, count_processors(q.device))
-    widths = [max(16, triton.next_power_of_2(size)) for size in (width, v_width)]
     stored = k.codes if isinstance(k, ScaledCodes) else k
     block = choose_block(sum(widths) * stored.itemsize)
     chunk = -(-entries // (splits * block)) * block
@@ -156,6 +167,11 @@ def _view_stored(part: Tensor | ScaledCodes) -> tuple[Any, ...]:
 def choose_block(entry_bytes: int) -> int:
     """Return the entries that a program reads at a time, of which each has ``entry_bytes``."""
     return max(16, min(BLOCK, TILE_BYTES // entry_bytes))
+
+
+def count_queries(query_bytes: int) -> int:
+    """Return the queries that a program attends for, of which each has ``query_bytes``."""
+    return max(16, QUERY_BYTES // query_bytes)
 
 
 def choose_splits(pairs: int, entries: int, processors: int) -> int:

@@ -83,7 +83,7 @@ def _describe_attention(study: Study) -> str:
     lines = (line for row in study.done_rows for line in row.record.get("benchmark", []))
     notes = {line.get("attention") for line in lines}
     kernels = sorted({name for note in notes if note for name in note.split("; ")})
-    return f" Attention ran by {join_names(kernels)}." if kernels else ""
+    return f" Attention kernels: {join_names(kernels)}." if kernels else ""
 
 
 def _describe_timings(study: Study) -> str:
