@@ -80,8 +80,8 @@ def _decode_rows(model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnC
     cache = model.new_cache(len(x), x.shape[1], serving)
     step = make_decoder(model, cache, head=False)
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
-    for position in range(x.shape[1]):
-        states[:, position] = step(x[:, position])
+    for tokens, out in zip(x.unbind(1), states.unbind(1), strict=True):
+        out.copy_(step(tokens))
         on_progress(0)
     return states
 
