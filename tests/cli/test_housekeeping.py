@@ -184,7 +184,8 @@ GPU = {
         ({"triton": None}, "compiler", "wrong", "pip install triton"),
         ({"nccl": False}, "NCCL", "wrong", "several GPUs"),
         ({}, "NCCL", "ok", "2.27.5"),
-        ({}, "sharing", "ok", "trials on one GPU"),
+        ({}, "sharing", "note", "take turns"),
+        ({"mps": True}, "sharing", "ok", "at the same time"),
         ({"is_available": False}, "GPU", "wrong", "torch for CUDA 12.8 sees no GPU"),
         ({"is_available": False, "built": None}, "GPU", "wrong", "is for CPU"),
         ({"is_available": False, "driver": None}, "GPU", "note", "none visible"),
@@ -198,6 +199,7 @@ def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch
         "nccl": True,
         "triton": "",
         "built": "12.8",
+        "mps": False,
         **facts,
     }
 
@@ -208,6 +210,7 @@ def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch
 
     for key in GPU:
         monkeypatch.setattr(torch.cuda, key, lambda *_, k=key: facts[k])
+    monkeypatch.setattr("kvlab.layout.gpu_sharing.is_mps_running", lambda: facts["mps"])
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     monkeypatch.setattr(torch.version, "cuda", facts["built"])
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: facts["nccl"])
