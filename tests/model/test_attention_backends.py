@@ -250,6 +250,7 @@ def test_backends_are_selected_by_device_and_shape():
     assert select(64, 64, 64) == "sdpa"
     assert select(64, 64, 8) == "windowed_blocks"
     assert select(64, 64, 8, device="cuda") == "flex"
+    assert select(64, 64, 8, head_dim=12, device="cuda") == "windowed_blocks", "it needs 16"
     assert select(8, 64, 8, device="cuda") == "windowed_blocks"
 
 

@@ -265,11 +265,6 @@ CASES = {
     "windows": partial(lower_training, {"n_layer": 3, "attention_pattern": "GLL", "window": 256}),
     "documents": partial(lower_training, {"n_layer": 2}, document_start=0),
     "sinks": partial(lower_training, {"n_layer": 2, "sink": "learned"}),
-    "narrow heads": partial(
-        lower_training,
-        {"n_layer": 2, "n_head": 64, "attention_pattern": "GL", "window": 256},
-        document_start=0,
-    ),
     "yarn": partial(lower_training, {"n_layer": 2, "rope_scaling": YARN}),
     "decode": partial(lower_decoding, {"n_layer": 2}),
     "decode int8": partial(lower_decoding, {"n_layer": 2}, kv_dtype="int8"),
