@@ -56,12 +56,6 @@ class KVContext:
     documents: DocumentMask | None = None
     counts: Tensor | None = None
 
-    def decode_parts(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return `parts` without codes, which are decoded to ``dtype``."""
-        return tuple(
-            part.decode(dtype) if isinstance(part, ScaledCodes) else part for part in self.parts
-        )
-
 
 def softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
     """Return the softmax of scores (B, H, C, T) and of a sink beside them, without its share.

@@ -122,7 +122,7 @@ class StaticPass(CachedPass):
     window.
 
     Args:
-        store_codes: stores a part's tokens as codes, where they are stored so; default in torch.
+        store_codes: stores a part's tokens as codes, a byte each; default in torch.
     """
 
     def __init__(self, cache: "KVCache", store_codes: StoreCodes | None = None):
@@ -133,6 +133,7 @@ class StaticPass(CachedPass):
         self._rows = torch.arange(cache.batch_size, device=cache.device)
         self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
         self._counts: Tensor | None = None  # of this step: tokens of each row
+        self._key_positions: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
         self._entries: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
         self._limit = cache.max_length
 
@@ -162,7 +163,11 @@ class StaticPass(CachedPass):
 
     def key_positions(self, layer: int) -> Tensor:
         _, buffer = self._find_buffer(layer)
-        return buffer.stored_positions(self._row_positions + 1)[:, : self._limit]
+        shape = buffer.sinks, buffer.ring
+        if shape not in self._key_positions:  # one tensor, so that layers share its rotations
+            positions = buffer.stored_positions(self._row_positions + 1)
+            self._key_positions[shape] = positions[:, : self._limit]
+        return self._key_positions[shape]
 
     def read_at_most(self, limit: int) -> None:
         """Read no entries from ``limit`` on, which no row uses yet."""
@@ -171,7 +176,8 @@ class StaticPass(CachedPass):
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         buffer = self._find_buffer(layer)[1]
         codes = () if self._store_codes is None else buffer.view_codes()
-        if self._store_codes is None or len(codes) < len(parts) or torch.compiler.is_compiling():
+        is_stored_so = len(codes) == len(parts) and not any(part.is_packed for part in codes)
+        if self._store_codes is None or not is_stored_so or torch.compiler.is_compiling():
             super().write_kv(layer, *parts)
             return
         for values, stored in zip(parts, codes, strict=True):
@@ -203,6 +209,7 @@ class StaticPass(CachedPass):
         """Forget what is of this step. It does not advance, so that a pass may be run again."""
         self._visible.clear()
         self._entries.clear()
+        self._key_positions.clear()
         self._counts = None
 
     def advance(self) -> None:

@@ -22,22 +22,42 @@ Shape = tuple[int, int, int, int]
 
 
 class ScaledCodes(NamedTuple):
-    """Vectors as they are stored: codes (B, H, S, D), and one scale of each, (B, H, S, 1).
+    """Vectors as they are stored: codes (B, H, S, D), and the scales of each, (B, H, S, G).
 
-    A score is a query's product with codes, times the scale; a value's scale multiplies its
-    weight. So attention need not make the decoded vectors, in memory several times the codes.
+    Attention reads them some at a time, and need not make all of the decoded vectors, in memory
+    several times the codes. Where G is 1, a score is a query's product with codes, times the
+    scale, and a value's scale multiplies its weight.
+
+    Codes of uint8 are two in a byte, (B, H, S, D / 2), as `PackedInt4` stores them.
     """
 
     codes: Tensor
     scales: Tensor
 
     @property
+    def is_packed(self) -> bool:
+        return self.codes.dtype == torch.uint8
+
+    @property
     def shape(self) -> torch.Size:
-        return self.codes.shape
+        """(B, H, S, D)."""
+        return torch.Size((*self.codes.shape[:-1], self.codes.shape[-1] * (1 + self.is_packed)))
+
+    @property
+    def group_size(self) -> int:
+        """Numbers that share a scale."""
+        return self.shape[-1] // self.scales.shape[-1]
+
+    def convert(self, dtype: torch.dtype) -> Tensor:
+        """Return the codes as numbers of ``dtype``, (B, H, S, D)."""
+        if self.is_packed:
+            return unpack_codes(self.codes, 2).to(dtype) - 8
+        return convert_codes(self.codes, dtype)
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the vectors, as their format decodes them."""
-        return convert_codes(self.codes, dtype) * self.scales.to(dtype)
+        """Return the vectors (B, H, S, D)."""
+        groups = split_groups(self.convert(dtype), self.group_size)
+        return (groups * self.scales.to(dtype)[..., None]).flatten(-2)
 
 
 def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,7 +113,7 @@ class KVFormat(ABC):
         """Decode to values (..., D) of ``dtype``, as near to the originals as the format allows."""
 
     def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:  # noqa: ARG002
-        """Return encoded vectors as codes with one scale each; None if they are not stored so."""
+        """Return encoded vectors (B, H, S, D) as codes with scales; None if they have none."""
         return None
 
 
@@ -150,18 +170,14 @@ class Quantized(KVFormat):
             codes = codes.round_()
         return (codes, scales) if size == width else (codes.flatten(-2), scales.squeeze(-1))
 
-    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:
-        codes, scales = encoded
-        is_whole = codes.shape[-1] == scales.shape[-1] * self._group_size(codes.shape[-1])
-        return ScaledCodes(codes, scales) if is_whole and scales.shape[-1] == 1 else None
+    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes:
+        return ScaledCodes(*encoded)
 
     def _group_size(self, size: int) -> int:
         return min(self.group or size, size)
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        codes, scales = encoded
-        groups = split_groups(convert_codes(codes, dtype), codes.shape[-1] // scales.shape[-1])
-        return (groups * scales.to(dtype)[..., None]).flatten(-2)
+        return ScaledCodes(*encoded).decode(dtype)
 
 
 def split_groups(values: Tensor, size: int) -> Tensor:
@@ -205,14 +221,6 @@ class PackedInt4(Quantized):
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         codes, scales = self._quantize(values)
         return pack_codes((codes + 8).to(self.dtype), 2), scales
-
-    def view_codes(self, encoded: tuple[Tensor, ...]) -> None:  # noqa: ARG002
-        return None  # two in a byte
-
-    def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        packed, scales = encoded
-        codes = unpack_codes(packed, 2).to(torch.int8) - 8
-        return super().decode((codes, scales), dtype)
 
 
 def get_format(name: str, group: int | None = None) -> KVFormat:

@@ -175,7 +175,7 @@ class KVBuffer(SlotBuffer):
         return codes if len(codes) == len(views) else self.decode(stored)
 
     def view_codes(self) -> tuple[ScaledCodes, ...]:
-        """Return all entries of the parts that are stored as codes with one scale each."""
+        """Return all entries of the parts that are stored as codes."""
         views = (f.view_codes(part) for part, f in zip(self.parts, self.formats, strict=True))
         return tuple(view for view in views if view is not None)
 

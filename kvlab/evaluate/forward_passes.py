@@ -68,16 +68,21 @@ def hidden_states(
         return model.hidden_states(x, document_start=document_start)
     if document_start is not None:
         return _decode_by_document(model, x, serving, on_progress, document_start)
-    return _decode_rows(model, x, serving, on_progress)
+    return _decode_rows(model, x, serving, on_progress, x.shape[1])
 
 
-def _decode_rows(model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount) -> Tensor:
+def _decode_rows(
+    model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, max_length: int
+) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T), by the step that generates text.
 
     Nothing in the loop waits for the device: on CUDA the steps of one captured graph follow each
     other.
+
+    Args:
+        max_length: of the cache, at least T.
     """
-    cache = model.new_cache(len(x), x.shape[1], serving)
+    cache = model.new_cache(len(x), max_length, serving)
     step = make_decoder(model, cache, head=False)
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
     for tokens, out in zip(x.unbind(1), states.unbind(1), strict=True):
@@ -111,16 +116,18 @@ def _decode_by_document(
     model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, document_start: int
 ) -> Tensor:
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
-    # each batch has sizes of its own, for which a step would be compiled anew
-    serving = serving.model_copy(update={"compile": False})
     # sorted by length, the longest first, so that batches have little padding
     spans = sorted(document_spans(x, document_start), key=lambda span: span[1] - span[2])
     done = 0
     while done < len(spans):
         _, start, end = spans[done]
-        batch = spans[done : done + decode_rows(model, end - start, serving)]
+        # each size is compiled anew, so that a compiled step has one: that of the rows
+        length = x.shape[1] if serving.compile else end - start
+        rows = len(x) if serving.compile else decode_rows(model, length, serving)
+        batch = spans[done : done + rows]
         done += len(batch)
-        _decode_documents(model, x, batch, serving, on_progress, states)
+        size = (rows if serving.compile else len(batch)), length
+        _decode_documents(model, x, batch, size, serving, on_progress, states)
     return states
 
 
@@ -136,6 +143,7 @@ def _decode_documents(
     model: GPT,
     x: Tensor,
     spans: list[DocumentSpan],
+    size: tuple[int, int],
     serving: ServingConfig,
     on_progress: OnCount,
     out: Tensor,
@@ -144,12 +152,15 @@ def _decode_documents(
 
     Rows whose document has ended go on with padding, which no other row sees. So all have one
     length, and nothing has to be asked of the device.
+
+    Args:
+        size: rows of the cache, at least as many as spans, and the tokens of each.
     """
     longest = spans[0][2] - spans[0][1]
-    tokens = torch.zeros(len(spans), longest, dtype=x.dtype, device=x.device)
+    tokens = torch.zeros(size[0], longest, dtype=x.dtype, device=x.device)
     for i, (row, start, end) in enumerate(spans):
         tokens[i, : end - start] = x[row, start:end]
-    decoded = _decode_rows(model, tokens, serving, on_progress)
+    decoded = _decode_rows(model, tokens, serving, on_progress, size[1])
     for i, (row, start, end) in enumerate(spans):
         out[row, start:end] = decoded[i, : end - start]
 

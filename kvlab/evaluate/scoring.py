@@ -91,19 +91,29 @@ def _score_served(
     model: GPT, groups: Sequence[Continuations], serving: ServingConfig, on_progress: OnCount
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
     """Yield scores through the cache. Contexts of similar length go together, and so do their
-    endings, so that little of a pass is padding."""
-    for batch in _batch_groups(model, groups, serving):
-        yield from _score_batch(model, groups, batch, serving, on_progress)
+    endings, so that little of a pass is padding. A step is compiled anew for each size of a cache,
+    so that with `serving.compile` all have one."""
+    size = None
+    if groups and serving.compile:
+        length, count = _row_length(groups, range(len(groups))), sum(len(g.endings) for g in groups)
+        size = min(_max_rows(model, length, serving), count), length
+    for batch in _batch_groups(model, groups, serving, size):
+        yield from _score_batch(model, groups, batch, serving, size, on_progress)
 
 
 def _batch_groups(
-    model: GPT, groups: Sequence[Continuations], serving: ServingConfig
+    model: GPT,
+    groups: Sequence[Continuations],
+    serving: ServingConfig,
+    size: tuple[int, int] | None,
 ) -> Iterator[list[int]]:
     """Yield numbers of groups with the shortest contexts first, as many as fit at once."""
     order = sorted(range(len(groups)), key=lambda i: len(groups[i].context))
     batch: list[int] = []
     for i in order:
-        if batch and len(batch) >= _max_rows(model, _row_length(groups, [*batch, i]), serving):
+        length = _row_length(groups, [*batch, i]) if size is None else size[1]
+        rows = _max_rows(model, length, serving)
+        if batch and len(batch) >= rows:
             yield batch
             batch = []
         batch.append(i)
@@ -126,10 +136,15 @@ def _score_batch(
     groups: Sequence[Continuations],
     batch: Sequence[int],
     serving: ServingConfig,
+    size: tuple[int, int] | None,
     on_progress: OnCount,
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Yield the number of the group, the number of its ending and the score."""
-    length = _row_length(groups, batch)
+    """Yield the number of the group, the number of its ending and the score.
+
+    Args:
+        size: rows and tokens of all caches that are decoded, if it is fixed.
+    """
+    length = _row_length(groups, batch) if size is None else size[1]
     cache = model.new_cache(len(batch), length, serving)
     tokens, lengths = _pad_rows(model, [groups[i].context for i in batch])
     last = model.hidden_states(
@@ -137,15 +152,19 @@ def _score_batch(
     )
     rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
     rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
-    size = _max_rows(model, length, serving)
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
-        cache_rows = torch.tensor([row for row, _ in part], device=model.device)
-        endings = [groups[batch[row]].endings[n] for row, n in part]
+    count = _max_rows(model, length, serving) if size is None else size[0]
+    for start in range(0, len(rows), count):
+        part = rows[start : start + count]
+        padding = 0 if size is None else count - len(part)
+        of_padding = part[:1] * padding  # scored again, and not counted
+        endings = [groups[batch[row]].endings[n] for row, n in part + of_padding]
+        cache_rows = torch.tensor([row for row, _ in part + of_padding], device=model.device)
         context = cache.select_rows(cache_rows)
-        scores = _decode_endings(model, last[cache_rows], context, endings, on_progress)
+        scores = _decode_endings(
+            model, last[cache_rows], context, endings, on_progress, compiles=serving.compile
+        )
         on_progress(len(part))
-        for (row, n), score in zip(part, scores, strict=True):
+        for (row, n), score in zip(part, scores[: len(part)], strict=True):
             yield batch[row], n, score
 
 
@@ -155,6 +174,8 @@ def _decode_endings(
     cache: KVCache,
     endings: Sequence[Sequence[int]],
     on_progress: OnCount,
+    *,
+    compiles: bool,
 ) -> list[ContinuationScore]:
     """Return the scores of R endings whose contexts are in ``cache``.
 
@@ -167,9 +188,12 @@ def _decode_endings(
     count = targets.shape[1]
     states = [last_hidden]
     if count > 1:
-        decode = _decode_static if cache.has_static_pass else _decode_ragged
-        fed = [len(ending) - 1 for ending in endings]
-        for state in decode(model, cache, targets[:, :-1], fed):
+        if cache.has_static_pass:
+            decoded = _decode_static(model, cache, targets[:, :-1], compiles=compiles)
+        else:
+            fed = [len(ending) - 1 for ending in endings]
+            decoded = _decode_ragged(model, cache, targets[:, :-1], fed)
+        for state in decoded:
             states.append(state.clone())
             on_progress(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
@@ -177,7 +201,7 @@ def _decode_endings(
 
 
 def _decode_static(
-    model: GPT, cache: KVCache, tokens: Tensor, _fed: Sequence[int]
+    model: GPT, cache: KVCache, tokens: Tensor, *, compiles: bool
 ) -> Iterator[Tensor]:
     """Yield the residual streams (R, E) after successive tokens (R, T), by the step of graphs.
 
@@ -185,7 +209,7 @@ def _decode_static(
     padding, which no other row sees.
     """
     decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
-    step = decoder(model, cache, head=False)
+    step = decoder(model, cache, head=False, compiles=compiles)
     for column in tokens.unbind(1):
         yield step(column)
 

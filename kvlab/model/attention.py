@@ -11,7 +11,6 @@ Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,15 @@ from kvlab.model.attention_backends import (
     select_backend,
 )
 from kvlab.model.causal_mask import CausalMask
-from kvlab.model.decode_attention import UnrotatedKeys, attend_decoded, takes_codes
+from kvlab.model.decode_attention import (
+    JoinedKeys,
+    Keys,
+    Stored,
+    UnrotatedKeys,
+    attend_decoded,
+    decode_stored,
+    to_dense,
+)
 from kvlab.model.kernels import Linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
 from kvlab.spec.layer_config import LayerConfig
@@ -33,8 +40,11 @@ from kvlab.spec.model_config import ModelConfig
 Parts = tuple[Tensor, ...]
 """What tokens store, or are about to: each (B, count, tokens, size) of `LayerConfig.stored`."""
 
-Attend = Callable[..., Tensor]
-"""`attend` of one layer in one pass: takes q, k, v and a bias."""
+StoredParts = tuple[Stored, ...]
+"""What tokens have stored: values, or for one query a row codes."""
+
+Attend = Callable[[Tensor, Keys, Stored], Tensor]
+"""`attend` of one layer in one pass: takes q, k and v."""
 
 
 class Attention(nn.Module):
@@ -104,13 +114,8 @@ class Attention(nn.Module):
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         else:
             key_rope = None
-        if kv.reads_codes and takes_codes(q):
-            parts = cast(Parts, context.parts)  # codes are passed on as they are
-        else:
-            parts = context.decode_parts(q.dtype)
-        y = kv.attend(
-            q, parts, key_rope, partial(attend, context=context, layer=config, sink=self.sink)
-        )
+        attend_layer = partial(attend, context=context, layer=config, sink=self.sink)
+        y = kv.attend(q, context.parts, key_rope, attend_layer)
         attention_pass.end_layer(self.layer)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, config.out_width))
         return out
@@ -118,9 +123,8 @@ class Attention(nn.Module):
 
 def attend(
     q: Tensor,
-    k: Tensor | UnrotatedKeys,
-    v: Tensor,
-    bias: Tensor | None = None,
+    k: Keys,
+    v: Stored,
     *,
     context: KVContext,
     layer: LayerConfig,
@@ -129,7 +133,6 @@ def attend(
     """Attend queries q (B, H, C, Dk) to k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D).
 
     Args:
-        bias: (B, H, 1, P + C), added to the scores of one query a row.
         context: which of the keys the queries see.
         layer: the window and the sink tokens of causal queries.
         sink: (H,) logits that join the denominators of the heads.
@@ -140,18 +143,14 @@ def attend(
     mask = context.mask
     batch, n_head, length, key_dim = q.shape
     n_kv_head = k.shape[1]
-    assert bias is None or mask is not None or not context.is_causal, "only of a decoded token"
     if length == 1 and (mask is not None or not context.is_causal):
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, key_dim)
-        if bias is not None:
-            mask = _add_mask(bias, mask).view(batch, n_kv_head, -1, k.shape[2])
         sink = None if sink is None else sink.view(n_kv_head, -1)
-        y = attend_decoded(q, k, v, mask, sink, None if bias is not None else context.counts)
+        y = attend_decoded(q, k, v, mask, sink, context.counts)
         return y.reshape(batch, n_head, 1, v.shape[-1])
-    if isinstance(k, UnrotatedKeys):
-        k = k.rotate()
+    k, v = to_dense(k, q.dtype), decode_stored(v, q.dtype)
     if mask is not None:
         return scaled_dot_product(q, k, v, mask, sink=sink)
     causal = CausalMask(layer.window, layer.sink_tokens, context.documents)
@@ -161,24 +160,15 @@ def attend(
     return BACKENDS[name].attend(q, k, v, causal, sink)
 
 
-def _add_mask(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``bias`` with minus infinity where a query does not see a key."""
-    if mask is None:
-        return bias
-    return bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask
-
-
 class SeparateKV(nn.Module):
     """K and V are stored, K rotated.
 
     Attributes:
         is_rotated_on_read: keys are stored unrotated, so `attend` needs the rotations of all that
             it reads.
-        reads_codes: `attend` takes parts as codes, too.
     """
 
     is_rotated_on_read = False
-    reads_codes = True
 
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):  # noqa: ARG002
         super().__init__()
@@ -191,7 +181,7 @@ class SeparateKV(nn.Module):
     def attend(
         self,
         q: Tensor,
-        parts: Parts,
+        parts: StoredParts,
         key_rope: RopeTable | None,  # noqa: ARG002
         attend: Attend,
     ) -> Tensor:
@@ -211,12 +201,13 @@ class TiedKV(SeparateKV):
     """
 
     is_rotated_on_read = True
-    reads_codes = False
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:  # noqa: ARG002
         return parts
 
-    def attend(self, q: Tensor, parts: Parts, key_rope: RopeTable | None, attend: Attend) -> Tensor:
+    def attend(
+        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
+    ) -> Tensor:
         (kv,) = parts
         return attend(q, kv if key_rope is None else UnrotatedKeys(kv, key_rope), kv)
 
@@ -227,8 +218,6 @@ class GroupedTiedKV(SeparateKV):
     One tensor is V. K is a rotary key that all heads share, beside the first half of V.
     """
 
-    reads_codes = False
-
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
         kv, rotary_key = parts
         return kv, apply_rope(rotary_key, rope)
@@ -236,12 +225,12 @@ class GroupedTiedKV(SeparateKV):
     def attend(
         self,
         q: Tensor,
-        parts: Parts,
+        parts: StoredParts,
         key_rope: RopeTable | None,  # noqa: ARG002
         attend: Attend,
     ) -> Tensor:
         kv, rotary_key = parts
-        return attend(q, _join_keys(rotary_key, kv[..., : kv.shape[-1] // 2]), kv)
+        return attend(q, JoinedKeys(rotary_key, kv, kv.shape[-1] // 2), kv)
 
 
 class LatentKV(SeparateKV):
@@ -253,8 +242,6 @@ class LatentKV(SeparateKV):
 
     ``up`` stacks for each latent the rows of K of its heads, then those of V. It has no bias.
     """
-
-    reads_codes = False
 
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
         super().__init__(layer, owns_kv, norm_eps)
@@ -270,7 +257,7 @@ class LatentKV(SeparateKV):
     def attend(
         self,
         q: Tensor,
-        parts: Parts,
+        parts: StoredParts,
         key_rope: RopeTable | None,  # noqa: ARG002
         attend: Attend,
     ) -> Tensor:
@@ -288,9 +275,9 @@ class LatentKV(SeparateKV):
         absorbed = queries * 2 * head_dim * latent_dim + queries * keys * 2 * latent_dim
         return queries < keys and absorbed < expanded
 
-    def attend_expanded(self, q: Tensor, parts: Parts, attend: Attend) -> Tensor:
+    def attend_expanded(self, q: Tensor, parts: StoredParts, attend: Attend) -> Tensor:
         """Attend to every head's own K and V, made from the latents."""
-        latents, *rotary_key = parts
+        latents, *rotary_key = (decode_stored(part, q.dtype) for part in parts)
         batch, groups, count, _ = latents.shape
         heads = (2, self.layer.n_head // groups, self.layer.head_dim)
         rows = len(self.up.weight) // groups
@@ -304,7 +291,7 @@ class LatentKV(SeparateKV):
         )
         return attend(q, _join_keys(*rotary_key, k), v)
 
-    def attend_absorbed(self, q: Tensor, parts: Parts, attend: Attend) -> Tensor:
+    def attend_absorbed(self, q: Tensor, parts: StoredParts, attend: Attend) -> Tensor:
         """Attend to the latents: queries go through the map to K, the result through that to V."""
         latents, *rotary_key = parts
         groups, latent_dim = latents.shape[1], latents.shape[3]
@@ -316,24 +303,18 @@ class LatentKV(SeparateKV):
         own_q = own_q.flatten(1, 2)
         # attention divides by the root of its q's width, which should be that of expanded heads
         key_dim = head_dim + rotary_dim
-        if rotary_key and q.shape[2] == 1:  # the latents are not copied beside the rotary key
-            scores = rotary_q.transpose(1, 2) @ rotary_key[0].mT / math.sqrt(key_dim)
-            own_q = own_q * math.sqrt(latent_dim / key_dim)
-            y = attend(own_q, latents, latents, scores.transpose(1, 2))
-        else:
-            joined_q = torch.cat([rotary_q, own_q], -1)
-            joined_q = joined_q * math.sqrt(joined_q.shape[-1] / key_dim)
-            y = attend(joined_q, _join_keys(*rotary_key, latents), latents)
+        joined_q = torch.cat([rotary_q, own_q], -1)
+        joined_q = joined_q * math.sqrt(joined_q.shape[-1] / key_dim)
+        y = attend(joined_q, _join_keys(*rotary_key, latents), latents)
         y = torch.einsum("bghcl,ghdl->bghcd", y.reshape(*by_group, latent_dim), up[:, 1])
         return y.flatten(1, 2)
 
 
-def _join_keys(*keys: Tensor) -> Tensor:
+def _join_keys(*keys: Stored) -> Keys:
     """Return a rotary key (B, 1, T, R), if there is one, beside the rest (B, H, T, D) of each
     head's key."""
     *rotary_key, rest = keys
-    shared = [key.expand(-1, rest.shape[1], -1, -1) for key in rotary_key]
-    return torch.cat([*shared, rest], -1) if shared else rest
+    return JoinedKeys(rotary_key[0], rest, rest.shape[3]) if rotary_key else rest
 
 
 VIEWS: dict[str, type[SeparateKV]] = {

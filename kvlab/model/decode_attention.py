@@ -1,8 +1,11 @@
-"""Attention of one token to what a cache has stored: plain, as codes, or before its rotation.
+"""Attention of one token to what a cache has stored: values or codes, whose keys may have still to
+be rotated, or may be joined from two parts.
 
-Shapes: B rows, H heads of K and V, C queries of one such head, T or S stored tokens, D width.
+Shapes: B rows, H heads of K and V, C queries of one such head, T or S stored tokens, D width, R
+width of what all heads share.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +13,22 @@ from torch import Tensor
 
 from kvlab.cache import ScaledCodes
 from kvlab.cache.attention_pass import softmax_with_sink
-from kvlab.cache.formats import convert_codes
 from kvlab.model.attention_backends import note_kernel, scaled_dot_product
 from kvlab.model.kernels.rotate_pairs import rotate_into
 from kvlab.model.kernels.triton_kernels import MAX_WIDTH, are_kernels_usable, attend_stored
 from kvlab.model.rope import RopeTable, apply_rope
 
-CODE_CHUNK = 2**17
+Stored = Tensor | ScaledCodes
+"""What tokens have stored, (B, H, T, D): values, or codes with scales."""
+
+BLOCK_NUMBERS = 2**17
 """Codes that are converted, or numbers that are rotated, at a time on CPU. As float32 they fit a
 core's cache."""
+
+
+def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
+    """Return values (B, H, T, D), of ``dtype`` where they are stored as codes."""
+    return stored.decode(dtype) if isinstance(stored, ScaledCodes) else stored
 
 
 @dataclass(frozen=True)
@@ -26,75 +36,102 @@ class UnrotatedKeys:
     """Keys (B, H, T, D) that are stored as they are before they are rotated.
 
     Attributes:
-        values: (B, H, T, D).
+        stored: (B, H, T, D).
         table: the rotations at their positions.
     """
 
-    values: Tensor
+    stored: Stored
     table: RopeTable
 
     @property
     def shape(self) -> torch.Size:
-        return self.values.shape
+        return self.stored.shape
 
-    def rotate(self) -> Tensor:
+    def to_dense(self, dtype: torch.dtype) -> Tensor:
         """Return the keys, rotated."""
-        return apply_rope(self.values, self.table)
+        return apply_rope(decode_stored(self.stored, dtype), self.table)
 
 
-def attend_unrotated(
-    q: Tensor, k: UnrotatedKeys, v: Tensor, mask: Tensor | None, sink: Tensor | None = None
-) -> Tensor:
-    """Attend queries (B, H, C, D) to keys of as many heads that are rotated as they are read.
+@dataclass(frozen=True)
+class JoinedKeys:
+    """Keys (B, H, T, R + D): numbers that all heads share, before those of each head.
 
-    On CPU they are rotated some at a time, in memory that stays in a core's cache: new memory for
-    all of them would cost more than the rotation.
-
-    Args:
-        mask: (B or 1, 1, 1, T) of bool, true where a query sees; or None.
-        sink: (H, C) logits that join the denominators; or None.
+    Attributes:
+        shared: (B, 1, T, R).
+        stored: (B, H, T, D or more), of whose numbers the first D count.
+        width: D.
     """
-    needs_plain = torch.compiler.is_compiling() or (torch.is_grad_enabled() and q.requires_grad)
-    is_added = mask is not None and mask.dtype != torch.bool
-    if q.device.type != "cpu" or needs_plain or is_added:
-        return scaled_dot_product(q, k.rotate(), v, mask, sink=sink)
-    note_kernel("rotated_blocks")
-    scores = multiply_unrotated(q * q.shape[-1] ** -0.5, k)
-    if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    probabilities = scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)
-    return probabilities.to(v.dtype) @ v
+
+    shared: Stored
+    stored: Stored
+    width: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.stored.shape[:3], self.shared.shape[3] + self.width))
+
+    def to_dense(self, dtype: torch.dtype) -> Tensor:
+        """Return the keys, joined."""
+        own = decode_stored(self.stored, dtype)[..., : self.width]
+        shared = decode_stored(self.shared, dtype).expand(-1, own.shape[1], -1, -1)
+        return torch.cat([shared, own], -1)
 
 
-def multiply_unrotated(q: Tensor, k: UnrotatedKeys) -> Tensor:
-    """Return the products (B, H, C, T) of queries with keys, which are rotated in blocks."""
-    cos, sin = k.table
-    if cos.dim() == 4:  # rows differ
-        rows = (
-            (q[row : row + 1], UnrotatedKeys(k.values[row : row + 1], RopeTable(*tables)))
-            for row, tables in enumerate(zip(cos[:, 0], sin[:, 0], strict=True))
-        )
-        return torch.cat([multiply_unrotated(*row) for row in rows])
-    batch, heads, count, _ = q.shape
-    keys, queries = k.values.flatten(0, 1), q.flatten(0, 1)  # (N, T, D), (N, C, D)
-    size, rotary_dim = max(1, CODE_CHUNK // max(1, keys[0].numel())), 2 * cos.shape[-1]
-    products = q.new_empty(len(keys), count, keys.shape[1])
-    scratch = keys.new_empty(min(size, len(keys)), keys.shape[1], rotary_dim)
-    for start in range(0, len(keys), size):
-        part = slice(start, min(start + size, len(keys)))
-        out, block = products[part], keys[part]
-        rotated = rotate_into(scratch[: len(block)], block[..., :rotary_dim], cos, sin)
-        torch.bmm(queries[part][..., :rotary_dim], rotated.mT, out=out)
-        if rotary_dim < keys.shape[2]:
-            out.baddbmm_(queries[part][..., rotary_dim:], block[..., rotary_dim:].mT)
-    return products.view(batch, heads, count, -1)
+Keys = Stored | UnrotatedKeys | JoinedKeys
+
+
+def to_dense(k: Keys, dtype: torch.dtype) -> Tensor:
+    """Return keys (B, H, T, D), of ``dtype`` where they are stored as codes."""
+    return (
+        k.to_dense(dtype) if isinstance(k, UnrotatedKeys | JoinedKeys) else decode_stored(k, dtype)
+    )
+
+
+def _find_stored(k: Keys) -> Stored:
+    """Return what is stored of keys (B, H, T, D) for each head."""
+    return k.stored if isinstance(k, UnrotatedKeys | JoinedKeys) else k
 
 
 DECODE_KERNEL = "triton_decode"
 """The name of the CUDA kernel by which one token attends."""
 
 
-def attends_by_triton(q: Tensor) -> bool:
+def attend_decoded(
+    q: Tensor,
+    k: Keys,
+    v: Stored,
+    mask: Tensor | None,
+    sink: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """Attend one token's queries (B, H, C, D) to K and V (B, H, S, D) of as many heads.
+
+    Args:
+        mask: (B or 1, 1, 1, S), added to the scores, or of bool and true where a query sees a key.
+        sink: (H, C) logits that join the denominators; or None.
+        counts: (B,) beside a mask: its first true entries in each row; the others are false.
+    """
+    if attends_by_triton(q, k, v) and (mask is None or counts is not None):
+        note_kernel(DECODE_KERNEL)
+        table = k.table if isinstance(k, UnrotatedKeys) else None
+        shared = k.shared if isinstance(k, JoinedKeys) else None
+        return attend_stored(q, _find_stored(k), v, counts, sink, table=table, shared=shared)
+    if attends_in_blocks(q, k, v, mask):
+        note_kernel("scaled_codes" if isinstance(v, ScaledCodes) else "rotated_blocks")
+        return attend_blocks(q, k, v, mask, sink)
+    values = decode_stored(v, q.dtype)
+    if isinstance(k, JoinedKeys):  # what is large is not copied beside what is shared
+        shared, own = torch.split(q, [k.shared.shape[3], k.width], -1)
+        keys = values if k.stored is v else decode_stored(k.stored, q.dtype)
+        scores = _score_shared(shared, decode_stored(k.shared, q.dtype)) * q.shape[-1] ** -0.5
+        own = own * math.sqrt(k.width / q.shape[-1])  # it is divided by the root of its own width
+        mask = _add_mask(scores, mask)
+        return scaled_dot_product(own, keys[..., : k.width], values, mask, sink=sink)
+    keys = values if k is v else to_dense(k, q.dtype)
+    return scaled_dot_product(q, keys, values, mask, sink=sink)
+
+
+def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
     """Return whether one token's queries (B, H, C, D) attend by Triton's kernel.
 
     torch's attention with a mask does not split a text among processors, of which a small batch
@@ -103,80 +140,145 @@ def attends_by_triton(q: Tensor) -> bool:
     return (
         are_kernels_usable(q.device)
         and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and q.shape[-1] <= MAX_WIDTH
+        and max(k.shape[3], v.shape[3]) <= MAX_WIDTH
         and not (torch.is_grad_enabled() and q.requires_grad)
     )
 
 
-def takes_codes(q: Tensor) -> bool:
-    """Return whether one token's queries attend to codes without a decoded copy of them.
+def attends_in_blocks(q: Tensor, k: Keys, v: Stored, mask: Tensor | None) -> bool:
+    """Return whether one token's queries (B, H, C, D) attend by `attend_blocks`.
 
-    In half precision only Triton's kernel does: torch would round products before they are scaled.
+    In half precision torch would round products of codes before they are scaled.
     """
-    return q.dtype == torch.float32 or attends_by_triton(q)
+    if q.device.type != "cpu" or (mask is not None and mask.dtype != torch.bool):
+        return False
+    if torch.is_grad_enabled() and q.requires_grad:
+        return False
+    if isinstance(k, UnrotatedKeys) and torch.compiler.is_compiling():
+        return False
+    return q.dtype.itemsize >= 4 if isinstance(v, ScaledCodes) else isinstance(k, UnrotatedKeys)
 
 
-def attend_decoded(
-    q: Tensor,
-    k: Tensor | UnrotatedKeys | ScaledCodes,
-    v: Tensor | ScaledCodes,
-    mask: Tensor | None,
-    sink: Tensor | None = None,
-    counts: Tensor | None = None,
+def attend_blocks(
+    q: Tensor, k: Keys, v: Stored, mask: Tensor | None, sink: Tensor | None = None
 ) -> Tensor:
-    """Attend one token's queries (B, H, C, D) to K and V (B, H, S, D) of as many heads.
+    """Attend queries (B, H, C, D) to K and V of as many heads, some heads at a time.
 
-    Args:
-        mask: (B or 1, 1 or H, 1 or C, S), see `scaled_dot_product`; with codes of one row and bool.
-        sink: (H, C) logits that join the denominators; or None.
-        counts: (B,) beside a mask: its first true entries in each row; the others are false.
-    """
-    if attends_by_triton(q) and (mask is None or counts is not None):
-        note_kernel(DECODE_KERNEL)
-        stored = k.rotate() if isinstance(k, UnrotatedKeys) else k
-        return attend_stored(q, stored, v, counts, sink)
-    if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
-        return attend_codes(q, k, v, mask, sink)
-    assert isinstance(v, Tensor), "both are codes, or neither is"
-    if isinstance(k, UnrotatedKeys):
-        return attend_unrotated(q, k, v, mask, sink)
-    assert isinstance(k, Tensor), "both are codes, or neither is"
-    return scaled_dot_product(q, k, v, mask, sink=sink)
-
-
-def attend_codes(
-    q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None, sink: Tensor | None = None
-) -> Tensor:
-    """Attend queries (B, H, C, D) in float32 to K and V of as many heads, stored as codes.
-
-    Scales are applied to scores and weights, so that codes are only converted, some at a time.
+    Codes are converted, and keys rotated, in memory that stays in a core's cache: new memory for
+    all of them would cost more than that.
 
     Args:
         mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
         sink: (H, C) logits that join the denominators; or None.
     """
     batch, heads, count, width = q.shape
-    note_kernel("scaled_codes")
-    queries = q.reshape(batch * heads, count, width) * width**-0.5
-    scores = multiply_codes(queries, k.codes.flatten(0, 1), is_transposed=True)
-    scores *= k.scales.flatten(0, 1).mT
-    scores = scores.view(batch, heads, count, -1)
-    if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    probabilities = scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)
-    weights = probabilities.flatten(0, 1) * v.scales.flatten(0, 1).mT
-    return multiply_codes(weights, v.codes.flatten(0, 1)).view(batch, heads, count, -1)
+    q, stored = q * width**-0.5, _find_stored(k)
+    table = k.table if isinstance(k, UnrotatedKeys) else None
+    of_shared = None
+    if isinstance(k, JoinedKeys):
+        shared, q = torch.split(q, [k.shared.shape[3], k.width], -1)
+        of_shared = _score_shared(shared, k.shared).flatten(0, 1)
+    queries, values = q.flatten(0, 1), _flatten_heads(v)
+    keys = values if stored is v else _flatten_heads(stored)
+    key_scale, value_scale = _find_scale(keys), _find_scale(values)
+    hidden = None if mask is None else (~mask).expand(batch, heads, 1, -1).flatten(0, 1)
+    sinks = None if sink is None else sink.expand(batch, -1, -1).flatten(0, 1)
+    parts = []
+    for part in _split_heads(values):
+        value_block = _convert(values, part, q.dtype)
+        key_block = value_block if keys is values else _convert(keys, part, q.dtype)
+        if table is None:
+            scores = queries[part] @ key_block[..., : queries.shape[-1]].mT
+        else:
+            scores = _score_rotated(queries[part], key_block, _select_rows(table, part, heads))
+        if key_scale is not None:
+            scores *= key_scale[part]
+        if of_shared is not None:
+            scores += of_shared[part]
+        if hidden is not None:
+            scores.masked_fill_(hidden[part], -torch.inf)
+        if sinks is None:
+            weights = scores.softmax(-1)
+        else:
+            weights = softmax_with_sink(scores[None], sinks[part])[0]
+        if value_scale is not None:
+            weights = weights * value_scale[part]
+        parts.append(weights.to(value_block.dtype) @ value_block)
+    return _join(parts).view(batch, heads, count, -1)
 
 
-def multiply_codes(x: Tensor, codes: Tensor, *, is_transposed: bool = False) -> Tensor:
-    """Return x (N, C, K) times codes (N, K, M), or times codes (N, M, K) transposed."""
-    number, rows, columns = codes.shape
-    chunk = number if x.device.type != "cpu" else max(1, CODE_CHUNK // (rows * columns))
-    if chunk >= number:
-        matrix = convert_codes(codes, x.dtype)
-        return x @ (matrix.mT if is_transposed else matrix)
-    products = []
-    for start in range(0, number, chunk):
-        matrix = convert_codes(codes[start : start + chunk], x.dtype)
-        products.append(x[start : start + chunk] @ (matrix.mT if is_transposed else matrix))
-    return torch.cat(products)
+def _score_rotated(q: Tensor, keys: Tensor, table: RopeTable) -> Tensor:
+    """Return the products (N, C, S) of queries (N, C, D) with keys (N, S, D), rotated first."""
+    rotary_dim = 2 * table.cos.shape[-1]
+    unrotated = keys[..., :rotary_dim]
+    rotated = rotate_into(table.cos.new_empty(unrotated.shape), unrotated, *table)
+    scores = q[..., :rotary_dim] @ rotated.mT
+    if rotary_dim < q.shape[-1]:
+        scores.baddbmm_(q[..., rotary_dim:], keys[..., rotary_dim:].mT)
+    return scores
+
+
+def _select_rows(table: RopeTable, part: slice, heads: int) -> RopeTable:
+    """Return the rotations (S, R/2), or (N, S, R/2), of some of the heads of all rows."""
+    if table.cos.dim() == 2:
+        return table
+    rows = torch.arange(part.start, part.stop, device=table.cos.device) // heads
+    return RopeTable(*(values[rows, 0] for values in table))
+
+
+def _score_shared(q: Tensor, stored: Stored) -> Tensor:
+    """Return the products (B, H, C, T) of queries (B, H, C, R) with keys (B, 1, T, R)."""
+    batch, heads, count, _ = q.shape
+    queries, keys = q.flatten(1, 2), _flatten_heads(stored)
+    parts = [queries[part] @ _convert(keys, part, q.dtype).mT for part in _split_heads(keys)]
+    products, scale = _join(parts), _find_scale(keys)
+    products = products if scale is None else products * scale
+    return products.view(batch, heads, count, -1)
+
+
+def _flatten_heads(stored: Stored) -> Stored:
+    """Return (B, H, S, D) as (B * H, S, D)."""
+    if isinstance(stored, ScaledCodes):
+        return ScaledCodes(*(part.flatten(0, 1) for part in stored))
+    return stored.flatten(0, 1)
+
+
+def _slice(stored: Stored, part: slice) -> Stored:
+    if isinstance(stored, ScaledCodes):
+        return ScaledCodes(stored.codes[part], stored.scales[part])
+    return stored[part]
+
+
+def _split_heads(stored: Stored) -> list[slice]:
+    """Return the heads of (N, S, D) that are converted at a time: all on a GPU."""
+    number, *rest = stored.shape
+    device = (stored.codes if isinstance(stored, ScaledCodes) else stored).device
+    is_split = device.type == "cpu"
+    size = max(1, BLOCK_NUMBERS // max(1, math.prod(rest))) if is_split else max(1, number)
+    return [slice(start, min(start + size, number)) for start in range(0, number, size)]
+
+
+def _find_scale(stored: Stored) -> Tensor | None:
+    """Return the scales (N, 1, S) of codes (N, S, D) that have one for a whole vector."""
+    if isinstance(stored, ScaledCodes) and stored.scales.shape[-1] == 1:
+        return stored.scales.mT
+    return None
+
+
+def _convert(stored: Stored, heads: slice, dtype: torch.dtype) -> Tensor:
+    """Return values of some heads of (N, S, D), without the scales that `_find_scale` returns."""
+    part = _slice(stored, heads)
+    if isinstance(part, ScaledCodes):
+        return part.decode(dtype) if _find_scale(part) is None else part.convert(dtype)
+    return part
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``scores`` with minus infinity where a query does not see a key."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask

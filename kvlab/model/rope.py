@@ -127,15 +127,20 @@ class PassRotation:
         self._tables, self._positions = tables, positions
         self._limit, self._dtype = limit, dtype
         self.table = tables.at(positions, limit, dtype)
+        self._last: tuple[Tensor, RopeTable] = positions, self.table
 
     def at(self, positions: Tensor) -> RopeTable:
         """Return the rotations at the positions of keys that are read, of any of their number.
 
-        A position below 0 stands for an empty entry, which no query sees.
+        A position below 0 stands for an empty entry, which no query sees. Layers that read the
+        same positions, the same tensor, have the same table.
         """
         if positions is self._positions:
             return self.table
-        return self._tables.at(positions.clamp_min(0), self._limit, self._dtype)
+        if positions is not self._last[0]:
+            table = self._tables.at(positions.clamp_min(0), self._limit, self._dtype)
+            self._last = positions, table
+        return self._last[1]
 
 
 def apply_rope(x: Tensor, table: RopeTable | None) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlab.cache import formats
-from kvlab.cache.formats import Quantized, convert_codes, get_format
+from kvlab.cache.formats import Quantized, ScaledCodes, convert_codes, get_format
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT, attention_backends, decode_attention
@@ -133,12 +133,16 @@ def test_every_float8_code_is_converted_exactly():
         assert torch.equal(converted.signbit(), codes.float().signbit())
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("name", "group"), [("int8", None), ("fp8", None), ("int8", 4), ("int4", 4), ("int4", 8)]
+)
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_attention_to_codes_is_attention_to_what_they_stand_for(name, is_masked, monkeypatch):
+def test_attention_to_codes_is_attention_to_what_they_stand_for(
+    name, group, is_masked, monkeypatch
+):
     """In chunks of two heads, and with entries that are not in use."""
     torch.manual_seed(0)
-    formats = [get_format(name)] * 2
+    formats = [get_format(name, group)] * 2
     k, v = (f.encode(torch.randn(3, 2, 9, 8)) for f in formats)
     q = torch.randn(3, 2, 4, 8)
     mask = (
@@ -148,36 +152,53 @@ def test_attention_to_codes_is_attention_to_what_they_stand_for(name, is_masked,
         f.view_codes(tuple(t[:, :, :7] for t in part))
         for f, part in zip(formats, (k, v), strict=True)
     ]
-    monkeypatch.setattr(decode_attention, "CODE_CHUNK", 2 * 7 * 8)
-    actual = decode_attention.attend_codes(q, *views, mask)
+    monkeypatch.setattr(decode_attention, "BLOCK_NUMBERS", 2 * 7 * 8)
+    actual = decode_attention.attend_blocks(q, *views, mask)
     expected = attention_backends.scaled_dot_product(q, *(view.decode() for view in views), mask)
     assert (actual - expected).abs().max() < 1e-5
 
 
-def test_one_token_reads_codes_and_only_the_entries_in_use(monkeypatch):
-    """In float32; int4 has two in a byte, and in half precision products would be rounded."""
-    shapes, multiply = [], decode_attention.multiply_codes
+@pytest.mark.parametrize("kv", ["separate", "tied", "grouped_tied", {"latent": 8, "rotary": 4}])
+@pytest.mark.parametrize("serving", [{"kv_dtype": "int8"}, {"kv_dtype": "int8", "kv_group": 4},
+                                     {"kv_dtype": "fp8"}, {"kv_dtype": "int4", "kv_group": 4}])  # fmt: skip
+def test_one_token_reads_codes_and_only_the_entries_in_use(kv, serving, monkeypatch):
+    """Whatever K and V are, no decoded copy of a buffer is made. In half precision products would
+    be rounded before they are scaled."""
+    entries, decoded = [], []
+    convert, decode = decode_attention._convert, ScaledCodes.decode
 
-    def watch(x, codes, **options):
-        shapes.append(codes.shape[1])
-        return multiply(x, codes, **options)
+    def watch(stored, heads, dtype):
+        if isinstance(stored, ScaledCodes):
+            entries.append(stored.shape[1])
+        return convert(stored, heads, dtype)
 
-    monkeypatch.setattr(decode_attention, "multiply_codes", watch)
-    config = ModelConfig(vocab_size=9, block_size=600, n_layer=1, n_head=2, n_embd=8)
-    text = torch.tensor([[1, 2, 3]])
-    for dtype, kv_dtype, expected in (
-        (torch.float32, "int8", [4, 4, 4, 4]),
-        (torch.float32, "int4", []),
-        (torch.bfloat16, "int8", []),
-    ):
-        shapes.clear()
-        model = GPT(config, dtype=dtype).eval()
-        with torch.inference_mode():
-            for decoder in (EagerDecoder, StaticDecoder):
-                cache = model.new_cache(1, 600, ServingConfig(kv_dtype=kv_dtype))
-                prefill(model, text, cache)
-                decoder(model, cache)(torch.tensor([4]))
-        assert shapes == expected
+    def watch_decode(codes, dtype=torch.float32):
+        decoded.append(tuple(codes.shape))
+        return decode(codes, dtype)
+
+    monkeypatch.setattr(decode_attention, "_convert", watch)
+    monkeypatch.setattr(decode_attention, "BLOCK_NUMBERS", 1)
+    config = ModelConfig(vocab_size=9, block_size=600, n_layer=1, n_head=2, n_embd=32,
+                         position="rope", kv=kv)  # fmt: skip
+    text = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model = GPT(config, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        for decoder in (EagerDecoder, StaticDecoder):
+            cache = model.new_cache(2, 600, ServingConfig(**serving))
+            prefill(model, text, cache)
+            entries.clear()
+            monkeypatch.setattr(ScaledCodes, "decode", watch_decode)
+            decoder(model, cache)(torch.tensor([4, 7]))
+            monkeypatch.setattr(ScaledCodes, "decode", decode)
+            assert set(entries) == {4}
+    assert all(len(shape) == 3 and shape[0] == 1 for shape in decoded), "a head at a time"
+    entries.clear()
+    model = GPT(config, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        cache = model.new_cache(2, 600, ServingConfig(**serving))
+        prefill(model, text, cache)
+        EagerDecoder(model, cache)(torch.tensor([4, 7]))
+    assert not entries
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
@@ -186,7 +207,9 @@ def test_a_fused_kernel_gets_codes_and_the_entries_that_each_row_has(name, monke
     is what the step computes from otherwise."""
     seen = []
 
-    def attend(q, k, v, counts, sink):
+    def attend(q, k, v, counts, sink, table, shared):
+        assert table is None
+        assert shared is None
         seen.append((k.codes.shape[2], None if counts is None else counts.tolist()))
         mask = None
         if counts is not None:

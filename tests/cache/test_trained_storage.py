@@ -12,6 +12,7 @@ from kvlab.cache.formats import KVFormat, get_format
 from kvlab.cache.kivi import BlockFormat, KIVIBuffer
 from kvlab.layout import KVLayout
 from kvlab.model.attention import attend
+from kvlab.model.decode_attention import decode_stored
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.kv_storage import KVStorage
 from tests.support.random_model import random_model
@@ -90,7 +91,7 @@ def test_a_query_of_training_reads_bitwise_what_the_cache_decodes(
                 step.write_kv(layer, *parts[:, layer, :, :, place : place + 1])
             own = step.read_kv(layer)
             positions = step.key_positions(layer)
-            served = own.decode_parts(dtype)
+            served = tuple(decode_stored(part, dtype) for part in own.parts)
             if own.mask is not None:
                 seen = own.mask[0, 0, 0]
                 served = [part[:, :, seen] for part in served]

@@ -75,18 +75,21 @@ def test_the_step_of_graphs_scores_the_same_and_waits_for_nothing(monkeypatch, s
     assert counts[0] == counts[1] <= 1, "the ends of documents, of all rows at once"
 
 
-def test_documents_of_all_sizes_are_not_compiled(monkeypatch):
-    """Each batch has other sizes, and each would be compiled anew; batches of rows have one."""
-    compiled = []
-    monkeypatch.setattr(
-        generate, "_run_compiled_step", lambda *a: compiled.append(a) or generate._run_step(*a)
-    )
+def test_documents_of_all_sizes_have_one_compiled_step(monkeypatch):
+    """It is compiled anew for each size of its cache."""
+    sizes = set()
+
+    def run(model, tokens, step, head):
+        sizes.add((len(tokens), step._cache.max_length))
+        return generate._run_step(model, tokens, step, head)
+
+    monkeypatch.setattr(generate, "_run_compiled_step", run)
     for start in (START, None):
-        compiled.clear()
+        sizes.clear()
         expected = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, start)
         served = target_losses(MODEL, SCORED, ServingConfig(compile=True), lambda _: None, start)
         assert np.abs(served - expected).max() < 1e-5
-        assert bool(compiled) == (start is None)
+        assert sizes == {(3, 40)}
 
 
 def test_a_coarse_cache_is_compared_document_by_document():

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvlab.errors import CacheError
 from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
-from kvlab.model import GPT
+from kvlab.model import GPT, generate
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.kv_storage import KVStorage
@@ -45,6 +45,32 @@ def greedy_pair(context, count):
     for _ in range(count):
         ids.append(int(MODEL(torch.tensor([ids]))[0, -1].argmax()))
     return context, ids[len(context) :]
+
+
+def watch_compiled_steps(monkeypatch):
+    """Return the set of rows and tokens of the caches whose compiled steps run, as plain ones."""
+    sizes = set()
+
+    def run(model, tokens, step, head):
+        sizes.add((len(tokens), step._cache.max_length))
+        return generate._run_step(model, tokens, step, head)
+
+    monkeypatch.setattr(generate, "_run_compiled_step", run)
+    return sizes
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_the_step_that_is_scored_is_the_compiled_one_and_of_one_size(rows, monkeypatch):
+    """It is compiled anew for each size of its cache. Padded rows and texts change no score."""
+    sizes = watch_compiled_steps(monkeypatch)
+    monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", rows)
+    targets = [by_hand(*pair)[0] for pair in some_pairs()]
+    done = []
+    scores = score_pairs(MODEL, some_pairs(), ServingConfig(compile=True), done.append)
+    assert [-score.nats for score in scores] == pytest.approx(targets, abs=1e-4)
+    longest = 22 + 24 - 1  # the longest context and ending that are left of 25 tokens
+    assert sizes == {(min(rows, len(targets)), longest)}
+    assert sum(done) == len(targets)
 
 
 @pytest.mark.parametrize("serving", [None, ServingConfig()])
@@ -141,7 +167,7 @@ def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypa
         assert states.shape == (2, 2, 16)
         cache = model.new_cache(2, 5, serving)
         prefill(model, tokens, cache)
-        steps = list(scoring._decode_static(model, cache, tokens, [2, 2]))
+        steps = list(scoring._decode_static(model, cache, tokens, compiles=False))
         assert [step.shape for step in steps] == [(2, 16)] * 2
         with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
             steps[0][0, 0].item()

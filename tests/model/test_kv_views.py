@@ -104,14 +104,17 @@ def test_absorbed_latent_attention_is_the_expanded_one(form):
         context = cache.begin_pass(1).read_kv(0)  # the last token's entry is still there
         q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
 
-        def look(q, k, v, bias=None):
-            return attend(q, k, v, bias, context=context, layer=layer)
+        def look(q, k, v):
+            return attend(q, k, v, context=context, layer=layer)
+
+        def look_of_many(q, k, v):
+            return scaled_dot_product(q, decode_attention.to_dense(k, q.dtype), v)
 
         expanded = view.attend_expanded(q, context.parts, look)
         absorbed = view.attend_absorbed(q, context.parts, look)
         pair = q.expand(-1, -1, 2, -1)  # two queries take the way of many
         for attend_by in (view.attend_expanded, view.attend_absorbed):
-            both = attend_by(pair, context.parts, lambda q, k, v: scaled_dot_product(q, k, v))
+            both = attend_by(pair, context.parts, look_of_many)
             assert (both - expanded).abs().max() < 1e-10
     assert (absorbed - expanded).abs().max() < 1e-10
     assert absorbed.abs().max() > 0.01
@@ -229,12 +232,12 @@ def test_formats_that_need_k_and_v_apart_or_other_sizes_are_refused(kv, serving,
         load_served_model("gpt2", changes | {f"serving.{k}": v for k, v in serving.items()})
 
 
-@pytest.mark.parametrize("chunk", [1, 2**17])
+@pytest.mark.parametrize("block", [1, 2**17])
 @pytest.mark.parametrize("rotary_dim", [4, 8])
 def test_keys_that_are_rotated_in_blocks_are_those_that_are_rotated_at_once(
-    monkeypatch, chunk, rotary_dim
+    monkeypatch, block, rotary_dim
 ):
-    monkeypatch.setattr(decode_attention, "CODE_CHUNK", chunk)
+    monkeypatch.setattr(decode_attention, "BLOCK_NUMBERS", block)
     draw = torch.Generator().manual_seed(0)
     q, kv = (torch.randn(3, 2, n, 8, generator=draw, dtype=torch.float64) for n in (4, 9))
     sink = torch.randn(2, 4, generator=draw, dtype=torch.float64)
@@ -244,7 +247,7 @@ def test_keys_that_are_rotated_in_blocks_are_those_that_are_rotated_at_once(
         mask = torch.rand(3, 1, 1, 9, generator=draw) < 0.7
         mask[..., 0] = True
         for visible, logits in ((None, None), (mask, sink)):
-            actual = decode_attention.attend_unrotated(q, keys, kv, visible, logits)
+            actual = decode_attention.attend_blocks(q, keys, kv, visible, logits)
             rotated = apply_rope(kv, table)
             expected = scaled_dot_product(q, rotated, kv, visible, sink=logits)
             assert (actual - expected).abs().max() < 1e-12

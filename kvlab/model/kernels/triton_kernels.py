@@ -7,11 +7,13 @@ in the environment the kernels run on CPU tensors, which is how tests prove them
 Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V; N tokens, V words.
 """
 
+import itertools
 import os
 import shutil
+from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,9 @@ try:
     import triton.language as tl
 except ImportError:  # not on this platform: nothing here is called
     triton, tl = None, SimpleNamespace(constexpr=Any)
+
+Stored = Tensor | ScaledCodes
+"""What tokens have stored, (B, H, S, D): values, or codes with scales."""
 
 
 def jit(function: Any) -> Any:
@@ -48,12 +53,14 @@ def _find_compiler() -> bool:
     return triton is not None and any(shutil.which(name) for name in compilers if name)
 
 
-BLOCK, TILE_BYTES = 64, 2**15
-"""The most entries, and the bytes of their K and V, that a program reads at a time. It holds two
-such tiles in shared memory, of which GPUs of compute capability 8.6 and 8.9 have 99 KiB."""
+BLOCK = 64
+"""The most entries that a program reads at a time."""
+
+SHARED_MEMORY = 96 * 2**10
+"""What a program may take of a processor, which has 99 KiB under compute capability 8.6 and 8.9."""
 
 QUERY_BYTES = 2**14
-"""The queries of a head that a program holds beside them. Of more, each part reads K and V."""
+"""The queries of a head that a program holds. Of more, each part reads K and V."""
 
 PROGRAMS_PER_PROCESSOR = 4
 """Programs among which the entries of few rows are split, so that all of the GPU reads."""
@@ -65,60 +72,78 @@ MAX_WIDTH = 256
 
 def attend_stored(
     q: Tensor,
-    k: Tensor | ScaledCodes,
-    v: Tensor | ScaledCodes,
+    k: Stored,
+    v: Stored,
     counts: Tensor | None = None,
     sink: Tensor | None = None,
     splits: int | None = None,
+    *,
+    table: tuple[Tensor, Tensor] | None = None,
+    shared: Stored | None = None,
 ) -> Tensor:
-    """Attend q (B, H, G, D) to k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
+    """Attend q (B, H, G, R + D) to k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
 
     They are values in the dtype of the queries, or codes. Products have that dtype, too, which
-    represents every code exactly; scales, softmax and sums have float32. A text's entries are
-    split among programs, whose results a second kernel joins (Flash-Decoding,
+    represents every code exactly; the scale of a whole vector, softmax and sums have float32. A
+    text's entries are split among programs, whose results a second kernel joins (Flash-Decoding,
     https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 
     Args:
+        k: of which the first D numbers count, where it has more.
         counts: (B,) how many of its first entries each row sees, at least one; the others are not
             read. None: all.
         sink: (H, G) logits that join the denominators.
         splits: programs for each row and head; default by the number of the device's processors.
+        table: cos and sin, (S, T/2) or (B, 1, S, T/2), by which the first T numbers of k are
+            rotated as they are read.
+        shared: (B, 1, S, R), numbers of the keys of all heads; R is 0 without it.
 
     Returns:
         (B, H, G, Dv) in the dtype of ``q``.
     """
     if torch.compiler.is_compiling():
-        parts = (part for stored in (k, v) for part in _split_stored(stored))
-        out: Tensor = _attend_in_graph(q, *parts, counts, sink)
+        parts = (part for stored in (k, v, shared) for part in _split_stored(stored))
+        out: Tensor = _attend_in_graph(q, *parts, counts, sink, *(table or (None, None)))
         return out
-    batch, heads, group, width = q.shape
-    entries, v_width = k.shape[2], v.shape[3]
-    widths = [max(16, triton.next_power_of_2(size)) for size in (width, v_width)]
-    count = count_queries(widths[0] * q.itemsize)
+    batch, heads, group, q_width = q.shape
+    shared_width = 0 if shared is None else shared.shape[3]
+    entries, v_width, width = k.shape[2], v.shape[3], q_width - shared_width
+    widths = [max(16, triton.next_power_of_2(size)) for size in (width, v_width, shared_width)]
+    count = count_queries(sum(widths[::2] if shared_width else widths[:1]) * q.itemsize)
     if group > count:
         groups = [slice(start, start + count) for start in range(0, group, count)]
         sinks = [None if sink is None else sink[:, some].contiguous() for some in groups]
         return torch.cat([
-            attend_stored(q[:, :, some], k, v, counts, logits, splits)
+            attend_stored(q[:, :, some], k, v, counts, logits, splits, table=table, shared=shared)
             for some, logits in zip(groups, sinks, strict=True)
         ], 2)  # fmt: skip
     pairs = batch * heads
     splits = splits or choose_splits(pairs, entries, count_processors(q.device))
-    stored = k.codes if isinstance(k, ScaledCodes) else k
-    block = choose_block(sum(widths) * stored.itemsize)
+    keys, values, of_all = (_view_operand(stored) for stored in (k, v, shared))
+    width_blocks = widths if shared_width else widths[:2]
+    stored_size = (k.codes if isinstance(k, ScaledCodes) else k).itemsize
+    block, stages = choose_tiles(
+        width_blocks, stored_size, q.itemsize, group, is_rotated=table is not None
+    )
     chunk = -(-entries // (splits * block)) * block
     splits = -(-entries // chunk)
     partial = q.new_empty((pairs, splits, group, v_width), dtype=torch.float32)
     stats = q.new_empty((2, pairs, splits, group), dtype=torch.float32)
     out = q.new_empty((batch, heads, group, v_width))
-    (k_values, k_scales, *k_strides), (v_values, v_scales, *v_strides) = map(_view_stored, (k, v))
+    cos, sin = (None, None) if table is None else (part.contiguous() for part in table)
+    rotary_dim = 0 if cos is None else 2 * cos.shape[-1]
+    table_row = cos.stride(0) if cos is not None and cos.dim() == 4 else 0
     rows = max(16, triton.next_power_of_2(group))
     _attend_chunk[pairs, splits](
-        q.contiguous(), k_values, k_scales, v_values, v_scales, counts, partial, stats,
-        heads, entries, chunk, width**-0.5, *k_strides, *v_strides,
-        group, rows, width, widths[0], v_width, widths[1], block,
+        q.contiguous(), keys.stored, keys.scales, values.stored, values.scales,
+        of_all.stored, of_all.scales, cos, sin, counts, partial, stats,
+        heads, entries, chunk, q_width**-0.5, *keys.strides, *keys.scale_strides,
+        *values.strides, *values.scale_strides,
+        *of_all.strides[::2], *of_all.scale_strides[::2], table_row,
+        group, rows, width, widths[0], v_width, widths[1], shared_width, widths[2], block,
+        keys.group, values.group, of_all.group, keys.half, values.half, of_all.half, rotary_dim,
         IS_FLOAT8=isinstance(k, ScaledCodes) and k.codes.dtype.is_floating_point,
-        IS_EXACT=q.dtype == torch.float32,
+        IS_EXACT=q.dtype == torch.float32, num_stages=stages,
     )  # fmt: skip
     _join_chunks[pairs * group,](
         partial, stats, sink, out, heads, splits, pairs * splits * group,
@@ -128,7 +153,7 @@ def attend_stored(
     return out
 
 
-def _split_stored(stored: Tensor | ScaledCodes) -> tuple[Tensor, Tensor | None]:
+def _split_stored(stored: Stored | None) -> tuple[Tensor | None, Tensor | None]:
     return stored if isinstance(stored, ScaledCodes) else (stored, None)
 
 
@@ -139,34 +164,83 @@ def _attend_in_graph(
     k_scales: Tensor | None,
     v: Tensor,
     v_scales: Tensor | None,
+    shared: Tensor | None,
+    shared_scales: Tensor | None,
     counts: Tensor | None,
     sink: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
 ) -> Tensor:
     """Run `attend_stored` as one node of a compiled graph."""
-    keys, values = (
-        part if scales is None else ScaledCodes(part, scales)
-        for part, scales in ((k, k_scales), (v, v_scales))
-    )
-    return attend_stored(q, keys, values, counts, sink)
+    keys, values = _join_stored(k, k_scales), _join_stored(v, v_scales)
+    table = None if cos is None or sin is None else (cos, sin)
+    of_all = None if shared is None else _join_stored(shared, shared_scales)
+    return attend_stored(q, keys, values, counts, sink, table=table, shared=of_all)
+
+
+def _join_stored(part: Tensor, scales: Tensor | None) -> Stored:
+    return part if scales is None else ScaledCodes(part, scales)
 
 
 @_attend_in_graph.register_fake
-def _(q: Tensor, k: Tensor, _ks: Any, v: Tensor, *_: Any) -> Tensor:  # noqa: ARG001
-    return q.new_empty(*q.shape[:3], v.shape[3])
+def _(q: Tensor, k: Tensor, _ks: Any, v: Tensor, vs: Tensor | None, *_: Any) -> Tensor:  # noqa: ARG001
+    return q.new_empty(*q.shape[:3], _join_stored(v, vs).shape[3])
 
 
-def _view_stored(part: Tensor | ScaledCodes) -> tuple[Any, ...]:
-    """Return values or the bytes of codes, scales or None, and the strides of both."""
+class _Operand(NamedTuple):
+    """What a kernel takes of values or codes.
+
+    Attributes:
+        stored: values, or the bytes of codes.
+        scales: of codes.
+        group: numbers that share a scale, where a vector has several; or 0.
+        half: numbers in the lower halves of bytes, where codes are two in a byte; or 0.
+        strides: of ``stored``, from row to row, head to head and entry to entry.
+        scale_strides: of ``scales``.
+    """
+
+    stored: Tensor | None
+    scales: Tensor | None
+    group: int
+    half: int
+    strides: tuple[int, ...]
+    scale_strides: tuple[int, ...]
+
+
+def _view_operand(part: Stored | None) -> _Operand:
     if isinstance(part, ScaledCodes):
         codes, scales = part.codes.view(torch.int8), part.scales
-        return codes, scales, *codes.stride()[:3], *scales.stride()[:3]
-    values = part if part.stride(3) == 1 else part.contiguous()
-    return values, None, *values.stride()[:3], 0, 0, 0
+        group = part.group_size if scales.shape[3] > 1 else 0
+        half = codes.shape[3] if part.is_packed else 0
+        return _Operand(codes, scales, group, half, codes.stride()[:3], scales.stride()[:3])
+    if part is not None and part.stride(3) != 1:
+        part = part.contiguous()
+    return _Operand(part, None, 0, 0, (0, 0, 0) if part is None else part.stride()[:3], (0, 0, 0))
 
 
-def choose_block(entry_bytes: int) -> int:
-    """Return the entries that a program reads at a time, of which each has ``entry_bytes``."""
-    return max(16, min(BLOCK, TILE_BYTES // entry_bytes))
+def choose_tiles(
+    widths: Sequence[int], itemsize: int, q_itemsize: int, queries: int, *, is_rotated: bool
+) -> tuple[int, int]:
+    """Return the entries that a program reads at a time, and the stages of its pipeline.
+
+    In shared memory are the tiles that all stages but one are loading, the queries, and one tile
+    that was converted or rotated.
+
+    Args:
+        widths: of K, V and, if there is one, what all heads share.
+        itemsize: of what is stored.
+        queries: of one head.
+        is_rotated: keys are loaded a second time, with cos and sin.
+    """
+    loaded = sum(widths) * itemsize
+    if is_rotated:
+        loaded += widths[0] * (itemsize + 2 * q_itemsize)
+    made = max(widths) * q_itemsize if is_rotated or itemsize != q_itemsize else 0
+    held = max(16, triton.next_power_of_2(queries)) * (sum(widths) - widths[1]) * q_itemsize
+    for block, stages in itertools.product((BLOCK, BLOCK // 2, 16), (3, 2)):
+        if held + block * ((stages - 1) * loaded + made) <= SHARED_MEMORY - 2**13:
+            return block, stages
+    return 16, 1
 
 
 def count_queries(query_bytes: int) -> int:
@@ -187,6 +261,26 @@ def count_processors(device: torch.device) -> int:
 
 
 @jit
+def _load_numbers(
+    values, scales, entry, is_read, column, is_column,
+    entry_stride, scale_stride, dtype: tl.constexpr,
+    GROUP_SIZE: tl.constexpr, HALF: tl.constexpr, IS_FLOAT8: tl.constexpr,
+):  # fmt: skip
+    """Load some numbers of some entries, without the scale of a whole vector."""
+    mask = is_read[:, None] & is_column[None, :]
+    place = column % HALF if HALF else column
+    loaded = tl.load(values + entry[:, None] * entry_stride + place[None, :], mask=mask, other=0)
+    if HALF:  # two codes in a byte, the first half of a vector in the lower bits
+        loaded = (tl.where(column[None, :] < HALF, loaded, loaded >> 4) & 0xF) - 8
+    numbers = _to_numbers(loaded, IS_FLOAT8, dtype)
+    if GROUP_SIZE:
+        of_groups = scales + entry[:, None] * scale_stride + (column // GROUP_SIZE)[None, :]
+        factors = tl.load(of_groups, mask=mask, other=0.0)
+        numbers = (numbers.to(tl.float32) * factors.to(tl.float32)).to(dtype)
+    return numbers
+
+
+@jit
 def _to_numbers(codes, IS_FLOAT8: tl.constexpr, dtype: tl.constexpr):
     """Convert values, or bytes of int8 or float8 (e4m3), to ``dtype``.
 
@@ -202,14 +296,18 @@ def _to_numbers(codes, IS_FLOAT8: tl.constexpr, dtype: tl.constexpr):
 
 @jit
 def _attend_chunk(
-    q, k, k_scales, v, v_scales, counts, partial, stats,
+    q, k, k_scales, v, v_scales, shared, shared_scales, cos, sin, counts, partial, stats,
     heads, entries, chunk, softmax_scale,
     k_row, k_head, k_entry, ks_row, ks_head, ks_entry,
     v_row, v_head, v_entry, vs_row, vs_head, vs_entry,
+    shared_row, shared_entry, ss_row, ss_entry, table_row,
     GROUP: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
-    V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    IS_FLOAT8: tl.constexpr, IS_EXACT: tl.constexpr,
+    V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
+    SHARED_WIDTH: tl.constexpr, SHARED_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
+    K_HALF: tl.constexpr, V_HALF: tl.constexpr, SHARED_HALF: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, IS_FLOAT8: tl.constexpr, IS_EXACT: tl.constexpr,
 ):  # fmt: skip
     """Attend the queries of one row and head to one chunk of its entries, not yet normalized."""
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -222,14 +320,28 @@ def _attend_chunk(
     v += row * v_row + head * v_head
     if k_scales is not None:
         k_scales += row * ks_row + head * ks_head
+    if v_scales is not None:
         v_scales += row * vs_row + head * vs_head
     queries, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH_BLOCK)
     v_columns, steps = tl.arange(0, V_BLOCK), tl.arange(0, BLOCK)
-    q_tile = tl.load(
-        q + (pair * GROUP + queries[:, None]) * WIDTH + columns[None, :],
-        mask=(queries[:, None] < GROUP) & (columns[None, :] < WIDTH),
-        other=0.0,
-    )
+    is_query, is_column, is_v_column = queries < GROUP, columns < WIDTH, v_columns < V_WIDTH
+    q += (pair * GROUP + queries[:, None]) * (SHARED_WIDTH + WIDTH)
+    q_mask = is_query[:, None] & is_column[None, :]
+    q_tile = tl.load(q + SHARED_WIDTH + columns[None, :], mask=q_mask, other=0.0)
+    if SHARED_WIDTH:
+        shared += row * shared_row
+        if shared_scales is not None:
+            shared_scales += row * ss_row
+        s_columns = tl.arange(0, SHARED_BLOCK)
+        is_s_column = s_columns < SHARED_WIDTH
+        s_mask = is_query[:, None] & is_s_column[None, :]
+        shared_q = tl.load(q + s_columns[None, :], mask=s_mask, other=0.0)
+    if ROTARY_DIM:
+        angles: tl.constexpr = ROTARY_DIM // 2
+        cos += row * table_row
+        sin += row * table_row
+        is_first, is_rotated = columns < angles, columns < ROTARY_DIM
+        partners = tl.where(is_first, columns + angles, columns - angles)
     precision: tl.constexpr = "ieee" if IS_EXACT else "tf32"
     largest = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -237,42 +349,59 @@ def _attend_chunk(
     for first in range(start, end, BLOCK):
         entry = (first + steps).to(tl.int64)
         is_read = entry < end
-        codes = tl.load(
-            k + entry[:, None] * k_entry + columns[None, :],
-            mask=is_read[:, None] & (columns[None, :] < WIDTH),
-            other=0,
-        )
-        keys = tl.trans(_to_numbers(codes, IS_FLOAT8, q_tile.dtype))
-        scores = tl.dot(q_tile, keys, input_precision=precision) * softmax_scale
-        if k_scales is not None:
+        keys = _load_numbers(
+            k, k_scales, entry, is_read, columns, is_column,
+            k_entry, ks_entry, q_tile.dtype, K_GROUP, K_HALF, IS_FLOAT8,
+        )  # fmt: skip
+        if ROTARY_DIM:
+            others = _load_numbers(
+                k, k_scales, entry, is_read, partners, is_rotated,
+                k_entry, ks_entry, q_tile.dtype, K_GROUP, K_HALF, IS_FLOAT8,
+            )  # fmt: skip
+            place = entry[:, None] * angles + (columns % angles)[None, :]
+            has_angle = is_read[:, None] & is_rotated[None, :]
+            own = tl.load(cos + place, mask=has_angle, other=1.0).to(tl.float32)
+            other = tl.load(sin + place, mask=has_angle, other=0.0).to(tl.float32)
+            other = tl.where(is_first[None, :], -other, other)
+            keys = keys.to(tl.float32) * own + others.to(tl.float32) * other
+            keys = keys.to(q_tile.dtype)
+        scores = tl.dot(q_tile, tl.trans(keys), input_precision=precision) * softmax_scale
+        if k_scales is not None and K_GROUP == 0:
             scales = tl.load(k_scales + entry * ks_entry, mask=is_read, other=0.0)
             scores = scores * scales.to(tl.float32)[None, :]
+        if SHARED_WIDTH:
+            keys = _load_numbers(
+                shared, shared_scales, entry, is_read, s_columns, is_s_column,
+                shared_entry, ss_entry, q_tile.dtype, SHARED_GROUP, SHARED_HALF, IS_FLOAT8,
+            )  # fmt: skip
+            more = tl.dot(shared_q, tl.trans(keys), input_precision=precision) * softmax_scale
+            if shared_scales is not None and SHARED_GROUP == 0:
+                scales = tl.load(shared_scales + entry * ss_entry, mask=is_read, other=0.0)
+                more = more * scales.to(tl.float32)[None, :]
+            scores += more
         scores = tl.where(is_read[None, :], scores, -float("inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp(largest - new_largest)
         weights = tl.exp(scores - new_largest[:, None])
-        codes = tl.load(
-            v + entry[:, None] * v_entry + v_columns[None, :],
-            mask=is_read[:, None] & (v_columns[None, :] < V_WIDTH),
-            other=0,
-        )
         total = total * shrink + tl.sum(weights, 1)
-        if v_scales is not None:
+        values = _load_numbers(
+            v, v_scales, entry, is_read, v_columns, is_v_column,
+            v_entry, vs_entry, q_tile.dtype, V_GROUP, V_HALF, IS_FLOAT8,
+        )  # fmt: skip
+        if v_scales is not None and V_GROUP == 0:
             scales = tl.load(v_scales + entry * vs_entry, mask=is_read, other=0.0)
             weights = weights * scales.to(tl.float32)[None, :]
-        values = _to_numbers(codes, IS_FLOAT8, q_tile.dtype)
         weights = weights.to(q_tile.dtype)
         sums = sums * shrink[:, None] + tl.dot(weights, values, input_precision=precision)
         largest = new_largest
     splits = tl.num_programs(1)
     index = (pair * splits + split) * GROUP + queries
-    is_query = queries < GROUP
     tl.store(stats + index, largest, mask=is_query)
     tl.store(stats + tl.num_programs(0).to(tl.int64) * splits * GROUP + index, total, mask=is_query)
     tl.store(
         partial + index[:, None] * V_WIDTH + v_columns[None, :],
         sums,
-        mask=is_query[:, None] & (v_columns[None, :] < V_WIDTH),
+        mask=is_query[:, None] & is_v_column[None, :],
     )
 
 
@@ -318,14 +447,15 @@ def store_codes(values: Tensor, stored: ScaledCodes, entries: Tensor) -> None:
 
     Args:
         values: (B, H, 1, D) of any floating-point dtype.
-        stored: codes of int8 or float8 (B, H, S, D), and their scales (B, H, S, 1).
+        stored: codes of int8 or float8 (B, H, S, D), and their scales (B, H, S, G).
         entries: (B,) the entry of each row's token.
     """
-    batch, heads, _, width = values.shape
+    batch, heads, _, _ = values.shape
+    width, groups = stored.group_size, stored.scales.shape[3]
     values = values if values.stride(3) == 1 else values.contiguous()
     codes, scales, is_float8 = stored.codes, stored.scales, stored.codes.dtype.is_floating_point
     info = torch.finfo(codes.dtype) if is_float8 else torch.iinfo(codes.dtype)
-    _store_row[batch * heads,](
+    _store_row[batch * heads, groups](
         values, codes.view(torch.int8), scales, entries, heads,
         *values.stride()[:2], *codes.stride()[:3], *scales.stride()[:3],
         width, max(16, triton.next_power_of_2(width)), is_float8,
@@ -340,22 +470,25 @@ def _store_row(
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, IS_FLOAT8: tl.constexpr,
     MAX_CODE: tl.constexpr, MIN_SCALE: tl.constexpr, MAX_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Store the codes and the scale of one row and head, by divisions that are rounded once."""
-    pair = tl.program_id(0).to(tl.int64)
+    """Store the codes and the scale of one group of numbers of one row and head, by divisions that
+    are rounded once."""
+    pair, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = pair // heads, pair % heads
     entry = tl.load(entries + row).to(tl.int64)
     columns = tl.arange(0, WIDTH_BLOCK)
     is_number = columns < WIDTH
-    x = tl.load(values + row * row_stride + head * head_stride + columns, mask=is_number, other=0.0)
+    values += row * row_stride + head * head_stride + group * WIDTH
+    x = tl.load(values + columns, mask=is_number, other=0.0)
     x = x.to(tl.float32)
     scale = tl.div_rn(tl.max(tl.abs(x), 0), MAX_CODE)
     scale = tl.minimum(tl.maximum(scale, MIN_SCALE), MAX_SCALE).to(tl.float16)
     divisor = tl.zeros([WIDTH_BLOCK], tl.float32) + scale.to(tl.float32)
     x = tl.minimum(tl.maximum(tl.div_rn(x, divisor), -MAX_CODE), MAX_CODE)
     code = _to_float8(x) if IS_FLOAT8 else _to_nearest(x).to(tl.int8)
-    place = codes + row * codes_row + head * codes_head + entry * codes_entry
-    tl.store(place + columns, code, mask=is_number)
-    tl.store(scales + row * scales_row + head * scales_head + entry * scales_entry, scale)
+    codes += row * codes_row + head * codes_head + entry * codes_entry + group * WIDTH
+    tl.store(codes + columns, code, mask=is_number)
+    scales += row * scales_row + head * scales_head + entry * scales_entry
+    tl.store(scales + group, scale)
 
 
 @jit

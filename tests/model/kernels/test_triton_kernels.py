@@ -5,6 +5,7 @@ TRITON_INTERPRET=1 python -m pytest -m gpu tests/model/kernels/test_triton_kerne
 
 import importlib.util
 import os
+import re
 from contextlib import nullcontext
 from functools import partial
 
@@ -18,6 +19,7 @@ from kvlab.model import GPT, attention_backends, decode_attention, generate, los
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.model.kernels import triton_kernels, use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.model.rope import RopeTable, apply_rope, make_rope_table
 from kvlab.spec import ModelConfig, ServingConfig
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -36,11 +38,11 @@ needs_device = pytest.mark.skipif(
 )
 
 
-def stored(name, *shape):
+def stored(name, *shape, group=None):
     """Random values as a cache stores them, of which only the first entries are in use."""
-    if name not in ("int8", "fp8"):
+    if name not in ("int8", "fp8", "int4"):
         return torch.randn(*shape, device=DEVICE).to(getattr(torch, name))[:, :, :-3]
-    encoded = get_format(name).encode(torch.randn(*shape, device=DEVICE))
+    encoded = get_format(name, group).encode(torch.randn(*shape, device=DEVICE))
     return ScaledCodes(*(part[:, :, :-3] for part in encoded))
 
 
@@ -98,6 +100,66 @@ def test_attention_to_what_a_cache_stores(
 
 
 @needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("name", "group"), [("int8", None), ("fp8", 8), ("int4", 8), ("model", None)]
+)
+@pytest.mark.parametrize("rows_differ", [False, True])
+@pytest.mark.parametrize(("width", "rotary_dim"), [(24, 24), (40, 16)])
+def test_keys_that_are_rotated_as_they_are_read(name, group, dtype, rows_differ, width, rotary_dim):
+    """Some of their numbers or all, by angles of a row or of all rows; one tensor is K and V."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 2, 3, width, device=DEVICE).to(dtype)
+    name = str(dtype).removeprefix("torch.") if name == "model" else name
+    kv = stored(name, 2, 2, 153, width, group=group)
+    positions = torch.randint(500, (2, 150) if rows_differ else (150,), device=DEVICE)
+    table = make_rope_table(positions, rotary_dim, 100.0, dtype)
+    counts = torch.tensor([150, 67], device=DEVICE)
+    actual = triton_kernels.attend_stored(q, kv, kv, counts, splits=2, table=table)
+    values = kv.decode(torch.float64) if isinstance(kv, ScaledCodes) else kv.double()
+    keys = apply_rope(values, RopeTable(*(part.double() for part in table)))
+    error = (actual.double() - attend_by_definition(q, keys, values, counts)).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("name", "group"), [("int8", None), ("fp8", 8), ("int4", 8), ("model", None)]
+)
+@pytest.mark.parametrize(("heads", "queries"), [(1, 40), (2, 5)])
+def test_keys_of_which_all_heads_share_some_numbers(name, group, dtype, heads, queries):
+    """The first 24 of 48 stored numbers are of keys, beside 16 that are shared."""
+    torch.manual_seed(0)
+    q = torch.randn(2, heads, queries, 16 + 24, device=DEVICE).to(dtype)
+    name = str(dtype).removeprefix("torch.") if name == "model" else name
+    kv, shared = (stored(name, 2, *shape, group=group) for shape in ((heads, 83, 48), (1, 83, 16)))
+    sink = torch.randn(heads, queries, device=DEVICE) * 3
+    actual = triton_kernels.attend_stored(q, kv, kv, None, sink, splits=2, shared=shared)
+    values, of_all = (
+        part.decode(torch.float64) if isinstance(part, ScaledCodes) else part.double()
+        for part in (kv, shared)
+    )
+    keys = torch.cat([of_all.expand(-1, heads, -1, -1), values[..., :24]], -1)
+    error = (actual.double() - attend_by_definition(q, keys, values, None, sink)).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("name", "group"), [("int8", 8), ("fp8", 6), ("int4", 12), ("int4", 48)])
+def test_codes_with_scales_of_groups_or_two_in_a_byte(name, group, dtype):
+    """Halves of bytes may part a group."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 2, 3, 48, device=DEVICE).to(dtype)
+    k, v = (stored(name, 2, 2, 73, 48, group=group) for _ in range(2))
+    actual = triton_kernels.attend_stored(q, k, v, splits=2)
+    k, v = (part.decode(torch.float64) for part in (k, v))
+    error = (actual.double() - attend_by_definition(q, k, v)).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@needs_device
 def test_entries_that_are_not_in_use_are_not_read():
     """NaN codes of float8 would show."""
     torch.manual_seed(0)
@@ -142,11 +204,11 @@ def test_cross_entropy_and_its_gradient(dtype, words):
 @needs_device
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("width", [12, 64])
-def test_a_token_is_stored_bit_for_bit_as_its_format_encodes_it(name, dtype, width):
+@pytest.mark.parametrize(("width", "group"), [(12, None), (64, None), (24, 8)])
+def test_a_token_is_stored_bit_for_bit_as_its_format_encodes_it(name, dtype, width, group):
     """Large and small numbers, zeros, ties between codes, and no entry but its own."""
     torch.manual_seed(0)
-    batch, heads, size, kv_format = 7, 3, 5, get_format(name)
+    batch, heads, size, kv_format = 7, 3, 5, get_format(name, group)
     values = torch.randn(batch, heads, 1, width, device=DEVICE)
     values *= torch.tensor([1.0, 1e-3, 1e-9, 0.0, 3e4, 1.0, 1.0], device=DEVICE).view(-1, 1, 1, 1)
     values[5] = torch.arange(width, device=DEVICE) / 2 + 127 - width / 2  # scale 1, then halves
@@ -166,8 +228,19 @@ def test_a_token_is_stored_bit_for_bit_as_its_format_encodes_it(name, dtype, wid
 
 
 @needs_device
-@pytest.mark.parametrize("name", ["int8", "fp8", "model"])
-def test_a_models_step_is_that_of_plain_code(name, kernels_on, monkeypatch):  # noqa: ARG001
+@pytest.mark.parametrize(
+    ("serving", "kv"),
+    [
+        ({"kv_dtype": "int8"}, "separate"),
+        ({"kv_dtype": "fp8"}, "separate"),
+        ({"kv_dtype": "model"}, "separate"),
+        ({"kv_dtype": "int8"}, "tied"),
+        ({"kv_dtype": "int4", "kv_group": 4}, "grouped_tied"),
+        ({"kv_dtype": "fp8", "kv_group": 4}, {"latent": 16, "rotary": 4}),
+        ({"kv_dtype": "model"}, {"latent": 16, "rotary": 4, "groups": 2}),
+    ],
+)
+def test_a_models_step_is_that_of_plain_code(serving, kv, kernels_on, monkeypatch):  # noqa: ARG001
     """Groups, a ring, sinks, rows of different lengths, eager, static and compiled, where the
     kernel is one node of a graph for each layer."""
     nodes = []
@@ -180,16 +253,17 @@ def test_a_models_step_is_that_of_plain_code(name, kernels_on, monkeypatch):  # 
     run_step = torch.compile(generate._run_step, fullgraph=True, dynamic=False, backend=backend)
     monkeypatch.setattr(generate, "_compile_step", lambda: run_step)
     compiled = partial(StaticDecoder, compiles=True)
-    config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=200,
+    heads = {} if isinstance(kv, dict) else {"n_kv_head": 2}
+    config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_embd=32, block_size=200, kv=kv,
                          position="rope", attention_pattern="GL", window=70,
-                         sink="learned", sink_tokens=2)  # fmt: skip
+                         sink="learned", sink_tokens=2, **heads)  # fmt: skip
     model = GPT(config, device=DEVICE).eval()
     text, logits = torch.arange(300, device=DEVICE).view(2, 150) % 29, {}
     for is_plain in (True, False):
         for lengths, decoder in (
             ([150, 3], StaticDecoder), (None, EagerDecoder), ([150, 3], compiled),
         ):  # fmt: skip
-            cache = model.new_cache(2, 160, ServingConfig(kv_dtype=name))
+            cache = model.new_cache(2, 160, ServingConfig(**serving))
             with torch.inference_mode(), use_plain_code() if is_plain else nullcontext():
                 prefill(model, text, cache, lengths)
                 step = decoder(model, cache)
@@ -203,76 +277,121 @@ def test_a_models_step_is_that_of_plain_code(name, kernels_on, monkeypatch):  # 
     assert (plain, fused) == (0, config.n_layer)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_they_compile_for_gpus_that_need_not_be_here(capability):
-    """To machine code, by the assembler that comes with Triton."""
+POINTERS = {
+    **dict.fromkeys(("k", "v", "shared"), "*i8"),
+    **dict.fromkeys(("k_scales", "v_scales", "shared_scales"), "*fp16"),
+    **dict.fromkeys(("partial", "stats", "sink", "losses"), "*fp32"),
+    **dict.fromkeys(("q", "out", "logits", "cos", "sin"), "*bf16"),
+    **dict.fromkeys(("counts", "targets"), "*i64"), "softmax_scale": "fp32",
+}  # fmt: skip
+
+PLAIN = {
+    "SHARED_WIDTH": 0, "SHARED_BLOCK": 16, "K_GROUP": 0, "V_GROUP": 0, "SHARED_GROUP": 0,
+    "K_HALF": 0, "V_HALF": 0, "SHARED_HALF": 0, "ROTARY_DIM": 0, "IS_FLOAT8": False,
+    "IS_EXACT": False, "cos": None, "sin": None, "shared": None, "shared_scales": None,
+}  # fmt: skip
+"""`_attend_chunk` for values or codes with one scale, neither rotated nor joined."""
+
+ROTATED = {"ROTARY_DIM": 64, "cos": "*bf16", "sin": "*bf16"}
+JOINED = {"SHARED_WIDTH": 32, "SHARED_BLOCK": 32, "shared": "*i8", "shared_scales": "*fp16"}
+PACKED = {"K_GROUP": 32, "V_GROUP": 32, "K_HALF": 32, "V_HALF": 32}
+
+
+def compile_kernel(kernel, capability, arguments, **options):
+    """Compile to machine code, by the assembler that comes with Triton.
+
+    Args:
+        arguments: constants by name, or types of pointers other than in `POINTERS`.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    types = {
-        **dict.fromkeys(("k", "v"), "*i8"), **dict.fromkeys(("k_scales", "v_scales"), "*fp16"),
-        **dict.fromkeys(("partial", "stats", "sink", "losses"), "*fp32"),
-        **dict.fromkeys(("q", "out", "logits"), "*bf16"),
-        **dict.fromkeys(("counts", "targets"), "*i64"), "softmax_scale": "fp32",
-    }  # fmt: skip
+    types = {k: v for k, v in arguments.items() if isinstance(v, str)}
+    constants = {k: v for k, v in arguments.items() if k not in types}
+    signature = {
+        name: "constexpr" if name in constants else {**POINTERS, **types}.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    # pointers and strides of values are multiples of 16 as they are at a launch: only so loads are
+    # pipelined, and their tiles in shared memory
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*")
+        or re.fullmatch("(k|v|shared|codes)_(row|head|entry)", name)
+    }
+    source = ASTSource(kernel, signature, constants, attributes)
+    return compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_they_compile_for_gpus_that_need_not_be_here(capability):
     sizes = {"GROUP": 4, "V_WIDTH": 64, "V_BLOCK": 64}
-    attend = {**sizes, "ROWS": 16, "WIDTH": 64, "WIDTH_BLOCK": 64, "BLOCK": 64}
-    for kernel, constants, changed in (
-        (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": True, "IS_EXACT": False}, {}),
-        (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": False, "IS_EXACT": True},
-         {"q": "*fp32"}),
-        (triton_kernels._attend_chunk,
-         {**attend, "IS_FLOAT8": False, "IS_EXACT": False, "k_scales": None, "v_scales": None},
-         {"k": "*bf16", "v": "*bf16"}),
-        (triton_kernels._join_chunks, {**sizes, "SPLITS_BLOCK": 64}, {}),
-        # numbers that are 1 become constants
-        (triton_kernels._attend_chunk,
-         {**attend, "IS_FLOAT8": True, "IS_EXACT": False, "heads": 1, "ks_entry": 1, "vs_entry": 1,
-          "entries": 1, "counts": None}, {}),
-        (triton_kernels._join_chunks,
-         {**sizes, "SPLITS_BLOCK": 1, "splits": 1, "heads": 1, "stats_size": 1, "sink": None}, {}),
-        (triton_kernels._cross_entropy_row, {"BLOCK": 4096}, {}),
+    attend = {**PLAIN, **sizes, "ROWS": 16, "WIDTH": 64, "WIDTH_BLOCK": 64, "BLOCK": 64}
+    float32 = {"IS_EXACT": True, "q": "*fp32", "cos": "*fp32", "sin": "*fp32"}
+    values = {"k_scales": None, "v_scales": None, "k": "*bf16", "v": "*bf16"}
+    numbers = {"MAX_CODE": 127.0, "MIN_SCALE": 2.0**-24, "MAX_SCALE": 65504.0}
+    token = {"values": "*bf16", "codes": "*i8", "scales": "*fp16", "entries": "*i64"}
+    chunk, join = triton_kernels._attend_chunk, triton_kernels._join_chunks
+    ones = {"heads": 1, "splits": 1, "entries": 1}  # numbers that are 1 become constants
+    for kernel, arguments in (
+        (chunk, {**attend, "IS_FLOAT8": True}),
+        (chunk, {**attend, **PLAIN, "IS_EXACT": True, "q": "*fp32"}),
+        (chunk, {**attend, **values}),
+        (chunk, {**attend, **ROTATED, "IS_FLOAT8": True, "K_GROUP": 16, "V_GROUP": 16}),
+        (chunk, {**attend, **JOINED, **PACKED, **float32, "SHARED_HALF": 16, "SHARED_GROUP": 16}),
+        (join, {**sizes, "SPLITS_BLOCK": 64}),
+        (chunk, {**attend, "IS_FLOAT8": True, **ones, "ks_entry": 1, "vs_entry": 1, "counts": None}),
+        (join, {**sizes, "SPLITS_BLOCK": 1, **ones, "stats_size": 1, "sink": None}),
+        (triton_kernels._cross_entropy_row, {"BLOCK": 4096}),
         *((triton_kernels._store_row,
-           {"WIDTH": 64, "WIDTH_BLOCK": 64, "IS_FLOAT8": is_float8, "MAX_CODE": 127.0,
-            "MIN_SCALE": 2.0**-24, "MAX_SCALE": 65504.0},
-           {"values": "*bf16", "codes": "*i8", "scales": "*fp16", "entries": "*i64"})
+           {"WIDTH": 64, "WIDTH_BLOCK": 64, "IS_FLOAT8": is_float8, **numbers, **token})
           for is_float8 in (False, True)),
     ):  # fmt: skip
-        signature = {
-            name: "constexpr" if name in constants else {**types, **changed}.get(name, "i32")
-            for name in kernel.arg_names
-        }
-        source = ASTSource(kernel, signature, constants)
-        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+        known = {k: v for k, v in arguments.items() if k in kernel.arg_names}
+        assert compile_kernel(kernel, capability, known).asm["cubin"]
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("stored", ["*fp32", "*bf16", "*i8"])
-@pytest.mark.parametrize(("width", "group"), [(64, 4), (256, 4), (64, 128), (128, 64), (256, 32)])
-def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, group, stored):
+@pytest.mark.parametrize(
+    ("form", "width", "group"),
+    [
+        *(("plain", *sizes) for sizes in ((64, 4), (256, 4), (64, 128), (128, 64), (256, 32))),
+        *((form, 256, 32) for form in ("rotated", "joined", "packed")),
+    ],
+)
+def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, group, form, stored):
     """99 KiB of a processor, by NVIDIA's table of compute capabilities; it fails at the launch."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    kernel, size = triton_kernels._attend_chunk, {"*fp32": 4, "*bf16": 2, "*i8": 1}[stored]
-    is_exact = stored != "*bf16"
-    group = min(group, triton_kernels.count_queries(width * (4 if is_exact else 2)))
-    constants = {
-        "GROUP": group, "ROWS": max(16, group), "WIDTH": width, "WIDTH_BLOCK": width, "V_WIDTH": width,
-        "V_BLOCK": width, "BLOCK": triton_kernels.choose_block(2 * width * size),
-        "IS_FLOAT8": False, "IS_EXACT": is_exact, "counts": None,
-        **({} if size == 1 else {"k_scales": None, "v_scales": None}),
+    if form == "packed" and stored != "*i8":
+        pytest.skip("values are not packed")
+    is_exact, size = stored != "*bf16", {"*fp32": 4, "*bf16": 2, "*i8": 1}[stored]
+    q_size = 4 if is_exact else 2
+    shared = 64 if form == "joined" else 0
+    width -= shared if width == 256 else 0  # MAX_WIDTH is of both
+    width_block = max(16, triton_kernels.triton.next_power_of_2(width))
+    group = min(group, triton_kernels.count_queries((width_block + shared) * q_size))
+    rows = max(16, triton_kernels.triton.next_power_of_2(group))
+    widths = (width_block, width_block, *((shared,) if shared else ()))
+    is_rotated = form == "rotated"
+    tiles = triton_kernels.choose_tiles(widths, size, q_size, group, is_rotated=is_rotated)
+    has_scales = {} if size == 1 else {"k_scales": None, "v_scales": None, "shared_scales": None}
+    dense = "*fp32" if is_exact else "*bf16"
+    forms = {
+        "plain": {},
+        "rotated": {"ROTARY_DIM": width, "cos": dense, "sin": dense},
+        "joined": {"SHARED_WIDTH": 64, "SHARED_BLOCK": 64, "shared": stored,
+                   "shared_scales": "*fp16"},
+        "packed": {"K_GROUP": 32, "V_GROUP": 32, "K_HALF": width // 2, "V_HALF": width // 2},
     }  # fmt: skip
-    types = {
-        "q": "*fp32" if is_exact else "*bf16", "k": stored, "v": stored, "k_scales": "*fp16",
-        "v_scales": "*fp16", "partial": "*fp32", "stats": "*fp32", "softmax_scale": "fp32",
+    arguments = {
+        **PLAIN, "GROUP": group, "ROWS": rows, "WIDTH": width, "WIDTH_BLOCK": width_block,
+        "V_WIDTH": width, "V_BLOCK": width_block, "IS_EXACT": is_exact, "counts": None,
+        "BLOCK": tiles[0], "q": dense, "k": stored, "v": stored, **forms[form], **has_scales,
     }  # fmt: skip
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    compiled = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 89, 32))
+    kernel, stages = triton_kernels._attend_chunk, tiles[1]
+    compiled = compile_kernel(kernel, 89, arguments, num_stages=stages)
     assert compiled.metadata.shared <= 99 * 2**10
 
 
