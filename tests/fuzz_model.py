@@ -279,7 +279,9 @@ def main() -> int:
         case = draw_case(number)
         error = run_case(case, options.device)
         largest_errors[case.dtype] = max(largest_errors[case.dtype], error)
-        if not error <= TOLERANCE[case.dtype]:
+        # a GPU adds up in other orders, and its attention in float32 multiplies in parts
+        scale = 1 if options.device == "cpu" else 5
+        if not error <= scale * TOLERANCE[case.dtype]:
             failures += 1
             print(f"case {number}: {error:.3g}\n  {case}")
         if (number + 1) % 1000 == 0:

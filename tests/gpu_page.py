@@ -135,6 +135,19 @@ DECODED = {
     "ties": ("bfloat16", {}, {"tie": "adjacent:2"}, 0.1),
     "K = V": ("bfloat16", {"position": "rope", "kv": "tied"}, {}, 0.1),
     "latents": ("bfloat16", {"position": "rope", "kv": {"latent": 16, "rotary": 8}}, {}, 0.1),
+    "int8 K = V": ("bfloat16", {"position": "rope", "kv": "tied"}, {"kv_dtype": "int8"}, 0.1),
+    "int4 GTA": (
+        "bfloat16",
+        {"position": "rope", "kv": "grouped_tied"},
+        {"kv_dtype": "int4", "kv_group": 8},
+        0.1,
+    ),
+    "fp8 latents in groups": (
+        "bfloat16",
+        {"position": "rope", "kv": {"latent": 16, "rotary": 8}},
+        {"kv_dtype": "fp8", "kv_group": 8},
+        0.1,
+    ),
     "compiled": ("float32", {}, {"compile": True}, 1e-3),
     "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}, 0.1),
 }

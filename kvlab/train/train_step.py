@@ -61,20 +61,26 @@ class SummedLoss(nn.Module):
         Args:
             eager: do not use the compiled model, which another shape would compile again.
         """
+        hidden = self.hidden_states(x, eager)
+        with self._in_precision():
+            return summed_loss(hidden, self.model.lm_head.weight, y, compile=self.compiles)
+
+    def hidden_states(self, x: Tensor, eager: bool = False) -> Tensor:
+        """Return the residual stream (B, T, E) of tokens (B, T), in the training's precision."""
         hidden_states = self.model.hidden_states if eager else self._hidden_states
         self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
-        with (
-            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast),
-            self.model.int8_products(self.int8),
-        ):
-            return summed_loss(
-                hidden_states(
-                    x, document_start=self.document_start, residual_dtype=self.residual_dtype
-                ),
-                self.model.lm_head.weight,
-                y,
-                compile=self.compiles,
+        with self._in_precision():
+            return hidden_states(
+                x, document_start=self.document_start, residual_dtype=self.residual_dtype
             )
+
+    @contextmanager
+    def _in_precision(self) -> Iterator[None]:
+        autocast = torch.autocast(
+            self.model.device.type, torch.bfloat16, enabled=self.uses_autocast
+        )
+        with autocast, self.model.int8_products(self.int8):
+            yield
 
 
 def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear | None:
@@ -157,7 +163,7 @@ class TrainStepper:
         """Add up the gradient of the mean loss over the step's tokens; return that loss."""
         x, y = self.get_batch(step)
         if self.attention is None and self.loss.compiles:
-            self.attention = self.find_compiled_attention(x[:1], y[:1])
+            self.attention = self.find_compiled_attention(x[:1])
         total = torch.zeros((), device=self.device)
         for start in range(0, len(x), self.microbatch_rows):
             rows = slice(start, start + self.microbatch_rows)
@@ -179,14 +185,14 @@ class TrainStepper:
             yield
         self.attention = kernels
 
-    def find_compiled_attention(self, x: Tensor, y: Tensor) -> set[str]:
+    def find_compiled_attention(self, x: Tensor) -> set[str]:
         """Return the attention kernels of the compiled pass, which notes none, by one that is not.
 
         On CPU a compiled pass has none of the kernels that are chosen by size.
         """
         as_compiled = use_plain_code() if self.device.type == "cpu" else nullcontext()
         with as_compiled, record_kernels() as kernels:
-            self.loss(x, y, eager=True)
+            self.loss.hidden_states(x, eager=True)
         return kernels
 
     def describe_int8(self) -> dict[str, Any] | None:

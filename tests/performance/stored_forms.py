@@ -2,12 +2,13 @@
 
 A training step and a decode step of each, on one thread, A B C ... A B C ...: the least processor
 time of any turn, which other programs of the machine disturb little. A form that takes longer than
-its FLOPs explain has its reason in `kvlab/benchmark/LOG.md`.
+its FLOPs explain has its reason in `kvlab/benchmark/LOG.md`. Beside them, decode steps whose cache
+has codes, as multiples of those of the same form without.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder
 from kvlab.model.kernels import keep_freed_memory
-from kvlab.spec import Experiment
+from kvlab.spec import Experiment, ServingConfig
 from kvlab.train.train_step import TrainStepper
 
 SHAPE = {
@@ -44,6 +45,16 @@ TRAINING_ROUNDS, DECODING_ROUNDS, STEPS = 4, 4, 4
 CONTEXTS = {(1, 512): 512, (8, 2048): 2048}
 """Rows and tokens that are stored -> the model's context."""
 
+COARSE = {
+    "int8": {"kv_dtype": "int8"},
+    "int8, groups": {"kv_dtype": "int8", "kv_group": 32},
+    "fp8": {"kv_dtype": "fp8"},
+    "int4": {"kv_dtype": "int4"},
+}
+STORED_FORMS = [name for name, changes in FORMS.items() if name.startswith(("separate", "tied"))]
+STORED_FORMS += [name for name in FORMS if name.startswith(("grouped_tied", "latent"))]
+"""Forms that differ in what a token stores."""
+
 
 def run() -> Iterator[str]:
     """Rows of a table, as multiples of the first form's: time and FLOPs of a training step, their
@@ -56,6 +67,8 @@ def run() -> Iterator[str]:
                 {name: _make_training(name) for name in FORMS}, TRAINING_ROUNDS
             )
         decoding = [_compare_decoding(*held) for held in CONTEXTS]
+        rows, held = max(CONTEXTS)
+        coarse = _compare_codes(rows, held)
     finally:
         torch.set_num_threads(threads)
     flops = {name: training_flops(_describe(name)) for name in FORMS}
@@ -66,6 +79,9 @@ def run() -> Iterator[str]:
         decoded = "  ".join(f"{each[name] / each[first]:14.2f}" for each in decoding)
         yield f"{name:28}{times:8.2f}  {share:5.2f}  {times / share:11.2f}  {decoded}"
     milliseconds = ", ".join(f"{each[first] * 1e3:.1f}" for each in decoding)
+    yield f"of a step at {rows} x {held} without codes: {'  '.join(COARSE)}"
+    for name in STORED_FORMS:
+        yield f"{name:28}" + "  ".join(f"{coarse[name, how]:5.2f}" for how in COARSE)
     yield f"of the first: {training[first] * 1e3:.0f} ms a training step, decoding {milliseconds}"
 
 
@@ -91,11 +107,31 @@ def _compare_decoding(rows: int, held: int) -> dict[str, float]:
     )
 
 
-def _make_decoding(name: str, rows: int, held: int) -> Callable[[], object]:
+@torch.inference_mode()
+def _compare_codes(rows: int, held: int) -> dict[tuple[str, str], float]:
+    """Return a decode step with a cache of codes as a multiple of the same form's without."""
+    ratios = {}
+    for name in STORED_FORMS:
+        times = compare_in_turn(
+            {
+                how: _make_decoding(name, rows, held, serving)
+                for how, serving in {"plain": {}, **COARSE}.items()
+            },
+            DECODING_ROUNDS,
+            STEPS,
+        )
+        ratios |= {(name, how): times[how] / times["plain"] for how in COARSE}
+    return ratios
+
+
+def _make_decoding(
+    name: str, rows: int, held: int, serving: Mapping[str, object] = MappingProxyType({})
+) -> Callable[[], object]:
     model = GPT(_describe(name, held).model)
-    cache = model.new_cache(rows, held)
+    cache = model.new_cache(rows, held, ServingConfig(**serving))
     for tensor in cache.tensors:  # a prompt would take longer than the steps
-        tensor.normal_()
+        values = torch.rand(tensor.shape) * (2 if tensor.is_floating_point() else 100)
+        tensor.copy_(values.to(tensor.dtype))
     cache.advance(held - (1 + DECODING_ROUNDS) * STEPS)
     decoder, tokens = make_decoder(model, cache), torch.arange(rows)
     return lambda: decoder(tokens)
