@@ -1,7 +1,7 @@
 # make demo    set up, run the quickstart sweep, write its report
 # make test    set up, run the tests
 # make faults  set up, kill processes and machines under real sweeps, fuzz specs (minutes)
-# make check   set up, lint, types, import contracts, specs, documentation
+# make check   set up, lint, types, import contracts, specs, documentation, code for GPUs
 # make newcomer set up, do what docs/first-hour.md and docs/your-question.md say (minutes)
 # make docs    set up, build the site: build/site/index.html
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
@@ -48,6 +48,8 @@ check: $(READY)
 	@$(BIN)/mypy kvlab
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tests.checks
+	@echo "== compiling for GPUs that need not be here, interpreting their kernels"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_code -n auto --dist loadfile
 
 newcomer: $(READY)
 	@echo "== doing what docs/first-hour.md and docs/your-question.md say, with an empty home"

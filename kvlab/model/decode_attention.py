@@ -137,10 +137,13 @@ def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
     torch's attention with a mask does not split a text among processors, of which a small batch
     would then occupy few.
     """
+    widths = [_find_stored(k).shape[3], v.shape[3]]
+    if isinstance(k, JoinedKeys):
+        widths.append(k.shared.shape[3])
     return (
         are_kernels_usable(q.device)
         and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and max(k.shape[3], v.shape[3]) <= MAX_WIDTH
+        and max(widths) <= MAX_WIDTH
         and not (torch.is_grad_enabled() and q.requires_grad)
     )
 

@@ -17,6 +17,7 @@ from kvlab.spec.flops import linear_weights
 from tests.support import cuda_lowering as lowering
 
 pytestmark = [
+    pytest.mark.cuda_code,
     pytest.mark.skipif(
         torch.version.cuda is not None, reason="torch has CUDA of its own; see `make gpu`"
     ),

@@ -251,3 +251,12 @@ def test_keys_that_are_rotated_in_blocks_are_those_that_are_rotated_at_once(
             rotated = apply_rope(kv, table)
             expected = scaled_dot_product(q, rotated, kv, visible, sink=logits)
             assert (actual - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("latent", "rotary", "fits"), [(256, 64, True), (272, 16, False)])
+def test_the_widest_latents_that_attend_by_the_fused_kernel(latent, rotary, fits, monkeypatch):
+    """The rotary key stands beside a latent, and does not count to its width."""
+    monkeypatch.setattr(decode_attention, "are_kernels_usable", lambda _device: True)
+    q, latents = torch.randn(1, 1, 4, rotary + latent), torch.randn(1, 1, 9, latent)
+    keys = decode_attention.JoinedKeys(torch.randn(1, 1, 9, rotary), latents, latent)
+    assert decode_attention.attends_by_triton(q, keys, latents) == fits

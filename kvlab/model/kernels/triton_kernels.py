@@ -67,7 +67,7 @@ PROGRAMS_PER_PROCESSOR = 4
 
 
 MAX_WIDTH = 256
-"""The widest heads that a program holds."""
+"""The widest heads, or latents, that a program holds."""
 
 
 def attend_stored(

@@ -10,6 +10,7 @@ import pytest
 TESTS = Path(__file__).with_name("test_triton_kernels.py")
 
 
+@pytest.mark.cuda_code
 def test_the_kernels_compute_what_plain_code_does():
     """The interpreter replaces Triton as it is imported, so it needs a process of its own."""
     pytest.importorskip("triton")
