@@ -2,7 +2,7 @@
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, OneShotPass
 from kvlab.cache.document_mask import DocumentMask
-from kvlab.cache.formats import ScaledCodes
+from kvlab.cache.formats import ScaledCodes, Stored
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_cache import PrefixCache
 from kvlab.cache.trained_storage import begin_one_shot_pass, make_rounding
@@ -18,6 +18,7 @@ __all__ = [
     "OneShotPass",
     "PrefixCache",
     "ScaledCodes",
+    "Stored",
     "TreePass",
     "begin_one_shot_pass",
     "make_rounding",

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.document_mask import DocumentMask
-from kvlab.cache.formats import ScaledCodes
+from kvlab.cache.formats import Stored
 
 RoundPart = Callable[[Tensor], Tensor]
 """Takes a part (B, H, C, D) and returns it as storage gives it back."""
@@ -50,7 +50,7 @@ class KVContext:
         counts: (B,) beside a mask of which each row sees its first keys: how many.
     """
 
-    parts: tuple[Tensor | ScaledCodes, ...]
+    parts: tuple[Stored, ...]
     mask: Tensor | None = None
     is_causal: bool = True
     documents: DocumentMask | None = None

@@ -60,6 +60,10 @@ class ScaledCodes(NamedTuple):
         return (groups * self.scales.to(dtype)[..., None]).flatten(-2)
 
 
+Stored = Tensor | ScaledCodes
+"""What tokens have stored, (B, H, S, D): values, or codes with scales."""
+
+
 def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
     """Return codes as numbers of ``dtype``.
 

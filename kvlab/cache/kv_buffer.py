@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat, Quantized, ScaledCodes
+from kvlab.cache.formats import KVFormat, Quantized, ScaledCodes, Stored
 from kvlab.spec.layer_config import LayerConfig
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
@@ -167,7 +167,7 @@ class KVBuffer(SlotBuffer):
         """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
         return self.decode(slice_tokens(self.parts, entries))
 
-    def read_step(self, entries: slice) -> tuple[Tensor | ScaledCodes, ...]:
+    def read_step(self, entries: slice) -> tuple[Stored, ...]:
         """Return the parts for one query of each row: as codes where they are stored so."""
         stored = slice_tokens(self.parts, entries)
         views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]

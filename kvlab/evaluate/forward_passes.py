@@ -121,13 +121,14 @@ def _decode_by_document(
     done = 0
     while done < len(spans):
         _, start, end = spans[done]
-        # each size is compiled anew, so that a compiled step has one: that of the rows
-        length = x.shape[1] if serving.compile else end - start
-        rows = len(x) if serving.compile else decode_rows(model, length, serving)
+        if serving.compile:  # each size is compiled anew, so that all have that of the rows
+            rows, length = x.shape
+        else:
+            length = end - start
+            rows = min(decode_rows(model, length, serving), len(spans) - done)
         batch = spans[done : done + rows]
         done += len(batch)
-        size = (rows if serving.compile else len(batch)), length
-        _decode_documents(model, x, batch, size, serving, on_progress, states)
+        _decode_documents(model, x, batch, (rows, length), serving, on_progress, states)
     return states
 
 
@@ -154,7 +155,7 @@ def _decode_documents(
     length, and nothing has to be asked of the device.
 
     Args:
-        size: rows of the cache, at least as many as spans, and the tokens of each.
+        size: rows of the cache, at least as many as spans, and tokens that each may hold.
     """
     longest = spans[0][2] - spans[0][1]
     tokens = torch.zeros(size[0], longest, dtype=x.dtype, device=x.device)

@@ -92,11 +92,11 @@ def _score_served(
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
     """Yield scores through the cache. Contexts of similar length go together, and so do their
     endings, so that little of a pass is padding. A step is compiled anew for each size of a cache,
-    so that with `serving.compile` all have one."""
+    so that with `serving.compile` all caches have one."""
     size = None
     if groups and serving.compile:
-        length, count = _row_length(groups, range(len(groups))), sum(len(g.endings) for g in groups)
-        size = min(_max_rows(model, length, serving), count), length
+        rows, length = _cache_size(model, groups, range(len(groups)), serving)
+        size = min(rows, sum(len(group.endings) for group in groups)), length
     for batch in _batch_groups(model, groups, serving, size):
         yield from _score_batch(model, groups, batch, serving, size, on_progress)
 
@@ -107,12 +107,15 @@ def _batch_groups(
     serving: ServingConfig,
     size: tuple[int, int] | None,
 ) -> Iterator[list[int]]:
-    """Yield numbers of groups with the shortest contexts first, as many as fit at once."""
+    """Yield numbers of groups with the shortest contexts first, as many as fit at once.
+
+    Args:
+        size: see `_score_batch`.
+    """
     order = sorted(range(len(groups)), key=lambda i: len(groups[i].context))
     batch: list[int] = []
     for i in order:
-        length = _row_length(groups, [*batch, i]) if size is None else size[1]
-        rows = _max_rows(model, length, serving)
+        rows, _ = size or _cache_size(model, groups, [*batch, i], serving)
         if batch and len(batch) >= rows:
             yield batch
             batch = []
@@ -121,14 +124,13 @@ def _batch_groups(
         yield batch
 
 
-def _row_length(groups: Sequence[Continuations], batch: Sequence[int]) -> int:
-    """Return the most tokens that a row has to hold."""
+def _cache_size(
+    model: GPT, groups: Sequence[Continuations], batch: Sequence[int], serving: ServingConfig
+) -> tuple[int, int]:
+    """Return the most rows that are decoded side by side, and tokens that a row has to hold."""
     longest = max(len(ending) for i in batch for ending in groups[i].endings)
-    return max(len(groups[i].context) for i in batch) + longest - 1
-
-
-def _max_rows(model: GPT, length: int, serving: ServingConfig) -> int:
-    return min(decode_rows(model, length, serving), pass_rows(model, 1 + length // 2))
+    length = max(len(groups[i].context) for i in batch) + longest - 1
+    return min(decode_rows(model, length, serving), pass_rows(model, 1 + length // 2)), length
 
 
 def _score_batch(
@@ -142,9 +144,9 @@ def _score_batch(
     """Yield the number of the group, the number of its ending and the score.
 
     Args:
-        size: rows and tokens of all caches that are decoded, if it is fixed.
+        size: rows and tokens of every cache that is decoded; None: as many as needed.
     """
-    length = _row_length(groups, batch) if size is None else size[1]
+    count, length = size or _cache_size(model, groups, batch, serving)
     cache = model.new_cache(len(batch), length, serving)
     tokens, lengths = _pad_rows(model, [groups[i].context for i in batch])
     last = model.hidden_states(
@@ -152,17 +154,13 @@ def _score_batch(
     )
     rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
     rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
-    count = _max_rows(model, length, serving) if size is None else size[0]
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
-        padding = 0 if size is None else count - len(part)
-        of_padding = part[:1] * padding  # scored again, and not counted
-        endings = [groups[batch[row]].endings[n] for row, n in part + of_padding]
-        cache_rows = torch.tensor([row for row, _ in part + of_padding], device=model.device)
+        padding = part[:1] * (0 if size is None else count - len(part))  # its scores are dropped
+        endings = [groups[batch[row]].endings[n] for row, n in part + padding]
+        cache_rows = torch.tensor([row for row, _ in part + padding], device=model.device)
         context = cache.select_rows(cache_rows)
-        scores = _decode_endings(
-            model, last[cache_rows], context, endings, on_progress, compiles=serving.compile
-        )
+        scores = _decode_endings(model, last[cache_rows], context, endings, on_progress)
         on_progress(len(part))
         for (row, n), score in zip(part, scores[: len(part)], strict=True):
             yield batch[row], n, score
@@ -174,8 +172,6 @@ def _decode_endings(
     cache: KVCache,
     endings: Sequence[Sequence[int]],
     on_progress: OnCount,
-    *,
-    compiles: bool,
 ) -> list[ContinuationScore]:
     """Return the scores of R endings whose contexts are in ``cache``.
 
@@ -189,7 +185,7 @@ def _decode_endings(
     states = [last_hidden]
     if count > 1:
         if cache.has_static_pass:
-            decoded = _decode_static(model, cache, targets[:, :-1], compiles=compiles)
+            decoded = _decode_static(model, cache, targets[:, :-1])
         else:
             fed = [len(ending) - 1 for ending in endings]
             decoded = _decode_ragged(model, cache, targets[:, :-1], fed)
@@ -200,16 +196,14 @@ def _decode_endings(
     return sum_scores(model, torch.stack(states, 1)[is_real], endings)
 
 
-def _decode_static(
-    model: GPT, cache: KVCache, tokens: Tensor, *, compiles: bool
-) -> Iterator[Tensor]:
+def _decode_static(model: GPT, cache: KVCache, tokens: Tensor) -> Iterator[Tensor]:
     """Yield the residual streams (R, E) after successive tokens (R, T), by the step of graphs.
 
     It takes rows of any lengths, and asks the device nothing. Rows that have ended go on with
     padding, which no other row sees.
     """
     decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
-    step = decoder(model, cache, head=False, compiles=compiles)
+    step = decoder(model, cache, head=False, compiles=cache.compiles_steps)
     for column in tokens.unbind(1):
         yield step(column)
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kvlab.cache import AttentionPass, KVContext
+from kvlab.cache import AttentionPass, KVContext, Stored
 from kvlab.model.attention_backends import (
     BACKENDS,
     note_kernel,
@@ -26,7 +26,6 @@ from kvlab.model.causal_mask import CausalMask
 from kvlab.model.decode_attention import (
     JoinedKeys,
     Keys,
-    Stored,
     UnrotatedKeys,
     attend_decoded,
     decode_stored,

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlab.cache import ScaledCodes
+from kvlab.cache import ScaledCodes, Stored
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.model.attention_backends import note_kernel, scaled_dot_product
 from kvlab.model.kernels.rotate_pairs import rotate_into
-from kvlab.model.kernels.triton_kernels import MAX_WIDTH, are_kernels_usable, attend_stored
+from kvlab.model.kernels.triton_kernels import MAX_WIDTH, attend_stored
+from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.model.rope import RopeTable, apply_rope
-
-Stored = Tensor | ScaledCodes
-"""What tokens have stored, (B, H, T, D): values, or codes with scales."""
 
 BLOCK_NUMBERS = 2**17
 """Codes that are converted, or numbers that are rotated, at a time on CPU. As float32 they fit a
 core's cache."""
+
+COMPILED_PARTS = 8
+"""The most parts of which a compiled step has the operations."""
 
 
 def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
@@ -120,7 +121,9 @@ def attend_decoded(
         note_kernel("scaled_codes" if isinstance(v, ScaledCodes) else "rotated_blocks")
         return attend_blocks(q, k, v, mask, sink)
     values = decode_stored(v, q.dtype)
-    if isinstance(k, JoinedKeys):  # what is large is not copied beside what is shared
+    # What is large is not copied beside what is shared. Added to the mask the scores of that are
+    # rounded to its dtype, so keys of half precision are joined where they are not as large as V.
+    if isinstance(k, JoinedKeys) and (q.dtype.itemsize >= 4 or k.width == v.shape[3]):
         shared, own = torch.split(q, [k.shared.shape[3], k.width], -1)
         keys = values if k.stored is v else decode_stored(k.stored, q.dtype)
         scores = _score_shared(shared, decode_stored(k.shared, q.dtype)) * q.shape[-1] ** -0.5
@@ -253,11 +256,16 @@ def _slice(stored: Stored, part: slice) -> Stored:
 
 
 def _split_heads(stored: Stored) -> list[slice]:
-    """Return the heads of (N, S, D) that are converted at a time: all on a GPU."""
+    """Return the heads of (N, S, D) that are converted at a time: all on a GPU.
+
+    A compiled step has the operations of every part in its graph, so it has few parts.
+    """
     number, *rest = stored.shape
     device = (stored.codes if isinstance(stored, ScaledCodes) else stored).device
-    is_split = device.type == "cpu"
-    size = max(1, BLOCK_NUMBERS // max(1, math.prod(rest))) if is_split else max(1, number)
+    size = BLOCK_NUMBERS // max(1, math.prod(rest)) if device.type == "cpu" else number
+    if torch.compiler.is_compiling():
+        size = max(size, -(-number // COMPILED_PARTS))
+    size = max(1, size)
     return [slice(start, min(start + size, number)) for start in range(0, number, size)]
 
 

@@ -17,7 +17,8 @@ from kvlab.cache.cached_passes import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT
-from kvlab.model.kernels.triton_kernels import are_kernels_usable, store_codes
+from kvlab.model.kernels.triton_kernels import store_codes
+from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
 
 STOP_CHECK_INTERVAL = 16

@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model.kernels import matmul_transposed
-from kvlab.model.kernels.triton_kernels import are_kernels_usable, cross_entropy_in_place
+from kvlab.model.kernels.triton_cross_entropy import cross_entropy_in_place
+from kvlab.model.kernels.triton_runtime import are_kernels_usable
 
 
 def summed_loss(

@@ -8,6 +8,7 @@ Shapes: B rows, H heads, C tokens, D head_dim.
 """
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -116,6 +117,10 @@ class RotaryTables:
             return RopeTable(*(part.to(device) for part in table))
 
 
+KEY_TABLES = 4
+"""The most tables of keys that a pass keeps: for global layers and rings of a few sizes."""
+
+
 class PassRotation:
     """The rotations of one pass by one kind of layer.
 
@@ -127,7 +132,7 @@ class PassRotation:
         self._tables, self._positions = tables, positions
         self._limit, self._dtype = limit, dtype
         self.table = tables.at(positions, limit, dtype)
-        self._last: tuple[Tensor, RopeTable] = positions, self.table
+        self._tables_of_keys: deque[tuple[Tensor, RopeTable]] = deque(maxlen=KEY_TABLES)
 
     def at(self, positions: Tensor) -> RopeTable:
         """Return the rotations at the positions of keys that are read, of any of their number.
@@ -137,10 +142,12 @@ class PassRotation:
         """
         if positions is self._positions:
             return self.table
-        if positions is not self._last[0]:
-            table = self._tables.at(positions.clamp_min(0), self._limit, self._dtype)
-            self._last = positions, table
-        return self._last[1]
+        for known, table in self._tables_of_keys:
+            if known is positions:
+                return table
+        table = self._tables.at(positions.clamp_min(0), self._limit, self._dtype)
+        self._tables_of_keys.append((positions, table))
+        return table
 
 
 def apply_rope(x: Tensor, table: RopeTable | None) -> Tensor:

@@ -62,25 +62,20 @@ class SummedLoss(nn.Module):
             eager: do not use the compiled model, which another shape would compile again.
         """
         hidden = self.hidden_states(x, eager)
-        with self._in_precision():
+        with self._autocast():
             return summed_loss(hidden, self.model.lm_head.weight, y, compile=self.compiles)
 
     def hidden_states(self, x: Tensor, eager: bool = False) -> Tensor:
         """Return the residual stream (B, T, E) of tokens (B, T), in the training's precision."""
         hidden_states = self.model.hidden_states if eager else self._hidden_states
         self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
-        with self._in_precision():
+        with self._autocast(), self.model.int8_products(self.int8):
             return hidden_states(
                 x, document_start=self.document_start, residual_dtype=self.residual_dtype
             )
 
-    @contextmanager
-    def _in_precision(self) -> Iterator[None]:
-        autocast = torch.autocast(
-            self.model.device.type, torch.bfloat16, enabled=self.uses_autocast
-        )
-        with autocast, self.model.int8_products(self.int8):
-            yield
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast)
 
 
 def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear | None:

@@ -157,7 +157,9 @@ def harness_model(
             return scorer.score_continuations([request.args for request in requests], on_count)
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
-            return [scorer.score_text(request.args[0]) for request in count(requests)]
+            texts = [scorer.split_text(request.args[0]) for request in requests]
+            on_count = ProgressReporter(note, sum(map(len, texts)), on_progress).advance
+            return scorer.score_texts(texts, on_count)
 
         def generate_until(self, requests: Any) -> list[str]:
             return [scorer.generate(*request.args) for request in count(requests)]
@@ -194,8 +196,8 @@ class TextScorer:
         scores = score_pairs(self._model, pairs, self._serving, on_count)
         return [(-score.nats, score.is_greedy) for score in scores]
 
-    def score_text(self, text: str) -> float:
-        """Return the log-likelihood of a text of any length, each token predicted once.
+    def split_text(self, text: str) -> list[Pair]:
+        """Return a text of any length as contexts and continuations, each token predicted once.
 
         The text is split into windows of block_size as lm-eval does: each but the first begins
         with the last token of the one before, and the last is filled up with preceding tokens.
@@ -206,7 +208,22 @@ class TextScorer:
         for start in range(0, len(ids) - 1, block):
             end = min(start + block + 1, len(ids))
             pairs.append((ids[max(0, end - block - 1) : start + 1], ids[start + 1 : end]))
-        return -sum(score.nats for score in score_pairs(self._model, pairs, self._serving))
+        return pairs
+
+    def score_texts(
+        self, texts: Sequence[Sequence[Pair]], on_count: OnCount = lambda _: None
+    ) -> list[float]:
+        """Return the log-likelihood of each text that `split_text` has split.
+
+        All windows are scored together: alone, nearly each text would have a size of its own, for
+        which a compiled step is compiled anew.
+
+        Args:
+            on_count: called with the number of windows that are newly done.
+        """
+        pairs = [pair for text in texts for pair in text]
+        scores = iter(score_pairs(self._model, pairs, self._serving, on_count))
+        return [-sum(next(scores).nats for _ in text) for text in texts]
 
     @torch.inference_mode()
     def generate(self, context: str, options: dict[str, Any]) -> str:

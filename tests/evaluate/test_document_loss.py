@@ -11,10 +11,10 @@ from kvlab.data import spread_windows
 from kvlab.evaluate import forward_passes
 from kvlab.evaluate.serving_comparison import compare_serving
 from kvlab.evaluate.validation_loss import target_losses
-from kvlab.model import generate
 from kvlab.model.generate import StaticDecoder
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make_model, packed_tokens
+from tests.support.compiled_steps import watch_compiled_steps
 
 SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
 MODEL = make_model(SHAPE, torch.float32).eval()
@@ -77,13 +77,7 @@ def test_the_step_of_graphs_scores_the_same_and_waits_for_nothing(monkeypatch, s
 
 def test_documents_of_all_sizes_have_one_compiled_step(monkeypatch):
     """It is compiled anew for each size of its cache."""
-    sizes = set()
-
-    def run(model, tokens, step, head):
-        sizes.add((len(tokens), step._cache.max_length))
-        return generate._run_step(model, tokens, step, head)
-
-    monkeypatch.setattr(generate, "_run_compiled_step", run)
+    sizes = watch_compiled_steps(monkeypatch)
     for start in (START, None):
         sizes.clear()
         expected = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, start)

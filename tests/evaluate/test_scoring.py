@@ -8,10 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvlab.errors import CacheError
 from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
-from kvlab.model import GPT, generate
+from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.kv_storage import KVStorage
+from tests.support.compiled_steps import watch_compiled_steps
 
 MODEL = GPT(
     ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16), seed=3
@@ -45,18 +46,6 @@ def greedy_pair(context, count):
     for _ in range(count):
         ids.append(int(MODEL(torch.tensor([ids]))[0, -1].argmax()))
     return context, ids[len(context) :]
-
-
-def watch_compiled_steps(monkeypatch):
-    """Return the set of rows and tokens of the caches whose compiled steps run, as plain ones."""
-    sizes = set()
-
-    def run(model, tokens, step, head):
-        sizes.add((len(tokens), step._cache.max_length))
-        return generate._run_step(model, tokens, step, head)
-
-    monkeypatch.setattr(generate, "_run_compiled_step", run)
-    return sizes
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -167,7 +156,7 @@ def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypa
         assert states.shape == (2, 2, 16)
         cache = model.new_cache(2, 5, serving)
         prefill(model, tokens, cache)
-        steps = list(scoring._decode_static(model, cache, tokens, compiles=False))
+        steps = list(scoring._decode_static(model, cache, tokens))
         assert [step.shape for step in steps] == [(2, 16)] * 2
         with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
             steps[0][0, 0].item()

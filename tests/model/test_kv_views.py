@@ -7,13 +7,14 @@ from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.layout.extrapolation import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
+from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS, attend
 from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
 from kvlab.model.kernels import use_plain_code
-from kvlab.model.rope import apply_rope, make_rope_table
+from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
 from kvlab.model.uptraining import initialize_from
-from kvlab.spec import ModelConfig, load_served_model
+from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
@@ -260,3 +261,53 @@ def test_the_widest_latents_that_attend_by_the_fused_kernel(latent, rotary, fits
     q, latents = torch.randn(1, 1, 4, rotary + latent), torch.randn(1, 1, 9, latent)
     keys = decode_attention.JoinedKeys(torch.randn(1, 1, 9, rotary), latents, latent)
     assert decode_attention.attends_by_triton(q, keys, latents) == fits
+
+
+@pytest.mark.parametrize("kv", ["separate", "grouped_tied", {"latent": 8, "rotary": 4}])
+def test_a_compiled_step_with_codes_has_the_operations_of_few_blocks(kv, monkeypatch):
+    """Its graph does not grow with rows, as time to compile would."""
+    nodes = []
+
+    def backend(graph, _inputs):
+        nodes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = GPT(ModelConfig(vocab_size=9, block_size=24, n_layer=1, n_head=2, n_embd=32,
+                            position="rope", kv=kv)).eval()  # fmt: skip
+    monkeypatch.setattr(decode_attention, "BLOCK_NUMBERS", 1)
+    for rows in (8, 64):
+        torch.compiler.reset()
+        step = torch.compile(generation._run_step, fullgraph=True, dynamic=False, backend=backend)
+        monkeypatch.setattr(generation, "_compile_step", lambda step=step: step)
+        with torch.inference_mode():
+            cache = model.new_cache(rows, 24, ServingConfig(kv_dtype="int8"))
+            StaticDecoder(model, cache, compiles=True)(torch.zeros(rows, dtype=torch.int64))
+    assert nodes[1] < 1.2 * nodes[0]
+
+
+def test_layers_that_alternate_share_the_rotations_of_their_keys(monkeypatch):
+    made, at = [], RotaryTables.at
+
+    def watch(tables, positions, limit, dtype):
+        made.append(tuple(positions.shape))
+        return at(tables, positions, limit, dtype)
+
+    monkeypatch.setattr(RotaryTables, "at", watch)
+    model = GPT(ModelConfig(vocab_size=9, block_size=24, n_layer=8, n_head=2, n_embd=16, kv="tied",
+                            position="rope", attention_pattern="GL", window=5)).eval()  # fmt: skip
+    with torch.inference_mode():
+        step = StaticDecoder(model, model.new_cache(2, 24))
+        made.clear()
+        step(torch.zeros(2, dtype=torch.int64))
+    assert len(made) == 3, "of the token, of global keys and of rings"
+
+
+def test_shared_numbers_of_half_precision_keys_are_not_rounded_with_the_mask():
+    """Beside a V that is larger than they, keys are joined: their scores stay in float32."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 2, 3, 48).bfloat16()
+    shared, kv = torch.randn(2, 1, 50, 32).bfloat16(), torch.randn(2, 2, 50, 32).bfloat16()
+    keys = decode_attention.JoinedKeys(shared, kv, 16)
+    actual = decode_attention.attend_decoded(q, keys, kv, None)
+    expected = scaled_dot_product(q, keys.to_dense(q.dtype), kv, None)
+    assert torch.equal(actual, expected)

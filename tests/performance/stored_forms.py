@@ -51,8 +51,9 @@ COARSE = {
     "fp8": {"kv_dtype": "fp8"},
     "int4": {"kv_dtype": "int4"},
 }
-STORED_FORMS = [name for name, changes in FORMS.items() if name.startswith(("separate", "tied"))]
-STORED_FORMS += [name for name in FORMS if name.startswith(("grouped_tied", "latent"))]
+STORED_FORMS = [
+    name for name in FORMS if name.startswith(("separate", "tied", "grouped_tied", "latent"))
+]
 """Forms that differ in what a token stores."""
 
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.lm_eval_tasks import LmEvalTask
 from kvlab.trial.lm_eval_adapter import TextScorer, harness_model, run_tasks
 from kvlab.trial.model_targets import OpenedModel
+from tests.support.compiled_steps import watch_compiled_steps
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,21 @@ def test_a_long_text_is_scored_in_the_windows_of_the_harness(opened, length):
         scored += len(targets)
     assert scored == length
     scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
-    assert scorer.score_text(text) == pytest.approx(total, abs=1e-3)
+    scores = scorer.score_texts([scorer.split_text(each) for each in ("fox", text)])
+    assert scores[1] == pytest.approx(total, abs=1e-3)
+
+
+def test_texts_of_all_lengths_have_one_compiled_step(opened, monkeypatch):
+    sizes = watch_compiled_steps(monkeypatch)
+    serving = ServingConfig(compile=True)
+    served = TextScorer(replace(opened, serving=serving), load_tokenizer("bytes"), served=True)
+    plain = TextScorer(opened, load_tokenizer("bytes"), served=False)
+    texts = [plain.split_text("the quick brown fox jumps over it" * n) for n in (1, 2, 5)]
+    done = []
+    scores = served.score_texts([*texts, []], done.append)
+    assert scores == pytest.approx([*plain.score_texts(texts), 0.0], abs=1e-3)
+    assert len(sizes) == 1
+    assert sum(done) == sum(map(len, texts))
 
 
 def test_generation_is_greedy_and_ends_where_it_should(opened):

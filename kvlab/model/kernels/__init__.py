@@ -2,7 +2,7 @@
 
 Each file holds one kernel and its plain reference, behind the contract in
 `kvlab.model.kernels.cpu_kernel`. The measurements behind their limits are in
-``kvlab/benchmark/LOG.md``. Those of CUDA are in `kvlab.model.kernels.triton_kernels`.
+``kvlab/benchmark/LOG.md``. Those of CUDA are in modules named ``triton_``.
 """
 
 from typing import Any

@@ -1,57 +1,23 @@
-"""CUDA kernels in Triton: what a token stores, its attention, cross-entropy with its gradient.
+"""CUDA kernels in Triton: what a token stores, and its attention.
 
-Each has a plain reference in torch, which runs where Triton does not: `kvlab.cache.formats`,
-`kvlab.model.decode_attention.attend_decoded` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
-in the environment the kernels run on CPU tensors, which is how tests prove them without a GPU.
+Each has a plain reference in torch, which runs where Triton does not: `kvlab.cache.formats` and
+`kvlab.model.decode_attention.attend_decoded`. With ``TRITON_INTERPRET=1`` in the environment the
+kernels run on CPU tensors, which is how tests prove them without a GPU.
 
-Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V; N tokens, V words.
+Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V.
 """
 
 import itertools
-import os
-import shutil
 from collections.abc import Sequence
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvlab.cache import ScaledCodes
+from kvlab.cache import ScaledCodes, Stored
 from kvlab.cache.formats import MAX_SCALE, MIN_SCALE
-from kvlab.model.kernels.cpu_kernel import is_plain_code_used
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # not on this platform: nothing here is called
-    triton, tl = None, SimpleNamespace(constexpr=Any)
-
-Stored = Tensor | ScaledCodes
-"""What tokens have stored, (B, H, S, D): values, or codes with scales."""
-
-
-def jit(function: Any) -> Any:
-    """Return a kernel of Triton, or the function as it is where there is no Triton."""
-    return function if triton is None else triton.jit(function)
-
-
-def are_kernels_usable(device: torch.device) -> bool:
-    """Return whether the kernels run on ``device``: CUDA, with Triton and a C compiler."""
-    return device.type == "cuda" and not is_plain_code_used() and _has_compiler()
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_compiler() -> bool:
-    return _find_compiler()
-
-
-@lru_cache(maxsize=1)
-def _find_compiler() -> bool:
-    compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
-    return triton is not None and any(shutil.which(name) for name in compilers if name)
-
+from kvlab.model.kernels.triton_runtime import jit, tl, triton
 
 BLOCK = 64
 """The most entries that a program reads at a time."""
@@ -119,7 +85,7 @@ def attend_stored(
         ], 2)  # fmt: skip
     pairs = batch * heads
     splits = splits or choose_splits(pairs, entries, count_processors(q.device))
-    keys, values, of_all = (_view_operand(stored) for stored in (k, v, shared))
+    keys, values, shared_keys = (_view_operand(stored) for stored in (k, v, shared))
     width_blocks = widths if shared_width else widths[:2]
     stored_size = (k.codes if isinstance(k, ScaledCodes) else k).itemsize
     block, stages = choose_tiles(
@@ -136,12 +102,13 @@ def attend_stored(
     rows = max(16, triton.next_power_of_2(group))
     _attend_chunk[pairs, splits](
         q.contiguous(), keys.stored, keys.scales, values.stored, values.scales,
-        of_all.stored, of_all.scales, cos, sin, counts, partial, stats,
+        shared_keys.stored, shared_keys.scales, cos, sin, counts, partial, stats,
         heads, entries, chunk, q_width**-0.5, *keys.strides, *keys.scale_strides,
         *values.strides, *values.scale_strides,
-        *of_all.strides[::2], *of_all.scale_strides[::2], table_row,
+        *shared_keys.strides[::2], *shared_keys.scale_strides[::2], table_row,
         group, rows, width, widths[0], v_width, widths[1], shared_width, widths[2], block,
-        keys.group, values.group, of_all.group, keys.half, values.half, of_all.half, rotary_dim,
+        keys.scale_group, values.scale_group, shared_keys.scale_group,
+        keys.half, values.half, shared_keys.half, rotary_dim,
         IS_FLOAT8=isinstance(k, ScaledCodes) and k.codes.dtype.is_floating_point,
         IS_EXACT=q.dtype == torch.float32, num_stages=stages,
     )  # fmt: skip
@@ -174,8 +141,8 @@ def _attend_in_graph(
     """Run `attend_stored` as one node of a compiled graph."""
     keys, values = _join_stored(k, k_scales), _join_stored(v, v_scales)
     table = None if cos is None or sin is None else (cos, sin)
-    of_all = None if shared is None else _join_stored(shared, shared_scales)
-    return attend_stored(q, keys, values, counts, sink, table=table, shared=of_all)
+    shared_keys = None if shared is None else _join_stored(shared, shared_scales)
+    return attend_stored(q, keys, values, counts, sink, table=table, shared=shared_keys)
 
 
 def _join_stored(part: Tensor, scales: Tensor | None) -> Stored:
@@ -193,7 +160,7 @@ class _Operand(NamedTuple):
     Attributes:
         stored: values, or the bytes of codes.
         scales: of codes.
-        group: numbers that share a scale, where a vector has several; or 0.
+        scale_group: numbers that share a scale, where a vector has several; or 0.
         half: numbers in the lower halves of bytes, where codes are two in a byte; or 0.
         strides: of ``stored``, from row to row, head to head and entry to entry.
         scale_strides: of ``scales``.
@@ -201,7 +168,7 @@ class _Operand(NamedTuple):
 
     stored: Tensor | None
     scales: Tensor | None
-    group: int
+    scale_group: int
     half: int
     strides: tuple[int, ...]
     scale_strides: tuple[int, ...]
@@ -210,9 +177,9 @@ class _Operand(NamedTuple):
 def _view_operand(part: Stored | None) -> _Operand:
     if isinstance(part, ScaledCodes):
         codes, scales = part.codes.view(torch.int8), part.scales
-        group = part.group_size if scales.shape[3] > 1 else 0
+        scale_group = part.group_size if scales.shape[3] > 1 else 0
         half = codes.shape[3] if part.is_packed else 0
-        return _Operand(codes, scales, group, half, codes.stride()[:3], scales.stride()[:3])
+        return _Operand(codes, scales, scale_group, half, codes.stride()[:3], scales.stride()[:3])
     if part is not None and part.stride(3) != 1:
         part = part.contiguous()
     return _Operand(part, None, 0, 0, (0, 0, 0) if part is None else part.stride()[:3], (0, 0, 0))
@@ -264,7 +231,7 @@ def count_processors(device: torch.device) -> int:
 def _load_numbers(
     values, scales, entry, is_read, column, is_column,
     entry_stride, scale_stride, dtype: tl.constexpr,
-    GROUP_SIZE: tl.constexpr, HALF: tl.constexpr, IS_FLOAT8: tl.constexpr,
+    SCALE_GROUP: tl.constexpr, HALF: tl.constexpr, IS_FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Load some numbers of some entries, without the scale of a whole vector."""
     mask = is_read[:, None] & is_column[None, :]
@@ -273,8 +240,8 @@ def _load_numbers(
     if HALF:  # two codes in a byte, the first half of a vector in the lower bits
         loaded = (tl.where(column[None, :] < HALF, loaded, loaded >> 4) & 0xF) - 8
     numbers = _to_numbers(loaded, IS_FLOAT8, dtype)
-    if GROUP_SIZE:
-        of_groups = scales + entry[:, None] * scale_stride + (column // GROUP_SIZE)[None, :]
+    if SCALE_GROUP:
+        of_groups = scales + entry[:, None] * scale_stride + (column // SCALE_GROUP)[None, :]
         factors = tl.load(of_groups, mask=mask, other=0.0)
         numbers = (numbers.to(tl.float32) * factors.to(tl.float32)).to(dtype)
     return numbers
@@ -305,7 +272,7 @@ def _attend_chunk(
     WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
     V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
     SHARED_WIDTH: tl.constexpr, SHARED_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-    K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
+    K_SCALE_GROUP: tl.constexpr, V_SCALE_GROUP: tl.constexpr, SHARED_SCALE_GROUP: tl.constexpr,
     K_HALF: tl.constexpr, V_HALF: tl.constexpr, SHARED_HALF: tl.constexpr,
     ROTARY_DIM: tl.constexpr, IS_FLOAT8: tl.constexpr, IS_EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -351,31 +318,31 @@ def _attend_chunk(
         is_read = entry < end
         keys = _load_numbers(
             k, k_scales, entry, is_read, columns, is_column,
-            k_entry, ks_entry, q_tile.dtype, K_GROUP, K_HALF, IS_FLOAT8,
+            k_entry, ks_entry, q_tile.dtype, K_SCALE_GROUP, K_HALF, IS_FLOAT8,
         )  # fmt: skip
         if ROTARY_DIM:
-            others = _load_numbers(
+            partner_keys = _load_numbers(
                 k, k_scales, entry, is_read, partners, is_rotated,
-                k_entry, ks_entry, q_tile.dtype, K_GROUP, K_HALF, IS_FLOAT8,
+                k_entry, ks_entry, q_tile.dtype, K_SCALE_GROUP, K_HALF, IS_FLOAT8,
             )  # fmt: skip
             place = entry[:, None] * angles + (columns % angles)[None, :]
             has_angle = is_read[:, None] & is_rotated[None, :]
-            own = tl.load(cos + place, mask=has_angle, other=1.0).to(tl.float32)
-            other = tl.load(sin + place, mask=has_angle, other=0.0).to(tl.float32)
-            other = tl.where(is_first[None, :], -other, other)
-            keys = keys.to(tl.float32) * own + others.to(tl.float32) * other
+            cosine = tl.load(cos + place, mask=has_angle, other=1.0).to(tl.float32)
+            sine = tl.load(sin + place, mask=has_angle, other=0.0).to(tl.float32)
+            sine = tl.where(is_first[None, :], -sine, sine)
+            keys = keys.to(tl.float32) * cosine + partner_keys.to(tl.float32) * sine
             keys = keys.to(q_tile.dtype)
         scores = tl.dot(q_tile, tl.trans(keys), input_precision=precision) * softmax_scale
-        if k_scales is not None and K_GROUP == 0:
+        if k_scales is not None and K_SCALE_GROUP == 0:
             scales = tl.load(k_scales + entry * ks_entry, mask=is_read, other=0.0)
             scores = scores * scales.to(tl.float32)[None, :]
         if SHARED_WIDTH:
             keys = _load_numbers(
                 shared, shared_scales, entry, is_read, s_columns, is_s_column,
-                shared_entry, ss_entry, q_tile.dtype, SHARED_GROUP, SHARED_HALF, IS_FLOAT8,
+                shared_entry, ss_entry, q_tile.dtype, SHARED_SCALE_GROUP, SHARED_HALF, IS_FLOAT8,
             )  # fmt: skip
             more = tl.dot(shared_q, tl.trans(keys), input_precision=precision) * softmax_scale
-            if shared_scales is not None and SHARED_GROUP == 0:
+            if shared_scales is not None and SHARED_SCALE_GROUP == 0:
                 scales = tl.load(shared_scales + entry * ss_entry, mask=is_read, other=0.0)
                 more = more * scales.to(tl.float32)[None, :]
             scores += more
@@ -386,9 +353,9 @@ def _attend_chunk(
         total = total * shrink + tl.sum(weights, 1)
         values = _load_numbers(
             v, v_scales, entry, is_read, v_columns, is_v_column,
-            v_entry, vs_entry, q_tile.dtype, V_GROUP, V_HALF, IS_FLOAT8,
+            v_entry, vs_entry, q_tile.dtype, V_SCALE_GROUP, V_HALF, IS_FLOAT8,
         )  # fmt: skip
-        if v_scales is not None and V_GROUP == 0:
+        if v_scales is not None and V_SCALE_GROUP == 0:
             scales = tl.load(v_scales + entry * vs_entry, mask=is_read, other=0.0)
             weights = weights * scales.to(tl.float32)[None, :]
         weights = weights.to(q_tile.dtype)
@@ -507,54 +474,3 @@ def _to_float8(x):
     small = _to_nearest(tl.abs(x) * 512.0).to(tl.int32)  # multiples of 2^-9
     code = tl.where(magnitude < 0x3C800000, small, normal)  # below 2^-6
     return (code | ((bits >> 24) & 0x80)).to(tl.int8)
-
-
-VOCABULARY_BLOCK = 4096
-"""Logits of a row that a program reads at a time."""
-
-
-def cross_entropy_in_place(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return -log p(target) (N,) in float32, and replace the logits by their gradient.
-
-    The gradient is that of the sum of losses, in the dtype of the logits. They are read twice and
-    written once, and nothing else of their size exists, as in Liger-Kernel (arXiv 2410.10989).
-
-    Args:
-        logits: (N, V), contiguous rows.
-        targets: (N,) of int64, each below V.
-    """
-    count, words = logits.shape
-    losses = torch.empty(count, dtype=torch.float32, device=logits.device)
-    block = min(VOCABULARY_BLOCK, triton.next_power_of_2(words))
-    _cross_entropy_row[count,](
-        logits, targets, losses, words, logits.stride(0), block, num_warps=8
-    )  # fmt: skip
-    return losses
-
-
-@jit
-def _cross_entropy_row(logits, targets, losses, words, row_stride, BLOCK: tl.constexpr):
-    """Compute one row's loss, and overwrite its logits by softmax - one-hot(target)."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * row_stride
-    target = tl.load(targets + row)
-    of_target = tl.load(logits + target).to(tl.float32)
-    steps = tl.arange(0, BLOCK)
-    largest = tl.full([BLOCK], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, words, BLOCK):  # each lane has a running maximum of its own
-        word = first + steps
-        x = tl.load(logits + word, mask=word < words, other=-float("inf")).to(tl.float32)
-        new_largest = tl.maximum(largest, x)
-        is_finite = new_largest > -float("inf")
-        total = total * tl.where(is_finite, tl.exp(largest - new_largest), 0.0)
-        total += tl.where(is_finite, tl.exp(x - new_largest), 0.0)
-        largest = new_largest
-    of_row = tl.max(largest, 0)
-    sum_of_row = tl.sum(total * tl.exp(largest - of_row), 0)
-    tl.store(losses + row, tl.log(sum_of_row) + of_row - of_target)
-    for first in range(0, words, BLOCK):
-        word = first + steps
-        x = tl.load(logits + word, mask=word < words, other=-float("inf")).to(tl.float32)
-        gradient = tl.exp(x - of_row) / sum_of_row - tl.where(word == target, 1.0, 0.0)
-        tl.store(logits + word, gradient.to(logits.dtype.element_ty), mask=word < words)

@@ -17,7 +17,7 @@ from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import ScaledCodes, get_format
 from kvlab.model import GPT, attention_backends, decode_attention, generate, loss
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
-from kvlab.model.kernels import triton_kernels, use_plain_code
+from kvlab.model.kernels import triton_cross_entropy, triton_kernels, use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 from kvlab.model.rope import RopeTable, apply_rope, make_rope_table
 from kvlab.spec import ModelConfig, ServingConfig
@@ -195,7 +195,7 @@ def test_cross_entropy_and_its_gradient(dtype, words):
     exact = logits.double().requires_grad_()
     expected = F.cross_entropy(exact, targets, reduction="none")
     (gradient,) = torch.autograd.grad(expected.sum(), exact)
-    losses = triton_kernels.cross_entropy_in_place(logits, targets)
+    losses = triton_cross_entropy.cross_entropy_in_place(logits, targets)
     assert (losses - expected).abs().max() < 1e-4
     assert expected.max() > 250
     assert (logits.double() - gradient).abs().max() < (1e-6 if dtype == torch.float32 else 5e-3)
@@ -284,7 +284,7 @@ POINTERS = {
 }  # fmt: skip
 
 PLAIN = {
-    "SHARED_WIDTH": 0, "SHARED_BLOCK": 16, "K_GROUP": 0, "V_GROUP": 0, "SHARED_GROUP": 0,
+    "SHARED_WIDTH": 0, "SHARED_BLOCK": 16, "K_SCALE_GROUP": 0, "V_SCALE_GROUP": 0, "SHARED_SCALE_GROUP": 0,
     "K_HALF": 0, "V_HALF": 0, "SHARED_HALF": 0, "ROTARY_DIM": 0, "IS_FLOAT8": False,
     "IS_EXACT": False, "cos": None, "sin": None, "shared": None, "shared_scales": None,
 }  # fmt: skip
@@ -292,7 +292,7 @@ PLAIN = {
 
 ROTATED = {"ROTARY_DIM": 64, "cos": "*bf16", "sin": "*bf16"}
 JOINED = {"SHARED_WIDTH": 32, "SHARED_BLOCK": 32, "shared": "*i8", "shared_scales": "*fp16"}
-PACKED = {"K_GROUP": 32, "V_GROUP": 32, "K_HALF": 32, "V_HALF": 32}
+PACKED = {"K_SCALE_GROUP": 32, "V_SCALE_GROUP": 32, "K_HALF": 32, "V_HALF": 32}
 
 
 def compile_kernel(kernel, capability, arguments, **options):
@@ -338,12 +338,12 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
         (chunk, {**attend, "IS_FLOAT8": True}),
         (chunk, {**attend, **PLAIN, "IS_EXACT": True, "q": "*fp32"}),
         (chunk, {**attend, **values}),
-        (chunk, {**attend, **ROTATED, "IS_FLOAT8": True, "K_GROUP": 16, "V_GROUP": 16}),
-        (chunk, {**attend, **JOINED, **PACKED, **float32, "SHARED_HALF": 16, "SHARED_GROUP": 16}),
+        (chunk, {**attend, **ROTATED, "IS_FLOAT8": True, "K_SCALE_GROUP": 16, "V_SCALE_GROUP": 16}),
+        (chunk, {**attend, **JOINED, **PACKED, **float32, "SHARED_HALF": 16, "SHARED_SCALE_GROUP": 16}),
         (join, {**sizes, "SPLITS_BLOCK": 64}),
         (chunk, {**attend, "IS_FLOAT8": True, **ones, "ks_entry": 1, "vs_entry": 1, "counts": None}),
         (join, {**sizes, "SPLITS_BLOCK": 1, **ones, "stats_size": 1, "sink": None}),
-        (triton_kernels._cross_entropy_row, {"BLOCK": 4096}),
+        (triton_cross_entropy._cross_entropy_row, {"BLOCK": 4096}),
         *((triton_kernels._store_row,
            {"WIDTH": 64, "WIDTH_BLOCK": 64, "IS_FLOAT8": is_float8, **numbers, **token})
           for is_float8 in (False, True)),
@@ -354,7 +354,9 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
 
 @pytest.mark.cuda_code
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("stored", ["*fp32", "*bf16", "*i8"])
+@pytest.mark.parametrize(
+    ("stored", "is_exact"), [("*fp32", True), ("*bf16", False), ("*i8", True), ("*i8", False)]
+)
 @pytest.mark.parametrize(
     ("form", "width", "group"),
     [
@@ -362,11 +364,11 @@ def test_they_compile_for_gpus_that_need_not_be_here(capability):
         *((form, 256, 32) for form in ("rotated", "joined", "packed")),
     ],
 )
-def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, group, form, stored):
+def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, group, form, stored, is_exact):
     """99 KiB of a processor, by NVIDIA's table of compute capabilities; it fails at the launch."""
     if form == "packed" and stored != "*i8":
         pytest.skip("values are not packed")
-    is_exact, size = stored != "*bf16", {"*fp32": 4, "*bf16": 2, "*i8": 1}[stored]
+    size = {"*fp32": 4, "*bf16": 2, "*i8": 1}[stored]
     q_size = 4 if is_exact else 2
     shared = 64 if form == "joined" else 0
     width_block = max(16, triton_kernels.triton.next_power_of_2(width))
@@ -382,7 +384,7 @@ def test_wide_heads_fit_the_shared_memory_of_small_gpus(width, group, form, stor
         "rotated": {"ROTARY_DIM": width, "cos": dense, "sin": dense},
         "joined": {"SHARED_WIDTH": 64, "SHARED_BLOCK": 64, "shared": stored,
                    "shared_scales": "*fp16"},
-        "packed": {"K_GROUP": 32, "V_GROUP": 32, "K_HALF": width // 2, "V_HALF": width // 2},
+        "packed": {"K_SCALE_GROUP": 32, "V_SCALE_GROUP": 32, "K_HALF": width // 2, "V_HALF": width // 2},
     }  # fmt: skip
     arguments = {
         **PLAIN, "GROUP": group, "ROWS": rows, "WIDTH": width, "WIDTH_BLOCK": width_block,
