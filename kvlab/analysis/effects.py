@@ -1,19 +1,26 @@
 """Estimate what each level does, from matched comparisons, and judge the levels together.
 
-Groups of settings that were seen at the same seeds (`kvlab.analysis.matched_pairs`) are averaged
-seed by seed, and the means are tested over the seeds. A level without any pair in the design, as in
-a fractional design, is estimated by a contrast over all cells at every seed
-(`kvlab.analysis.matched_pairs`). The standard error of a level that changes training is the larger
-of its own and the pooled one (`kvlab.analysis.simultaneous_intervals`); a level of serving, whose
-settings share trained weights with the baseline's, keeps its own. Intervals hold for all effects
-of one table together, and verdicts are read from them (`kvlab.analysis.verdicts`).
+An effect is a mean over settings; `kvlab.analysis.estimand` says which. Groups of settings that
+were seen at the same seeds (`kvlab.analysis.matched_pairs`) are averaged seed by seed, and the
+means are tested over the seeds. A level without any pair in the design, as in a fractional design,
+is estimated by a contrast over all cells at every seed. The standard error of a level that changes
+training is the larger of its own and the pooled one (`kvlab.analysis.standard_errors`); a level of
+serving, whose settings share trained weights with the baseline's, keeps its own. Intervals hold for
+all effects of one table together, and verdicts are read from them (`kvlab.analysis.verdicts`).
+
+Where settings disagree, their mean describes none of them. So the interactions of a sweep are
+tested together, with a fifth of its error. A level that acts differently beside the levels of
+another factor is then estimated beside each of them apart, and these parts share its error. A level
+of serving is always estimated apart.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import (
     Cells,
     Change,
@@ -36,7 +43,7 @@ from kvlab.analysis.permutation_tests import (
     count_contrast_divergence,
     count_divergence,
 )
-from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors
+from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import (
     ALPHA,
     Estimate,
@@ -45,7 +52,7 @@ from kvlab.analysis.statistics import (
     t_cdf,
 )
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS, call_suggestive, judge_family, judge_interval
+from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
 
 _SAME_WEIGHT = 1e-6
@@ -53,6 +60,12 @@ _SAME_WEIGHT = 1e-6
 
 _NO_WEIGHT = 1e-9
 """Weights below it are rounding errors of weights that cancel."""
+
+LEARNED_UNITS = ("nats/token", "nats", "bits/byte", "")
+"""Units of metrics that measure what training has learned, not memory or time."""
+
+SPLIT_SHARE = 0.2
+"""Part of alpha at which interactions are tested, and so at which settings are told apart."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class Effect:
     Attributes:
         metric: Name of the metric.
         change: The level, or the two levels, with their factors.
+        at: Levels of other factors beside which it is estimated; empty for the mean over settings.
         estimate: The difference with its own t-test; None if there is no matched comparison.
         pairs_used: Matched comparisons used; of a contrast, seeds.
         pairs_designed: Matched comparisons in the design; of a contrast, seeds.
@@ -80,12 +94,14 @@ class Effect:
         low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
         high: Upper end; 0 where zero itself is excluded.
         corrected_p: p-value, corrected for all effects that are judged together.
-        n_tests: Number of tests that it was corrected for.
+        level: Two-sided level of its interval, a part of ``alpha``.
         alpha: Probability of any wrong statement about these effects.
         margin: A cost that does not matter, in the metric's unit; None without one.
         is_claimed: Whether the sweep claims anything of it.
         is_awaited: Whether a look that was declared is still to judge it.
         is_disturbed: Whether it is a difference of times that do not compare.
+        went_wrong: Number of trainings in it that went wrong; see `kvlab.analysis.went_wrong`.
+        over_all: Of a part, the mean over all settings.
     """
 
     metric: str
@@ -108,15 +124,24 @@ class Effect:
     low: float = 0.0
     high: float = 0.0
     corrected_p: float = 1.0
-    n_tests: int = 1
+    level: float = ALPHA
     alpha: float = ALPHA
     margin: float | None = None
     is_claimed: bool = True
     is_awaited: bool = False
     is_disturbed: bool = False
+    went_wrong: int = 0
+    at: Change = ()
+    over_all: Estimate | None = None
 
     @property
     def name(self) -> str:
+        place = ", ".join(f"{factor}={level}" for factor, level in self.at)
+        return f"{change_name(self.change)}{' at ' if place else ''}{place}"
+
+    @property
+    def claim(self) -> str:
+        """The name without the setting, as in `decide.claims`."""
         return change_name(self.change)
 
     @property
@@ -161,7 +186,7 @@ class Effect:
         if not self.is_tested or self.tested_error.df < 2:
             return None
         error = self.tested_error
-        return smallest_detectable(error.value, error.df, self.n_tests, self.alpha)
+        return smallest_detectable(error.value, error.df, self.level)
 
     @property
     def verdict_name(self) -> str:
@@ -188,8 +213,12 @@ class Effect:
         if not self.is_claimed or self.is_awaited:
             return "awaited" if self.is_awaited else "unclaimed"
         better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
-        name = judge_interval(self.low, self.high, better, self.margin)
-        return call_suggestive(name, self.own_p, self.alpha)
+        margin = None if self.went_wrong else self.margin
+        name = judge_interval(self.low, self.high, better, margin)
+        if margin != self.margin and name == "within noise":
+            bounded = judge_interval(self.low, self.high, better, self.margin)
+            return "unbounded" if VERDICTS[bounded].concludes else "undecided"
+        return name
 
     @property
     def verdict(self) -> str:
@@ -213,6 +242,7 @@ def estimate_main_effects(
     factors: Factors,
     metric: str,
     *,
+    estimand: Estimand | None = None,
     claims: Collection[str] | None = None,
     alpha: float = ALPHA,
     margin: float | None = None,
@@ -223,6 +253,7 @@ def estimate_main_effects(
         cells: The rows of every cell by seed.
         factors: Factor -> levels, the baseline's first.
         metric: The metric.
+        estimand: Which settings an effect is the mean over; None for all.
         claims: Names of the effects that are judged; None for all.
         alpha: Probability of any wrong statement about them.
         margin: A cost that does not matter, in the metric's unit.
@@ -231,11 +262,78 @@ def estimate_main_effects(
         One effect per level that is not a baseline level, judged together.
     """
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
-    contrasts = Contrasts(list(cells), factors)
-    effects = [_estimate_effect(cells, factors, c, metric, contrasts) for c in changes]
+    effects = _estimate_effects(cells, factors, changes, metric, estimand)
     if claims is not None:
-        effects = [replace(effect, is_claimed=effect.name in claims) for effect in effects]
+        effects = [replace(effect, is_claimed=effect.claim in claims) for effect in effects]
     return judge_together(_with_pooled_errors(effects, cells, metric), alpha, margin)
+
+
+def tell_settings_apart(
+    cells: Cells,
+    factors: Factors,
+    effects: Sequence[Effect],
+    interactions: Sequence[Effect],
+    estimand: Estimand,
+) -> list[Effect]:
+    """Replace every level whose settings disagree by one effect for each kind of setting.
+
+    Args:
+        cells: The rows of every cell by seed.
+        factors: Factor -> levels, the baseline's first.
+        effects: Mean effects over settings, see `estimate_main_effects`.
+        interactions: Interactions of the same metric, judged.
+        estimand: Which settings enter.
+
+    Returns:
+        Effects that are judged together.
+    """
+    parts: list[Effect] = []
+    for effect in effects:
+        others = _disagreeing_factors(factors, effect, interactions, estimand)
+        found = _estimate_parts(cells, factors, effect, others, estimand) if others else []
+        parts += found if len(found) > 1 else [effect]
+    if not effects or len(parts) == len(effects):
+        return list(effects)
+    metric, first = effects[0].metric, effects[0]
+    return judge_together(_with_pooled_errors(parts, cells, metric), first.alpha, first.margin)
+
+
+def _disagreeing_factors(
+    factors: Factors, effect: Effect, interactions: Sequence[Effect], estimand: Estimand
+) -> list[str]:
+    """Return the other factors beside whose levels a level's effect differs."""
+    others = [factor for factor in factors if factor != effect.change[0][0]]
+    if effect.is_contrast or effect.estimate is None or not effect.is_claimed:
+        return []
+    if estimand.changes_serving_alone(effect.change):
+        seen = list(zip(*(levels for levels, _ in effect.by_setting), strict=True))
+        return [factor for factor, levels in zip(others, seen, strict=True) if len(set(levels)) > 1]
+    found = {
+        factor
+        for one in interactions
+        if one.is_significant and effect.change[0] in one.change
+        for factor, level in one.change
+        if not estimand.changes_serving_alone(((factor, level),))
+    }
+    return [factor for factor in others if factor in found]
+
+
+def _estimate_parts(
+    cells: Cells, factors: Factors, effect: Effect, others: Sequence[str], estimand: Estimand
+) -> list[Effect]:
+    """Estimate a level beside every combination of levels of other factors, apart."""
+    places = [list(factors).index(factor) for factor in others]
+    matched = estimand.select(list(find_matched_corners(cells, factors, effect.change)))
+    roots = [tuple(corners[-1][1][place] for place in places) for corners in matched]
+    parts = []
+    for levels in dict.fromkeys(roots):
+        chosen = [corners for corners, root in zip(matched, roots, strict=True) if root == levels]
+        part = _estimate_matched(cells, factors, effect.change, effect.metric, chosen)
+        if part.estimate is not None or part.divergence is not None:
+            at = tuple(zip(others, levels, strict=True))
+            part = replace(part, at=at, over_all=effect.estimate, is_claimed=effect.is_claimed)
+            parts.append(replace(part, is_disturbed=effect.is_disturbed))
+    return parts
 
 
 def estimate_interactions(
@@ -243,6 +341,7 @@ def estimate_interactions(
     factors: Factors,
     metric: str,
     *,
+    estimand: Estimand | None = None,
     alpha: float = ALPHA,
     margin: float | None = None,
 ) -> list[Effect]:
@@ -252,8 +351,11 @@ def estimate_interactions(
     levels and one cell with all of them, every pair is the same contrast: what all levels together
     do beyond the sum of each. There the effect is named by all of these levels.
 
+    Args:
+        alpha: The sweep's; interactions are judged at `SPLIT_SHARE` of it.
+
     Returns:
-        One effect per contrast, judged together, each by its own error.
+        One effect per contrast, judged together.
     """
     changes = [
         ((first, one), (second, other))
@@ -261,11 +363,35 @@ def estimate_interactions(
         for one, other in product(factors[first][1:], factors[second][1:])
         if _runs_together(cells, factors, ((first, one), (second, other)))
     ]
-    contrasts = Contrasts(list(cells), factors)
-    effects = [_estimate_effect(cells, factors, c, metric, contrasts) for c in changes]
+    effects = _estimate_effects(cells, factors, changes, metric, estimand)
     designed = [one for one in effects if one.pairs_designed]
     distinct = _join_equal_contrasts(designed, factors)
-    return judge_together(distinct, alpha, margin)
+    return judge_together(_with_pooled_errors(distinct, cells, metric), alpha * SPLIT_SHARE, margin)
+
+
+def _estimate_effects(
+    cells: Cells,
+    factors: Factors,
+    changes: Sequence[Change],
+    metric: str,
+    estimand: Estimand | None,
+) -> list[Effect]:
+    """Estimate changes from matched comparisons, or from contrasts where there are none."""
+    estimand = estimand or Estimand(list(cells), factors)
+    trained = Contrasts([cell for cell in cells if estimand.enters_means(cell)], factors)
+    contrasts = Contrasts(list(cells), factors)
+    effects = []
+    for change in changes:
+        matched = estimand.select(list(find_matched_corners(cells, factors, change)))
+        contrast = None
+        if not sum(len(_shared_seeds(cells, corners)) for corners in matched):
+            contrast = trained.of(change) or contrasts.of(change)
+        effects.append(
+            _estimate_matched(cells, factors, change, metric, matched)
+            if contrast is None
+            else _estimate_contrast(cells, change, metric, contrast)
+        )
+    return effects
 
 
 def _runs_together(cells: Cells, factors: Factors, change: Change) -> bool:
@@ -327,15 +453,20 @@ def _find_corner(weights: dict[Levels, float], factors: Factors) -> Change | Non
     return None
 
 
-def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[Levels]:
+def list_compared_cells(
+    cells: Cells, factors: Factors, change: Change, estimand: Estimand | None = None
+) -> set[Levels]:
     """Return the cells that the estimate of a change is made from; empty if there is none.
 
     Args:
         cells: The cells of the design; their trials are not read.
         factors: Factor -> levels, the baseline's first.
         change: The level, or the two levels.
+        estimand: Which settings an effect is the mean over; None for all.
     """
-    corners = {cell for one in find_matched_corners(cells, factors, change) for _, cell in one}
+    matched = list(find_matched_corners(cells, factors, change))
+    chosen = estimand.select(matched) if estimand is not None else matched
+    corners = {cell for one in chosen for _, cell in one}
     if corners:
         return corners
     contrast = Contrasts(list(cells), factors).of(change)
@@ -345,18 +476,19 @@ def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[L
 def judge_together(
     effects: Sequence[Effect], alpha: float = ALPHA, margin: float | None = None
 ) -> list[Effect]:
-    """Give effects intervals and p-values that hold for all of them together."""
+    """Give effects intervals and p-values that hold for all of them together.
+
+    Every level has an equal part of alpha, which its parts by setting share.
+    """
     judged = [replace(e, alpha=alpha, margin=margin, low=e.value, high=e.value) for e in effects]
     family = [number for number, one in enumerate(judged) if _is_judged(one)]
+    levels = Counter((judged[number].metric, judged[number].change) for number in family)
+    shares = [1 / len(levels) / levels[judged[n].metric, judged[n].change] for n in family]
     errors = [judged[number].tested_error for number in family]
-    found = judge_family([judged[n].value for n in family], errors, alpha, margin)
-    for number, test in zip(family, found, strict=True):
+    found = judge_family([judged[n].value for n in family], errors, alpha, margin, shares)
+    for number, test, share in zip(family, found, shares, strict=True):
         judged[number] = replace(
-            judged[number],
-            low=test.low,
-            high=test.high,
-            corrected_p=test.p,
-            n_tests=len(family),
+            judged[number], low=test.low, high=test.high, corrected_p=test.p, level=alpha * share
         )
     return judged
 
@@ -369,6 +501,7 @@ def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> lis
     """Set the errors of the effects that change training."""
     trainings = name_trainings(cells)
     pooled: dict[int, dict[Levels, float]] = {}
+    used: set[Levels] = set()
     for number, effect in enumerate(effects):
         weights: dict[Levels, float] = {}
         for levels, weight in effect.weights.items():
@@ -376,23 +509,21 @@ def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> lis
         kept = {key: weight for key, weight in weights.items() if abs(weight) > _NO_WEIGHT}
         if effect.is_tested and kept:
             pooled[number] = kept
+            used |= effect.weights.keys()
     if not pooled:
         return effects
-    values = average_by_training(cells, trainings, metric)
+    compared = {levels: by_seed for levels, by_seed in cells.items() if levels in used}
+    values = average_by_training(compared, trainings, metric)
     differences = [dict(effects[number].by_seed) for number in pooled]
     errors = pool_errors(differences, list(pooled.values()), values)
     by_number = dict(zip(pooled, errors, strict=True))
     return [replace(one, error=by_number.get(n)) for n, one in enumerate(effects)]
 
 
-def _estimate_effect(
-    cells: Cells, factors: Factors, change: Change, metric: str, contrasts: Contrasts
+def _estimate_matched(
+    cells: Cells, factors: Factors, change: Change, metric: str, matched: Sequence[Corners]
 ) -> Effect:
-    matched = list(find_matched_corners(cells, factors, change))
-    designed = sum(len(_shared_seeds(cells, corners)) for corners in matched)
-    contrast = None if designed else contrasts.of(change)
-    if contrast is not None:
-        return _estimate_contrast(cells, change, metric, contrast)
+    """Estimate a change as the mean over some settings."""
     settings = [make_setting(cells, factors, change, corners, metric) for corners in matched]
     groups = select_groups(settings)
     used = [setting for group in groups for setting in group]
@@ -405,7 +536,7 @@ def _estimate_effect(
         change,
         _estimate_over_seeds([value for _, value in by_seed], scale, metric),
         pairs_used=sum(len(setting.differences) for setting in used),
-        pairs_designed=designed,
+        pairs_designed=sum(len(_shared_seeds(cells, corners)) for corners in matched),
         settings=len(used),
         groups=len(groups),
         seeds=seeds,
@@ -423,7 +554,7 @@ def _shared_seeds(cells: Cells, corners: Corners) -> set[int]:
 
 def _is_learned(metric: str) -> bool:
     """Return whether a metric measures what training has learned, not memory or time."""
-    return METRICS[metric].unit in ("nats/token", "nats", "bits/byte", "")
+    return METRICS[metric].unit in LEARNED_UNITS
 
 
 def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.effects import Effect, estimate_main_effects, tell_settings_apart
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Factors
-from kvlab.analysis.sequential import ClaimState, repeated_p_value, t_bounds
+from kvlab.analysis.sequential import ClaimState, repeated_p_value, spent_share, t_bounds
 from kvlab.analysis.statistics import Estimate
 from kvlab.spec.seeds_config import SeedLooks
 
@@ -59,36 +60,47 @@ def judge_by_looks(
     effects: Sequence[Effect],
     declared: SeedLooks,
     looks: Sequence[TakenLook],
+    estimand: Estimand,
+    interactions: Sequence[Effect],
 ) -> list[Effect]:
     """Return the effects on the decided metric with the intervals of the looks.
 
     A claim has the seeds, the difference and the interval of its last test, which is where it was
-    decided if it was. So what was trained since, for other claims, does not change it.
+    decided if it was. So what was trained since, for other claims, does not change it. A claim
+    whose settings disagree is told apart by them; its parts share the error of the claim.
 
     Args:
         cells: The rows of every cell by seed.
         factors: Factor -> levels, the baseline's first.
-        effects: Effects over all seeds, see `estimate_main_effects`.
+        effects: Mean effects over settings and all seeds, see `estimate_main_effects`.
         declared: The looks, as declared.
         looks: The looks that were taken.
+        estimand: Which settings enter.
+        interactions: Interactions over all seeds, judged.
     """
     by_seeds: dict[int, dict[str, Effect]] = {}
     judged = []
     for effect in effects:
-        look = find_last_test(looks, effect.name) if effect.is_claimed else None
+        look = find_last_test(looks, effect.claim) if effect.is_claimed else None
         if look is None:
             judged.append(replace(effect, error=None, is_awaited=effect.is_claimed))
             continue
+        then = _restrict_seeds(cells, set(declared.seeds(look.seeds)))
         if look.seeds not in by_seeds:
-            seeds = set(declared.seeds(look.seeds))
-            then = _restrict_seeds(cells, seeds)
-            at_look = estimate_main_effects(then, factors, effect.metric)
-            by_seeds[look.seeds] = {one.name: one for one in at_look}
-        state = looks[-1].states[effect.name]
-        found = replace(
-            by_seeds[look.seeds][effect.name], alpha=effect.alpha, margin=effect.margin, error=None
-        )
-        judged.append(_apply_state(found, state, declared.looks[-1], len(looks[-1].states)))
+            at_look = estimate_main_effects(then, factors, effect.metric, estimand=estimand)
+            by_seeds[look.seeds] = {one.claim: one for one in at_look}
+        states = looks[-1].states
+        state = states[effect.claim]
+        found = by_seeds[look.seeds][effect.claim]
+        found = replace(found, alpha=effect.alpha, margin=effect.margin)
+        share = spent_share(declared.looks, state.sizes[-1], effect.alpha) / len(states)
+        alone = replace(found, alpha=effect.alpha * share)
+        parts = tell_settings_apart(then, factors, [alone], interactions, estimand)
+        if len(parts) > 1:
+            judged += [replace(part, alpha=effect.alpha) for part in parts]
+        else:
+            found = replace(found, error=None)
+            judged.append(_apply_state(found, state, declared.looks[-1], len(states)))
     return judged
 
 
@@ -122,5 +134,5 @@ def _apply_state(effect: Effect, state: ClaimState, maximum: int, claims: int) -
         low=state.low,
         high=state.high,
         corrected_p=corrected,
-        n_tests=claims,
+        level=effect.alpha / claims,
     )

@@ -136,7 +136,7 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     single = float(np.mean([one**2 for one in of_seeds if one is not None]))
     by_weights = max(0.0, single - of_mean**2) / (seeds - 1)  # its part of the squared error
     share = min(1.0, by_weights / error.value**2)
-    level = 1 - effect.alpha / (2 * effect.n_tests)
+    level = 1 - effect.level / 2
     more_df = error.df * (2 * seeds - 1) / (seeds - 1)
     # one end may be cut at zero; of a look, the bound is larger than the quantile
     reach = max(effect.high - effect.value, effect.value - effect.low)

@@ -1,18 +1,16 @@
-"""Rank cells, compare all of them with one, and say which cannot be told apart from the best.
+"""Rank cells, and say which cannot be told apart from the best.
 
 Cells are ranked by the baseline's mean plus their paired difference from it, over the seeds that
 both have: means over unequal seeds would rank the seeds. A cell that shares no seed with the
 baseline is compared with the ranked cell that shares most seeds with it.
 
-The standard error of a difference is the larger of its own (paired differences over seeds) and a
-pooled one (two-way residuals of cells by seeds, one cell per training). Cells that share trained
-weights keep their own. What is claimed together is corrected together:
+The standard error of a difference is that of the effects: the larger of its own and the one pooled
+over the differences of all cells from the baseline (`kvlab.analysis.standard_errors`). Cells that
+share trained weights, and cells that are served otherwise than they were trained, keep their own.
 
-- *Against one cell* (Dunnett 1955): intervals of all differences hold at once, also that of a cell
-  that was picked because it looked best.
-- *Against the best* (Hsu 1984, Edwards and Hsu 1983): every cell in turn is the one that all others
-  are compared with, and is out if one of them beats it. With 95% probability the true best cell is
-  among those that are left, which bounds what a choice among them can lose.
+*Against the best* (Hsu 1984, Edwards and Hsu 1983): every cell in turn is the one that all others
+are compared with, and is out if one of them beats it. With 95% probability the true best cell is
+among those that are left, which bounds what a choice among them can lose.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,8 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvlab.analysis.simultaneous_intervals import Family, PooledVariance, pool_variance
-from kvlab.analysis.statistics import Estimate, t_cdf
+from kvlab.analysis.standard_errors import PooledVariance, pool_variance
+from kvlab.analysis.statistics import Estimate, t_cdf, t_quantile
 from kvlab.analysis.trial_rows import Levels
 
 if TYPE_CHECKING:
@@ -59,14 +57,12 @@ class _Differences:
         value: Mean paired difference; NaN without a shared seed.
         error: Standard error; NaN if the difference cannot be tested, 0 if it is exact.
         df: Degrees of freedom of ``error``.
-        is_pooled: Whether ``error`` contains the pooled variance.
     """
 
     seeds: "Vector"
     value: "Vector"
     error: "Vector"
     df: "Vector"
-    is_pooled: "Mask"
 
     @property
     def is_tested(self) -> "Mask":
@@ -80,6 +76,7 @@ class Ranking:
         values: Cell -> values by seed. Cells without a value are left out.
         baseline: The cell that means are anchored at.
         trainings: Cell -> ids of its trainings. Cells that share one keep errors of their own.
+        noisy: Cells whose serving adds a noise of its own; they keep their own errors.
         higher_is_better: The direction of the metric.
         in_steps: Whether the metric is a share of items, whose differences may be equal by chance.
         alpha: Probability of any false claim among those that are made together.
@@ -91,6 +88,7 @@ class Ranking:
         baseline: Levels,
         trainings: Mapping[Levels, Collection[str]],
         *,
+        noisy: Collection[Levels] = (),
         higher_is_better: bool = False,
         in_steps: bool = False,
         alpha: float = 0.05,
@@ -104,6 +102,7 @@ class Ranking:
         self._sign = -1.0 if higher_is_better else 1.0
         self._losses = self._sign * np.array(table).reshape(len(self.cells), len(seeds))
         self._groups = _group_by_training([trainings.get(levels, ()) for levels in self.cells])
+        self._is_noisy = np.array([levels in noisy for levels in self.cells], dtype=bool)
         self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
         self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
         self._rows: dict[int, _Differences] = {}
@@ -144,41 +143,30 @@ class Ranking:
         losses = {c: self._sign * self.means[c] for c in cells if c in self.means}
         return sorted(losses, key=lambda levels: (losses[levels], self._index[levels]))
 
-    def against(self, reference: Levels) -> dict[Levels, Estimate]:
-        """Estimate every other cell minus ``reference``, with simultaneous intervals.
+    def difference(self, one: Levels, other: Levels) -> Estimate | None:
+        """Estimate ``one`` minus ``other``, with the 95% interval of this difference alone.
 
         Returns:
-            Cell -> estimate, whose interval, p-value and test hold for all cells together; without
-            the cells that share no seed with ``reference``.
+            None if the two share no seed.
         """
-        import numpy as np
-
-        if reference not in self._index:
-            return {}
-        number = self._index[reference]
-        row = self._differences(number)
-        family = self._family(row, np.ones(len(self.cells), bool), self._alpha, sides=2)
-        return {
-            levels: self._estimate(row, other, family)
-            for other, levels in enumerate(self.cells)
-            if other != number and row.seeds[other]
-        }
-
-    def _estimate(self, row: _Differences, other: int, family: Family) -> Estimate:
-        value = -self._sign * float(row.value[other])
-        error, df = float(row.error[other]), float(row.df[other])
+        if one not in self._index or other not in self._index:
+            return None
+        row, number = self._differences(self._index[one]), self._index[other]
+        if not row.seeds[number]:
+            return None
+        value = self._sign * float(row.value[number])
+        error, df = float(row.error[number]), float(row.df[number])
         if abs(value) <= self._rounding and not error > 0:
             return Estimate(0.0, "identical")
-        if row.seeds[other] < 2:
+        if row.seeds[number] < 2:
             return Estimate(value, "one seed", low=value, high=value)
         if error != error:
             return Estimate(value, "unvaried", low=value, high=value)
         if error == 0:
             return Estimate(value, "exact", low=value, high=value, p=0.0)
-        is_pooled = bool(row.is_pooled[other])
-        half = family.critical(df, is_pooled=is_pooled) * error
-        p = family.p_value(value / error, df, is_pooled=is_pooled)
-        return Estimate(value, "tested", error, round(df), value - half, value + half, p)
+        half = t_quantile(1 - self._alpha / 2, df) * error
+        p = 2 * t_cdf(-abs(value) / error, df)
+        return Estimate(value, "tested", error, df, value - half, value + half, p)
 
     def best(self, cells: Collection[Levels], *, choices: int = 1) -> Best | None:
         """Return the best of several cells, and those that may be the best instead.
@@ -239,18 +227,11 @@ class Ranking:
         import numpy as np
 
         row = self._differences(one)
-        family = self._family(row, is_chosen, alpha, sides=1)
+        is_tested = row.is_tested & is_chosen
         found = np.zeros(len(self.cells))
-        for other in np.flatnonzero(row.is_tested & is_chosen).tolist():
-            is_pooled = bool(row.is_pooled[other])
-            found[other] = family.critical(float(row.df[other]), is_pooled=is_pooled)
+        for other in np.flatnonzero(is_tested).tolist():
+            found[other] = t_quantile(1 - alpha / int(is_tested.sum()), float(row.df[other]))
         return found
-
-    @staticmethod
-    def _family(row: _Differences, is_chosen: "Mask", alpha: float, sides: int) -> Family:
-        tested = row.is_tested & is_chosen
-        pooled = int((tested & row.is_pooled).sum())
-        return Family(pooled, int(tested.sum()) - pooled, alpha, sides)
 
     def _differences(self, one: int) -> _Differences:
         if one not in self._rows:
@@ -269,30 +250,42 @@ class Ranking:
             spread = np.where(is_shared, differences - value[:, None], 0.0)
             own = (spread**2).sum(axis=1) / (seeds - 1)
             own[own <= self._rounding**2] = 0.0
-            is_pooled = (self._groups != self._groups[one]) & (self._pooled.variance > 0)
-            pooled = np.where(is_pooled, 2 * self._pooled.variance, 0.0)
-            error = np.sqrt(np.maximum(own, pooled) / seeds)
-            df_between = np.sqrt(np.maximum(1.0, (seeds - 1) * self._pooled.df))
-        is_typical = (own <= pooled) & (seeds == len(self._losses[one]))
-        df = np.where(is_pooled, np.where(is_typical, self._pooled.df, df_between), seeds - 1)
+            error, df = np.sqrt(own / seeds), seeds - 1
+        if self._pooled is not None:
+            apart = ~self._is_noisy & (self._groups != self._groups[one]) & (seeds > 1)
+            for other in np.flatnonzero(apart & (not self._is_noisy[one])).tolist():
+                found = self._pooled.error(float(own[other]), 2.0, int(seeds[other]))
+                error[other], df[other] = found.value, found.df
         if self._in_steps:
             error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
         error[seeds < 2] = np.nan
         error[one] = np.nan
-        return _Differences(seeds, value, error, df, is_pooled)
+        return _Differences(seeds, value, error, df)
 
     @cached_property
-    def _pooled(self) -> PooledVariance:
-        """Pool the residuals of cells by seeds, with one cell per group of shared trainings."""
+    def _pooled(self) -> PooledVariance | None:
+        """Pool the differences from the anchor of all cells that were trained apart from it."""
         import numpy as np
 
+        if not self.cells:
+            return None
         counts = np.sum(~np.isnan(self._losses), axis=1)
-        groups = sorted(set(self._groups.tolist()))
-        members = (np.flatnonzero(self._groups == group) for group in groups)
-        chosen = [int(cells[counts[cells].argmax()]) for cells in members]
-        residuals, df = _two_way_residuals(self._losses[chosen])
-        residuals[np.abs(residuals) <= self._rounding] = 0.0
-        return pool_variance(residuals, df, df / max(1, len(chosen) - 1))
+        anchor = self._index.get(self._baseline, int(counts.argmax()))
+        differences, weights, values = [], [], {}
+        for one in range(len(self.cells)):
+            shared = ~np.isnan(self._losses[one] - self._losses[anchor])
+            is_first = int(np.flatnonzero(self._groups == self._groups[one])[0]) == one
+            if self._groups[one] == self._groups[anchor] or self._is_noisy[one]:
+                continue
+            if is_first and not self._is_noisy[anchor] and shared.sum() > 1:
+                rows = {n: self._losses[n][shared] for n in (one, anchor)}
+                seeds = np.flatnonzero(shared).tolist()
+                differences.append(dict(zip(seeds, rows[one] - rows[anchor], strict=True)))
+                weights.append({one: 1.0, anchor: -1.0})
+        used = {n for pair in weights for n in pair}
+        values = {n: {s: v for s, v in enumerate(self._losses[n].tolist()) if v == v} for n in used}
+        pooled = pool_variance(differences, weights, values) if differences else None
+        return pooled if pooled is not None and pooled.variance > 0 else None
 
 
 def _group_by_training(trainings: Sequence[Collection[str]]) -> "NDArray[np.intp]":
@@ -306,29 +299,3 @@ def _group_by_training(trainings: Sequence[Collection[str]]) -> "NDArray[np.intp
             other = first.setdefault(training, index)
             numbers[numbers == numbers[index]] = numbers[other]
     return numbers
-
-
-def _two_way_residuals(values: "Vector") -> "tuple[Vector, float]":
-    """Fit cell plus seed by least squares.
-
-    Args:
-        values: (cells, seeds) NaN where missing.
-
-    Returns:
-        Residuals, 0 where a value is missing, and their degrees of freedom.
-    """
-    import numpy as np
-
-    is_there = ~np.isnan(values)
-    n_cells, n_seeds = values.shape
-    if is_there.all():
-        centred = values - values.mean(axis=1, keepdims=True)
-        return centred - centred.mean(axis=0), float((n_cells - 1) * (n_seeds - 1))
-    rows, columns = np.nonzero(is_there)
-    matrix = np.zeros((rows.size, n_cells + n_seeds))
-    matrix[np.arange(rows.size), rows] = 1.0
-    matrix[np.arange(rows.size), n_cells + columns] = 1.0
-    fit, _, rank, _ = np.linalg.lstsq(matrix, values[is_there], rcond=None)
-    residuals = np.zeros(values.shape)
-    residuals[is_there] = values[is_there] - matrix @ fit
-    return residuals, float(rows.size - rank)

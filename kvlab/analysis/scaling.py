@@ -3,7 +3,7 @@
 At every seed the paired difference is a straight line of log10 N, fitted by least squares over the
 sizes. The seed is the replicate, as everywhere: the slopes of the seeds have a one-sample t-test,
 so it holds whatever sizes share at a seed. The standard error of a level that changes training is
-the larger of its own and the pooled one (`kvlab.analysis.simultaneous_intervals`), as for effects;
+the larger of its own and the pooled one (`kvlab.analysis.standard_errors`), as for effects;
 all levels are judged together (`kvlab.analysis.verdicts`), and a trend is claimed if and only if
 zero is not inside its simultaneous interval.
 
@@ -21,7 +21,7 @@ from functools import cached_property
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.matched_pairs import Cells, Factors, average_by_training, name_trainings
-from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors
+from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import judge_family

@@ -85,6 +85,24 @@ def t_bounds(sizes: tuple[int, ...], maximum: int, alpha: float) -> tuple[float,
     return tuple(bounds)
 
 
+def spent_share(looks: Sequence[int], seeds: int, alpha: float) -> float:
+    """Return the part of a test's level that may be spent on a comparison at its last look.
+
+    A claim has the bound of `t_bounds`. What is compared beside the claims is tested at the level
+    of that bound, whatever its standard error is made from.
+
+    Args:
+        looks: Number of seeds at each declared look.
+        seeds: Number of seeds that the comparison has.
+        alpha: Two-sided level over all looks.
+    """
+    if seeds < 2 or seeds > looks[-1]:
+        return 1.0
+    sizes = (*(size for size in looks if 1 < size < seeds), seeds)
+    bound = t_bounds(sizes, looks[-1], alpha)[-1]
+    return min(1.0, 2 * t_cdf(-bound, seeds - 1) / alpha)
+
+
 def _earlier_statistics(
     sizes: tuple[int, ...], statistics: "NDArray[np.float64]"
 ) -> "NDArray[np.float64]":

@@ -57,7 +57,7 @@ class Estimate:
             is the same difference at every seed. ``unvaried`` is the same, but of a metric that
             moves in steps, where equal differences occur by chance. ``identical`` is zero.
         standard_error: Standard error of the mean.
-        df: Degrees of freedom, the number of seeds minus one.
+        df: Degrees of freedom; of a test of its own, the number of seeds minus one.
         low: Lower end of the 95% interval.
         high: Upper end of the 95% interval.
         p: Two-sided p-value, uncorrected.
@@ -66,7 +66,7 @@ class Estimate:
     value: float
     kind: EstimateKind
     standard_error: float = 0.0
-    df: int = 0
+    df: float = 0
     low: float = 0.0
     high: float = 0.0
     p: float = 1.0
@@ -102,18 +102,15 @@ def estimate(
     return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)
 
 
-def smallest_detectable(
-    standard_error: float, df: float, n_tests: int = 1, alpha: float = ALPHA
-) -> float:
+def smallest_detectable(standard_error: float, df: float, level: float = ALPHA) -> float:
     """Return the true difference that is found significant with probability `POWER`.
 
     Args:
         standard_error: Standard error of the difference.
         df: Its degrees of freedom.
-        n_tests: Number of tests in the family, by Bonferroni's correction.
-        alpha: Probability of any wrong claim in the family.
+        level: Two-sided level of its test.
     """
-    return standard_error * _detectable_in_errors(df, alpha / n_tests)
+    return standard_error * _detectable_in_errors(df, level)
 
 
 @lru_cache(maxsize=4096)

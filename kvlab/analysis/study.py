@@ -7,13 +7,20 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.cell_comparisons import CellComparison, compare_cells
+from kvlab.analysis.effects import (
+    LEARNED_UNITS,
+    Effect,
+    estimate_interactions,
+    estimate_main_effects,
+    tell_settings_apart,
+)
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.permutation_tests import ServingGap, judge_gaps
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
-from kvlab.analysis.statistics import Estimate, t_cdf
 from kvlab.analysis.trial_rows import (
     Levels,
     TrialRow,
@@ -23,7 +30,7 @@ from kvlab.analysis.trial_rows import (
     read_rows,
     without_second_times,
 )
-from kvlab.analysis.verdicts import call_suggestive, judge_interval
+from kvlab.analysis.went_wrong import find_wrong_trainings
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_matching import MATCH_FACTOR
@@ -56,6 +63,7 @@ class Study:
         search: What the search has found; None if the sweep is no search.
         decide: What the sweep declared that it decides.
         claims: The claims that are tested together, as ``factor=level``.
+        has_narrow_claims: Whether the sweep claims something of some levels alone.
     """
 
     def __init__(
@@ -80,8 +88,11 @@ class Study:
         self.decide = DecideConfig.model_validate(decided)
         size_factor = (sweep.get("size") or {}).get("factor")
         self.claims = list_claims(self.decide, self.factors, sweep["baseline"], size_factor)
+        every = list_claims(DecideConfig(), self.factors, sweep["baseline"], size_factor)
+        self.has_narrow_claims = len(self.claims) < len(every)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
+        self._mean_effects: dict[str, list[Effect]] = {}
         self._effects: dict[str, list[Effect]] = {}
         self._interactions: dict[str, list[Effect]] = {}
         self._rankings: dict[str, Ranking] = {}
@@ -241,6 +252,7 @@ class Study:
                 {levels: self.values(levels, metric) for levels in self.cells},
                 self.baseline,
                 {c: {row.training for row in rows.values()} for c, rows in self.cells.items()},
+                noisy=[c for c in self.cells if self.estimand.is_served_otherwise(c)],
                 higher_is_better=info.better == "higher",
                 in_steps=info.is_share,
                 alpha=self.decide.alpha,
@@ -253,68 +265,51 @@ class Study:
         return {levels: mean for levels, mean in means.items() if levels not in self.diverged_cells}
 
     @cached_property
-    def cell_differences(self) -> dict[Levels, Estimate]:
-        """Every cell's primary metric minus the baseline's, with simultaneous intervals.
-
-        They hold for all cells together, so also for one that was picked. Where the difference is
-        the effect of a level, it has that effect's interval, which holds for all levels together.
-        """
-        found = self.ranking(self.primary_metric).against(self.baseline)
-        for levels, effect in self.cell_effects.items():
-            if effect.has_interval:
-                error, ends = effect.tested_error, (effect.low, effect.high)
-                df, p = round(error.df), effect.corrected_p
-                found[levels] = Estimate(effect.value, "tested", error.value, df, *ends, p)
-        return found
+    def estimand(self) -> Estimand:
+        """Which cells enter means over settings, and what each cell is compared with."""
+        sizes = {levels: self.kv_bytes(levels) for levels in self.cells}
+        kept = [*(self.decide.reference or ()), *((MATCH_FACTOR,) if self.match_modes[1:] else ())]
+        if self.sweep.get("size"):
+            kept.append(str(self.sweep["size"]["factor"]))
+        return Estimand(
+            tuple(self.cells),
+            self.factors,
+            self.sweep.get("patches") or {},
+            {levels: size for levels, size in sizes.items() if size is not None},
+            kept,
+            self.decide.over or {},
+        )
 
     @cached_property
-    def cell_effects(self) -> dict[Levels, Effect]:
-        """The effects of `primary_metric` that compare a single cell with the baseline, by cell.
+    def comparisons(self) -> dict[Levels, CellComparison]:
+        """Every cell against its reference in the primary metric, judged together."""
+        return compare_cells(self)
 
-        Both are one comparison, at the same seeds, so reports say the same of both.
+    def trained_tokens(self, levels: Levels) -> int | None:
+        """Return the tokens that a cell's weights were trained on, with those that it started from.
+
+        None if no trial of it has ended.
         """
-        found: dict[Levels, Effect] = {}
-        base = self.values(self.baseline, self.primary_metric)
-        for effect in self.effects(self.primary_metric):
-            cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
-            if cell is None or effect.weights != {cell: 1.0, self.baseline: -1.0}:
-                continue
-            if set(effect.seeds) == base.keys() & self.values(cell, self.primary_metric).keys():
-                found[cell] = effect
-        return found
+        for row in self.cells.get(levels, {}).values():
+            training = row.record.get("experiment", {}).get("training")
+            if training:
+                source = training.get("init_from")
+                before = 0
+                if isinstance(source, Mapping):
+                    named = {**dict(zip(self.factors, levels, strict=True)), **source}
+                    before = self.trained_tokens(tuple(named.values())) or 0
+                return before + int(training["tokens"])
+        return None
 
-    def cell_verdict(self, levels: Levels) -> str:
-        """Return the name of the verdict on a cell against the baseline, empty if there is none.
+    @cached_property
+    def wrong_trainings(self) -> dict[str, float]:
+        """The trainings that went wrong, by id; see `kvlab.analysis.went_wrong`."""
+        return {} if self.search is not None else find_wrong_trainings(self.cells)
 
-        It is read from the interval of `cell_differences`, or is that of the cell's level.
-        """
-        found = self.cell_differences.get(levels)
-        if found is None:
-            return ""
-        if levels in self.cell_effects:
-            return self.cell_effects[levels].verdict_name
-        if levels in self.diverged_cells:  # the trials that are left flatter it
-            return "diverged"
-        if found.kind in ("one seed", "unvaried", "identical"):
-            return found.kind
-        if self.is_disturbed(self.primary_metric):
-            return "disturbed"
-        better, alpha = METRICS[self.primary_metric].better, self.decide.alpha
-        name = judge_interval(found.low, found.high, better, self.decide.margin)
-        if found.kind != "tested":
-            return name
-        own_p = 2 * t_cdf(-abs(found.value) / found.standard_error, found.df)
-        return call_suggestive(name, own_p, alpha)
-
-    def cell_interval(self, levels: Levels) -> tuple[float, float] | None:
-        """Return the interval that `cell_verdict` is read from; None if it is read from none."""
-        found, effect = self.cell_differences.get(levels), self.cell_effects.get(levels)
-        if found is None or found.kind != "tested":
-            return None
-        if effect is not None:
-            return (effect.low, effect.high) if effect.has_interval else None
-        unfair = levels in self.diverged_cells or self.is_disturbed(self.primary_metric)
-        return None if unfair else (found.low, found.high)
+    def count_wrong(self, cells: Iterable[Levels]) -> int:
+        """Return how many trainings of some cells went wrong."""
+        rows = (row for levels in cells for row in self.cells[levels].values())
+        return len({row.training for row in rows}.intersection(self.wrong_trainings))
 
     @cached_property
     def timing_obstacle(self) -> str:
@@ -345,31 +340,48 @@ class Study:
         judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING)
         return dict(zip(measured, judged, strict=True))
 
-    def effects(self, metric: str) -> list[Effect]:
-        """Return every level's difference from its factor's baseline level, judged together.
+    def mean_effects(self, metric: str) -> list[Effect]:
+        """Return every level's mean effect over settings, without the judgement of looks.
 
-        If looks were declared, those have judged the decided metric. Times that do not compare are
-        not judged.
+        Times that do not compare are not judged.
         """
-        if metric not in self._effects:
+        if metric not in self._mean_effects:
             is_decided = metric == self.primary_metric
             effects = estimate_main_effects(
                 self.cells,
                 self.factors,
                 metric,
+                estimand=self.estimand,
                 claims=self.claims if is_decided else None,
                 alpha=self.decide.alpha,
                 margin=self.decide.margin if is_decided else None,
             )
-            self._effects[metric] = self._mark_disturbed(effects)
-            if is_decided and self.declared_looks is not None:
-                self._effects[metric] = judge_by_looks(
+            self._mean_effects[metric] = self._mark(effects)
+        return self._mean_effects[metric]
+
+    def effects(self, metric: str) -> list[Effect]:
+        """Return every level's difference from its factor's baseline level, judged together.
+
+        A level whose settings disagree has an effect for each kind of setting. If looks were
+        declared, those have judged the decided metric.
+        """
+        if metric not in self._effects:
+            effects = self.mean_effects(metric)
+            if metric == self.primary_metric and self.declared_looks is not None:
+                judged = judge_by_looks(
                     self.cells,
                     self.factors,
-                    self._effects[metric],
+                    effects,
                     self.declared_looks,
                     self.taken_looks,
+                    self.estimand,
+                    self.interactions(metric),
                 )
+            else:
+                judged = tell_settings_apart(
+                    self.cells, self.factors, effects, self.interactions(metric), self.estimand
+                )
+            self._effects[metric] = self._mark(judged)
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:
@@ -380,14 +392,30 @@ class Study:
                 self.cells,
                 self.factors,
                 metric,
+                estimand=self.estimand,
                 alpha=self.decide.alpha,
                 margin=self.decide.margin if is_decided else None,
             )
-            self._interactions[metric] = self._mark_disturbed(effects)
+            self._interactions[metric] = self._mark(effects)
         return self._interactions[metric]
 
-    def _mark_disturbed(self, effects: list[Effect]) -> list[Effect]:
-        return [replace(one, is_disturbed=self.is_disturbed(one.metric)) for one in effects]
+    def _mark(self, effects: list[Effect]) -> list[Effect]:
+        """Mark differences of times that do not compare, and trainings that went wrong."""
+        is_learned = bool(effects) and METRICS[effects[0].metric].unit in LEARNED_UNITS
+        return [
+            replace(
+                one,
+                is_disturbed=self.is_disturbed(one.metric),
+                went_wrong=self._count_wrong_in(one) if is_learned else 0,
+            )
+            for one in effects
+        ]
+
+    def _count_wrong_in(self, effect: Effect) -> int:
+        """Return how many trainings of an effect went wrong; of a level of serving, none count."""
+        if self.estimand.changes_serving_alone(effect.change[:1]):
+            return 0
+        return self.count_wrong(effect.weights)
 
     @cached_property
     def size_trends(self) -> list[SizeTrend]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
-from kvlab.analysis.simultaneous_intervals import StandardError, pool_errors_of_means
+from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
@@ -126,13 +126,20 @@ def _paired_shifts(
         levels: own_ids.isdisjoint({row.training for row in rows[levels].values()})
         for levels in relative
     }
+    estimand = before.estimand
     effects = [
-        *estimate_main_effects(rows, before.factors, metric),
-        *estimate_interactions(rows, before.factors, metric),
+        *estimate_main_effects(rows, before.factors, metric, estimand=estimand),
+        *estimate_interactions(rows, before.factors, metric, estimand=estimand),
     ]
+    base_weight = {before.baseline: -1.0}
     return (
-        _mean_shifts(differences, dict.fromkeys(differences, True), metric),
-        _mean_shifts(relative, trained_apart, metric),
+        _mean_shifts(differences, {c: {c: 1.0} for c in differences}, differences, metric),
+        _mean_shifts(
+            relative,
+            {c: {c: 1.0, **base_weight} for c, is_apart in trained_apart.items() if is_apart},
+            differences,
+            metric,
+        ),
         dict(_effect_shifts(effects)),
     )
 
@@ -150,14 +157,24 @@ def _subtract_rows(row: TrialRow, other: TrialRow, metric: str) -> TrialRow:
 
 
 def _mean_shifts(
-    rows: Mapping[Levels, Mapping[int, float]], pools: Mapping[Levels, bool], metric: str
+    rows: Mapping[Levels, Mapping[int, float]],
+    weights: Mapping[Levels, Mapping[Levels, float]],
+    values: Mapping[Levels, Mapping[int, float]],
+    metric: str,
 ) -> dict[Levels, Shift]:
+    """Estimate means over seeds, with pooled errors for those that have weights of trainings."""
     in_steps = METRICS[metric].is_share
     scale = max((abs(v) for row in rows.values() for v in row.values()), default=1.0)
     means = {c: estimate(list(row.values()), scale, in_steps=in_steps) for c, row in rows.items()}
-    tested = [levels for levels, one in means.items() if one.kind == "tested"]
-    found = pool_errors_of_means([rows[c] for c in tested], [pools[c] for c in tested])
-    errors = dict(zip(tested, found, strict=True))
+    errors = {
+        c: StandardError(one.standard_error, one.df)
+        for c, one in means.items()
+        if one.kind == "tested"
+    }
+    pooled = [levels for levels in errors if levels in weights]
+    if pooled:
+        found = pool_errors([rows[c] for c in pooled], [weights[c] for c in pooled], values)
+        errors |= dict(zip(pooled, found, strict=True))
     return {c: _make_shift(one, len(rows[c]), errors.get(c)) for c, one in means.items()}
 
 
@@ -193,7 +210,7 @@ def _independent_shifts(
     relative = shifts(difference)
     relative.pop(before.baseline, None)
     by_name = [
-        {one.name: one for one in (*study.effects(metric), *study.interactions(metric))}
+        {one.name: one for one in (*study.mean_effects(metric), *study.interactions(metric))}
         for study in (before, after)
     ]
     effects = {

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.analysis.simultaneous_intervals import StandardError
+from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 
 Tone = Literal["good", "bad", "muted", ""]
@@ -68,10 +68,10 @@ VERDICTS: dict[str, Verdict] = {
     "undecided": Verdict(
         "undecided", "the interval contains zero and values beyond the margin", "muted"
     ),
-    "suggestive": Verdict(
-        "suggestive",
-        "the difference passes a test of its own, and not the one for all rows together: a reason"
-        " to look again, not a finding",
+    "unbounded": Verdict(
+        "not bounded: a training went wrong",
+        "the interval ends below the margin, but a training of the comparison went wrong, so the"
+        " next ones may cost more",
         "muted",
     ),
     "diverged": Verdict(
@@ -98,6 +98,12 @@ VERDICTS: dict[str, Verdict] = {
 }
 """Every verdict on a level, by its name. Reports, comparisons and MLflow print the words."""
 
+WORSE = ("worse", "worse within")
+"""Verdicts by which a cost is shown."""
+
+CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
+"""Verdicts by which a cost is shown to be below the margin, or not to be there."""
+
 
 @dataclass(frozen=True)
 class FamilyTest:
@@ -119,6 +125,7 @@ def judge_family(
     errors: Sequence[StandardError],
     alpha: float,
     margin: float | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[FamilyTest]:
     """Return simultaneous intervals and corrected p-values.
 
@@ -127,19 +134,25 @@ def judge_family(
         errors: Their standard errors, above 0.
         alpha: Probability of any wrong statement.
         margin: A cost that does not matter; None without one.
+        weights: Each difference's part of ``alpha``, at most 1 in all; None for equal ones. Holm's
+            method then takes the differences by their p-values over their weights.
     """
     tests = len(values)
-    pairs = list(zip(values, errors, strict=True))
-    reaches = [t_quantile(1 - alpha / (2 * tests), one.df) * one.value for one in errors]
-    p_values = [2 * t_cdf(-abs(value) / one.value, one.df) for value, one in pairs]
+    shares = [1 / tests] * tests if weights is None else list(weights)
     judged: dict[int, FamilyTest] = {}
-    largest, kept = 0.0, 0.0
-    for rank, index in enumerate(sorted(range(tests), key=p_values.__getitem__)):
-        value, reach = values[index], reaches[index]
-        largest = max(largest, min(1.0, p_values[index] * (tests - rank) / (1 - kept)))
+    reaches, ratios = [], []
+    for value, error, share in zip(values, errors, shares, strict=True):
+        reaches.append(t_quantile(1 - alpha * share / 2, error.df) * error.value)
+        ratios.append(2 * t_cdf(-abs(value) / error.value, error.df) / share)
+    largest, kept, left = 0.0, 0.0, math.fsum(shares)
+    for index in sorted(range(tests), key=ratios.__getitem__):
+        value, reach, share = values[index], reaches[index], shares[index]
+        # what is left of the error goes to the differences that are left, by their weights
+        largest = max(largest, min(1.0, ratios[index] * left / (math.fsum(shares) - kept)))
         is_found, low, high = largest <= alpha, value - reach, value + reach
         if margin is not None and not (-margin < low and high < margin):
-            kept += 0.5 / tests
+            kept += 0.5 * share
+        left -= share
         if is_found and value > 0:
             low = max(low, 0.0)
         elif is_found:
@@ -173,14 +186,3 @@ def judge_interval(
     if best_cost >= 0:
         return "worse within" if is_cheap else "worse"
     return "bounded" if is_cheap else "within noise" if margin is None else "undecided"
-
-
-def call_suggestive(name: str, p: float, alpha: float) -> str:
-    """Return the name of a verdict, ``suggestive`` if the test of one difference alone passes.
-
-    Args:
-        name: Name of the verdict that holds for all differences together.
-        p: p-value of this difference, uncorrected.
-        alpha: Probability of any wrong statement.
-    """
-    return "suggestive" if name in ("within noise", "undecided") and p <= alpha else name

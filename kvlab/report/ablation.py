@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.permutation_tests import ServingGap
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
@@ -10,35 +11,45 @@ from kvlab.report.pareto_front import memory_front
 
 @dataclass(frozen=True)
 class AblationRow:
-    """One cell against the baseline.
+    """One cell against its reference.
 
     Attributes:
         levels: The cell.
+        found: The comparison; None of a reference, and where the two share no seed.
         seeds: Number of seeds at which the primary metric was measured.
         value: Mean of the primary metric over seeds; None if it was not measured.
-        difference: Mean paired difference from the baseline; None for the baseline itself, and
-            where the two share no seed.
-        interval: Ends of the simultaneous interval of the difference; None if it was not tested.
-        verdict_name: Name of the verdict on the difference in
-            `kvlab.analysis.verdicts.VERDICTS`; empty without a difference.
         kv_bytes: Exact bytes of one sequence's cache at block size; None if unknown.
-        kv_factor: The baseline's bytes divided by the cell's.
+        kv_factor: The reference's bytes divided by the cell's.
         parameters: Parameters of the model; None if unknown.
         parameter_change: Relative difference from the baseline's parameters.
         gap: The serving gap; None if the cell was not measured through the cache.
     """
 
     levels: Levels
+    found: CellComparison | None
     seeds: int
     value: float | None
-    difference: float | None
-    interval: tuple[float, float] | None
-    verdict_name: str
     kv_bytes: int | None
     kv_factor: float | None
     parameters: int | None
     parameter_change: float | None
     gap: ServingGap | None
+
+    @property
+    def difference(self) -> float | None:
+        """Mean paired difference from the reference; None without a comparison."""
+        return self.found.value if self.found is not None else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Ends of the simultaneous interval of the difference; None if it was not tested."""
+        found = self.found
+        return (found.low, found.high) if found is not None and found.has_interval else None
+
+    @property
+    def verdict_name(self) -> str:
+        """Name of the verdict in `kvlab.analysis.verdicts.VERDICTS`; empty without one."""
+        return self.found.verdict_name if self.found is not None else ""
 
 
 def list_ablation(study: Study, max_rows: int) -> list[AblationRow]:
@@ -72,27 +83,17 @@ def _select_cells(study: Study, max_rows: int) -> list[Levels]:
 
 def _make_row(study: Study, levels: Levels) -> AblationRow:
     metric = study.primary_metric
-    difference, interval, verdict_name = _compare(study, levels)
-    stored, base_stored = study.kv_bytes(levels), study.kv_bytes(study.baseline)
+    reference = study.estimand.reference(levels)
+    stored, base_stored = study.kv_bytes(levels), study.kv_bytes(reference)
     count, base_count = study.parameters(levels), study.parameters(study.baseline)
     return AblationRow(
         levels,
+        study.comparisons.get(levels),
         len(study.values(levels, metric)),
         study.mean(levels, metric),
-        difference,
-        interval,
-        verdict_name,
         stored,
         base_stored / stored if stored and base_stored else None,
         count,
         count / base_count - 1 if count and base_count else None,
         study.serving_gaps.get(levels),
     )
-
-
-def _compare(study: Study, levels: Levels) -> tuple[float | None, tuple[float, float] | None, str]:
-    """Return a cell's difference from the baseline, its interval and the name of its verdict."""
-    estimate = study.cell_differences.get(levels) if levels != study.baseline else None
-    if estimate is None:
-        return None, None, ""
-    return estimate.value, study.cell_interval(levels), study.cell_verdict(levels)

@@ -1,4 +1,4 @@
-"""The first screen of a report: verdict, facts, the front beside the effects, the compact ablation.
+"""The first screen of a report: lead, facts, the front beside the effects, the ablation.
 
 The figures are shared with the sections that are about them.
 """
@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import GAP_ROUNDING, Study
-from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count, format_number
 from kvlab.report.ablation import AblationRow, list_ablation
 from kvlab.report.document import (
@@ -21,7 +19,6 @@ from kvlab.report.document import (
     Figure,
     Paragraph,
     Row,
-    Strong,
     Table,
     cell,
 )
@@ -38,16 +35,16 @@ from kvlab.report.formatting import (
     in_display_unit,
     short_title,
 )
-from kvlab.report.pareto_front import CellPoint, memory_front
+from kvlab.report.lead import write_lead
+from kvlab.report.pareto_front import CellPoint, is_relative, memory_front
 from kvlab.report.table_columns import (
-    difference_cell,
-    range_cell,
-    simultaneous_column,
+    reference_cells,
+    reference_columns,
     size_cell,
     size_column,
+    smaller_cell,
     title_with_unit,
     value_cell,
-    verdict_words,
 )
 from kvlab.store.metrics import METRICS
 from kvlab.store.provenance import describe_device
@@ -58,103 +55,12 @@ MAX_ROWS = 12
 
 def report_overview(study: Study) -> list[Content]:
     """Return the contents of a report's first screen."""
-    contents: list[Content] = [_state_verdict(study), *_list_facts(study)]
+    contents: list[Content] = [*write_lead(study), *_list_facts(study)]
     if study.is_untrained or not study.done_rows:
         return contents
     figures = [front_figure(study), effects_figure(study)]
     contents += [replace(figure, is_half=True) for figure in figures if figure is not None]
     return [*contents, _ablation_table(study)]
-
-
-# The verdict
-
-
-def _state_verdict(study: Study) -> Paragraph:
-    """Say in one sentence how much smaller the cache can be, and at what cost."""
-    rows = list_ablation(study, len(study.cells))
-    base = next((row for row in rows if row.levels == study.baseline), None)
-    smaller = [row for row in rows if row.kv_factor is not None and row.kv_factor > 1]
-    if study.is_untrained and smaller:
-        best = max(smaller, key=lambda row: row.kv_factor or 0.0)
-        return _sentence(study, best, ". No weights were trained, so no cost is known.")
-    if base is None or base.value is None:
-        text = "The baseline has no finished trial yet: no cost is known."
-        return Paragraph((text,), tone="lead")
-    smaller = [row for row in smaller if row.difference is not None]
-    if not smaller:
-        return _count_verdicts(study)
-    return _judge_smaller(study, smaller)
-
-
-_CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
-
-
-def _judge_smaller(study: Study, rows: list[AblationRow]) -> Paragraph:
-    metric, margin = study.primary_metric, study.decide.margin
-    unit = difference_unit(metric)
-    cheap = [row for row in rows if row.verdict_name in _CHEAP]
-    if cheap:
-        best = max(cheap, key=lambda row: (row.kv_factor or 0.0, -_cost(study, row)))
-        if best.verdict_name == "identical":
-            return _sentence(study, best, ", and loses nothing at any seed.")
-        if best.verdict_name == "better":
-            return _sentence(study, best, f", and is better: {_difference(study, best)}.")
-        limit = f"the margin of {margin:g} {unit}"
-        return _sentence(study, best, f", and costs less than {limit}: {_difference(study, best)}.")
-    tested = [row for row in rows if row.interval is not None]
-    if not tested:
-        front = {point.levels for point in memory_front(study) if point.is_on_front}
-        best = min(rows, key=lambda row: (row.levels not in front, row.kv_bytes or 0))
-        why = "one seed does not tell it from noise" if len(study.seeds) == 1 else "not tested"
-        return _sentence(study, best, f", at {_difference(study, best)}; {why}.")
-    best = min(tested, key=lambda row: _worst_cost(study, row))
-    if all(row.verdict_name == "worse" for row in tested):
-        text = "Every smaller cache that was tested costs quality. The cheapest, "
-    elif margin is not None:
-        text = f"No smaller cache is shown to cost less than {margin:g} {unit}. The closest, "
-    else:
-        text = "No smaller cache is shown to be as good as the baseline's. The closest, "
-    return _sentence(study, best, f", at {_difference(study, best)}.", text)
-
-
-def _sentence(study: Study, row: AblationRow, rest: str, start: str = "") -> Paragraph:
-    """Return ``start``, the cell and how much less it stores, and ``rest``."""
-    factor = format_ratio(row.kv_factor or 1.0)
-    comma = "," if start else ""
-    stores = f"{comma} stores {factor} less K/V than the baseline{rest}"
-    return Paragraph((start, Strong(study.label(row.levels)), stores), tone="lead")
-
-
-def _count_verdicts(study: Study) -> Paragraph:
-    """Count the verdicts on the levels, where no cell stores less than the baseline."""
-    counts: dict[str, int] = {}
-    for effect in study.effects(study.primary_metric):
-        counts[effect.verdict] = counts.get(effect.verdict, 0) + 1
-    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    text = "No cell stores less K/V than the baseline"
-    return Paragraph((f"{text}; of the levels: {listed}." if listed else f"{text}.",), tone="lead")
-
-
-def _difference(study: Study, row: AblationRow) -> str:
-    """Return a difference with its unit and interval."""
-    assert row.difference is not None, "only cells that were compared are judged"
-    metric = study.primary_metric
-    text = f"{format_difference(metric, row.difference)} {difference_unit(metric)}".strip()
-    if row.interval is None:
-        return text
-    low, high = (format_difference(metric, end) for end in row.interval)
-    return f"{text} ({100 * (1 - study.decide.alpha):g}% interval {low} to {high})"
-
-
-def _cost(study: Study, row: AblationRow) -> float:
-    sign = -1.0 if METRICS[study.primary_metric].better == "higher" else 1.0
-    return sign * (row.difference or 0.0)
-
-
-def _worst_cost(study: Study, row: AblationRow) -> float:
-    assert row.interval is not None, "only tested cells have a worst cost"
-    is_higher_better = METRICS[study.primary_metric].better == "higher"
-    return -row.interval[0] if is_higher_better else row.interval[1]
 
 
 # The facts
@@ -196,45 +102,58 @@ def _range(values: list[float], noun: str) -> str:
 
 
 def front_figure(study: Study) -> Figure | None:
-    """Draw stored bytes against the paired difference from the baseline, for every cell."""
+    """Draw stored bytes against the paired difference from the reference, for every cell."""
     points = memory_front(study)
-    base = next((point for point in points if point.levels == study.baseline), None)
-    if base is None:
+    references = set(study.estimand.references)
+    if not any(point.levels in references for point in points):
         return None
-    metric = study.primary_metric
+    metric, several = study.primary_metric, len(references) > 1
     front = [point for point in points if point.is_on_front]
     rows = {row.levels: row for row in list_ablation(study, len(study.cells))}
 
     def marks(shown: Iterable[CellPoint], is_named: bool) -> tuple[Point, ...]:
-        return tuple(_front_point(study, one, base, rows[one.levels], is_named) for one in shown)
+        return tuple(_front_point(study, one, rows[one.levels], is_named) for one in shown)
 
-    beaten = [p for p in points if not p.is_on_front and p.levels != study.baseline]
-    named = (*marks((p for p in front if p.levels != study.baseline), True), *marks([base], True))
+    bases = [p for p in points if p.levels in references]
+    beaten = [p for p in points if not p.is_on_front and p.levels not in references]
+    on_front = marks((p for p in front if p.levels not in references), True)
+    named = (*on_front, *marks(bases, True))
     inside, outside = _split_by_scale(study, marks(beaten, False), named)
+    name, base_name = "the baseline", "baseline"
+    if several:
+        name, base_name = "its reference", "references"
+    size = "K/V cache of one sequence at block size"
+    if is_relative(study):
+        size = "K/V cache as a part of the reference's"
     plot = Plot(
-        Axis("K/V cache of one sequence at block size", "bytes"),
-        Axis(f"{short_title(metric)} against the baseline ({difference_unit(metric)})"),
+        Axis(size, "log" if is_relative(study) else "bytes"),
+        Axis(f"{short_title(metric)} against {name} ({difference_unit(metric)})"),
         (
             Points("dominated", inside, "muted"),
             Points("beyond the scale", outside, "muted", "triangle"),
-            Line("", _steps(study, front, base), "c0", True),
-            Points("on the front", named[:-1], "c0"),
-            Points("baseline", named[-1:], "c1", "diamond"),
+            Line("", _steps(study, front), "c0", True),
+            Points("on the front", on_front, "c0"),
+            Points(base_name, named[len(on_front) :], "c1", "diamond"),
         ),
         (Reference("y", 0.0), *_margin(study, "y")),
     )
     listed = "; ".join(
-        f"{study.label(p.levels)}: {format_binary_size(round(p.cost))},"
-        f" {format_difference(metric, p.mean - base.mean)}"
+        f"{study.label(p.levels)}: {_size_text(study, p)}, {format_difference(metric, p.quality)}"
         for p in front
     )
     caption = (
-        "Cache size against quality: paired differences from the baseline"
+        f"Cache size against quality: paired differences from {name}"
         f"{_describe_marks(study)} The dashed steps are the front."
     )
     if outside:
         caption += " Triangles at the edge are cells beyond the scale."
     return Figure("pareto", caption, f"{caption} {listed}.", plot)
+
+
+def _size_text(study: Study, point: CellPoint) -> str:
+    if is_relative(study):
+        return f"{format_percent(point.cost)} of its reference's bytes"
+    return format_binary_size(round(point.cost))
 
 
 _FOCUS = 1.0
@@ -280,44 +199,42 @@ def _describe_marks(study: Study) -> str:
     return f", with {bars} and a small dot for each seed."
 
 
-def _front_point(
-    study: Study, point: CellPoint, base: CellPoint, row: AblationRow, is_named: bool
-) -> Point:
+def _front_point(study: Study, point: CellPoint, row: AblationRow, is_named: bool) -> Point:
     metric, levels = study.primary_metric, point.levels
-    difference = in_display_unit(metric, point.mean - base.mean)
-    size = format_binary_size(round(point.cost))
     factor = f" ({format_ratio(row.kv_factor)} less)" if row.kv_factor else ""
-    tip = [study.label(levels), f"{size}{factor}"]
+    tip = [study.label(levels), f"{_size_text(study, point)}{factor}"]
     tip.append(f"{short_title(metric)} {format_metric(metric, point.mean)}")
     ends = None
-    if levels != study.baseline and row.difference is not None:
-        tip.append(_difference(study, row))
-        tip += [verdict_words(row.verdict_name, study.decide.margin)] if row.verdict_name else []
+    if row.found is not None:
+        tip.append(
+            f"{format_difference(metric, row.found.value)} {difference_unit(metric)}".strip()
+        )
+        tip += [row.found.verdict] if row.verdict_name else []
     if is_named and row.interval is not None:
         low, high = (in_display_unit(metric, end) for end in row.interval)
         ends = (low, high)
     tip.append("on the front" if point.is_on_front else "dominated")
-    seeds = _seed_differences(study, levels) if is_named and levels != study.baseline else ()
+    seeds = _seed_differences(study, row) if is_named else ()
     label = study.label(levels) if is_named else ""
+    difference = in_display_unit(metric, point.quality)
     key = study.cell_key(levels)
     return Point(point.cost, difference, tuple(tip), key, label, y_range=ends, seeds=seeds)
 
 
-def _seed_differences(study: Study, levels: Levels) -> tuple[float, ...]:
-    """Return a cell's differences from the baseline, seed by seed."""
-    metric = study.primary_metric
-    base, values = study.values(study.baseline, metric), study.values(levels, metric)
-    shared = sorted(base.keys() & values.keys())
-    if len(shared) < 2:
+def _seed_differences(study: Study, row: AblationRow) -> tuple[float, ...]:
+    """Return a cell's differences from its reference, seed by seed."""
+    if row.found is None or len(row.found.seeds) < 2:
         return ()
-    return tuple(in_display_unit(metric, values[seed] - base[seed]) for seed in shared)
+    metric = study.primary_metric
+    base, values = study.values(row.found.reference, metric), study.values(row.levels, metric)
+    return tuple(in_display_unit(metric, values[seed] - base[seed]) for seed in row.found.seeds)
 
 
-def _steps(study: Study, front: list[CellPoint], base: CellPoint) -> tuple[Point, ...]:
+def _steps(study: Study, front: list[CellPoint]) -> tuple[Point, ...]:
     """Return the best quality at each size, as a step function."""
     corners: list[Point] = []
     for point in front:
-        difference = in_display_unit(study.primary_metric, point.mean - base.mean)
+        difference = in_display_unit(study.primary_metric, point.quality)
         if corners:
             corners.append(Point(point.cost, corners[-1].y))
         corners.append(Point(point.cost, difference))
@@ -396,22 +313,21 @@ def _effect_point(study: Study, effect: Effect, index: int) -> Point:
 
 
 def _ablation_table(study: Study) -> Table:
-    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
+    metric = study.primary_metric
     rows = list_ablation(study, MAX_ROWS)
     has_gap = any(row.gap is not None and abs(row.gap.value) >= GAP_ROUNDING for row in rows)
     has_size = any(row.parameter_change for row in rows)
     columns = (
         Column("cell"),
         Column(title_with_unit(metric, short_title(metric)), True),
-        Column(f"against baseline ({unit})" if unit else "against baseline", True),
-        simultaneous_column(metric, study.decide.alpha),
-        Column("verdict"),
+        *reference_columns(study),
         size_column("K/V cache"),
         Column("smaller", True),
         *((Column("parameters", True, csv=("change in parameters",)),) if has_size else ()),
         *((Column("serving gap (nats/token)", True),) if has_gap else ()),
     )
-    caption = "The ablation: each cell against the baseline, with the size of its cache."
+    of = "its reference" if len(study.estimand.references) > 1 else "the baseline"
+    caption = f"The ablation: each cell against {of}, with the size of its cache."
     if len(rows) < len(study.cells):
         caption += f" {len(rows)} of {format_count(len(study.cells), 'cell')}: the front and single"
         caption += " changes first; the section of cells has all."
@@ -420,8 +336,6 @@ def _ablation_table(study: Study) -> Table:
 
 
 def _ablation_row(study: Study, row: AblationRow, has_size: bool, has_gap: bool) -> Row:
-    metric, verdict = study.primary_metric, VERDICTS.get(row.verdict_name)
-    words = verdict_words(row.verdict_name, study.decide.margin) if verdict else ""
     change = row.parameter_change
     gap = EMPTY_CELL
     if row.gap is not None:
@@ -433,23 +347,16 @@ def _ablation_row(study: Study, row: AblationRow, has_size: bool, has_gap: bool)
             row.gap.value,
             "bad" if is_found else "",
         )
-    ratio = row.kv_factor
     cells: tuple[Cell, ...] = (
         cell(study.label(row.levels)),
-        EMPTY_CELL if row.value is None else value_cell(metric, row.value),
-        EMPTY_CELL if row.difference is None else difference_cell(metric, row.difference),
-        EMPTY_CELL if row.interval is None else range_cell(metric, *row.interval),
-        cell(words, tone=verdict.tone) if verdict else EMPTY_CELL,
+        EMPTY_CELL if row.value is None else value_cell(study.primary_metric, row.value),
+        *reference_cells(study, row.levels),
         EMPTY_CELL if row.kv_bytes is None else size_cell(row.kv_bytes),
-        EMPTY_CELL if ratio is None else Cell(format_ratio(ratio), ratio),
+        smaller_cell(study, row.levels),
     )
     if has_size:
-        cells += (EMPTY_CELL if change is None else Cell(_change(change), change),)
+        text = "" if change is None else f"{'+' if change > 0 else ''}{format_percent(change)}"
+        cells += (EMPTY_CELL if change is None else Cell(text, change),)
     if has_gap:
         cells += (gap,)
     return Row(cells, study.cell_key(row.levels), "" if row.seeds else "muted")
-
-
-def _change(share: float) -> str:
-    text = format_percent(share)
-    return f"+{text}" if share > 0 else text

@@ -264,13 +264,10 @@ def _describe_intervals(study: Study) -> Iterator[str]:
     yield f"Differences are paired by seed; their intervals are simultaneous {percent} intervals."
     scope = interval_scope(study)
     tested = [effect for effect in study.effects(metric) if effect.is_tested]
-    if scope != "levels" and any(one.kind == "tested" for one in study.cell_differences.values()):
+    if scope != "levels" and any(found.has_interval for found in study.comparisons.values()):
         yield (
-            "Those of cells against the baseline hold for all cells together, as comparisons with a"
-            f" control do{cite('dunnett1955control')}: they use the studentized maximum"
-            f" modulus{cite('hochberg1974tmethod')}, the larger of a cell's own standard error and"
-            " one pooled over cells, and the degrees of freedom of Greenhouse and"
-            f" Geisser{cite('greenhouse1959profile')}."
+            "Those of cells against their references hold for all cells together, by the same"
+            " procedure as those of levels."
         )
     if tested and study.declared_looks is not None:
         yield from _describe_looks(study)

@@ -78,7 +78,8 @@ class CellPoint:
     Attributes:
         levels: The cell.
         cost: Its cost.
-        mean: Its quality, as ranked: see `kvlab.analysis.rankings`.
+        mean: Its mean in the metric, as ranked: see `kvlab.analysis.rankings`.
+        quality: What the front is of: the mean, or the difference from the cell's reference.
         is_on_front: Whether no other cell is better in one and at least as good in the other.
         rivals: Of a cell on the front: cells of at most its cost that it is not told apart from,
             in order of cost. It may be on the front by chance.
@@ -87,6 +88,7 @@ class CellPoint:
     levels: Levels
     cost: float
     mean: float
+    quality: float
     is_on_front: bool
     rivals: tuple[Levels, ...] = ()
 
@@ -113,8 +115,30 @@ class BudgetBest:
 
 
 def memory_front(study: Study) -> list[CellPoint]:
-    """Return every cell with stored bytes and primary quality, the smallest first."""
-    return cost_front(study, study.primary_metric, COSTS["stored"])
+    """Return every cell by what it stores and what it loses against its reference.
+
+    The smallest come first. Where references differ in bytes, as models of several sizes do, a cell
+    is placed by its part of its reference's bytes.
+    """
+    quality = {c: 0.0 for c in study.estimand.references if study.values(c, study.primary_metric)}
+    quality |= {c: found.value for c, found in study.comparisons.items()}
+    ranked = study.ranked_means(study.primary_metric)
+    quality = {c: value for c, value in quality.items() if c in ranked}
+    return _mark_front(study, study.primary_metric, memory_costs(study), quality)
+
+
+def memory_costs(study: Study) -> dict[Levels, float]:
+    """Return what every cell is placed by in the front of memory, see `memory_front`."""
+    sizes = _stored_bytes(study)
+    if not is_relative(study):
+        return sizes
+    references = {levels: sizes.get(study.estimand.reference(levels)) for levels in sizes}
+    return {c: size / base for c, size in sizes.items() if (base := references[c])}
+
+
+def is_relative(study: Study) -> bool:
+    """Whether the references of a study differ in bytes."""
+    return len({study.kv_bytes(levels) for levels in study.estimand.references}) > 1
 
 
 def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
@@ -125,26 +149,28 @@ def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
         metric: A metric with a better direction.
         cost: The cost.
     """
-    return _mark_front(study, metric, cost.values(study))
+    return _mark_front(study, metric, cost.values(study), study.ranked_means(metric))
 
 
-def _mark_front(study: Study, metric: str, costs: Mapping[Levels, float]) -> list[CellPoint]:
+def _mark_front(
+    study: Study, metric: str, costs: Mapping[Levels, float], quality: Mapping[Levels, float]
+) -> list[CellPoint]:
     sign = _loss_sign(metric)
     means = study.ranked_means(metric)
-    cells = [(levels, costs[levels], mean) for levels, mean in means.items() if levels in costs]
+    cells = [(levels, costs[levels], value) for levels, value in quality.items() if levels in costs]
     cells.sort(key=lambda one: (one[1], sign * one[2], study.cell_index(one[0])))
     points: list[CellPoint] = []
     best, best_cost = float("inf"), -1.0
-    for levels, cost, mean in cells:
+    for levels, cost, value in cells:
         # Cells that tie in both cost and quality are all on the front: none beats the other.
-        is_on_front = sign * mean < best or (sign * mean == best and cost == best_cost)
+        is_on_front = sign * value < best or (sign * value == best and cost == best_cost)
         rivals: tuple[Levels, ...] = ()
         if is_on_front:
-            best, best_cost = sign * mean, cost
+            best, best_cost = sign * value, cost
             cheaper = (point.levels for point in points)
             ranking = study.ranking(metric)
             rivals = tuple(one for one in cheaper if not ranking.told_apart(levels, one))
-        points.append(CellPoint(levels, cost, mean, is_on_front, rivals))
+        points.append(CellPoint(levels, cost, means[levels], value, is_on_front, rivals))
     return points
 
 
@@ -169,7 +195,8 @@ def best_cells_by_budget(study: Study) -> list[BudgetBest]:
     It ends at the smallest budget that any cell fits.
     """
     sizes = bytes_per_context(study)
-    points = {p.levels: p for p in _mark_front(study, study.primary_metric, sizes)}
+    means = study.ranked_means(study.primary_metric)
+    points = {p.levels: p for p in _mark_front(study, study.primary_metric, sizes, means)}
     base = sizes.get(study.baseline)
     if base is None or not points:
         return []

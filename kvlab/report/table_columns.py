@@ -24,6 +24,8 @@ from kvlab.report.formatting import (
     format_magnitude,
     format_metric,
     format_p_value,
+    format_ratio,
+    format_significant,
     in_display_unit,
 )
 
@@ -112,40 +114,56 @@ _SCOPES = {
 
 
 def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
-    """Return what the intervals of cells against the baseline hold for together.
+    """Return what the intervals of cells against their references hold for together.
 
-    Those of cells that differ from the baseline as one level does are the intervals of its effect.
+    A cell that differs from its reference as one level does has the interval of that effect.
     """
-    if not study.cell_effects:
-        return "cells"
-    return "levels" if study.cell_differences.keys() <= study.cell_effects.keys() else "both"
+    is_effect = {found.effect is not None for found in study.comparisons.values()}
+    return "both" if len(is_effect) > 1 else "levels" if True in is_effect else "cells"
 
 
-def baseline_difference_columns(study: Study) -> tuple[Column, Column, Column]:
-    """Return the columns of `baseline_difference_cells`."""
-    metric = study.primary_metric
-    unit = difference_unit(metric)
+def reference_columns(study: Study) -> tuple[Column, ...]:
+    """Return the columns of `reference_cells`: against what, the difference and what it says."""
+    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
+    has_several = len(study.estimand.references) > 1
+    title = "against it" if has_several else "against baseline"
     hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
+    named = (Column("compared with", hint=_REFERENCE),) if has_several else ()
     return (
-        Column(
-            f"against baseline ({unit})" if unit else "against baseline", True, "paired by seed"
-        ),
+        *named,
+        Column(f"{title} ({unit})" if unit else title, True, "paired by seed"),
         simultaneous_column(metric, study.decide.alpha, hint),
         Column("verdict"),
     )
 
 
-def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell, Cell]:
-    """Return a cell's primary metric minus the baseline's, its interval and what it says."""
-    metric, estimate = study.primary_metric, study.cell_differences.get(levels)
-    if estimate is None:
-        return EMPTY_CELL, EMPTY_CELL, EMPTY_CELL
-    ends, name = study.cell_interval(levels), study.cell_verdict(levels)
+_REFERENCE = "the cell with the same levels of all factors that save no byte"
+
+
+def reference_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
+    """Return a cell's reference, its primary metric minus the reference's, and what that says."""
+    has_several = len(study.estimand.references) > 1
+    found = study.comparisons.get(levels)
+    if found is None:
+        return (EMPTY_CELL,) * (4 if has_several else 3)
+    metric, words = study.primary_metric, found.verdict
+    if found.token_factor is not None and found.token_factor != 1.0:
+        words += (
+            f", on {format_significant(found.token_factor, 4)}\N{MULTIPLICATION SIGN} the tokens"
+        )
+    ends = (found.low, found.high) if found.has_interval else None
     return (
-        difference_cell(metric, estimate.value),
+        *((cell(study.label(found.reference), tone="muted"),) if has_several else ()),
+        difference_cell(metric, found.value),
         EMPTY_CELL if ends is None else range_cell(metric, *ends),
-        cell(verdict_words(name, study.decide.margin), tone=VERDICTS[name].tone),
+        cell(words, tone=VERDICTS[found.verdict_name].tone if found.verdict_name else ""),
     )
+
+
+def smaller_cell(study: Study, levels: Levels) -> Cell:
+    """Return by how much a cell's cache is smaller than that of its reference."""
+    own, other = study.kv_bytes(levels), study.kv_bytes(study.estimand.reference(levels))
+    return cell(format_ratio(other / own), other / own) if own and other else EMPTY_CELL
 
 
 def verdict_words(name: str, margin: float | None) -> str:

@@ -51,6 +51,20 @@ class DecideConfig(SpecModel):
         examples=[0.01],
         json_schema_extra={"unit": "probability"},
     )
+    over: dict[str, TupleOf[str]] | None = Field(
+        default=None,
+        description="Levels of other factors that the effect of a level is the mean over, as"
+        " {factor: [level, ...]}.",
+        examples=[{"sharing": ["none", "tied"]}],
+        json_schema_extra={"computed_default": "all that are served as they were trained"},
+    )
+    reference: TupleOf[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None,
+        description="Factors whose levels a cell has in common with the cell that it is compared"
+        " with, beside those that save no bytes.",
+        examples=[["position"]],
+        json_schema_extra={"computed_default": "`size` and `match`"},
+    )
 
 
 def list_claims(
@@ -78,7 +92,10 @@ def list_claims(
 def find_claim_problems(
     decide: DecideConfig, factors: Mapping[str, Any], baseline: Mapping[str, str]
 ) -> Iterator[FieldMessage]:
-    """Yield every claim that is not a level, is a baseline level, or is named twice."""
+    """Yield what names no level: of claims, of `over` and of `reference`.
+
+    A claim is no baseline level either, and is named once.
+    """
     names = [f"{factor}={level}" for factor, levels in factors.items() for level in levels]
     claims = decide.claims or ()
     for number, claim in enumerate(claims):
@@ -91,3 +108,21 @@ def find_claim_problems(
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
+    for factor, levels in (decide.over or {}).items():
+        yield from _find_unknown(f"decide.over.{factor}", "factor", (factor,), factors)
+        if factor in factors:
+            for number, level in enumerate(levels):
+                key = f"decide.over.{factor}.{number}"
+                yield from _find_unknown(key, f"level of {factor}", (level,), factors[factor])
+    for number, factor in enumerate(decide.reference or ()):
+        yield from _find_unknown(f"decide.reference.{number}", "factor", (factor,), factors)
+
+
+def _find_unknown(
+    key: str, what: str, names: tuple[str, ...], known: Mapping[str, Any]
+) -> Iterator[FieldMessage]:
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"use some of {', '.join(known)}"
+            yield key, f"{name} is not a {what}; {hint}"

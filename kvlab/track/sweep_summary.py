@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import WORSE
 from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store.metrics import METRICS
 from kvlab.track.run_description import factor_param, tracked_name
@@ -70,20 +71,18 @@ def find_best_cell(study: Study) -> Levels | None:
 
 
 def _cells_within_noise(study: Study) -> Iterator[Levels]:
-    """Iterate over the cells that no interval shows to be worse than the baseline.
+    """Iterate over the cells that no interval shows to be worse than their reference.
 
-    The baseline is one of them. With one seed nothing has an interval, so there is no other. A
+    References are among them. With one seed nothing has an interval, so there is no other. A
     search has no such cells: its trials are suggestions.
     """
     if study.search is not None:
         return
     if study.is_untrained or not study.values(study.baseline, study.primary_metric):
         return
-    yield study.baseline
-    is_higher_better = METRICS[study.primary_metric].better == "higher"
-    for levels, found in study.cell_differences.items():
-        is_worse = found.high < 0 if is_higher_better else found.low > 0
-        if found.kind == "tested" and not is_worse and levels not in study.diverged_cells:
+    yield from study.estimand.references
+    for levels, found in study.comparisons.items():
+        if found.has_interval and found.verdict_name not in WORSE:
             yield levels
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from kvlab.analysis.rankings import Ranking
-from kvlab.analysis.simultaneous_intervals import Family, pool_variance
+from kvlab.analysis.standard_errors import Family, pool_variance
 from tests.analysis.null_rankings import simulate_rankings
 
 SERVING_GAP = {

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
 
-from kvlab.analysis.simultaneous_intervals import StandardError
+from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval

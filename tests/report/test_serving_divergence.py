@@ -40,7 +40,7 @@ def contents(folder, **changes):
     return study, table, figures
 
 
-def test_cells_stand_in_the_order_of_their_divergence_with_simultaneous_intervals(tmp_path):
+def test_cells_stand_in_the_order_of_their_divergence_with_standard_errors(tmp_path):
     study, table, _ = contents(tmp_path, seeds=(0, 1, 2, 3, 4))
     assert [row.cells[0].text for row in table.rows] == ["coarse", "tied"]
     ends = []

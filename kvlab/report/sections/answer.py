@@ -23,9 +23,7 @@ from kvlab.report.formatting import (
 )
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import report_overview
-from kvlab.report.pareto_front import memory_front
 from kvlab.report.record_warnings import list_confounds, list_warnings
-from kvlab.report.table_columns import verdict_words
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -49,7 +47,6 @@ def report_answer(study: Study) -> Section:
     elif study.done_rows:
         findings = [
             *_describe_cost(study),
-            _describe_savings(study),
             *_describe_gap(study),
             paragraph(_describe_confidence(study), _describe_left_out(study)),
         ]
@@ -135,7 +132,7 @@ def _group_spans(study: Study, effects: list[Effect]) -> list[Span]:
 
 
 def _is_open(effect: Effect) -> bool:
-    return effect.verdict_name in ("within noise", "undecided", "suggestive")
+    return effect.verdict_name in ("within noise", "undecided")
 
 
 def _describe_seeds(effects: list[Effect], study: Study) -> str:
@@ -158,49 +155,11 @@ def _seeds_to_decide(effect: Effect) -> int | None:
     cost = -effect.value if is_higher_better else effect.value
     for count in range(len(effect.seeds) + 1, MAX_SEEDS + 1):
         df = error.df * (count - 1) / max(1, len(effect.seeds) - 1)
-        reach = t_quantile(1 - effect.alpha / (2 * effect.n_tests), df)
+        reach = t_quantile(1 - effect.level / 2, df)
         reach *= error.value * math.sqrt(len(effect.seeds) / count)
         if reach < size or (effect.margin is not None and cost + reach < effect.margin):
             return count
     return None
-
-
-def _describe_savings(study: Study) -> Paragraph:
-    """Describe the smallest cache on the front, and what it costs."""
-    front = [point for point in memory_front(study) if point.is_on_front]
-    base = study.kv_bytes(study.baseline)
-    if not front or base is None:
-        return paragraph("No cell has both its KV bytes and its quality recorded yet.")
-    smallest = front[0]
-    if smallest.levels == study.baseline:
-        text = f"No measured cell stores less than the baseline's {format_binary_size(base)}"
-        return paragraph(f"{text} and is on the front of memory against quality.")
-    size = format_binary_size(round(smallest.cost))
-    spans: list[Span] = [
-        "The smallest cache on the front is that of ",
-        Strong(study.label(smallest.levels)),
-        f": {size} for one sequence at block size, {_size_clause(base, smallest.cost)}",
-        _baseline_clause(study, smallest.levels),
-    ]
-    return Paragraph((*spans, "."))
-
-
-def _size_clause(base: int, stored: float) -> str:
-    return (
-        "the baseline's size"
-        if stored == base
-        else f"{format_ratio(base / stored)} smaller than the baseline's"
-    )
-
-
-def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
-    """Return a cell's difference from the baseline with its verdict, as a clause."""
-    metric, estimate = study.primary_metric, study.cell_differences.get(levels)
-    if levels == study.baseline or estimate is None:
-        return ""
-    words = verdict_words(study.cell_verdict(levels), study.decide.margin)
-    unit = difference_unit(metric)
-    return f", at {format_difference(metric, estimate.value)} {unit}".rstrip() + f" ({words})"
 
 
 def _describe_confidence(study: Study) -> str:

@@ -17,18 +17,19 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.formatting import PLUS_MINUS, format_ratio, format_significant, short_title
+from kvlab.report.formatting import PLUS_MINUS, format_significant, short_title
 from kvlab.report.table_columns import (
-    baseline_difference_cells,
-    baseline_difference_columns,
     csv_only,
     divergence_cells,
     divergence_columns,
     interval_scope,
     mean_cell,
     mean_column,
+    reference_cells,
+    reference_columns,
     size_cell,
     size_column,
+    smaller_cell,
     title_with_unit,
 )
 from kvlab.store.metrics import METRICS
@@ -46,12 +47,16 @@ def report_cells(study: Study) -> Section | None:
     contents: tuple[Content, ...] = (
         paragraph(
             f"Mean {PLUS_MINUS} standard deviation over n seeds. The difference is paired: cell"
-            " minus baseline at the same seed, then averaged."
+            f" minus {_reference(study)} at the same seed, then averaged."
         ),
         table if is_open else Fold(format_count(len(table.rows), "cell"), (table,)),
         Fold("What the intervals hold for", (paragraph(_describe_intervals(study)),)),
     )
     return Section("Cells", contents)
+
+
+def _reference(study: Study) -> str:
+    return "its reference" if len(study.estimand.references) > 1 else "baseline"
 
 
 def _table(study: Study) -> Table:
@@ -61,11 +66,11 @@ def _table(study: Study) -> Table:
         Column("n", True, "trials measured"),
         *divergence_columns(study),
         size_column("K/V cache", "one sequence at block size"),
-        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        Column("smaller", True, "the reference's KV bytes divided by the cell's"),
         mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
         *_text_columns(study),
         *_one_shot_columns(study),
-        *baseline_difference_columns(study),
+        *reference_columns(study),
     ]
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
     caption = f"{format_count(len(rows), 'cell')}; the baseline is the first."
@@ -77,13 +82,15 @@ def _describe_intervals(study: Study) -> str:
     scope, confidence = interval_scope(study), f"{100 * (1 - study.decide.alpha):g}%"
     if scope == "levels":
         return (
-            "In this design a cell's difference from the baseline is the effect of a level, so it"
-            f" has the interval of that effect: {confidence} for all levels together."
+            f"In this design a cell's difference from {_reference(study)} is what a level does, so"
+            f" it has the interval of that effect: {confidence} for all levels together."
         )
     text = (
         f"The intervals hold for all cells together with {confidence} probability, so also for a"
-        " cell that is picked from the table. Their error is the larger of the cell's own over"
-        " seeds and the average of all cells. Cells that share trained weights keep their own."
+        " cell that is picked from the table. They are estimated and judged as the effects are:"
+        " their error is the larger of the cell's own over seeds and one that is pooled over cells."
+        " Cells that share trained weights, or are served otherwise than they were trained, keep"
+        " their own."
     )
     if scope == "both":
         text += (
@@ -135,14 +142,11 @@ def _row(study: Study, levels: Levels, metric: str) -> Row:
         mean_cell(study, levels, metric),
         *_text_cells(study, levels),
         *([mean_cell(study, levels, one_shot)] if one_shot != metric else []),
-        *baseline_difference_cells(study, levels),
+        *reference_cells(study, levels),
     )
     return Row(entries, study.cell_key(levels), "" if values else "muted")
 
 
 def _size_cells(study: Study, levels: Levels) -> tuple[Cell, Cell]:
-    stored, base = study.kv_bytes(levels), study.kv_bytes(study.baseline)
-    if stored is None:
-        return EMPTY_CELL, EMPTY_CELL
-    ratio = cell(format_ratio(base / stored), base / stored) if base else EMPTY_CELL
-    return size_cell(stored), ratio
+    stored = study.kv_bytes(levels)
+    return (EMPTY_CELL if stored is None else size_cell(stored)), smaller_cell(study, levels)

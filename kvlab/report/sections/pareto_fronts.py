@@ -25,7 +25,6 @@ from kvlab.report.formatting import (
     format_binary_size,
     format_magnitude,
     format_metric,
-    format_ratio,
     in_display_unit,
     short_title,
 )
@@ -41,16 +40,18 @@ from kvlab.report.pareto_front import (
     bytes_per_context,
     cost_front,
     describe_divergence,
+    is_relative,
     memory_front,
 )
 from kvlab.report.table_columns import (
-    baseline_difference_cells,
-    baseline_difference_columns,
     join_names,
     mean_and_spread,
     names_cell,
+    reference_cells,
+    reference_columns,
     size_cell,
     size_column,
+    smaller_cell,
     title_with_unit,
     value_cell,
 )
@@ -67,9 +68,9 @@ def report_pareto(study: Study) -> Section | None:
         return None
     front = [point for point in cell_points if point.is_on_front]
     note = paragraph(*_summarize(study, front, len(cell_points)))
-    figure = front_figure(study) or _figure(study, study.primary_metric, "stored", cell_points)
+    figure = front_figure(study)
     table = Fold("Cells on the front", (_table(study, front), paragraph(_describe_method(study))))
-    contents: list[Content] = [note, figure, table]
+    contents: list[Content] = [note, *([figure] if figure else []), table]
     others = _other_fronts(study)
     if others or _describe_left_out(study):
         drawn = {pair: points for pair, points in others.items() if _is_drawn(study, *pair)}
@@ -85,17 +86,19 @@ def _summarize(study: Study, front: list[CellPoint], n_cells: int) -> list[Span]
     """Name the cells on the front."""
     title = METRICS[study.primary_metric].title
     are = "is" if len(front) == 1 else "are"
+    relative = ", of its reference's," if is_relative(study) else ""
+    against = " against its reference" if len(study.estimand.references) > 1 else ""
     return [
         f"{len(front)} of {format_count(n_cells, 'cell')} {are} on the front: ",
         Strong(join_names([study.label(point.levels) for point in front])),
-        f". No other cell stores as few bytes with a better {title}"
+        f". No other cell stores as few bytes{relative} with a better {title}{against}"
         f"{describe_divergence(study, tuple(study.diverged_cells))}.",
     ]
 
 
 def _describe_method(study: Study) -> str:
     return (
-        "Cells are ranked by the baseline's mean plus the paired difference from it. A cell is on"
+        "Cells are placed by their paired difference from their reference. A cell is on"
         " the front beyond chance if it is better than every cell of at most its bytes. The table"
         " names the cells that it is not told apart from, at"
         f" {study.decide.alpha:g} for all cells together."
@@ -211,25 +214,23 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
     metric = study.primary_metric
-    base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
-        ratio = base / point.cost if base else None
         entries = (
             cell(study.label(point.levels)),
-            size_cell(round(point.cost)),
-            EMPTY_CELL if ratio is None else cell(format_ratio(ratio), ratio),
+            size_cell(study.kv_bytes(point.levels) or 0),
+            smaller_cell(study, point.levels),
             value_cell(metric, point.mean),
-            *baseline_difference_cells(study, point.levels),
+            *reference_cells(study, point.levels),
             names_cell(study, point.rivals),
         )
         rows.append(Row(entries, study.cell_key(point.levels)))
     columns = (
         Column("cell"),
         size_column("K/V cache", "one sequence at block size"),
-        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        Column("smaller", True, "the reference's KV bytes divided by the cell's"),
         Column(title_with_unit(metric, short_title(metric)), True, "as ranked"),
-        *baseline_difference_columns(study),
+        *reference_columns(study),
         Column("not told apart from", hint="cells of at most its bytes that may be as good"),
     )
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
@@ -303,7 +304,7 @@ def _budget_table(study: Study, bests: list[BudgetBest]) -> Table:
         Column("best cell"),
         size_column("its K/V cache", f"per {BUDGET_CONTEXT:,} tokens"),
         Column(title_with_unit(metric, short_title(metric)), True),
-        *baseline_difference_columns(study),
+        *reference_columns(study),
         Column("may be best instead", hint="cells that are not told apart from the best"),
         Column(f"worse than the best by at most ({unit})", True, _bound_hint(study)),
     )
@@ -320,7 +321,7 @@ def _row(study: Study, best: BudgetBest) -> Row:
             cell(study.label(point.levels)),
             size_cell(round(point.cost)),
             value_cell(metric, point.mean),
-            *baseline_difference_cells(study, point.levels),
+            *reference_cells(study, point.levels),
             names_cell(study, best.choice.rivals),
             _loss_cell(metric, best.choice.largest_loss),
         ),

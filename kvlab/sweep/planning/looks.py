@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.analysis.effects import list_compared_cells
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.looks import TakenLook
 from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
-from kvlab.analysis.verdicts import VERDICTS
+from kvlab.analysis.verdicts import VERDICTS, WORSE
 from kvlab.errors import SpecError, UsageError
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import list_claims
@@ -29,9 +30,6 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.sweep.planning.planner import Plan, describe_sweep, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
-
-WORSE = ("worse", "worse within")
-"""Verdicts on a level whose trainings diverged more often: those that are left flatter it."""
 
 RECORD_KEY = "looks"
 """The key of ``sweep.json`` that holds what was declared and the looks that were taken."""
@@ -171,7 +169,13 @@ class LookPlanner:
         factor, _, level = claim.partition("=")
         by_levels: dict[Levels, Cell] = {tuple(c.levels.values()): c for c in self._cells}
         designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in by_levels}
-        needed = list_compared_cells(designed, self._factors, ((factor, level),))
+        estimand = Estimand(
+            list(designed),
+            self._factors,
+            self._sweep.model_dump(mode="json")["factors"],
+            over=self._sweep.decide.over or {},
+        )
+        needed = list_compared_cells(designed, self._factors, ((factor, level),), estimand)
         by_key = {cell_key(cell.levels): levels for levels, cell in by_levels.items()}
         waiting = list(needed)
         while waiting:
@@ -238,7 +242,7 @@ class LookPlanner:
             description["decide"]["metric"] = taken[0].metric
         study = Study(self._store, description, read_rows(self._store, description))
         metric = study.primary_metric
-        effects = {effect.name: effect for effect in study.effects(metric)}
+        effects = {effect.claim: effect for effect in study.mean_effects(metric)}
         differences = {
             claim: [value for _, value in effects[claim].by_seed] for claim in self._cells_of_claim
         }

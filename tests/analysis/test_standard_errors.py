@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvlab.analysis.simultaneous_intervals import pool_errors
+from kvlab.analysis.standard_errors import pool_errors
 from tests.null_sweeps import (
     ONE_OF_5,
     THREE,

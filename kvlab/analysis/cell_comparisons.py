@@ -1,0 +1,189 @@
+"""Every cell against its reference, judged together.
+
+`kvlab.analysis.estimand` says what a cell's reference is, and `kvlab.analysis.rankings` estimates
+differences. Intervals and verdicts are those of the effects: Holm's method and simultaneous
+intervals, over all cells. A cell whose difference is what a level does has the interval and the
+verdict of that effect: one comparison, one verdict. In a sweep with looks, every interval has the
+part of the error that the looks so far may spend.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.sequential import spent_share
+from kvlab.analysis.standard_errors import StandardError
+from kvlab.analysis.statistics import Estimate
+from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from kvlab.store.metrics import METRICS
+
+if TYPE_CHECKING:
+    from kvlab.analysis.study import Study
+
+
+@dataclass(frozen=True)
+class CellComparison:
+    """A cell minus its reference, in the decided metric.
+
+    Attributes:
+        levels: The cell.
+        reference: The cell that it is compared with.
+        estimate: The difference; its ends are those of the simultaneous interval.
+        seeds: Seeds that both have.
+        verdict_name: Name of the verdict in `kvlab.analysis.verdicts.VERDICTS`.
+        margin: A cost that does not matter, in the metric's unit; None without one.
+        effect: The effect that the comparison is, if it is one.
+        later: The difference over all seeds, where the verdict is that of an earlier look.
+        is_explored: Whether the sweep claims something else, so that this was only looked at.
+        size_factor: The reference's K/V bytes divided by the cell's; None if unknown.
+        token_factor: The cell's training tokens divided by the reference's; None if unknown.
+    """
+
+    levels: Levels
+    reference: Levels
+    estimate: Estimate
+    seeds: tuple[int, ...]
+    verdict_name: str
+    margin: float | None = None
+    effect: Effect | None = None
+    later: Estimate | None = None
+    is_explored: bool = False
+    size_factor: float | None = None
+    token_factor: float | None = None
+
+    @property
+    def value(self) -> float:
+        return self.estimate.value
+
+    @property
+    def low(self) -> float:
+        return self.estimate.low
+
+    @property
+    def high(self) -> float:
+        return self.estimate.high
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the simultaneous interval holds: the difference was tested, and fairly."""
+        if self.effect is not None:
+            return self.effect.has_interval
+        return self.estimate.kind == "tested" and self.verdict_name not in ("diverged", "disturbed")
+
+    @property
+    def verdict(self) -> str:
+        """The words of the verdict; empty if there is none."""
+        if not self.verdict_name:
+            return ""
+        return VERDICTS[self.verdict_name].words.format(margin=f"{self.margin or 0.0:g}")
+
+
+def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
+    """Compare every cell with its reference, in the primary metric.
+
+    Returns:
+        Cell -> comparison, without references themselves and cells without a seed in common.
+    """
+    ranking, metric = study.ranking(study.primary_metric), study.primary_metric
+    found: dict[Levels, CellComparison] = {}
+    for levels in study.cells:
+        reference = study.estimand.reference(levels)
+        difference = ranking.difference(levels, reference) if levels != reference else None
+        if difference is None:
+            continue
+        shared = study.values(levels, metric).keys() & study.values(reference, metric).keys()
+        sizes = study.kv_bytes(levels), study.kv_bytes(reference)
+        tokens = study.trained_tokens(levels), study.trained_tokens(reference)
+        found[levels] = CellComparison(
+            levels,
+            reference,
+            difference,
+            tuple(sorted(shared)),
+            "",
+            study.decide.margin,
+            is_explored=study.has_narrow_claims,
+            size_factor=sizes[1] / sizes[0] if sizes[0] and sizes[1] else None,
+            token_factor=tokens[0] / tokens[1] if tokens[0] and tokens[1] else None,
+        )
+    judged = _judge_together(study, found)
+    effects = _find_equal_effects(study, judged)
+    return {
+        levels: _with_effect(one, effects[levels]) if levels in effects else one
+        for levels, one in judged.items()
+    }
+
+
+def _judge_together(
+    study: "Study", comparisons: Mapping[Levels, CellComparison]
+) -> dict[Levels, CellComparison]:
+    """Give all comparisons intervals that hold together, and verdicts."""
+    alpha, margin, looks = study.decide.alpha, study.decide.margin, study.declared_looks
+    tested = [one for one in comparisons.values() if one.estimate.kind == "tested"]
+    spent = [1.0] * len(tested)
+    if looks is not None:
+        spent = [spent_share(looks.looks, len(one.seeds), alpha) for one in tested]
+    tests = judge_family(
+        [one.value for one in tested],
+        [StandardError(one.estimate.standard_error, one.estimate.df) for one in tested],
+        alpha,
+        margin,
+        [share / len(tested) for share in spent],
+    )
+    judged = dict(comparisons)
+    for one, test in zip(tested, tests, strict=True):
+        estimate = replace(one.estimate, low=test.low, high=test.high, p=test.p)
+        judged[one.levels] = replace(one, estimate=estimate)
+    return {c: replace(one, verdict_name=_name_verdict(study, one)) for c, one in judged.items()}
+
+
+def _name_verdict(study: "Study", comparison: CellComparison) -> str:
+    metric, found = study.primary_metric, comparison.estimate
+    cells = (comparison.levels, comparison.reference)
+    if any(levels in study.diverged_cells for levels in cells):
+        return "diverged" if cells[0] in study.diverged_cells else "baseline diverged"
+    if found.kind in ("one seed", "unvaried", "identical"):
+        return found.kind
+    if study.is_disturbed(metric):
+        return "disturbed"
+    better = METRICS[metric].better
+    name = judge_interval(found.low, found.high, better, study.decide.margin)
+    if not VERDICTS[name].concludes or not study.count_wrong(cells):
+        return name
+    unbounded = judge_interval(found.low, found.high, better, None)
+    return "unbounded" if unbounded == "within noise" else unbounded
+
+
+def _find_equal_effects(
+    study: "Study", comparisons: Mapping[Levels, CellComparison]
+) -> dict[Levels, Effect]:
+    """Return the effects that compare a single cell with its reference, by cell."""
+    found: dict[Levels, Effect] = {}
+    for effect in study.effects(study.primary_metric):
+        cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
+        if cell is None or cell not in comparisons or not effect.is_claimed:
+            continue
+        if effect.weights == {cell: 1.0, comparisons[cell].reference: -1.0}:
+            found[cell] = effect
+    return found
+
+
+def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
+    """Return a comparison with the numbers and the verdict of the effect that it is."""
+    estimate = effect.estimate
+    if estimate is None:
+        return comparison
+    if effect.has_interval:
+        error = effect.tested_error
+        low, high, p = effect.low, effect.high, effect.corrected_p
+        estimate = Estimate(effect.value, "tested", error.value, error.df, low, high, p)
+    return replace(
+        comparison,
+        estimate=estimate,
+        seeds=effect.seeds,
+        verdict_name=effect.verdict_name,
+        effect=effect,
+        later=comparison.estimate if comparison.seeds != effect.seeds else None,
+        is_explored=False,
+    )
