@@ -20,6 +20,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
+from kvlab.analysis.divergence import (
+    Divergence,
+    count_contrast_divergence,
+    count_divergence,
+)
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import (
     Cells,
@@ -37,11 +42,6 @@ from kvlab.analysis.matched_pairs import (
     mean_by_seed,
     name_trainings,
     select_groups,
-)
-from kvlab.analysis.permutation_tests import (
-    Divergence,
-    count_contrast_divergence,
-    count_divergence,
 )
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import (

@@ -3,11 +3,17 @@
 `kvlab.analysis.sequential` has the statistics.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.analysis.effects import Effect, estimate_main_effects, tell_settings_apart
+from kvlab.analysis.effects import (
+    Effect,
+    estimate_main_effects,
+    judge_together,
+    tell_settings_apart,
+)
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.sequential import ClaimState, repeated_p_value, spent_share, t_bounds
@@ -94,10 +100,13 @@ def judge_by_looks(
         found = by_seeds[look.seeds][effect.claim]
         found = replace(found, alpha=effect.alpha, margin=effect.margin)
         share = spent_share(declared.looks, state.sizes[-1], effect.alpha) / len(states)
-        alone = replace(found, alpha=effect.alpha * share)
-        parts = tell_settings_apart(then, factors, [alone], interactions, estimand)
-        if len(parts) > 1:
-            judged += [replace(part, alpha=effect.alpha) for part in parts]
+        alone = judge_together([found], effect.alpha * share, effect.margin)
+        parts = tell_settings_apart(then, factors, alone, interactions, estimand)
+        if len(parts) > 1 or not math.isclose(found.value, state.value, abs_tol=1e-9):
+            # the looks were taken at another mean, such as one over cells that are tied at serving
+            for part in parts:
+                corrected = min(1.0, part.corrected_p / share)
+                judged.append(replace(part, alpha=effect.alpha, corrected_p=corrected))
         else:
             found = replace(found, error=None)
             judged.append(_apply_state(found, state, declared.looks[-1], len(states)))

@@ -17,10 +17,10 @@ from kvlab.analysis.effects import (
 )
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.looks import TakenLook, judge_by_looks
-from kvlab.analysis.permutation_tests import ServingGap, judge_gaps
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
+from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.trial_rows import (
     Levels,
     TrialRow,
@@ -305,6 +305,16 @@ class Study:
     def wrong_trainings(self) -> dict[str, float]:
         """The trainings that went wrong, by id; see `kvlab.analysis.went_wrong`."""
         return {} if self.search is not None else find_wrong_trainings(self.cells)
+
+    @cached_property
+    def without_wrong(self) -> "Study":
+        """The same study without the trainings that went wrong, judged as if they never ran.
+
+        Its looks are forgotten: they have judged these trainings, too.
+        """
+        rows = [row for row in self.rows if row.training not in self.wrong_trainings]
+        kept = {key: value for key, value in self.sweep.items() if key not in ("looks", "stages")}
+        return Study(self._store, kept, rows, self.sections)
 
     def count_wrong(self, cells: Iterable[Levels]) -> int:
         """Return how many trainings of some cells went wrong."""

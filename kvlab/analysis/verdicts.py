@@ -138,7 +138,7 @@ def judge_family(
             method then takes the differences by their p-values over their weights.
     """
     tests = len(values)
-    shares = [1 / tests] * tests if weights is None else list(weights)
+    shares = [1 / tests for _ in values] if weights is None else list(weights)
     judged: dict[int, FamilyTest] = {}
     reaches, ratios = [], []
     for value, error, share in zip(values, errors, shares, strict=True):

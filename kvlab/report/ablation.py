@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvlab.analysis.cell_comparisons import CellComparison
-from kvlab.analysis.permutation_tests import ServingGap
+from kvlab.analysis.serving_gaps import ServingGap
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.report.pareto_front import memory_front

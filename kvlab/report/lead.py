@@ -158,7 +158,7 @@ def _describe_free_levels(study: Study) -> list[Span]:
     for effect in study.effects(study.primary_metric):
         factor, _ = effect.change[0]
         is_free = all((factor, level) in free for level in study.factors[factor][1:])
-        if is_free and effect.has_interval and len(study.estimand.references) > 1:
+        if is_free and effect.is_significant and len(study.estimand.references) > 1:
             spans += ["; " if spans else "Without saving a byte: ", *_state_effect(effect)]
     return [*spans, "."] if spans else []
 

@@ -3,7 +3,6 @@
 import math
 
 from kvlab.analysis.effects import Effect
-from kvlab.analysis.permutation_tests import ServingGap, fewest_trainings
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import is_time
@@ -17,7 +16,6 @@ from kvlab.report.formatting import (
     format_difference,
     format_magnitude,
     format_metric,
-    format_p_value,
     format_ratio,
     format_significant,
 )
@@ -196,16 +194,11 @@ def _describe_gap(study: Study) -> list[Content]:
         return [paragraph("The loss through the serving cache is the one-shot loss in every cell.")]
     size = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     spans = ["One-shot scoring hides a cost: the largest serving gap is that of "]
-    return [paragraph(*spans, Strong(study.label(worst)), f", {size}{_gap_clause(gap)}.")]
-
-
-def _gap_clause(gap: ServingGap) -> str:
-    """Describe the exact test of a gap that was picked from all cells."""
-    if not gap.can_be_found:
-        return f" (an exact test needs {fewest_trainings(gap.alpha)} trainings)"
-    if gap.is_found:
-        return f" (exact p {format_p_value(gap.p)})"
-    return " (suggestive)" if gap.is_suggestive else " (within noise)"
+    ends = ""
+    if gap.interval is not None:
+        low, high = (format_difference("serving_gap", end) for end in gap.interval)
+        ends = f" ({low} to {high})"
+    return [paragraph(*spans, Strong(study.label(worst)), f", {size}{ends}.")]
 
 
 def _describe_left_out(study: Study) -> str:

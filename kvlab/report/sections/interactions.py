@@ -1,6 +1,6 @@
 """Interactions: whether levels together cost the sum of what each costs alone."""
 
-from kvlab.analysis.effects import Effect
+from kvlab.analysis.effects import SPLIT_SHARE, Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
@@ -93,8 +93,10 @@ def _explain(effects: list[Effect]) -> str:
     text = (
         "An interaction is the difference that one level makes beside the other level, minus the"
         " difference that it makes beside the other's baseline level, at the same seed and setting."
-        " Above 0 the levels cost more together than the sum. Each interaction is tested by its own"
-        " paired t-test over seeds. Intervals and verdicts hold for all rows together."
+        " Above 0 the levels cost more together than the sum. Interactions are estimated and judged"
+        f" as the effects are, at {SPLIT_SHARE:g} of their error: intervals and verdicts hold for"
+        " all rows together. Where an interaction is found, the table of effects has the level"
+        " beside each level of the other factor."
     )
     if any(effect.is_contrast for effect in effects):
         text += (
@@ -112,7 +114,7 @@ def _table(study: Study, strongest: list[Effect]) -> Table:
     columns = (
         Column("levels together"),
         Column(f"beyond the sum ({unit})" if unit else "beyond the sum", True),
-        simultaneous_column(metric, study.decide.alpha, "holds for all rows together"),
+        simultaneous_column(metric, SPLIT_SHARE * study.decide.alpha, "for all rows together"),
         Column("verdict"),
         Column("p (corrected)", True, "for all interactions"),
         csv_only(groups_column()),

@@ -83,9 +83,9 @@ def _explain(study: Study) -> str:
         text += f" It is decided, too, once its interval ends below the margin of {size}."
     return text + (
         " A claim that is found passes its error on to the others (Holm). If this step alone"
-        " decides a claim, its interval ends at zero. Other differences, such as those of cells and"
-        " interactions, are tested once, as if these seeds had been chosen beforehand. They are"
-        " exploratory."
+        " decides a claim, its interval ends at zero. Cells, and levels beside single settings, are"
+        " judged with the part of the error that the looks so far may spend. Interactions are"
+        " tested once, as if these seeds had been chosen beforehand: they are exploratory."
     )
 
 

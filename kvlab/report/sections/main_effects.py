@@ -5,6 +5,8 @@ from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
+from kvlab.analysis.went_wrong import MOST_DEVIATIONS
+from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
     Bullets,
@@ -74,6 +76,8 @@ def report_effects(study: Study) -> Section | None:
     contents: list[Content] = [
         paragraph(_introduce(study, estimated)),
         _table(study),
+        paragraph(_state_estimand(study, estimated)),
+        *_report_wrong_trainings(study, estimated),
         *([figure] if (figure := effects_figure(study)) else []),
         Fold("How effects are estimated, and what verdicts say", tuple(_explain(study, estimated))),
     ]
@@ -101,12 +105,94 @@ def _introduce(study: Study, estimated: list[Effect]) -> str:
     return text
 
 
+def _state_estimand(study: Study, estimated: list[Effect]) -> str:
+    """Say what the numbers of the table are means over."""
+    text = (
+        "The difference of a level that changes weights is the mean over the settings that are"
+        " served as they were trained."
+    )
+    if study.decide.over:
+        over = ", ".join(f"{name}={'|'.join(levels)}" for name, levels in study.decide.over.items())
+        text = (
+            f"The difference of a level that changes weights is the mean over {over}, as declared."
+        )
+    if any(study.estimand.changes_serving_alone(effect.change) for effect in estimated):
+        text += (
+            " A level that changes serving is compared in each setting with the same weights served"
+            " as they were trained."
+        )
+    apart = [e for e in estimated if e.at and not study.estimand.changes_serving_alone(e.change)]
+    if apart:
+        names = ", ".join(dict.fromkeys(effect.claim for effect in apart))
+        text += (
+            f" The settings disagree on {names}, so each kind of setting has a row of its own; the"
+            " CSV has the mean over all."
+        )
+    return text
+
+
+def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[Content]:
+    """List the trainings that went wrong, and the levels' verdicts without them."""
+    wrong = study.wrong_trainings
+    if not wrong:
+        return []
+    named = [
+        f"{study.label(row.levels)} at seed {row.seed} ({wrong[row.training]:.0f} deviations)"
+        for row in {row.training: row for row in reversed(study.done_rows)}.values()
+        if row.training in wrong
+    ]
+    text = (
+        f" {format_count(len(wrong), 'training')}: {'; '.join(reversed(named))}. A training went"
+        f" wrong if its one-shot loss is more than {MOST_DEVIATIONS:g} robust standard deviations"
+        " above the median of its cell. Such trainings stay in every number. A level whose"
+        " comparison has one is not said to cost less than the margin: the next ones may go wrong,"
+        " too."
+    )
+    without = {effect.name: effect for effect in study.without_wrong.effects(study.primary_metric)}
+    rows = tuple(
+        Row(
+            (
+                cell(effect.name),
+                cell(str(effect.went_wrong), effect.went_wrong),
+                difference_cell(effect.metric, effect.value),
+                cell(effect.verdict),
+                difference_cell(effect.metric, other.value),
+                simultaneous_cell(other),
+                cell(other.verdict),
+            ),
+            _key(study, effect),
+        )
+        for effect in estimated
+        if effect.went_wrong and (other := without.get(effect.name)) is not None
+    )
+    columns = (
+        Column("level"),
+        Column("went wrong", True, "trainings of the comparison"),
+        Column("difference", True),
+        Column("verdict"),
+        Column("without them", True),
+        simultaneous_column(study.primary_metric, study.decide.alpha, "without them"),
+        Column("verdict without them"),
+    )
+    contents: list[Content] = [paragraph(Strong("Trainings that went wrong."), text)]
+    if rows:
+        caption = "Levels with and without the trainings that went wrong."
+        contents.append(Fold("Without them", (Table("went-wrong", caption, columns, rows),)))
+    return contents
+
+
+def _key(study: Study, effect: Effect) -> str:
+    return study.change_key((*effect.change, *effect.at))
+
+
 def _table(study: Study) -> Table:
     metric = study.primary_metric
     unit, effects = difference_unit(metric), study.effects(metric)
+    apart = (Column("beside"),) if any(effect.at for effect in effects) else ()
     columns = (
         Column("factor"),
         Column("level"),
+        *apart,
         csv_only(Column("against")),
         Column(f"difference ({unit})" if unit else "difference", True),
         simultaneous_column(metric, study.decide.alpha),
@@ -120,10 +206,11 @@ def _table(study: Study) -> Table:
         pairs_column(),
         csv_only(groups_column()),
         range_column("over settings", unit, _SETTINGS),
+        *((csv_only(Column(f"mean over all settings ({unit})", True)),) if apart else ()),
         csv_only(seeds_column(study.seeds, unit)),
         csv_only(detectable_column(unit, "true difference called with 80% power")),
     )
-    rows = tuple(_row(study, effect, _any_diverged(effects)) for effect in effects)
+    rows = tuple(_row(study, effect, _any_diverged(effects), bool(apart)) for effect in effects)
     all_columns, rows = append_aliases(columns, rows, effects)
     return Table("effects", f"Effects on the {METRICS[metric].title}.", all_columns, rows)
 
@@ -224,14 +311,23 @@ _TWO_SEEDS = (
 )
 
 
-def _row(study: Study, effect: Effect, any_diverged: bool) -> Row:
+def _row(study: Study, effect: Effect, any_diverged: bool, any_apart: bool) -> Row:
     factor, level = effect.change[0]
-    names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
-    pairs, key = pairs_cell(effect), study.change_key(effect.change)
+    beside = cell(", ".join(f"{name}={other}" for name, other in effect.at), tone="muted")
+    names = (
+        cell(factor),
+        cell(level),
+        *((beside,) if any_apart else ()),
+        cell(study.factors[factor][0], tone="muted"),
+    )
+    pairs, key = pairs_cell(effect), _key(study, effect)
+    over_all = effect.over_all.value if effect.over_all is not None else effect.value
+    mean_cells = (difference_cell(effect.metric, over_all),) if any_apart else ()
     diverged = (diverged_cell(effect),) if any_diverged else ()
     if effect.estimate is None:
         verdict = (EMPTY_CELL, EMPTY_CELL, verdict_cell(effect), EMPTY_CELL, *diverged)
-        cells = (*names, *verdict, *(EMPTY_CELL,) * 4, pairs, *(EMPTY_CELL,) * 4)
+        cells = (*names, *verdict, *(EMPTY_CELL,) * 4, pairs, *(EMPTY_CELL,) * 2)
+        cells = (*cells, *((EMPTY_CELL,) if any_apart else ()), *(EMPTY_CELL,) * 2)
         return Row(cells, key, tone="muted")
     return Row(
         (
@@ -248,6 +344,7 @@ def _row(study: Study, effect: Effect, any_diverged: bool) -> Row:
             pairs,
             groups_cell(effect),
             settings_cell(effect),
+            *mean_cells,
             seeds_cell(effect, study.seeds),
             detectable_cell(effect),
         ),
@@ -321,18 +418,18 @@ def judge_other_metrics(study: Study) -> list[Effect]:
 
 
 def _other_row(study: Study, effect: Effect) -> Row:
-    factor, level = effect.change[0]
+    factor = effect.change[0][0]
     metric, value = effect.metric, effect.value
     unit, number = difference_unit(metric), in_display_unit(metric, value)
     text = f"{format_difference(metric, value)} {unit}".strip()
     cells = (
         cell(short_title(metric)),
         cell(factor),
-        cell(level),
+        cell(effect.name.partition("=")[2]),
         Cell(text, number, csv=(number, unit)),
         simultaneous_cell(effect),
         verdict_cell(effect),
         p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL,
         cell(format_fixed(effect.pairs_used, 0), effect.pairs_used),
     )
-    return Row(cells, study.change_key(effect.change))
+    return Row(cells, _key(study, effect))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvlab.analysis.permutation_tests import ServingGap, fewest_trainings
+from kvlab.analysis.serving_gaps import ServingGap
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -13,7 +13,6 @@ from kvlab.report.document import (
     Cell,
     Column,
     Content,
-    Fold,
     Heading,
     Row,
     Section,
@@ -31,7 +30,12 @@ from kvlab.report.formatting import (
     format_significant,
 )
 from kvlab.report.serving_divergence import serving_divergence
-from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
+from kvlab.report.table_columns import (
+    mean_and_spread,
+    mean_column,
+    range_cell,
+    simultaneous_column,
+)
 
 
 def report_serving_gap(study: Study) -> Section | None:
@@ -46,7 +50,6 @@ def report_serving_gap(study: Study) -> Section | None:
         contents.append(paragraph(_AWARE))
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
-        contents.append(Fold("How gaps are tested", (paragraph(_explain(study)),)))
     contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
     contents += _eviction_contents(study)
@@ -66,20 +69,7 @@ def _summarize(study: Study, with_gap: list[Levels], n_cells: int) -> list[Span]
     counted = f"{len(with_gap):,} of {format_count(n_cells, 'cell')}"
     size = format_difference("serving_gap", gaps[largest].value)
     spans += [f"{counted} {has} one; the largest is ", Strong(study.label(largest)), f" at {size}."]
-    fewest = fewest_trainings(study.decide.alpha)
-    if max(gaps[levels].trainings for levels in with_gap) < fewest:
-        spans.append(f" An exact test of a gap needs at least {fewest} trainings of its cell.")
     return spans
-
-
-def _explain(study: Study) -> str:
-    alpha = study.decide.alpha
-    return (
-        "Gaps are skewed, so they are tested by flipping their signs, training by training and in"
-        " all cells at once. The p-value holds for a cell that is picked from the table. With n"
-        " trainings it is at least 2/2\N{SUPERSCRIPT LATIN SMALL LETTER N}, so a verdict at"
-        f" {alpha:g} needs {fewest_trainings(alpha)} trainings."
-    )
 
 
 _AWARE = (
@@ -98,7 +88,8 @@ def _table(study: Study, with_gap: list[Levels], n_without: int) -> Table:
         mean_column("served loss", "nats/token"),
         mean_column("gap (nats/token)"),
         Column("smallest and largest", True, "gap over seeds", _ENDS),
-        Column("p", True, "exact sign flips over trainings, corrected for all cells"),
+        simultaneous_column("serving_gap", study.decide.alpha, "over trainings, for all cells"),
+        Column("p", True, "corrected for all cells"),
         Column("verdict"),
     )
     left_out = ""
@@ -124,17 +115,18 @@ def _row(study: Study, levels: Levels) -> Row:
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
     test = study.serving_gaps[levels]
-    p = cell(format_p_value(test.p), test.p) if len(values) > 1 else EMPTY_CELL
-    return Row(
-        (name, count, *losses, gap, range_of_gaps, p, _verdict_cell(test)), study.cell_key(levels)
-    )
+    ends_cell, p = EMPTY_CELL, EMPTY_CELL
+    if test.interval is not None:
+        ends_cell = range_cell("serving_gap", *test.interval)
+        p = cell(format_p_value(test.p), test.p)
+    cells = (name, count, *losses, gap, range_of_gaps, ends_cell, p, _verdict_cell(test))
+    return Row(cells, study.cell_key(levels))
 
 
 def _verdict_cell(test: ServingGap) -> Cell:
-    if not test.can_be_found:
-        return cell(f"needs {fewest_trainings(test.alpha)} trainings", tone="muted")
     if not test.is_found:
-        return cell("suggestive" if test.is_suggestive else "within noise", tone="muted")
+        words = "within noise" if test.interval is not None else "not tested"
+        return cell(words, tone="muted")
     return cell("worse", tone="bad") if test.value > 0 else cell("better", tone="good")
 
 
