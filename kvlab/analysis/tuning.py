@@ -124,10 +124,9 @@ def propose_value(points: Sequence[TunedPoint], grid_size: int) -> float | None:
         points: At rising values.
         grid_size: Number of values that were asked for; at most three are added.
     """
-    seeds = _common_seeds(points)
-    if not seeds or len(points) >= grid_size + MAX_ADDED:
-        return None
     values, losses = [point.value for point in points], polish_losses(points)
+    if not losses or len(points) >= grid_size + MAX_ADDED:
+        return None
     best, last = losses.index(min(losses)), len(values) - 1
     below, above = round_setting(values[0] ** 2 / values[1]), values[-1] ** 2 / values[-2]
     if best == 0:
@@ -149,9 +148,9 @@ def find_optimum(points: Sequence[TunedPoint]) -> Optimum:
     Args:
         points: At rising values, three or more.
     """
-    if not _common_seeds(points):
-        return Optimum(None, flag="failed")
     losses = polish_losses(points)
+    if not losses:
+        return Optimum(None, flag="failed")
     best = losses.index(min(losses))
     if math.isinf(losses[best]):
         return Optimum(points[0].value, flag="diverged")
@@ -171,10 +170,12 @@ def polish_losses(points: Sequence[TunedPoint]) -> list[float]:
     A value at which any training diverged is unsafe, and its loss infinite: a rate at which one of
     three trainings diverges would lose a third of a cell's trainings.
 
-    Args:
-        points: With at least one seed in common.
+    Returns:
+        A loss for each point; none without a seed that has a loss or a divergence at every value.
     """
     seeds = _common_seeds(points)
+    if not seeds:
+        return []
     table = [[point.losses[seed] for seed in seeds] for point in points]
     safe = [row for row in table if not any(map(math.isinf, row))]
     by_value, by_seed = [0.0] * len(safe), [0.0] * len(seeds)
@@ -190,6 +191,27 @@ def polish_losses(points: Sequence[TunedPoint]) -> list[float]:
             row[:] = [loss - shift for loss in row]
     typical = iter(median(by_seed) + value for value in by_value)
     return [math.inf if any(map(math.isinf, row)) else next(typical) for row in table]
+
+
+def predict_loss(points: Sequence[TunedPoint], value: float) -> float | None:
+    """Return the loss at any value, by the parabola through the three safe values nearest to it.
+
+    Infinite if the nearest value of all is unsafe. None where nothing was tried: more than half a
+    step beyond the lowest or the highest value, or at fewer than three safe ones.
+    """
+    losses = polish_losses(points)
+    places = [math.log(point.value / value) for point in points]
+    is_tried = 3 * places[0] <= places[1] and 3 * places[-1] >= places[-2]  # within half a step
+    nearest = sorted(range(len(losses)), key=lambda n: abs(places[n]))
+    if nearest and math.isinf(losses[nearest[0]]):
+        return math.inf
+    window = sorted([n for n in nearest if math.isfinite(losses[n])][:3])
+    if len(window) < 3 or not is_tried:
+        return None
+    middle = places[window[1]]
+    low, high = (places[n] - middle for n in (window[0], window[2]))
+    slope, curvature = _fit_parabola(low, high, [losses[n] for n in window])
+    return losses[window[1]] - slope * middle + curvature * middle**2
 
 
 def _find_vertex(points: Sequence[TunedPoint], losses: Sequence[float]) -> Optimum | None:
