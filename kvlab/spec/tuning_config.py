@@ -56,7 +56,10 @@ class TuneConfig(SpecModel):
         json_schema_extra={"unit": "none"},
     )
     seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = Field(
-        description="Seeds of the tuning alone: none of the sweep's own.", examples=[[100, 101]]
+        default=(100, 101, 102),
+        description="Seeds of the tuning alone: none of the sweep's own. With fewer than three, one"
+        " training that goes wrong moves the rate.",
+        examples=[[100, 101, 102]],
     )
     tokens: PositiveInt | None = Field(
         default=None,

@@ -6,7 +6,15 @@ import random
 import numpy as np
 import pytest
 
-from kvlab.analysis.tuning import MAX_ADDED, TunedPoint, find_optimum, propose_value
+from kvlab.analysis.tuning import (
+    MAX_ADDED,
+    TunedPoint,
+    find_optimum,
+    polish_losses,
+    predict_loss,
+    propose_value,
+)
+from tests.null_tuning import simulate
 
 GRID = (1e-3, 2e-3, 4e-3)
 
@@ -72,6 +80,55 @@ def test_the_error_of_the_rate_is_its_spread_over_repetitions():
         found.append(find_optimum(points))
     spread = np.std([math.log(one.value) for one in found])
     assert np.sqrt(np.mean([one.log_error**2 for one in found])) == pytest.approx(spread, rel=0.1)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_at_one_and_two_seeds_the_typical_loss_is_the_mean(seeds):
+    table = np.random.default_rng(0).normal(4, 0.1, (5, seeds))
+    points = [TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)]
+    assert polish_losses(points) == pytest.approx(table.mean(1))
+
+
+@pytest.mark.parametrize("seeds", [3, 4, 5])
+@pytest.mark.parametrize("shift", [-3.0, 0.1, 50.0])
+def test_one_wrong_training_moves_no_difference_of_losses_that_are_a_sum(seeds, shift):
+    random = np.random.default_rng(seeds)
+    by_value, by_seed = random.normal(4, 0.1, 4), random.normal(0, 0.5, seeds)
+    table = by_value[:, None] + by_seed
+    table[1, 2] += shift
+    points = [TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)]
+    assert np.diff(polish_losses(points)) == pytest.approx(np.diff(by_value))
+
+
+def test_one_wrong_training_of_nine_hardly_moves_the_rate():
+    """A small version of `python -m tests.null_tuning`."""
+    found = simulate(noise=0.01, sweeps=300)
+    assert found["medians"].tenth() < 0.12
+    assert found["means"].tenth() > 0.2
+    assert 0.95 < found["medians"].honesty() < 1.25
+
+
+@pytest.mark.parametrize("best", [2e-3, 4e-3])
+def test_a_rate_at_which_one_of_three_diverges_is_never_chosen(best):
+    def loss(rate, seed):
+        return math.inf if rate > 3e-3 and seed == 1 else surface(best)(rate, seed)
+
+    points, optimum = tune(loss, seeds=(0, 1, 2))
+    unsafe = [point.value for point in points if math.inf in point.losses.values()]
+    assert unsafe
+    assert optimum.value < min(unsafe)
+
+
+def test_the_loss_at_another_rate_is_on_the_parabola_through_the_three_nearest():
+    losses = {1e-3: 4.3, 2e-3: 4.1, 4e-3: 4.0, 8e-3: 4.2, 16e-3: math.inf}
+    points = [TunedPoint(rate, {0: loss}) for rate, loss in losses.items()]
+    for rate, nearest in ((5e-3, (2e-3, 4e-3, 8e-3)), (1.2e-3, (1e-3, 2e-3, 4e-3))):
+        fit = np.polyfit(np.log(nearest), [losses[one] for one in nearest], 2)
+        assert predict_loss(points, rate) == pytest.approx(np.polyval(fit, math.log(rate)))
+    assert predict_loss(points, 12e-3) == math.inf
+    assert predict_loss(points, 0.8e-3) is not None
+    assert predict_loss(points, 0.6e-3) is None  # more than half a step below what was tried
+    assert predict_loss(points[:2] + points[4:], 1.5e-3) is None
 
 
 def test_what_failed_is_left_out_and_without_a_common_seed_there_is_no_best():

@@ -3,6 +3,7 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 
 from kvlab.analysis.study import Study
@@ -34,6 +35,12 @@ def test_the_tables_hold_what_was_found_and_what_it_follows_from(tmp_path):
         ("mqa", "0.004", "0.0006"),
     ]
     assert [row["error (%)"] for row in found] == ["5.0", ""]
+    fit = np.polyfit(np.log([1e-3, 2e-3, 4e-3]), [4.25, 4.05, 4.15], 2)
+    for side, rate in (("lower", 1.14e-3), ("higher", 4.56e-3)):
+        change = np.polyval(fit, np.log(rate)) - 4.03  # from the loss that the record has
+        assert float(found[0][f"a step {side} (nats/token)"]) == pytest.approx(change)
+    assert float(found[1]["a step lower (nats/token)"]) == pytest.approx(0.1)
+    assert found[1]["a step higher (nats/token)"] == ""  # it diverged
     assert [row["why"] for row in found] == ["vertex", "the least measured, beside a divergence"]
     expected = [pair for points in TUNED_LOSSES.values() for pair in points.values()]
     assert len(losses) == len(expected)
@@ -67,5 +74,7 @@ def test_what_weakens_the_tuning_is_said(tmp_path):
     text = markdown(TunedRecord(tokens=4096), tmp_path / "short", "tuned")
     assert "Tuned on fewer tokens (4,096) than the cells" in text
     assert "`mqa` has the least measured, beside a divergence: it may do better elsewhere" in text
+    assert "Tuned at 2 seeds" in text
+    assert "diverged at 1 of 2" in text
     text = markdown(TunedRecord(is_over=False), tmp_path / "begun", "tuned")
     assert "The tuning is not over" in text

@@ -119,7 +119,8 @@ def _describe_tuning(study: Study) -> str:
     )
     return (
         f"Every architecture is trained at a {tuning['key']} of its own{span}, tuned at seeds that"
-        f" no comparison uses; the rest of the recipe is that of the experiment.{flagged}"
+        f" no comparison uses; the rest of the recipe is that of the experiment. Intervals hold at"
+        f" these rates.{flagged}"
     )
 
 

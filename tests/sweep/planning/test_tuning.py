@@ -173,6 +173,17 @@ def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
     assert plan_at_most(sweep, store, identify=identify) is None
 
 
+def test_three_seeds_tune_and_are_counted_unless_others_are_written(tmp_path):
+    text = TUNED.replace(", seeds: [100, 101]", "")
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    first = plan_stage(sweep, None, identify=identify)
+    assert {one.trial.seed for one in first.plan.trials} == {100, 101, 102}
+    assert len(first.plan.trials) == 2 * 3 * 3
+    assert len(plan_at_least(first, identify=identify).trials) == 2 * 3 * 3 + 2 * 2 * 2
+    message = "has 102 in common with the seeds of the cells"
+    assert message in sweep_errors(tmp_path, text.replace("[0, 1]", "[0, 102]"))
+
+
 def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
     text = TUNED.replace("101]}", "101], share: [heads], tokens: 160}")
     store, stages = submit(tmp_path, SURFACES, text)
