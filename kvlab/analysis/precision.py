@@ -26,6 +26,7 @@ import numpy.typing as npt
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 
 Texts = Mapping[str, Mapping[str, Sequence[float]]]
 """Losses by document, see `kvlab.store.Store.texts`."""
@@ -124,7 +125,7 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     """
     if not effect.has_interval or effect.metric not in TEXT_METRICS:
         return None
-    sums = _sum_by_document(study, effect)
+    sums = _sum_by_document(study, effect.metric, effect.weights, effect.seeds)
     if sums is None:
         return None
     tokens, by_seed = sums
@@ -151,17 +152,33 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     )
 
 
-def _sum_by_document(study: Study, effect: Effect) -> tuple[Floats, Floats] | None:
-    """Return the scored tokens of each document, and the effect's nats by seed and document.
+def estimate_text_error(
+    study: Study, metric: str, weights: Mapping[Levels, float], seeds: Sequence[int]
+) -> float | None:
+    """Return the standard error over texts of a weighted sum of cells, a mean over seeds.
+
+    Returns:
+        None if trials have no losses by document, or a single document.
+    """
+    if metric not in TEXT_METRICS or not seeds:
+        return None
+    sums = _sum_by_document(study, metric, weights, seeds)
+    return None if sums is None else estimate_over_texts(sums[0], sums[1].mean(axis=0)).error
+
+
+def _sum_by_document(
+    study: Study, metric: str, weights: Mapping[Levels, float], seeds: Sequence[int]
+) -> tuple[Floats, Floats] | None:
+    """Return the scored tokens of each document, and weighted nats by seed and document.
 
     None if a trial has no losses by document, or was scored on other tokens or documents.
     """
     first: tuple[Floats, Floats] | None = None
     by_seed = []
-    for seed in effect.seeds:
+    for seed in seeds:
         weighted = []
-        for levels, weight in effect.weights.items():
-            columns = text_columns(study.read_texts(study.cells[levels][seed]), effect.metric)
+        for levels, weight in weights.items():
+            columns = text_columns(study.read_texts(study.cells[levels][seed]), metric)
             if columns is None:
                 return None
             documents, tokens, nats = columns

@@ -1,7 +1,8 @@
 """The articles' numbers beside the exact ones, each difference explained in a sentence.
 
 Sources: `Implementing Character.AI's Memory Optimizations in nanoGPT`, `Accelerating transformer
-inference on my RTX 4090` (2023), and the Llama KV-cache note. MB is 10^6 bytes, MiB is 2^20.
+inference on my RTX 4090` (2023), the Llama KV-cache note, and the video `The KV Cache: Memory Usage
+in Transformers` (2023). MB is 10^6 bytes, MiB is 2^20.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
-from kvlab.spec.flops import forward_flops, parameter_count
+from kvlab.spec.flops import decode_flops, forward_flops, parameter_count
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 
@@ -50,8 +51,8 @@ def _kv_bytes(
 
 
 def article_claims() -> list[Claim]:
-    """Return all claims: of the Character.AI article, the RTX 4090 article, and the Llama note."""
-    return [*_character_ai_claims(), *_rtx_4090_claims(), _llama_claim()]
+    """Return the claims of the Character.AI article, the RTX 4090 article, the note, the video."""
+    return [*_character_ai_claims(), *_rtx_4090_claims(), _llama_claim(), *_video_claims()]
 
 
 def _character_ai_claims() -> list[Claim]:
@@ -139,3 +140,24 @@ def _llama_claim() -> Claim:
         _kv_bytes(("llama-7b", 10_000, "float16"), ServingConfig(), {}),
         "The number is right; the printed formula has d_model where the 32 layers belong.",
     )  # fmt: skip
+
+
+def _video_claims() -> list[Claim]:
+    large, small = (ModelConfig.model_validate(PRESETS[name]) for name in ("video-30b", "gpt2"))
+    once, twice = (KVLayout.of(large).stored_bytes(128, n * 1024, "float16") for n in (1, 2))
+    early, late = (decode_flops(small, length) for length in (128, 1024))
+    return [
+        Claim(
+            "30B, 128 sequences of 1,024 tokens", "bytes", "180 GB", 180e9, once,
+            "The video's factors, with a width of 7,168 where it says about 7,000.",
+        ),
+        Claim(
+            "30B, 128 sequences of 2,048 tokens", "bytes", "quadratic growth", 4.0 * once, twice,
+            "Twice the tokens are twice the bytes: the cache grows linearly, and the work without a"
+            " cache quadratically.",
+        ),
+        Claim(
+            "GPT-2 124M, FLOPs of the 1,024th token", "FLOPs", "constant", float(early), late,
+            "After 128 tokens it is less: attention to what is cached grows with the context.",
+        ),
+    ]  # fmt: skip

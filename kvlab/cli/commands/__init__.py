@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvlab.cli.commands.explain",
         "follow a number of a report, a cell or a trial to where it comes from",
     ),
+    "findings": (
+        "kvlab.cli.commands.findings",
+        "write what the records say of the claims in reports/claims.yaml",
+    ),
     "ui": ("kvlab.cli.commands.ui", "browse the results in MLflow"),
     "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
     "copy": ("kvlab.cli.commands.copy", "copy the record to object storage, or restore it"),

@@ -1,0 +1,55 @@
+"""`kvlab findings`: write what the records say of the articles' claims, and of the sweeps."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from kvlab.cli.shared_arguments import add_reports
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.report.findings import PAGE, make_findings, read_studies
+from kvlab.report.study_tables import fill_study_tables
+from kvlab.spec.claims import load_claims
+
+EPILOG = """\
+It reads REPORTS/claims.yaml and every REPORTS/NAME/record.tar.xz, and writes REPORTS/FINDINGS.md.
+In sweeps/README.md beside REPORTS, if there is one, it writes the questions and the verdicts of the
+tables of sweeps. `kvlab copy NAME --to REPORTS/NAME/record.tar.xz` writes a record.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_reports(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, and exit with 1 if a page is not what the records say",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    reports = Path(options.reports)
+    sweeps_page = reports.parent / "sweeps" / "README.md"
+    claims, document = load_claims(reports / "claims.yaml")
+    with tempfile.TemporaryDirectory() as folder:
+        studies = read_studies(reports, Path(folder))
+        pages = {reports / PAGE: make_findings(claims, document, studies)}
+        if sweeps_page.is_file():
+            text = sweeps_page.read_text(encoding="utf-8")
+            pages[sweeps_page] = fill_study_tables(text, sweeps_page.parent, studies)
+    stale = [
+        path
+        for path, text in pages.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if options.check:
+        for path in stale:
+            print(f"{path}: is not what the records say; run `kvlab findings`")
+        return int(bool(stale))
+    for path in stale:
+        write_atomic(path, pages[path])
+        print(path)
+    if not stale:
+        print("every page is what the records say")
+    return 0

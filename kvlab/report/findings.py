@@ -1,0 +1,460 @@
+"""`reports/FINDINGS.md`: what the records say of the claims in `reports/claims.yaml`.
+
+Every figure, interval and verdict on the page is computed from a record, so none is typed by hand.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from kvlab.analysis.effects import Effect, change_name
+from kvlab.analysis.precision import estimate_text_error
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
+from kvlab.errors import SpecError, StoreError
+from kvlab.humanize import format_count, format_number
+from kvlab.layout.article_claims import article_claims
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    difference_unit,
+    display_unit,
+    format_binary_size,
+    format_difference,
+    format_magnitude,
+    format_metric,
+    format_percent,
+    format_ratio,
+)
+from kvlab.report.markdown import code_span, escape_markdown
+from kvlab.report.sections.main_effects import judge_other_metrics
+from kvlab.report.table_columns import verdict_words
+from kvlab.spec.claims import Answer, CellLevels, Claims
+from kvlab.spec.validation_errors import format_value
+from kvlab.spec.yaml_reader import Key, YamlDocument
+from kvlab.store.metrics import METRICS
+from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive
+
+RECORD = f"record{ARCHIVE_SUFFIX}"
+PAGE = "FINDINGS.md"
+TOLERANCE = 0.02
+"""An article's figure holds if the right one differs by no more than this share of it."""
+
+EXPLORED = "explored only"
+HOLDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "bounded": (
+        frozenset({"better", "bounded", "worse within", "identical", "equivalent"}),
+        frozenset({"worse", "diverged"}),
+    ),
+    "better": (frozenset({"better"}), frozenset({"worse", "worse within", "identical"})),
+}
+"""What must be shown -> verdicts on the difference that show it, and those that refute it."""
+
+_UNTESTED = ("", "unclaimed", "one seed", "unvaried", "disturbed")
+_NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the page: what one part of a record says of a claim, in Markdown.
+
+    Attributes:
+        verdict: Whether the claim holds.
+        compared: What is compared with what, with a link to the table of the report.
+        figure: The difference or the quantity, with its unit.
+        interval: The simultaneous interval, or that the figure is exact.
+        text_error: The standard error over texts.
+        seeds: Number of seeds.
+        parameters: Size of the models.
+    """
+
+    verdict: str
+    compared: str
+    figure: str = _NONE
+    interval: str = _NONE
+    text_error: str = _NONE
+    seeds: str = _NONE
+    parameters: str = _NONE
+
+
+class Refused(Exception):
+    """A key of an answer that the record does not have, and what to write."""
+
+    def __init__(self, keys: tuple[Key, ...], message: str):
+        self.keys, self.message = keys, message
+
+
+# Records
+
+
+def read_studies(reports: Path, folder: Path) -> dict[str, Study]:
+    """Read the committed record of every report.
+
+    Args:
+        reports: The folder of reports.
+        folder: An empty folder, in which the records stay as long as they are read.
+
+    Raises:
+        StoreError: A file is no record, or that of another sweep.
+    """
+    studies = {}
+    for path in sorted(reports.glob(f"*/{RECORD}")):
+        store = extract_archive(path, folder / path.parent.name)
+        (name,) = store.sweep_names()
+        if name != path.parent.name:
+            raise StoreError(f"{path} is the record of {name}; move it to {reports / name}")
+        studies[name] = Study.load(store, name)
+    return studies
+
+
+# The page
+
+
+def make_findings(claims: Claims, document: YamlDocument, studies: Mapping[str, Study]) -> str:
+    """Return the page.
+
+    Args:
+        claims: What articles claim.
+        document: The file with the claims, for the places of mistakes.
+        studies: Studies by the name of their report.
+
+    Raises:
+        SpecError: Answers name what no record has: with file, line and column.
+    """
+    problems, parts = [], [_introduce(studies)]
+    for number, article in enumerate(claims.articles):
+        title, rows = escape_markdown(article.article), list(_HEAD)
+        for place, claim in enumerate(article.claims):
+            findings = []
+            for index, answer in enumerate(claim.answers):
+                try:
+                    findings += list(_answer(answer, studies))
+                except Refused as error:
+                    path = ("articles", number, "claims", place, "answers", index, *error.keys)
+                    problems.append(document.problem(path, error.message))
+            note = f" *{escape_markdown(claim.note)}*" if claim.note else ""
+            first = escape_markdown(claim.claim) + note
+            for finding in findings or [Finding("not run", "no record answers it")]:
+                rows.append(f"| {' | '.join((first, *vars(finding).values()))} |")
+                first = ""
+        linked = f"[{title}]({article.address})" if article.address else title
+        parts += [f"## {linked}", "\n".join(rows)]
+    if problems:
+        raise SpecError(problems)
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = (
+    "| the article says | verdict | compared | figure | simultaneous interval | over texts | seeds"
+    " | parameters |",
+    "| :-- | :-- | :-- | --: | --: | --: | --: | --: |",
+)
+
+
+def _introduce(studies: Mapping[str, Study]) -> str:
+    """Return the head of the page: how a row is read, and the errors of all rows together."""
+    return f"""\
+# What the articles say, and what kvlab found
+
+`kvlab findings` makes this page from [claims.yaml](claims.yaml) and from the record beside each
+report. A row is one comparison in one sweep, and its link leads to the table of the report. Losses
+are served ones, in nats a token: a cost is above zero. The models are small, as the rows say; what
+is true of them need not be true of larger ones. *Over texts* is the standard error that another
+held-out text of the same size would add; it is not in the interval.
+
+- **holds**: it is shown. A claim that nothing is lost holds where the cost is shown to be less than
+  the margin, which the sweep named before its first result. A claim of a gain holds where a gain is
+  shown, and an article's number where the right one is within {format_percent(TOLERANCE, 0)} of it.
+- **does not hold**: a cost is shown, and not shown to be below the margin; or the number is wrong.
+- **undecided**: the interval allows both.
+- **explored only**: the sweep did not set out to decide it, so nothing is claimed.
+- **not run**: no record answers it.
+
+{_describe_error_budget(studies)}"""
+
+
+def _describe_error_budget(studies: Mapping[str, Study]) -> str:
+    """Say what the intervals of a sweep hold for together, and which sweeps share trainings."""
+    deciding = [
+        study
+        for study in studies.values()
+        if not study.is_untrained and any(e.is_tested for e in study.effects(study.primary_metric))
+    ]
+    errors = " or ".join(f"{100 * a:g}%" for a in sorted({one.decide.alpha for one in deciding}))
+    text = (
+        f"Each of {format_count(len(deciding), 'sweep')} has an error budget of its own, {errors}"
+    )
+    text += " for all that it decides, so that together they may be wrong more often"
+    users: dict[str, list[str]] = {}
+    for name, study in studies.items():
+        for training in sorted({row.training for row in study.rows if row.training}):
+            users.setdefault(training, []).append(name)
+    shared = Counter(tuple(names) for names in users.values() if len(names) > 1)
+    listed = [
+        f"{' and '.join(names)} share {format_count(count, 'training')}"
+        for names, count in sorted(shared.items())
+    ]
+    return (
+        f"{text}. Sweeps that share trainings are not independent: {', '.join(listed) or 'none'}."
+    )
+
+
+# Answers
+
+
+def _answer(answer: Answer, studies: Mapping[str, Study]) -> Iterator[Finding]:
+    """Yield what an answer finds: one row, or one for each setting where settings disagree.
+
+    Raises:
+        Refused: It names what there is not.
+    """
+    if answer.kind == "formula":
+        yield _answer_by_formula(str(answer.formula))
+        return
+    study = studies.get(str(answer.record))
+    if study is None:
+        rule = f"has no reports/{answer.record}/{RECORD}"
+        raise _unknown(("record",), str(answer.record), studies, rule)
+    if answer.kind == "effect":
+        yield from _answer_by_effects(study, answer)
+    elif answer.kind == "trend":
+        yield _answer_by_trend(study, str(answer.trend))
+    elif answer.kind == "cell":
+        yield _answer_by_cell(study, answer)
+    else:
+        yield _answer_by_quantity(study, answer)
+
+
+def _unknown(keys: tuple[Key, ...], value: str, known: Iterable[str], rule: str) -> Refused:
+    names = list(known)
+    near = get_close_matches(value, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names) or 'none'}"
+    return Refused(keys, f"{keys[-1]} = {format_value(value)} {rule}; {hint}")
+
+
+def _answer_by_effects(study: Study, answer: Answer) -> Iterator[Finding]:
+    """Yield the effect of a level, once for every setting that is judged by itself."""
+    effects = study.effects(study.primary_metric)
+    if answer.metric is not None:  # as in the report's table of other measurements
+        others = judge_other_metrics(study)
+        effects = [one for one in others if one.metric == answer.metric]
+        if not effects:
+            known = dict.fromkeys(one.metric for one in others)
+            rule = f"has no effects beside the decided ones in {study.name}"
+            raise _unknown(("metric",), answer.metric, known, rule)
+    by_level: dict[str, list[Effect]] = {}
+    for effect in effects:
+        by_level.setdefault(change_name(effect.change), []).append(effect)
+    if answer.effect not in by_level:
+        rule = f"is no level of {study.name} that is compared with a baseline"
+        raise _unknown(("effect",), str(answer.effect), by_level, rule)
+    for effect in by_level[answer.effect]:
+        what = code_span(effect.name, in_table=True)
+        what += f", {effect.settings} settings" if effect.settings > 1 else ""
+        what += f", {METRICS[effect.metric].title}" if answer.metric else ""
+        finding = Finding(
+            _judge(answer.holds, effect.verdict_name, effect.margin, not effect.is_claimed),
+            f"{_link(study, 'what-each-level-does')}: {what}",
+        )
+        if effect.estimate is not None:
+            ends = (effect.low, effect.high) if effect.has_interval else None
+            numbers = (effect.metric, effect.value, ends, effect.weights, effect.seeds)
+            finding = _with_numbers(finding, study, *numbers)
+        yield finding
+
+
+def _judge(holds: str | None, verdict_name: str, margin: float | None, is_explored: bool) -> str:
+    """Return whether a claim holds, with the words of the report's verdict."""
+    if holds is None or is_explored or verdict_name in _UNTESTED:
+        return EXPLORED
+    shown, refuted = HOLDS[holds]
+    if verdict_name not in shown | refuted:
+        return "undecided"
+    verdict = "holds" if verdict_name in shown else "does not hold"
+    return f"**{verdict}**: {verdict_words(verdict_name, margin)}"
+
+
+def _with_numbers(
+    finding: Finding,
+    study: Study,
+    metric: str,
+    value: float,
+    interval: tuple[float, float] | None,
+    weights: Mapping[Levels, float],
+    seeds: Sequence[int],
+) -> Finding:
+    """Return a finding with a difference of cells, its errors, its seeds and its sizes."""
+    error = estimate_text_error(study, metric, weights, seeds)
+    unit = difference_unit(metric).replace("nats/token", "")
+    sizes = sorted(count for levels in weights if (count := study.parameters(levels)) is not None)
+    ends = dict.fromkeys(map(format_number, (sizes[0], sizes[-1]) if sizes else ()))
+    return replace(
+        finding,
+        figure=f"{format_difference(metric, value)} {unit}".strip(),
+        interval=" to ".join(format_difference(metric, end) for end in interval or ()) or _NONE,
+        text_error=_NONE if error is None else f"{PLUS_MINUS}{format_magnitude(metric, error)}",
+        seeds=str(len(seeds)),
+        parameters=" to ".join(ends) or _NONE,
+    )
+
+
+def _answer_by_trend(study: Study, level: str) -> Finding:
+    """Return how an effect changes with size, of which no sweep decides anything."""
+    trends = {f"{one.factor}={one.level}": one for one in study.size_trends if one.slope}
+    if level not in trends:
+        raise _unknown(("trend",), level, trends, f"is no level with a trend in {study.name}")
+    trend, what = (
+        trends[level],
+        f"{code_span(level, in_table=True)}, change with ten times the size",
+    )
+    assert trend.slope is not None, "those without one are left out"
+    finding = Finding(EXPLORED, f"{_link(study, 'how-effects-change-with-size')}: {what}")
+    ends = (trend.low, trend.high) if trend.is_tested else None
+    numbers = (study.primary_metric, trend.slope.value, ends, trend.weights, trend.seeds)
+    return _with_numbers(finding, study, *numbers)
+
+
+def _find_cell(study: Study, levels: CellLevels | None, key: str) -> Levels:
+    """Return the baseline with other levels.
+
+    Raises:
+        Refused: The design has no such factor, level or cell.
+    """
+    changed = levels or {}
+    for factor, level in changed.items():
+        if factor not in study.factors:
+            names = ", ".join(study.factors)
+            raise Refused((key, factor), f"{factor} is no factor of {study.name}; use {names}")
+        if level not in study.factors[factor]:
+            raise _unknown((key, factor), level, study.factors[factor], f"is no level of {factor}")
+    pairs = zip(study.factors, study.baseline, strict=True)
+    cell = tuple(changed.get(factor, base) for factor, base in pairs)
+    if cell not in study.cells:
+        rule = f"is no cell of {study.name}"
+        raise _unknown((key,), study.label(cell), map(study.label, study.cells), rule)
+    return cell
+
+
+def _answer_by_cell(study: Study, answer: Answer) -> Finding:
+    """Return a cell against its reference."""
+    levels = _find_cell(study, answer.cell, "cell")
+    found = compare_cell(study, levels)
+    if found is None:
+        text = f"cell = {study.label(levels)} has no reference in {study.name}; name another cell"
+        raise Refused(("cell",), text)
+    cell, reference = (code_span(study.label(c), in_table=True) for c in (levels, found.reference))
+    smaller = f", {format_ratio(found.size_factor)} smaller" if found.size_factor else ""
+    finding = Finding(
+        _judge(answer.holds, found.verdict_name, study.decide.margin, found.is_explored),
+        f"{_link(study, 'cells')}: {cell} against {reference}{smaller}",
+    )
+    ends = (found.low, found.high) if found.has_interval else None
+    weights = {levels: 1.0, found.reference: -1.0}
+    numbers = (study.primary_metric, found.value, ends, weights, found.seeds)
+    return _with_numbers(finding, study, *numbers)
+
+
+def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
+    """Return a measured or exact quantity of a cell, or how much smaller it is than another's."""
+    metric, levels = str(answer.quantity), _find_cell(study, answer.cell, "cell")
+    other = _find_cell(study, answer.smaller_than, "smaller_than")
+    value, larger = study.mean(levels, metric), study.mean(other, metric)
+    if value is None or larger is None or metric not in METRICS:
+        rule = f"was not measured in {study.name}"
+        raise _unknown(("quantity",), metric, study.measured_metrics, rule)
+    what = f"{METRICS[metric].title} of {code_span(study.label(levels), in_table=True)}"
+    figure = _format_quantity(value, f"{format_metric(metric, value)} {display_unit(metric)}")
+    if answer.smaller_than is not None:
+        if not value:
+            raise Refused(("smaller_than",), f"{metric} is 0, and no ratio; remove smaller_than")
+        value = larger / value
+        what += f", against {code_span(study.label(other), in_table=True)}"
+        figure = f"{format_ratio(value)} smaller"
+    anchor = next((to for start, to in _ANCHORS.items() if metric.startswith(start)), "speed")
+    count = study.parameters(levels)
+    return Finding(
+        EXPLORED if answer.says is None else _compare_figures(answer.says, value),
+        f"{_link(study, anchor)}: {what}",
+        figure,
+        "exact" if metric.startswith("kv_bytes") else _NONE,
+        seeds=str(len(study.values(levels, metric))),
+        parameters=_NONE if count is None else format_number(count),
+    )
+
+
+_ANCHORS = {
+    "kv_": "memory",
+    "peak_": "memory",
+    "serving_": "serving-gap",
+    "reuse_": "reuse-between-turns",
+}
+"""Beginning of a metric -> the section of a report that has it."""
+
+
+def _answer_by_formula(name: str) -> Finding:
+    claims = {one.name: one for one in article_claims() if one.claimed is not None}
+    if name not in claims:
+        raise _unknown(("formula",), name, claims, "is no number of an article")
+    claim = claims[name]
+    assert claim.claimed is not None, "those without one are left out"
+    is_large = claim.unit == "FLOPs"
+    text = format_number(claim.exact, claim.unit) if is_large else f"{claim.exact:,} {claim.unit}"
+    page = "[formula](../kvlab/benchmark/README.md#the-articles-numbers)"
+    verdict = _compare_figures(claim.claimed, claim.exact)
+    what = f"{page}: {escape_markdown(name)}"
+    return Finding(verdict, what, _format_quantity(claim.exact, text), "exact")
+
+
+def _format_quantity(value: float, text: str) -> str:
+    """Return a number with its unit; bytes in binary units, too."""
+    return f"{text} ({format_binary_size(value)})" if text.endswith(" bytes") else text.strip()
+
+
+def _compare_figures(says: float, value: float) -> str:
+    is_right = abs(value - says) <= TOLERANCE * abs(says)
+    return f"**{'holds' if is_right else 'does not hold'}**"
+
+
+def _link(study: Study, anchor: str) -> str:
+    return f"[{study.name}]({study.name}/report.md#{anchor})"
+
+
+# A cell against its reference
+
+
+@dataclass(frozen=True)
+class CellComparison:
+    levels: Levels
+    reference: Levels
+    value: float
+    low: float
+    high: float
+    has_interval: bool
+    verdict_name: str
+    seeds: tuple[int, ...]
+    is_explored: bool
+    size_factor: float | None
+
+
+def compare_cell(study: Study, levels: Levels) -> CellComparison | None:
+    """Compare a cell with the baseline; None for the baseline itself."""
+    found = study.cell_differences.get(levels)
+    if found is None or levels == study.baseline:
+        return None
+    interval, effect = study.cell_interval(levels), study.cell_effects.get(levels)
+    metric, base = study.primary_metric, study.baseline
+    stored = [study.kv_bytes(one) for one in (base, levels)]
+    low, high = interval or (found.value, found.value)
+    return CellComparison(
+        levels,
+        base,
+        found.value,
+        low,
+        high,
+        interval is not None,
+        study.cell_verdict(levels),
+        tuple(sorted(study.values(base, metric).keys() & study.values(levels, metric).keys())),
+        study.declared_looks is not None and (effect is None or not effect.is_claimed),
+        stored[0] / stored[1] if stored[0] and stored[1] else None,
+    )

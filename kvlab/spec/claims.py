@@ -1,0 +1,137 @@
+"""`reports/claims.yaml`: what articles claim, and which part of which record answers it.
+
+articles:
+- article: The KV Cache
+  claims:
+  - claim: Multi-query attention maintains accuracy.
+    answers:
+    - {record: quickstart, effect: heads=mqa, holds: bounded}
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from kvlab.errors import SpecError
+from kvlab.spec.spec_model import (
+    Name,
+    SpecModel,
+    TextRule,
+    TupleOf,
+    normalize_level_name,
+    raise_problems,
+)
+from kvlab.spec.validation_errors import list_field_errors
+from kvlab.spec.yaml_reader import YamlDocument, read_yaml
+
+Text = Annotated[str, Field(min_length=1)]
+CellLevels = dict[Name, Annotated[Name, BeforeValidator(normalize_level_name)]]
+
+KINDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "effect": (frozenset({"record"}), frozenset({"metric", "holds"})),
+    "trend": (frozenset({"record"}), frozenset()),
+    "quantity": (frozenset({"record"}), frozenset({"cell", "smaller_than", "says"})),
+    "cell": (frozenset({"record", "holds"}), frozenset()),
+    "formula": (frozenset(), frozenset()),
+}
+"""Kind of an answer, which is its main key -> other keys that it needs, and that it may have."""
+
+
+class Answer(SpecModel):
+    """What answers a claim: an effect, a trend, a cell or a quantity of a record, or a formula."""
+
+    record: Name | None = Field(default=None, description="Name of a report that has a record.")
+    effect: Text | None = Field(default=None, description="A level, as factor=level.")
+    trend: Text | None = Field(
+        default=None, description="A level whose effect may change with size, as factor=level."
+    )
+    cell: CellLevels | None = Field(
+        default=None, description="The levels of a cell that are not the baseline's."
+    )
+    quantity: Text | None = Field(
+        default=None, description="A metric of the cell, or of the baseline without one."
+    )
+    formula: Text | None = Field(
+        default=None, description="Name of a number of `kvlab.layout.article_claims`."
+    )
+    metric: Text | None = Field(
+        default=None, description="Metric of the effect, if it is not the one that is decided."
+    )
+    smaller_than: CellLevels | None = Field(
+        default=None,
+        description="The levels of another cell: how many times smaller the quantity is.",
+    )
+    says: float | None = Field(
+        default=None,
+        description="The article's figure, in the metric's unit or as a ratio.",
+    )
+    holds: Literal["bounded", "better"] | None = Field(
+        default=None,
+        description="What must be shown for the claim to hold: that the cost is below the sweep's"
+        " margin, or that there is a gain.",
+    )
+
+    @property
+    def kind(self) -> str:
+        """What answers: the first of `KINDS` that is given; empty if none is."""
+        return next((kind for kind in KINDS if kind in self.model_fields_set), "")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Answer":
+        if not self.kind:
+            raise_problems([("", f"names nothing that answers; add one of {', '.join(KINDS)}")])
+        needed, optional = KINDS[self.kind]
+        given = self.model_fields_set - {self.kind}
+        problems = [
+            (key, f"does not go with {self.kind}; remove one of them")
+            for key in sorted(given - needed - optional)
+        ]
+        problems += [("", f"lacks {key}; add it") for key in sorted(needed - given)]
+        if self.kind == "effect" and len(given & {"metric", "holds"}) != 1:
+            rule = "needs either holds, or the metric of an effect that is only explored"
+            problems.append(("effect", f"{rule}; write one of them"))
+        raise_problems(problems)
+        return self
+
+
+class Claim(SpecModel):
+    """One claim of an article."""
+
+    claim: Text = Field(description="The claim in a sentence, with the article's own figures.")
+    answers: TupleOf[Answer] = Field(default=(), description="Without any, it is not run.")
+    note: Annotated[str, TextRule(r"\D+", "has a figure; figures come from records")] | None = (
+        Field(default=None, description="What else is to be said, without any figure.")
+    )
+
+
+class Article(SpecModel):
+    """An article and its claims."""
+
+    article: Text = Field(description="Its title.")
+    address: Annotated[str, TextRule(r"https?://[^\s()|]+", "is no address; write https://...")] | (
+        None
+    ) = Field(default=None, description="Its address.")
+    claims: Annotated[TupleOf[Claim], Field(min_length=1)]
+
+
+class Claims(SpecModel):
+    """The file."""
+
+    articles: Annotated[TupleOf[Article], Field(min_length=1)]
+
+
+def load_claims(path: str | Path) -> tuple[Claims, YamlDocument]:
+    """Read the file, and the places of its keys.
+
+    Raises:
+        SpecError: With all problems, each with file, line and column.
+    """
+    document = read_yaml(path)
+    try:
+        return Claims.model_validate(document.data), document
+    except ValidationError as error:
+        found = list_field_errors(error, Claims, document.data)
+    problems = [document.problem(one.path, one.message, at_key=one.at_key) for one in found]
+    raise SpecError(problems)

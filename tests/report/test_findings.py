@@ -1,0 +1,269 @@
+"""Findings: every figure and verdict is the record's, and a claim that nothing answers is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.cli.main import main
+from kvlab.report.findings import make_findings, read_studies
+from kvlab.spec.claims import load_claims
+from kvlab.store.record_archive import write_archive
+from tests.support.record_factory import Record
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (0, 1, 2, 3)
+EFFECTS = {"mqa": 0.30, "rope": -0.20, "trained": 0.01}
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "sharing": ("none", "trained", "tied"),
+}
+HEAD = """\
+articles:
+- article: Caches
+  address: https://example.org/caches
+  claims:
+"""
+TABLE = """\
+# Sweeps
+
+| question | sweep | planned | report | verdict |
+|---|---|---|---|---|
+| typed | [made.yaml](made.yaml) | 3 minutes | [made](../reports/made/report.md) | typed by hand |
+| typed | [later.yaml](later.yaml) | 9 minutes | none yet | typed by hand |
+
+| question | answer |
+|---|---|
+| typed | [made.yaml](made.yaml) |
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Stand in a project with a sweep, its record and no page yet."""
+    for folder in ("sweeps", "experiments", "reports"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "sweeps/made.yaml").write_text("question: What does a | cost?\n")
+    (tmp_path / "sweeps/later.yaml").write_text("question: And later?\n")
+    (tmp_path / "sweeps/README.md").write_text(TABLE)
+    monkeypatch.chdir(tmp_path)
+    write_record(tmp_path, Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3))
+    return tmp_path
+
+
+def write_record(project, record, name="made", decide=None, **changes):
+    """Commit the record of a sweep with a margin of 0.05, as reports/NAME/record.tar.xz."""
+    store = record.write(project / f"runs-{name}-{len(list(project.iterdir()))}")
+    sweep = {**store.sweep(record.name), "decide": decide or {"margin": 0.05}, **changes}
+    store.write_sweep({**sweep, "name": name})
+    path = project / "reports" / name / "record.tar.xz"
+    path.parent.mkdir(exist_ok=True)
+    write_archive(store, name, path)
+
+
+def find_rows(project, *answers, claim="  - claim: It is so."):
+    """Write claims with these answers; return the rows of the page as lists of cells."""
+    text = "\n".join([claim, "    answers:" if answers else "", *(f"    - {a}" for a in answers)])
+    (project / "reports/claims.yaml").write_text(f"{HEAD}{text}\n")
+    claims, document = load_claims(project / "reports/claims.yaml")
+    folder = project / f"read-{len(list(project.iterdir()))}"
+    page = make_findings(claims, document, read_studies(project / "reports", folder))
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows[2:]]
+
+
+def read_study(project, name="made"):
+    folder = project / f"read-{len(list(project.iterdir()))}"
+    return read_studies(project / "reports", folder)[name]
+
+
+def number(text):
+    return float(text.replace("\N{MINUS SIGN}", "-").split()[0].rstrip("\N{MULTIPLICATION SIGN}"))
+
+
+def test_an_effect_has_the_numbers_of_its_record(project):
+    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    claim, verdict, compared, figure, interval, texts, seeds, parameters = row
+    effect = next(e for e in read_study(project).effects("loss_served") if "mqa" in e.name)
+    assert (claim, verdict) == ("It is so.", "**does not hold**: worse")
+    assert compared == "[made](made/report.md#what-each-level-does): `heads=mqa`, 6 settings"
+    assert number(figure) == pytest.approx(effect.value, abs=5e-5)
+    ends = [number(end) for end in interval.split(" to ")]
+    assert ends == pytest.approx([effect.low, effect.high], abs=5e-5)
+    assert (texts, seeds, parameters) == ("\N{EN DASH}", "4", "970 k to 1 M")
+
+
+def test_a_claim_holds_only_where_its_verdict_shows_it(project):
+    kinds = ("sharing=trained, holds: bounded", "position=rope, holds: bounded",
+             "position=rope, holds: better", "sharing=trained, holds: better",
+             "sharing=tied, holds: bounded")  # fmt: skip
+    rows = find_rows(project, *(f"{{record: made, effect: {kind}}}" for kind in kinds))
+    assert [row[1].replace("*", "").partition(":")[0] for row in rows] == [
+        "holds", "holds", "holds", "does not hold", "does not hold"
+    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["It is so.", "", "", "", ""]
+    noisy = Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0)
+    write_record(project, noisy)
+    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    assert row[1] == "undecided"
+
+
+def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(project):
+    record = Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3)
+    write_record(project, record, decide={"margin": 0.05, "claims": ["sharing=trained"]})
+    rows = find_rows(
+        project,
+        "{record: made, effect: heads=mqa, holds: bounded}",
+        "{record: made, effect: sharing=trained, holds: bounded}",
+        "{record: made, effect: heads=mqa, metric: loss}",
+        "{record: made, quantity: ttft_ms}",
+    )
+    assert [row[1].partition(":")[0] for row in rows] == [
+        "explored only", "**holds**", "explored only", "explored only"
+    ]  # fmt: skip
+    one_seed = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    write_record(project, one_seed)
+    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    assert (row[1], row[4], row[6]) == ("explored only", "\N{EN DASH}", "1")
+
+
+def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(project, monkeypatch):
+    effects = Study.effects
+
+    def split(study, metric):
+        first, *others = effects(study, metric)
+        return [replace(first, settings=1), replace(first, settings=3), *others]
+
+    monkeypatch.setattr(Study, "effects", split)
+    rows = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    assert [row[2].partition(": ")[2] for row in rows] == ["`heads=mqa`", "`heads=mqa`, 3 settings"]
+
+
+def test_a_cell_is_judged_against_its_reference(project):
+    answer = "{record: made, cell: {heads: mqa, sharing: tied}, holds: bounded}"
+    (row,) = find_rows(project, answer)
+    assert row[1] == "**does not hold**: worse"
+    assert row[2].endswith("`mqa+tied` against `baseline`, 8.00\N{MULTIPLICATION SIGN} smaller")
+    assert number(row[3]) == pytest.approx(0.30 + 1.5, abs=0.01)
+
+
+def test_figures_of_articles_are_compared_with_exact_ones(project):
+    rows = find_rows(
+        project,
+        "{record: made, quantity: kv_bytes_storage, says: 1.04e6}",
+        "{record: made, quantity: kv_bytes_storage, says: 1.1e6}",
+        "{record: made, quantity: kv_bytes_storage, cell: {heads: mqa}, smaller_than: {heads: mha},"
+        " says: 4}",
+        '{formula: "GPT-3 175B at 1,024 tokens, baseline"}',
+    )
+    verdicts = [row[1].strip("*") for row in rows]
+    assert verdicts == ["holds", "does not hold", "holds", "does not hold"]
+    assert rows[0][3:5] == ["1,048,576 bytes (1 MiB)", "exact"]
+    assert rows[2][3] == "4.00\N{MULTIPLICATION SIGN} smaller"
+    assert rows[3][3] == "4,831,838,208 bytes (4.5 GiB)"
+
+
+def test_a_claim_without_an_answer_is_not_run(project):
+    (row,) = find_rows(project, claim="  - {claim: It is so., note: It needs a GPU.}")
+    assert row[:2] == ["It is so. *It needs a GPU.*", "not run"]
+
+
+def test_the_error_budget_names_sweeps_that_share_trainings(project):
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=SEEDS)
+    write_record(project, record, "first")
+    write_record(project, record, "second", {"margin": 0.05, "alpha": 0.01})
+    find_rows(project)
+    assert main(["findings"]) == 0
+    page = (project / "reports/FINDINGS.md").read_text()
+    assert "Each of 3 sweeps has an error budget of its own, 1% or 5%" in page
+    assert "independent: first and second share 8 trainings." in page
+
+
+def test_pages_follow_the_record_and_check_fails_until_they_do(project, capsys):
+    find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    assert main(["findings", "--check"]) == 1
+    assert not (project / "reports/FINDINGS.md").exists(), "a check writes nothing"
+    assert main(["findings"]) == 0
+    assert main(["findings", "--check"]) == 0
+    before = (project / "reports/FINDINGS.md").read_text()
+    changed = Record(factors=FACTORS, seeds=SEEDS, effects={**EFFECTS, "mqa": 0.0}, noise=1e-3)
+    write_record(project, changed)
+    capsys.readouterr()
+    assert main(["findings", "--check"]) == 1
+    assert capsys.readouterr().out.count("run `kvlab findings`") == 2
+    assert (project / "reports/FINDINGS.md").read_text() == before
+    assert main(["findings"]) == 0
+    after = (project / "reports/FINDINGS.md").read_text()
+    assert "**does not hold**: worse" in before
+    assert "**holds**: costs less than 0.05" in after
+    (project / "reports/FINDINGS.md").write_text(after.replace("+0.", "+1."))
+    assert main(["findings", "--check"]) == 1, "a figure was typed by hand"
+
+
+def test_the_tables_of_sweeps_have_the_question_and_the_answer_of_the_report(project):
+    find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    assert main(["findings"]) == 0
+    page = (project / "sweeps/README.md").read_text()
+    made, later, other = (line for line in page.splitlines() if ".yaml" in line)
+    start = r"| What does a \| cost? | [made.yaml](made.yaml) | 3 minutes | [made]("
+    assert made.startswith(start)
+    assert "typed" not in made + later
+    assert re.search(r"Worse: sharing=tied \+1\.\d+ nats/token", made)
+    assert later.endswith("| 9 minutes | none yet | not run |")
+    assert other == "| typed | [made.yaml](made.yaml) |", "another kind of table"
+    assert "address" not in page
+    findings = (project / "reports/FINDINGS.md").read_text()
+    assert "## [Caches](https://example.org/caches)" in findings
+
+
+@pytest.mark.parametrize(
+    ("answer", "column", "message"),
+    [
+        ("{record: nade, effect: heads=mqa, holds: bounded}", 16, "did you mean made?"),
+        ("{record: made, effect: heads=mqaa, holds: bounded}", 30, "did you mean heads=mqa?"),
+        ("{record: made, effect: heads=mha, holds: bounded}", 30, "is no level of made that is"),
+        ("{record: made, effect: heads=mqa, metric: lossy}", 49, "did you mean loss?"),
+        ("{record: made, effect: heads=mqa, metric: loss_served}", 49, "beside the decided ones"),
+        ("{record: made, trend: heads=mqa}", 29, "is no level with a trend in made; use one of"),
+        ("{record: made, cell: {head: mqa}, holds: bounded}", 35, "use heads, position, sharing"),
+        ("{record: made, cell: {heads: mq}, holds: bounded}", 36, "did you mean mqa?"),
+        ("{record: made, cell: {heads: mha}, holds: bounded}", 28, "name another cell"),
+        ("{record: made, quantity: kv_bytes}", 32, "did you mean kv_bytes_read?"),
+        ('{formula: "Llama 7B, 10,000 tokens"}', 17, "did you mean Llama 7B at 10,000 tokens?"),
+        ("{record: made, effect: heads=mqa}", 30, "write one of them"),
+        ("{record: made, quantity: loss, holds: bounded}", 45, "does not go with quantity"),
+        ("{effect: heads=mqa, holds: bounded}", 7, "lacks record; add it"),
+        ("{record: made, holds: bounded}", 7, "names nothing that answers; add one of effect"),
+        ("{record: made, effects: heads=mqa}", 22, "did you mean effect?"),
+        ("{record: made, effect: heads=mqa, holds: cheap}", 48, "is not one of bounded, better"),
+    ],
+)
+def test_what_no_record_has_is_refused_with_its_place(project, capsys, answer, column, message):
+    (project / "reports/claims.yaml").write_text(
+        f"{HEAD}  - claim: It is so.\n    answers:\n    - {answer}\n"
+    )
+    assert main(["findings", "--check"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"reports/claims.yaml:7:{column}: ")
+    assert message in line
+
+
+def test_a_note_has_no_figures(project, capsys):
+    claim = "  - {claim: It takes 6.6 MB., note: It is 6.3 MB.}\n"
+    (project / "reports/claims.yaml").write_text(HEAD + claim)
+    assert main(["findings"]) == 2
+    assert "reports/claims.yaml:5:37: " in (text := capsys.readouterr().err)
+    assert "has a figure; figures come from records" in text
+
+
+def test_the_committed_page_links_to_headings_that_exist():
+    links = re.findall(r"\]\(([^)#]+)#([^)]+)\)", (ROOT / "reports/FINDINGS.md").read_text())
+    assert links
+    for target, anchor in set(links):
+        page = (ROOT / "reports" / target).read_text()
+        titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+        assert anchor in slugs, f"{target} has no {anchor}"
