@@ -339,12 +339,14 @@ def _find_cell(study: Study, levels: CellLevels | None, key: str) -> Levels:
 def _answer_by_cell(study: Study, answer: Answer) -> Finding:
     """Return a cell against its reference."""
     levels = _find_cell(study, answer.cell, "cell")
-    found = compare_cell(study, levels)
+    found = study.comparisons.get(levels)
     if found is None:
         text = f"cell = {study.label(levels)} has no reference in {study.name}; name another cell"
         raise Refused(("cell",), text)
     cell, reference = (code_span(study.label(c), in_table=True) for c in (levels, found.reference))
     smaller = f", {format_ratio(found.size_factor)} smaller" if found.size_factor else ""
+    if found.token_factor is not None and found.token_factor != 1.0:
+        smaller += f", on {format_ratio(found.token_factor)} the training tokens"
     finding = Finding(
         _judge(answer.holds, found.verdict_name, study.decide.margin, found.is_explored),
         f"{_link(study, 'cells')}: {cell} against {reference}{smaller}",
@@ -371,10 +373,11 @@ def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
         value = larger / value
         what += f", against {code_span(study.label(other), in_table=True)}"
         figure = f"{format_ratio(value)} smaller"
+    is_bytes = display_unit(metric) == "bytes" and answer.smaller_than is None
     anchor = next((to for start, to in _ANCHORS.items() if metric.startswith(start)), "speed")
     count = study.parameters(levels)
     return Finding(
-        EXPLORED if answer.says is None else _compare_figures(answer.says, value),
+        EXPLORED if answer.says is None else _compare_figures(answer.says, value, is_bytes),
         f"{_link(study, anchor)}: {what}",
         figure,
         "exact" if metric.startswith("kv_bytes") else _NONE,
@@ -401,7 +404,7 @@ def _answer_by_formula(name: str) -> Finding:
     is_large = claim.unit == "FLOPs"
     text = format_number(claim.exact, claim.unit) if is_large else f"{claim.exact:,} {claim.unit}"
     page = "[formula](../kvlab/benchmark/README.md#the-articles-numbers)"
-    verdict = _compare_figures(claim.claimed, claim.exact)
+    verdict = _compare_figures(claim.claimed, claim.exact, claim.unit == "bytes")
     what = f"{page}: {escape_markdown(name)}"
     return Finding(verdict, what, _format_quantity(claim.exact, text), "exact")
 
@@ -411,50 +414,12 @@ def _format_quantity(value: float, text: str) -> str:
     return f"{text} ({format_binary_size(value)})" if text.endswith(" bytes") else text.strip()
 
 
-def _compare_figures(says: float, value: float) -> str:
-    is_right = abs(value - says) <= TOLERANCE * abs(says)
+def _compare_figures(says: float, value: float, is_bytes: bool) -> str:
+    """Return whether an article's figure holds; of bytes, also if its MB or GB are binary."""
+    meant = [says, *((says * 1.024**n for n in (1, 2, 3)) if is_bytes else ())]
+    is_right = any(abs(value - one) <= TOLERANCE * abs(one) for one in meant)
     return f"**{'holds' if is_right else 'does not hold'}**"
 
 
 def _link(study: Study, anchor: str) -> str:
     return f"[{study.name}]({study.name}/report.md#{anchor})"
-
-
-# A cell against its reference
-
-
-@dataclass(frozen=True)
-class CellComparison:
-    levels: Levels
-    reference: Levels
-    value: float
-    low: float
-    high: float
-    has_interval: bool
-    verdict_name: str
-    seeds: tuple[int, ...]
-    is_explored: bool
-    size_factor: float | None
-
-
-def compare_cell(study: Study, levels: Levels) -> CellComparison | None:
-    """Compare a cell with the baseline; None for the baseline itself."""
-    found = study.cell_differences.get(levels)
-    if found is None or levels == study.baseline:
-        return None
-    interval, effect = study.cell_interval(levels), study.cell_effects.get(levels)
-    metric, base = study.primary_metric, study.baseline
-    stored = [study.kv_bytes(one) for one in (base, levels)]
-    low, high = interval or (found.value, found.value)
-    return CellComparison(
-        levels,
-        base,
-        found.value,
-        low,
-        high,
-        interval is not None,
-        study.cell_verdict(levels),
-        tuple(sorted(study.values(base, metric).keys() & study.values(levels, metric).keys())),
-        study.declared_looks is not None and (effect is None or not effect.is_claimed),
-        stored[0] / stored[1] if stored[0] and stored[1] else None,
-    )
