@@ -30,7 +30,6 @@ demo: $(READY)
 	@echo "== running sweeps/quickstart.yaml: plan, train, measure, track, report"
 	@$(BIN)/kvlab plan sweeps/quickstart.yaml
 	@$(BIN)/kvlab submit sweeps/quickstart.yaml --reports runs/reports
-	@echo "== the report of this run: runs/reports/quickstart/report.html"
 	@$(BIN)/python -m tests.compare_results runs/reports/quickstart reports/quickstart
 
 test: $(READY)

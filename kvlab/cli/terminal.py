@@ -3,8 +3,10 @@
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, TextIO
 
 from kvlab.humanize import sanitize_line, sanitize_text
@@ -40,6 +42,23 @@ def format_exact_bytes(count: int) -> str:
 def format_decimal(value: float) -> str:
     """Return one decimal, or three below 10: 1,048,576 bytes are 1.049 MB, not 1.0 MB."""
     return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
+
+
+def print_answer(answer: str, report: Path, stream: TextIO) -> None:
+    """Print what was found, wrapped at the terminal's width, and where the report is.
+
+    Args:
+        answer: See `kvlab.report.answer_text`.
+        report: The report's folder.
+        stream: Where to.
+    """
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False
+    )
+    for line in answer.splitlines():
+        wrapper.subsequent_indent = "  " if line.startswith("- ") else ""
+        print(wrapper.fill(line), file=stream)
+    print(report / "report.html", file=stream)
 
 
 class ControlText(str):

@@ -1,4 +1,4 @@
-"""Write the report of a sweep: Markdown, HTML, tables, figures and rows of results."""
+"""Write the report of a sweep: Markdown, HTML, tables, figures, rows of results, and its answer."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,15 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import flatten_row
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.document import Document, Figure, Section
+from kvlab.report.document import (
+    Bullets,
+    Document,
+    Figure,
+    Paragraph,
+    Section,
+    Span,
+    Strong,
+)
 from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
@@ -50,7 +58,13 @@ def write_report(
         StoreError: The record is damaged, or the folder cannot be written.
     """
     store = store if isinstance(store, Store) else Store(Path(store))
-    study = Study.load(store, sweep_name, sections)
+    return write_study_report(store, Study.load(store, sweep_name, sections), folder, paper)
+
+
+def write_study_report(
+    store: Store, study: Study, folder: str | Path, paper: PaperFolder | None = None
+) -> Path:
+    """Write the report of a study that was loaded from a store; see `write_report`."""
     if paper is not None and study.search is not None and not study.search.eligible:
         text = f"--paper = {paper.folder} needs a measured configuration within the limits"
         raise UsageError(f"{text}, and {study.name} has none; leave it out")
@@ -107,6 +121,29 @@ def make_document(study: Study) -> Document:
     if study.sections:
         sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
     return Document(study.name, _drop_repeated_figures(sections))
+
+
+def answer_text(study: Study) -> str:
+    """Return the answer of a report as plain text: its lead, its bullets, and what it stresses.
+
+    What it stresses are the paragraphs that begin in bold and go on: the report is partial, or the
+    record does not verify. The section's figures, tables and other paragraphs are left out. Each
+    paragraph is one line, each item of a list one that begins with ``- ``.
+    """
+    with refuse_malformed(study.name):
+        section = choose_sections(study.search is not None)["answer"].make(study)
+    assert section is not None, "every report has an answer"
+    lines: list[tuple[Span, ...]] = []
+    for content in section.contents:
+        match content:
+            case Paragraph(spans, "lead") | Paragraph((Strong(), _, *_) as spans):
+                lines.append(spans)
+            case Bullets(items):
+                lines += [("- ", *item) for item in items]
+    return "\n".join(
+        " ".join("".join(one if isinstance(one, str) else one.text for one in spans).split())
+        for spans in lines
+    )
 
 
 def _drop_repeated_figures(sections: dict[str, Section]) -> dict[str, Section]:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.permutation_tests import (
     count_divergence,
     fewest_trainings,
     joint_sign_flip_test,
     judge_gaps,
 )
+
+from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.statistics import sign_flip_test
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.cli.main import main
+from kvlab.report import answer_text
+from kvlab.store import Store
 from tests.support.record_factory import Record
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
@@ -27,12 +30,17 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("store")
-def test_report_prints_where_it_is(capsys):
+def test_report_prints_the_answer_and_where_it_is(store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     assert main(["report", "made"]) == 0
-    assert capsys.readouterr().out == "reports/made/report.html\nreports/made/report.md\n"
+    *lines, page, text = capsys.readouterr().out.splitlines()
+    assert (page, text) == ("reports/made/report.html", "reports/made/report.md")
+    answer = answer_text(Study.load(Store(store), "made"))
+    assert " ".join(map(str.strip, lines)) == " ".join(answer.splitlines())
+    assert 20 < max(map(len, lines)) <= 40
     assert main(["report", "made", "--reports", "other", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["report"] == "other/made"
+    assert (facts["report"], facts["answer"]) == ("other/made", answer)
     assert "figures/pareto.svg" in facts["files"]
 
 

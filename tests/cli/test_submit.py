@@ -13,8 +13,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from mlflow import MlflowClient
 
+from kvlab.analysis.study import Study
 from kvlab.cli.commands import submit
 from kvlab.errors import DataError, StoreError
+from kvlab.report import answer_text
 from kvlab.store import Store
 from tests.support.tiny_sweep import (
     ENDLESS_EXPERIMENT,
@@ -78,9 +80,17 @@ def test_the_record_names_no_folder_of_this_machine(folder, store):
         assert str(folder) not in path.read_text(), path
 
 
-def test_the_last_line_is_the_path_of_the_report(folder, submitted):
-    out = submitted[1]
-    assert out.splitlines()[-1] == "reports/s"
+def test_the_last_lines_are_the_answer_and_the_path_of_the_report(folder, submitted, store):
+    lines = submitted[1].splitlines()
+    assert lines[-1] == "reports/s/report.html"
+    end = lines[
+        lines.index("failed trials are not run again unless asked: --retry-failed") + 1 : -1
+    ]
+    answer = answer_text(Study.load(store, "s"))
+    assert "heads=mqa" in answer
+    assert "This report is partial. 2 of 3 trials are measured (1 failed)" in answer
+    assert " ".join(" ".join(end).split()) == " ".join(answer.split())
+    assert max(map(len, end)) <= 80, "as wide as a terminal that is none"
     text = (folder / "reports" / "s" / "report.md").read_text()
     assert "What does it cost?" in text
     assert "greedy" in text
@@ -107,6 +117,7 @@ def test_submitting_again_runs_nothing(folder, store):
     assert code == 1, "a failure is still there to be looked at"
     assert facts["states"] == {"done": 2, "failed": 1, "missing": 0}
     assert (facts["report"], facts["mlflow"]["error"]) == ("reports/s", None)
+    assert facts["answer"] == answer_text(Study.load(store, "s"))
     assert "nothing is missing" in error
     assert {path: path.stat().st_mtime_ns for path in store.path.glob("tr*/*/*.json")} == before
     assert (folder / "reports" / "s" / "report.md").read_bytes() == report

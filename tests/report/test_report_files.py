@@ -12,7 +12,7 @@ from markupsafe import Markup
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.report import html_page, write_report
+from kvlab.report import answer_text, html_page, write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
@@ -64,6 +64,20 @@ def test_same_record_same_bytes_in_any_folder_and_order(full_report, tmp_path, m
             "figures/pareto.png", "tables/cells.csv"} <= ours.keys()  # fmt: skip
     for path in (first.path.parent, tmp_path):
         assert str(path).encode() not in b"".join(ours.values())
+
+
+def test_the_answer_as_text_is_the_lead_the_levels_and_what_is_missing(full_report, tmp_path):
+    study = Study.load(full_report[0], "made", ["cells"])
+    lead, *levels = answer_text(study).splitlines()
+    assert "less K/V than the baseline" in lead
+    assert all(line.startswith("- ") for line in levels)
+    for effect in study.effects(study.primary_metric):
+        listed = next(line for line in levels if effect.name in line)
+        assert listed.lower().startswith(f"- {effect.verdict}: ")
+    assert study.sweep["question"] not in answer_text(study), "who reads it has asked"
+    record = Record(status=lambda levels, _: "done" if levels["heads"] == "mha" else "missing")
+    partial = answer_text(Study.load(record.write(tmp_path), "made"))
+    assert partial.splitlines()[-1].startswith("This report is partial. 36 of 72 trials are")
 
 
 def test_again_into_the_same_folder_changes_nothing_and_drops_what_is_old(full_report):

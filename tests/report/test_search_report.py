@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import StoreError, UsageError
+from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv, write_report
@@ -86,6 +87,17 @@ def test_the_answer_names_the_best_and_does_not_trust_it(report):
     assert "the best of 3 noisy numbers looks better than it is" in answer
     assert "Trial 10 is behind it by 0.1000 nats/token." in answer
     assert "The search also tuned training.learning_rate, which the base experiment" in answer
+
+
+def test_the_answer_as_text_has_the_best_and_the_warning(study, empty_study, tmp_path):
+    best, trust = answer_text(study).splitlines()
+    assert "of trial 2: n_kv_head=2 learning_rate=0.002" in best
+    assert trust.startswith("This is a suggestion, not a finding: ")
+    front = Study.load(two_objectives().write(tmp_path), "made")
+    assert answer_text(front).count("\n- The lowest ") == 2
+    nothing, unfinished = answer_text(empty_study).splitlines()
+    assert nothing == "No trial has been measured yet, so there is no answer."
+    assert unfinished.startswith("The search has not ended: ")
 
 
 def test_the_best_are_listed_with_settings_as_columns(report):

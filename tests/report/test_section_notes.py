@@ -9,7 +9,7 @@ from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
-from tests.support.record_factory import Record, no_learned_hybrid
+from tests.support.record_factory import Record, TunedRecord, no_learned_hybrid
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 
@@ -83,6 +83,18 @@ def test_held_out_text_that_was_trained_on_is_said(tmp_path, share, warned):
     text = markdown(Overlapping(factors=SMALL), tmp_path, "provenance")
     assert f"held-out tokens in 50-grams of the training text | `{share:.2%}` | 12" in text
     assert (f"**Leaked text:** {share:.1%} of the held-out tokens" in text) == warned
+
+
+def test_the_compute_is_said_with_what_it_leaves_out(tmp_path):
+    record = Record(
+        factors={"heads": ("mha", "mqa")},
+        status=lambda levels, seed: "diverged" if (levels["heads"], seed) == ("mqa", 2) else "done",
+    )
+    text = markdown(record, tmp_path / "made", "provenance")
+    assert "**Compute:** 5 T training FLOPs in 5 trainings, and 0.05 CPU core hours" in text
+    assert "Not counted: the FLOPs of 1 trial that failed or diverged." in text
+    tuned = markdown(TunedRecord(), tmp_path / "tuned", "provenance")
+    assert "Not counted: all trials of the tuning, whose results this record does not" in tuned
 
 
 def bigram_record(table):

@@ -39,6 +39,7 @@ from kvlab.sweep.planning.explain import (
     find_nearest_trial,
     find_unmatched_trials,
 )
+from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.sweep.search.search_history import count_remaining_suggestions
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     least = plan_at_least(stage, provisional=True)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
+    precision = expect_precision(stage, least, store)
     unmatched = find_unmatched_trials(planned, store)
     why = None
     if options.why or (options.why is not None and not unmatched):
@@ -91,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
             facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
             facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
             facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
+        facts["precision"] = None if precision is None else precision.to_json()
         facts["retiming"] = retiming
         facts["unmatched"] = [asdict(group) for group in unmatched]
         if why is not None:
@@ -101,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
         *_format_plan(planned),
         *_format_unmatched(unmatched, options.why is not None),
         *_format_tuning(stage),
+        *(precision.describe() if precision else []),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
     ]

@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_reports, add_store, open_store, sweep_name
+from kvlab.cli.terminal import print_answer
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
-from kvlab.report import write_report
+from kvlab.report import answer_text, write_study_report
 from kvlab.report.confirmation import write_confirmation
 from kvlab.report.paper_files import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
@@ -92,13 +95,13 @@ def run(options: argparse.Namespace) -> int:
         return _confirm(options, name)
     if options.watch:
         return _watch(options, name, sections, paper)
-    folder = _write_report(options, name, sections, paper)
+    folder, answer = _write_report(options, name, sections, paper)
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
-        facts = {"sweep": name, "report": str(folder), "files": files}
+        facts = {"sweep": name, "report": str(folder), "answer": answer, "files": files}
         print(json.dumps(facts | ({"paper": str(paper.folder)} if paper else {}), indent=1))
         return 0
-    print(folder / "report.html")
+    print_answer(answer, folder, sys.stdout)
     print(folder / "report.md")
     if paper:
         parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
@@ -145,7 +148,7 @@ def _watch(
         if watched.read_changes():
             with store.report_lock(name).hold():  # a driver that ends writes the report, too
                 measured = paper if watched.counts["done"] else None
-                folder = _write_report(options, name, sections, measured)
+                folder, _ = _write_report(options, name, sections, measured)
             facts = {"sweep": name, "report": str(folder), "states": dict(watched.counts)}
             line = f"{time.strftime('%H:%M:%S')}  {watched.describe()}  {folder / 'report.html'}"
             print(json.dumps(facts) if options.json else line, flush=True)
@@ -208,24 +211,23 @@ def _write_report(
     name: str,
     sections: tuple[str, ...] | None,
     paper: PaperFolder | None,
-) -> Path:
-    """Write the report and return its folder."""
-    if options.tracking_uri is None:
-        if options.mirrored_by is not None:
-            text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
-            raise UsageError(f"{text}; add --tracking-uri, or leave it out")
-        store = open_store(options.store)
-        if options.strict:
-            check_record(store, name)
-        return write_report(store, name, Path(options.reports), sections, paper)
-    from kvlab.track import fetch_record
+) -> tuple[Path, str]:
+    """Write the report and return its folder and its answer."""
+    if options.tracking_uri is None and options.mirrored_by is not None:
+        text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
+        raise UsageError(f"{text}; add --tracking-uri, or leave it out")
+    with ExitStack() as stack:
+        if options.tracking_uri is None:
+            store = open_store(options.store)
+        else:
+            from kvlab.track import fetch_record
 
-    with tempfile.TemporaryDirectory() as folder:
-        uri, mirrored_by = options.tracking_uri, options.mirrored_by
-        store = fetch_record(uri, name, Path(folder), mirrored_by)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            store = fetch_record(options.tracking_uri, name, folder, options.mirrored_by)
         if options.strict:
             check_record(store, name)
-        return write_report(store, name, Path(options.reports), sections, paper)
+        study = Study.load(store, name, sections)
+        return write_study_report(store, study, Path(options.reports), paper), answer_text(study)
 
 
 def _parse_sections(text: str | None) -> tuple[str, ...] | None:

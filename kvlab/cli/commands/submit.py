@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
+from kvlab.analysis.study import Study
 from kvlab.cli.detach import submit_detached
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.project_folders import find_project_root
@@ -34,7 +35,7 @@ from kvlab.cli.sweep_callbacks import (
     collect_outcome,
     notify_at_end,
 )
-from kvlab.cli.terminal import tolerate_broken_output
+from kvlab.cli.terminal import print_answer, tolerate_broken_output
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig, Sweep
@@ -169,14 +170,15 @@ def _submit(options: argparse.Namespace) -> int:
         summary = _run_sweep(options, stage, store, display, on_result)
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
         _print_summary(sweep.name, store, summary, stream)
-        report = None
+        report = answer = None
         if summary.exit_code != 130 and not options.no_report:
-            report = _write_report_if_possible(options, sweep.name, store, warn)
+            report, answer = _write_report_if_possible(options, sweep.name, store, warn)
             facts["report"] = None if report is None else str(report)
+            facts["answer"] = answer
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
         notice |= {**facts, **collect_outcome(summary)}
-    if report is not None:
-        print(report, file=stream)
+    if report is not None and answer is not None:
+        print_answer(answer, report, stream)
     if options.json:
         print(json.dumps(facts, indent=1))
     return summary.exit_code
@@ -453,18 +455,22 @@ def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -
 
 def _write_report_if_possible(
     options: argparse.Namespace, sweep: str, store: Store, warn: Callable[[str], None]
-) -> Path | None:
-    """Write the report, unless this machine lacks what draws it; the record is there anyway."""
+) -> tuple[Path, str] | tuple[None, None]:
+    """Write the report, unless this machine lacks what draws it; the record is there anyway.
+
+    Returns:
+        The report's folder and its answer, see `kvlab.report.answer_text`.
+    """
     try:
         return _write_report(options, sweep, store)
     except ModuleNotFoundError as error:
         text = f"no report: {error.name} is not installed here; the record is complete"
         warn(f"{text}, and `kvlab report {sweep}` writes the report where it is")
-        return None
+        return None, None
 
 
-def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
-    from kvlab.report import write_report
+def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> tuple[Path, str]:
+    from kvlab.report import answer_text, write_study_report
 
     lock, said = store.report_lock(sweep), set[str]()
 
@@ -475,4 +481,5 @@ def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> Path
             said.add(line)
 
     with lock.hold(on_wait=say_waiting):  # several drivers may end at once
-        return write_report(store, sweep, Path(options.reports))
+        study = Study.load(store, sweep)
+        return write_study_report(store, study, Path(options.reports)), answer_text(study)

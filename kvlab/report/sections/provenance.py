@@ -2,10 +2,11 @@
 
 from collections import Counter
 
+from kvlab.analysis.compute import Compute, measure_compute
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.humanize import format_count
+from kvlab.humanize import format_count, format_number
 from kvlab.report.document import (
     EMPTY_CELL,
     Block,
@@ -13,8 +14,10 @@ from kvlab.report.document import (
     Code,
     Column,
     Content,
+    Paragraph,
     Row,
     Section,
+    Strong,
     Table,
     cell,
     paragraph,
@@ -40,7 +43,7 @@ def report_provenance(study: Study) -> Section:
     if recorded:
         counts = count_values(recorded)
         contents += list_warnings(study)
-        contents.append(_table(counts))
+        contents += [_describe_compute(study), _table(counts)]
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(Block(title, str(study.sweep[key]), "yaml"))
@@ -53,6 +56,35 @@ def _sections_option(study: Study) -> str:
     if study.sections is None or list(study.sections) == own_sections:
         return ""
     return f" --sections {','.join(study.sections)}"
+
+
+def _describe_compute(study: Study) -> Paragraph:
+    """Say what the sweep has computed in all, and what of that is not recorded."""
+    total, tuning = measure_compute(study)
+    text = f" {format_number(total.flops)} training FLOPs in"
+    text += f" {format_count(total.trainings, 'training')}, and {_format_hours(total)} with the"
+    text += f" measurements of {format_count(total.trials, 'trial')}."
+    if tuning is not None and tuning.trials:
+        text += f" Of these, tuning took {format_number(tuning.flops)} FLOPs and"
+        text += f" {_format_hours(tuning)} in {format_count(tuning.trials, 'trial')}."
+    text += " A training counts once, whatever shares it."
+    uncounted = []
+    if total.without_flops:
+        trials = format_count(total.without_flops, "trial")
+        uncounted.append(f"the FLOPs of {trials} that failed or diverged")
+    if total.without_hours:
+        uncounted.append(f"the hours of {format_count(total.without_hours, 'pruned trial')}")
+    if tuning is not None and (tuning.absent or not tuning.trials):
+        count = format_count(tuning.absent, "trial") if tuning.absent else "all trials"
+        uncounted.append(f"{count} of the tuning, whose results this record does not have")
+    if uncounted:
+        text += f" Not counted: {'; '.join(uncounted)}."
+    return paragraph(Strong("Compute:"), text)
+
+
+def _format_hours(compute: Compute) -> str:
+    hours = (f"{format_number(h)} {device} hours" for device, h in sorted(compute.hours.items()))
+    return " and ".join(hours)
 
 
 def _table(counts: dict[str, Counter[str]]) -> Table:

@@ -59,7 +59,7 @@ def _describe_best(study: Study, search: SearchResults) -> list[Content]:
         text += f"; {who} {verb} the limit{'s' if ' and ' in limits else ''} ({limits})"
     if len(search.objectives) == 1:
         return [
-            Paragraph((f"{text}. ", *_best_spans(study, search, 0), ".")),
+            Paragraph((f"{text}. ", *_best_spans(study, search, 0), "."), tone="lead"),
             _describe_trust(study, search),
         ]
     front = f"No other trial beats these {len(search.best)}: they are the front"
@@ -68,7 +68,8 @@ def _describe_best(study: Study, search: SearchResults) -> list[Content]:
     bullets = tuple(
         (*_best_spans(study, search, number), ".") for number in range(len(search.objectives))
     )
-    return [paragraph(f"{text}. {front}."), Bullets(bullets), _describe_trust(study, search)]
+    lead = Paragraph((f"{text}. {front}.",), tone="lead")
+    return [lead, Bullets(bullets), _describe_trust(study, search)]
 
 
 def _best_spans(study: Study, search: SearchResults, number: int) -> list[Span]:
@@ -135,11 +136,11 @@ def _describe_nothing(search: SearchResults) -> Paragraph:
     limits = describe_limits(search)
     if measured and limits:
         count = format_count(measured, "measured trial")
-        return paragraph(
-            f"None of {count} keeps the limits ({limits}), so there is no answer. Relax a limit,"
-            " widen the space, or give the search more trials."
-        )
-    return paragraph("No trial has been measured yet, so there is no answer.")
+        text = f"None of {count} keeps the limits ({limits}), so there is no answer. Relax a limit,"
+        text += " widen the space, or give the search more trials."
+    else:
+        text = "No trial has been measured yet, so there is no answer."
+    return Paragraph((text,), tone="lead")
 
 
 def _describe_unfinished(search: SearchResults) -> Paragraph:

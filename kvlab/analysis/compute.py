@@ -1,0 +1,121 @@
+"""What a sweep has computed, from its record: training FLOPs and device hours, tuning included.
+
+Trainings that trials share count once, also those that another sweep has made, and steps that a
+training has branched from another token budget's count where they were taken. The hours of a trial
+are those of its optimizer steps over all attempts, and of everything else in its last attempt:
+data, validation, evaluation and benchmarks. What earlier attempts lost is not recorded.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow, read_rows
+from kvlab.spec import ResourcesConfig
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What some trials have computed together.
+
+    Attributes:
+        trials: Trials that have ended, each once.
+        trainings: Trainings that have ended, each once.
+        flops: Of the trainings; those that were pruned up to there.
+        hours: By device, ``GPU`` or ``CPU core``.
+        without_flops: Trials whose training failed or diverged, which does not say its FLOPs.
+        without_hours: Trials that were pruned, which does not say their hours.
+        absent: Trials without a readable result.
+    """
+
+    trials: int
+    trainings: int
+    flops: float
+    hours: Mapping[str, float]
+    without_flops: int
+    without_hours: int
+    absent: int
+
+
+def measure_compute(study: Study) -> tuple[Compute, Compute | None]:
+    """Return what a sweep has computed in all, and the part of it that found its settings.
+
+    The part is None if the sweep tunes nothing.
+    """
+    tuning = study.sweep.get("tuning")
+    if not tuning:
+        return _add_up(study.rows), None
+    tuning_rows = read_rows(study._store, {**study.sweep, "cells": tuning.get("cells", ())})
+    return _add_up([*study.rows, *tuning_rows]), _add_up(tuning_rows)
+
+
+def _add_up(rows: Iterable[TrialRow]) -> Compute:
+    trials = {row.trial: row for row in rows if row.trial}
+    ended = [row for row in trials.values() if row.record.get("provenance")]
+    ended.sort(key=lambda row: (str(row.record["provenance"]["started"]), row.trial))
+    trainings: set[str] = set()
+    sessions: dict[tuple[str, str], TrialRow] = {}
+    flops, seconds = 0.0, defaultdict[str, float](float)
+    for row in ended:
+        is_first = row.training not in trainings  # the others have waited for it
+        if row.record.get("training_record"):
+            trainings.add(row.training)
+        device, count = _devices(row)
+        seconds[device] += count * _seconds(row, is_first)
+        flops += _training_flops(row) if is_first else 0.0
+        if "timing" in row.record:
+            timing = row.record["timing"]
+            sessions.setdefault((timing["started"], timing["finished"]), row)
+    for (started, finished), row in sessions.items():  # times that were taken again, in turns
+        device, count = _devices(row)
+        seconds[device] += count * _seconds_between(started, finished)
+    return Compute(
+        len(ended),
+        len(trainings),
+        flops,
+        {device: total / 3600 for device, total in seconds.items()},
+        sum(row.status in ("failed", "diverged") for row in ended),
+        sum(row.status == "pruned" for row in ended),
+        len(trials) - len(ended),
+    )
+
+
+def _devices(row: TrialRow) -> tuple[str, float]:
+    """Return the kind of device that a trial holds, and how many."""
+    recorded = row.record.get("experiment", {}).get("resources") or {}
+    resources = ResourcesConfig.model_validate(recorded)
+    return ("GPU", resources.devices) if resources.devices else ("CPU core", resources.cpus)
+
+
+def _seconds(row: TrialRow, is_first: bool) -> float:
+    """Return the seconds of a trial, with its training if it is the first that has it."""
+    provenance = row.record["provenance"]
+    attempt = _seconds_between(provenance["started"], provenance["finished"])
+    training = row.record.get("training_record") or {}
+    steps = int(training.get("steps") or 0)
+    if not is_first or not steps:
+        return attempt
+    step_seconds = float(training["seconds"]) / steps
+    branched = int(training.get("branched_at") or 0)
+    resumed = max([branched, *map(int, training.get("resumed_from") or ())])
+    in_attempt = step_seconds * (steps - resumed)
+    is_own = attempt >= in_attempt - 1.0  # else it was trained for another sweep; times are whole
+    others = max(0.0, attempt - in_attempt) if is_own else attempt
+    return step_seconds * (steps - branched) + others
+
+
+def _training_flops(row: TrialRow) -> float:
+    """Return the FLOPs of the steps that a trial's training has taken itself."""
+    flops = float((row.record.get("model") or {}).get("training_flops", 0))
+    if pruned := row.record.get("pruned"):
+        return flops * float(pruned["step"]) / float(pruned["steps"])
+    training = row.record.get("training_record") or {}
+    if not training.get("steps"):
+        return 0.0
+    return flops * (1 - int(training.get("branched_at") or 0) / int(training["steps"]))
+
+
+def _seconds_between(started: str, finished: str) -> float:
+    return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()

@@ -1,0 +1,270 @@
+"""What `kvlab plan` says of a sweep's precision: its design, and the spread that records show."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvlab.analysis.expected_precision import (
+    MAX_SEEDS,
+    DesignPrecision,
+    pool_spread,
+    weigh_trainings,
+)
+from kvlab.analysis.trial_rows import Levels
+from kvlab.errors import StoreError
+from kvlab.spec.decide_config import list_claims
+from kvlab.store import Store
+from kvlab.store.metrics import METRICS, collect_metrics
+from kvlab.sweep.planning.looks import RECORD_KEY
+from kvlab.sweep.planning.planner import Plan, PlannedTrial
+from kvlab.sweep.planning.stages import Stage
+
+MAX_RESULTS_READ = 24
+"""Results that a spread is taken from, and other sweeps that are searched for them: reading one
+takes some milliseconds."""
+
+_LEARNED = ("nats/token", "nats", "bits/byte", "")
+"""Units of what differs between trainings. Memory does not, and times do for other reasons."""
+
+
+@dataclass(frozen=True)
+class RecordedSpread:
+    """The spread between trainings of one cell, pooled over cells.
+
+    Attributes:
+        value: Standard deviation over seeds, in the metric's unit.
+        trainings: Number of trainings.
+        sweep: Where they were recorded.
+    """
+
+    value: float
+    trainings: int
+    sweep: str
+
+
+@dataclass(frozen=True)
+class ExpectedPrecision:
+    """How wide the intervals of a sweep will be.
+
+    Attributes:
+        sweep: Its name.
+        design: What its claims can show.
+        spread: What the store has of this sweep, or of another one of the same size; None if it
+            has no cell with two trainings.
+        metric: What is decided.
+        margin: A cost that does not matter, in the metric's unit; None without one.
+        has_taken_looks: Whether its looks cannot be declared otherwise any more.
+    """
+
+    sweep: str
+    design: DesignPrecision
+    spread: RecordedSpread | None
+    metric: str
+    margin: float | None
+    has_taken_looks: bool
+
+    def _count_seeds(self) -> int | None:
+        """Return the number of seeds whose intervals are within the margin, if that is known."""
+        if self.margin is None or self.spread is None or not self.design.weights:
+            return None
+        return self.design.count_seeds(self.margin / self.spread.value)
+
+    def to_json(self) -> dict[str, Any]:
+        design, vain = self.design, self.design.find_vain_looks()
+        return {
+            "seeds": design.fewest_seeds,
+            "half_widths_in_spreads": design.half_widths(),
+            "spread": None if self.spread is None else asdict(self.spread),
+            "seeds_within_margin": self._count_seeds(),
+            "looks": [
+                {"seeds": size, "t_bound": bound, "decides": size not in vain}
+                for size, bound in design.look_bounds().items()
+            ],
+            "looks_that_decide": list(design.propose_looks()) if design.looks else [],
+        }
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines for people."""
+        if self.design.fewest_seeds == 1:
+            yield "Precision: one seed shows no spread between trainings, so it decides nothing."
+            return
+        if self.design.weights:
+            yield self._describe_widths()
+        if self.design.find_vain_looks() and not self.has_taken_looks:
+            yield self._describe_looks()
+
+    def _describe_widths(self) -> str:
+        """Say how far intervals reach, in spreads and in the metric's unit, and what margins do."""
+        half_widths = self.design.half_widths().values()
+        place = f"{'the last look, ' if self.design.looks else ''}{self.design.fewest_seeds} seeds"
+        # no level is tested with less than the pooled error
+        least = "at least" if len(half_widths) > 1 and not self.design.looks else "about"
+        text = f"Precision: at {place}, intervals of trained levels reach {least}"
+        text += f" {_format_range(half_widths)} times the spread between trainings of one cell."
+        cheap, unit = f'"costs less than {self.margin or 0:g}"', METRICS[self.metric].unit
+        if self.spread is None:
+            if self.margin is not None:
+                limit = f"{self.margin / max(half_widths):.2g} {unit}".rstrip()
+                text += f" To show {cheap}, that spread must be below {limit}."
+            return text
+        where = "this sweep" if self.spread.sweep == self.sweep else self.spread.sweep
+        reach = _format_range(width * self.spread.value for width in half_widths)
+        text += f" It is {self.spread.value:.2g} in {self.spread.trainings} trainings of {where}:"
+        text += f" {least} {reach} {unit}".rstrip()
+        if self.margin is None:
+            return f"{text}."
+        if max(half_widths) * self.spread.value <= self.margin:
+            return f"{text}, within the margin of {self.margin:g}."
+        count = self._count_seeds()
+        seeds = f"more than {MAX_SEEDS}" if count is None else f"{least} {count}"
+        text += f", more than the margin of {self.margin:g}, so {cheap} is unlikely to be shown"
+        return f"{text}; {seeds} seeds would."
+
+    def _describe_looks(self) -> str:
+        """Say from which |t| the looks that decide little call a level, and name better ones."""
+        design, calls = self.design, list[str]()
+        smallest = design.smallest_error()
+        for size, bound in design.find_vain_looks().items():
+            reach = f" ({_format_number(bound * smallest / math.sqrt(size))} times that spread)"
+            calls.append(
+                f"|t| of {_format_number(bound)} at {size} seeds{reach if smallest else ''}"
+            )
+        text = f"Looks: a {'trained ' if smallest else ''}level is called only from"
+        text += f" {' and '.join(calls)}, so hardly any is decided there"
+        looks = design.propose_looks()
+        if not looks:
+            return f"{text}, nor at any look before the last; write seeds: {design.looks[-1]}."
+        bound = design.with_seeds(looks[-1], looks).look_bounds()[looks[0]]
+        return f"{text}; looks: {list(looks)} calls from |t| of {_format_number(bound)}."
+
+
+def _format_range(values: Iterable[float]) -> str:
+    low, *_, high = [_format_number(value) for value in sorted([*values] * 2)]
+    return low if low == high else f"{low} to {high}"
+
+
+def _format_number(value: float) -> str:
+    """Return two significant digits, or all before the point."""
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+
+
+def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecision | None:
+    """Return how precise a sweep will be.
+
+    Args:
+        stage: From `kvlab.sweep.plan_stage`.
+        least: From `kvlab.sweep.planning.stages.plan_at_least`: with the design's trials.
+        store: The record.
+
+    Returns:
+        None if nothing is left to run, or if the sweep claims nothing about what trainings learn.
+    """
+    sweep, cells = stage.plan.sweep, _trials_by_cell(least)
+    claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
+    trials = [one for trials in cells.values() for one in trials]
+    metric = sweep.decide.metric or _default_metric(trials)
+    is_open = not all(one.has_ended for one in least.trials)
+    if (
+        sweep.search is not None
+        or not (claims and is_open and any(one.flops for one in trials))
+        or METRICS[metric].unit not in _LEARNED
+    ):
+        return None
+    baseline_first = {
+        factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
+        for factor, levels in sweep.factors.items()
+    }
+    trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
+    looks = sweep.looks.looks if sweep.looks is not None else ()
+    design = DesignPrecision(
+        len(claims),
+        weigh_trainings(trainings, baseline_first, claims, metric),
+        sweep.decide.alpha,
+        {levels: looks[-1] if looks else len(own) for levels, own in cells.items()},
+        looks,
+    )
+    has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
+    spread = _find_spread(sweep.name, cells, metric, store)
+    return ExpectedPrecision(
+        sweep.name, design, spread, metric, sweep.decide.margin, has_taken_looks
+    )
+
+
+def _trials_by_cell(least: Plan) -> dict[Levels, list[PlannedTrial]]:
+    """Return the trials of every cell of the design, without those that tune it."""
+    factors = least.sweep.factors
+    cells: dict[Levels, list[PlannedTrial]] = {}
+    for one in least.trials:
+        for levels in one.cells:
+            if levels.keys() == factors.keys():
+                cells.setdefault(tuple(levels[factor] for factor in factors), []).append(one)
+    return cells
+
+
+def _default_metric(trials: list[PlannedTrial]) -> str:
+    """Return what is decided if a sweep does not say it, see `kvlab.analysis.study.Study`."""
+    experiments = [one.trial.experiment for one in trials]
+    served = "_served" if any(one.evaluation.served for one in experiments) else ""
+    tokenizers = {one.data.tokenizer for one in experiments}
+    return ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + served
+
+
+def _find_spread(
+    sweep: str, cells: Mapping[Levels, list[PlannedTrial]], metric: str, store: Store
+) -> RecordedSpread | None:
+    """Return the spread in the record of this sweep, or else of one with models of its size."""
+    done: dict[str, list[str]] = {}
+    for own in cells.values():
+        trained = [one.trial.id for one in own if one.state == "done"]
+        done.setdefault(own[0].trial.training_id, trained)
+    found = _pool_results(store, done.values(), metric, lambda _: True)
+    if found is not None:
+        return RecordedSpread(*found, sweep)
+    trials = [one for own in cells.values() for one in own]
+    sizes = [one.parameters for one in trials]
+    budgets = {one.trial.experiment.training.tokens for one in trials}
+    tokenizers = {one.trial.experiment.data.tokenizer for one in trials}
+
+    def is_alike(result: Mapping[str, Any]) -> bool:
+        experiment = result["experiment"]
+        return (
+            min(sizes) <= result["model"]["parameters"] <= max(sizes)
+            and experiment["training"]["tokens"] in budgets
+            and experiment["data"]["tokenizer"] in tokenizers
+        )
+
+    names = sorted(store.sweep_names(), key=lambda name: (name != sweep, name))
+    for name in names[:MAX_RESULTS_READ]:
+        with contextlib.suppress(StoreError):
+            recorded = [list(cell["trials"].values()) for cell in store.sweep(name)["cells"]]
+            found = _pool_results(store, recorded, metric, is_alike)
+            if found is not None:
+                return RecordedSpread(*found, name)
+    return None
+
+
+def _pool_results(
+    store: Store,
+    cells: Iterable[Sequence[str]],
+    metric: str,
+    is_alike: Callable[[Mapping[str, Any]], bool],
+) -> tuple[float, int] | None:
+    """Return the pooled spread of cells, given by their trials, and the number of trainings.
+
+    Cells that share trainings count once. It gives up at the first trial that is not alike.
+    """
+    groups: dict[str, list[float]] = {}
+    n_read = 0
+    for trials in cells:
+        values, training = [], ""
+        for trial in trials[: MAX_RESULTS_READ - n_read] if len(trials) > 1 else ():
+            result, n_read = store.result(trial), n_read + 1
+            if result is not None and result["status"] == "done":
+                if not is_alike(result):
+                    return None
+                training = training or str(result["training"])
+                values += [v for name, v in collect_metrics(result).items() if name == metric]
+        groups.setdefault(training, values)
+    return pool_spread(list(groups.values()))

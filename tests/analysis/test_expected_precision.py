@@ -1,0 +1,147 @@
+"""Expected half widths and bounds of looks: against scipy, closed forms, and simulated sweeps."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.expected_precision import (
+    MAX_BOUND,
+    DesignPrecision,
+    pool_spread,
+    t_bound,
+    weigh_trainings,
+)
+from kvlab.analysis.sequential import t_bounds
+from kvlab.analysis.trial_rows import TrialRow
+
+TWO_LEVELS = dict.fromkeys("abc", ("0", "1"))
+ONE_FACTOR = {"store": ("base", "1", "2", "3", "4", "5")}
+
+
+def make_design(factors, seeds=3, looks=(), shared=()):
+    """Return the precision of a full design whose levels in ``shared`` change serving alone."""
+    cells = list(product(*factors.values()))
+    trainings = {
+        cell: "-".join(level if level not in shared else "none" for level in cell) for cell in cells
+    }
+    claims = [f"{factor}={level}" for factor, levels in factors.items() for level in levels[1:]]
+    weights = weigh_trainings(trainings, factors, claims, "loss")
+    return DesignPrecision(len(claims), weights, 0.05, dict.fromkeys(cells, seeds), looks)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 10, 25, 60, 199])
+@pytest.mark.parametrize("alpha", [0.05, 0.005, 1e-4])
+def test_bounds_are_quantiles_of_students_t(df, alpha):
+    assert t_bound(alpha, df) == pytest.approx(stats.t.isf(alpha / 2, df), rel=1e-6)
+
+
+def test_a_bound_beyond_all_reach_is_the_largest():
+    assert t_bound(1e-18, 2) == pytest.approx(10_000)
+    assert t_bound(0.05, 10**6) == pytest.approx(stats.norm.isf(0.025), rel=0.01)
+
+
+@pytest.mark.parametrize("looks", [(3, 5), (3, 5, 7), (3, 5, 7, 10), (2, 4, 8)])
+@pytest.mark.parametrize("claims", [1, 4, 10])
+def test_the_bounds_of_looks_are_those_that_are_taken(looks, claims):
+    found = list(DesignPrecision(claims, {}, 0.05, {}, looks).look_bounds().values())
+    exact = t_bounds(looks, looks[-1], 0.05 / claims)
+    assert found[0] == pytest.approx(min(exact[0], 10_000), rel=1e-6)
+    for ours, theirs in zip(found[1:], exact[1:], strict=True):
+        assert 0.995 < ours / theirs < 1.1, "it may only be above, but for the simulation's error"
+
+
+def test_a_single_claim_has_the_interval_of_a_t_test():
+    found = make_design({"heads": ("mha", "mqa")}, 5).half_widths()
+    assert found == {"heads=mqa": pytest.approx(stats.t.isf(0.025, 4) * math.sqrt(2 / 5))}
+
+
+def test_orthogonal_effects_share_all_degrees_of_freedom():
+    found = make_design(TWO_LEVELS, 3).half_widths()
+    expected = stats.t.isf(0.05 / 6, 3 * 2) * math.sqrt(8 * (1 / 4) ** 2 / 3)
+    assert found == dict.fromkeys(["a=1", "b=1", "c=1"], pytest.approx(expected))
+
+
+def test_levels_beside_one_baseline_share_fewer():
+    """Contrasts that correlate by 1/2 are worth 4K/(K+3) independent ones."""
+    found = make_design(ONE_FACTOR, 5).half_widths()
+    expected = stats.t.isf(0.05 / 10, int(20 / 8 * 4)) * math.sqrt(2 / 5)
+    assert list(found.values()) == pytest.approx([expected] * 5)
+
+
+def test_more_seeds_of_the_baseline_narrow_all():
+    design = make_design(ONE_FACTOR, 4)
+    more = DesignPrecision(5, design.weights, 0.05, {**design.seeds, ("base",): 12})
+    assert max(more.half_widths().values()) < 0.85 * max(design.half_widths().values())
+
+
+def test_levels_of_serving_have_no_spread_of_trainings():
+    design = make_design({"heads": ("mha", "mqa"), "sharing": ("none", "tied")}, shared=("tied",))
+    assert list(design.weights) == ["heads=mqa"]
+    assert sorted(design.weights["heads=mqa"].values()) == pytest.approx([-1.0, 1.0])
+    assert design.claims == 2, "they are judged together all the same"
+
+
+@pytest.mark.parametrize(
+    ("factors", "seeds", "most"),
+    [(TWO_LEVELS, 5, 1.25), (ONE_FACTOR, 5, 1.25), (ONE_FACTOR, 3, 1.4)],
+)
+def test_the_intervals_of_simulated_sweeps_are_as_wide_or_slightly_wider(factors, seeds, most):
+    """Reports take the claim's own error where that is above the pooled one."""
+    expected = make_design(factors, seeds).half_widths()
+    cells, random = list(product(*factors.values())), np.random.default_rng(0)
+    ratios = []
+    for _ in range(100):
+        losses = random.standard_normal((len(cells), seeds))
+        rows = {
+            cell: {
+                seed: TrialRow(cell, seed, "", "done", f"{cell} {seed}", {"loss": float(loss)})
+                for seed, loss in enumerate(own)
+            }
+            for cell, own in zip(cells, losses, strict=True)
+        }
+        for effect in estimate_main_effects(rows, factors, "loss"):
+            reach = max(effect.high - effect.value, effect.value - effect.low)
+            ratios.append(reach / expected[effect.name])
+    assert 0.97 < np.median(ratios) < most
+
+
+@pytest.mark.parametrize("looks", [(3, 5), (3, 5, 7), (3, 5, 7, 10), (2, 3, 20), (2, 3)])
+@pytest.mark.parametrize("claims", [1, 5, 10])
+def test_the_looks_that_are_proposed_are_the_first_that_decide(looks, claims):
+    def first_bound(sizes):
+        return t_bounds(sizes, sizes[-1], 0.05 / claims)[0]
+
+    design = DesignPrecision(claims, {}, 0.05, {}, looks)
+    proposed = design.propose_looks()
+    earliest = proposed[0] if proposed else looks[-1]
+    assert (looks[0] in design.find_vain_looks()) == (first_bound(looks) > MAX_BOUND)
+    assert all(first_bound((n, looks[-1])) > MAX_BOUND for n in range(looks[0], earliest))
+    if proposed:
+        assert first_bound(proposed) <= MAX_BOUND
+        assert proposed[1:] == tuple(size for size in looks if size > proposed[0])
+
+
+@pytest.mark.parametrize("looks", [(), (3, 5)])
+def test_the_seeds_for_a_width_are_the_fewest(looks):
+    design = make_design(ONE_FACTOR, 5, looks)
+    count = design.count_seeds(0.9)
+
+    def reach(seeds):
+        changed = make_design(ONE_FACTOR, seeds, (3, 5, seeds) if looks else ())
+        return max(changed.half_widths().values())
+
+    assert reach(count) <= 0.9 < reach(count - 1)
+    assert design.count_seeds(0.01) is None
+
+
+def test_the_spread_is_pooled_over_cells_with_several_trainings():
+    random = np.random.default_rng(0)
+    groups = [random.normal(mean, 0.1, size).tolist() for mean, size in ((3, 4), (5, 2), (9, 1))]
+    variances = [np.var(group, ddof=1) for group in groups[:2]]
+    value, count = pool_spread(groups)
+    assert (value, count) == (pytest.approx(math.sqrt((3 * variances[0] + variances[1]) / 4)), 6)
+    assert pool_spread([[1.0], []]) is None

@@ -1,0 +1,194 @@
+"""What a plan says of its precision: from the design, and with the spread that records show."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.spec import load_sweep
+from kvlab.store import Store
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.precision import expect_precision
+from kvlab.sweep.planning.stages import plan_at_least, plan_stage
+from tests.support.stub_looks import drive_looks
+from tests.support.stub_trials import SWEEP, StubRun, drive, identify, tiny_plan, write_sweep
+
+DECIDE = "decide: {metric: loss, margin: 0.05}\n"
+
+
+def expect(folder, store, text=SWEEP + DECIDE, name="s.yaml"):
+    stage = plan_stage(load_sweep(write_sweep(folder, text, name)), store, identify=identify)
+    return expect_precision(stage, plan_at_least(stage, identify=identify), store)
+
+
+def say(expected):
+    return "\n".join(expected.describe())
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A store in which the two seeds of a sweep have ended, and its losses by heads and seed."""
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, store)
+    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
+    drive(planned, store, StubRun(store.path), description=description)
+    losses = {}
+    for cell in planned.cells:
+        if cell.levels["serving"] == "plain":
+            found = [store.result(trial)["measurements"]["loss"] for trial in cell.trials.values()]
+            losses[cell.levels["heads"]] = found
+    return store, losses
+
+
+def test_without_a_record_only_the_design_speaks(tmp_path):
+    expected = expect(tmp_path, Store(tmp_path / "none"))
+    assert expected.spread is None
+    assert list(expected.design.half_widths()) == ["heads=mqa"], "ties share trainings"
+    widest = expected.design.half_widths()["heads=mqa"]
+    assert f"spread must be below {0.05 / widest:.2g} nats/token" in say(expected)
+    assert expect(tmp_path, Store(tmp_path / "none"), SWEEP).margin is None
+
+
+def test_the_spread_of_the_own_record_is_used_and_trainings_count_once(tmp_path, recorded):
+    store, losses = recorded
+    text = (SWEEP + DECIDE).replace("seeds: [0, 1]", "seeds: 4")
+    expected = expect(tmp_path, store, text)
+    pooled = np.mean([np.var(own, ddof=1) for own in losses.values()]) ** 0.5
+    assert expected.spread.value == pytest.approx(pooled)
+    assert (expected.spread.sweep, expected.spread.trainings) == ("s", 4)
+    reach = expected.design.half_widths()["heads=mqa"] * pooled
+    assert reach > 0.05, "stubs have losses at random"
+    assert f"about {reach:.2g} nats/token, more than the margin of 0.05" in say(expected)
+    assert '"costs less than 0.05" is unlikely to be shown' in say(expected)
+    wide = expect(tmp_path, store, text.replace("0.05", f"{2 * reach}"))
+    assert "within the margin" in say(wide)
+    assert wide.to_json()["seeds_within_margin"] <= 4
+
+
+def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_path, recorded):
+    store, _ = recorded
+    text = (SWEEP + DECIDE).replace("[0, 1]", "[7, 8, 9]")
+    other = expect(tmp_path, store, text, "other.yaml")
+    assert other.spread.sweep == "s"
+    assert "trainings of s: " in say(other)
+    for change in ("{model.n_layer: 6}", "{training.tokens: 640}"):
+        larger = text.replace("mha: {}", f"mha: {change}").replace(
+            "{model.n_kv_head: 1}", f"{change[:-1]}, model.n_kv_head: 1}}"
+        )
+        assert expect(tmp_path, store, larger, "larger.yaml").spread is None, change
+
+
+def test_few_results_are_read(tmp_path, recorded, monkeypatch):
+    store, losses = recorded
+    stage = plan_stage(
+        load_sweep(write_sweep(tmp_path, SWEEP.replace("[0, 1]", "3") + DECIDE)),
+        store,
+        identify=identify,
+    )
+    read, result = [], Store.result
+    monkeypatch.setattr(Store, "result", lambda *args: read.append(args[1]) or result(*args))
+    monkeypatch.setattr("kvlab.sweep.planning.precision.MAX_RESULTS_READ", 3)
+    found = expect_precision(stage, plan_at_least(stage, identify=identify), store).spread
+    assert (found.trainings, len(read)) == (2, 3)
+    assert found.value == pytest.approx(np.std(losses["mha"], ddof=1))
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    expected = expect(tmp_path, Store(tmp_path), SWEEP.replace("[0, 1]", "1") + DECIDE)
+    assert say(expected).startswith("Precision: one seed ")
+    assert expected.to_json()["half_widths_in_spreads"] == {}
+
+
+def test_levels_of_serving_alone_have_no_width_to_speak_of(tmp_path):
+    text = SWEEP.replace("    mqa: {model.n_kv_head: 1}\n", "") + DECIDE
+    expected = expect(tmp_path, Store(tmp_path), text)
+    assert (say(expected), expected.to_json()["half_widths_in_spreads"]) == ("", {})
+    looks = expect(tmp_path, Store(tmp_path), text.replace("[0, 1]", "{looks: [2, 8]}"))
+    assert say(looks).startswith("Looks: a level is called only from |t| of ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("metric: loss", "metric: kv_bytes_storage"),
+        ("metric: loss", "metric: tpot_ms_p50"),
+        ("mqa: {model.n_kv_head: 1}", "mqa: {model.n_kv_head: 1, training.tokens: 0}"),
+    ],
+)
+def test_what_no_training_varies_has_no_spread(tmp_path, old, new):
+    text = (SWEEP + DECIDE).replace(old, new)
+    text = text.replace("mha: {}", "mha: {training.tokens: 0}") if "tokens" in new else text
+    assert expect(tmp_path, Store(tmp_path), text) is None
+
+
+def test_a_sweep_that_is_done_needs_no_word(tmp_path, recorded):
+    assert expect(tmp_path, recorded[0]) is None
+
+
+LOOKS = SWEEP.replace("seeds: [0, 1]", "seeds: {looks: [2, 4, 6]}") + DECIDE
+
+
+def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path):
+    store = Store(tmp_path / "runs")
+    expected = expect(tmp_path, store, LOOKS)
+    assert expected.design.fewest_seeds == 6
+    vain, *others = expected.to_json()["looks"]
+    assert (vain["seeds"], vain["decides"]) == (2, False)
+    assert [(one["seeds"], one["decides"]) for one in others] == [(4, True), (6, True)]
+    assert expected.to_json()["looks_that_decide"] == [4, 6]
+    line = say(expected).splitlines()[-1]
+    assert f"|t| of {vain['t_bound']:,.0f} at 2 seeds" in line
+    assert "looks: [4, 6] calls from |t| of " in line
+    nothing = expect(tmp_path, store, LOOKS.replace("[2, 4, 6]", "[2, 3]"))
+    assert say(nothing).endswith("write seeds: 3.")
+    better = expect(tmp_path, store, LOOKS.replace("[2, 4, 6]", "[4, 6]"))
+    assert "Looks: " not in say(better)
+
+    def stop_at_the_second(stage):
+        if stage.number > 1:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        drive_looks(load_sweep(write_sweep(tmp_path, LOOKS)), store, on_stage=stop_at_the_second)
+    taken = expect(tmp_path, store, LOOKS)
+    assert taken.has_taken_looks
+    assert "Looks: " not in say(taken), "it cannot be declared otherwise any more"
+
+
+def test_a_design_whose_rates_are_tuned_first_is_known(tmp_path):
+    tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
+    tuned = expect(tmp_path, Store(tmp_path), SWEEP + DECIDE + tune)
+    plain = expect(tmp_path, Store(tmp_path), SWEEP + DECIDE)
+    assert tuned.design == plain.design
+
+
+def test_a_plan_prints_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    write_sweep(tmp_path, LOOKS)
+    command = ["plan", str(tmp_path / "s.yaml"), "--store", str(tmp_path / "runs"), "--rate", "1e9"]
+    assert main(command) == 0
+    assert "\nPrecision: at the last look, 6 seeds, " in (text := capsys.readouterr().out)
+    assert "\nLooks: a trained level is called only from " in text
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["precision"]
+    assert (facts["seeds"], facts["spread"]) == (6, None)
+    write_sweep(tmp_path, SWEEP)
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["precision"]
+    assert (facts["seeds"], facts["looks"], facts["looks_that_decide"]) == (2, [], [])
+
+
+def test_a_plan_loads_neither_scipy_nor_torch(tmp_path):
+    """They take longer to import than all that a plan does."""
+    sweep = write_sweep(tmp_path, LOOKS)
+    arguments = ["plan", str(sweep), "--store", str(tmp_path / "runs"), "--rate", "1e9"]
+    code = f"import sys; from kvlab.cli.main import main; main({arguments!r})"
+    code += "; sys.exit(bool({'scipy', 'torch'} & sys.modules.keys()))"
+    environment = {**os.environ, "KVLAB_DATA": str(tmp_path / "data")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0
+    assert b"\nLooks: " in done.stdout
