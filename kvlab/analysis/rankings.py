@@ -254,7 +254,8 @@ class Ranking:
         if self._pooled is not None:
             apart = ~self._is_noisy & (self._groups != self._groups[one]) & (seeds > 1)
             for other in np.flatnonzero(apart & (not self._is_noisy[one])).tolist():
-                found = self._pooled.error(float(own[other]), 2.0, int(seeds[other]))
+                pair = {one: 1.0, other: -1.0}
+                found = self._pooled.error(pair, float(own[other]), int(seeds[other]))
                 error[other], df[other] = found.value, found.df
         if self._in_steps:
             error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
@@ -263,7 +264,7 @@ class Ranking:
         return _Differences(seeds, value, error, df)
 
     @cached_property
-    def _pooled(self) -> PooledVariance | None:
+    def _pooled(self) -> PooledVariance[int] | None:
         """Pool the differences from the anchor of all cells that were trained apart from it."""
         import numpy as np
 
@@ -271,19 +272,20 @@ class Ranking:
             return None
         counts = np.sum(~np.isnan(self._losses), axis=1)
         anchor = self._index.get(self._baseline, int(counts.argmax()))
-        differences, weights, values = [], [], {}
+        differences, weights = [], []
         for one in range(len(self.cells)):
             shared = ~np.isnan(self._losses[one] - self._losses[anchor])
             is_first = int(np.flatnonzero(self._groups == self._groups[one])[0]) == one
             if self._groups[one] == self._groups[anchor] or self._is_noisy[one]:
                 continue
             if is_first and not self._is_noisy[anchor] and shared.sum() > 1:
-                rows = {n: self._losses[n][shared] for n in (one, anchor)}
+                by_seed = (self._losses[one] - self._losses[anchor])[shared].tolist()
                 seeds = np.flatnonzero(shared).tolist()
-                differences.append(dict(zip(seeds, rows[one] - rows[anchor], strict=True)))
+                differences.append(dict(zip(seeds, by_seed, strict=True)))
                 weights.append({one: 1.0, anchor: -1.0})
-        used = {n for pair in weights for n in pair}
-        values = {n: {s: v for s, v in enumerate(self._losses[n].tolist()) if v == v} for n in used}
+        quiet = np.flatnonzero(~self._is_noisy).tolist()
+        rows = {n: dict(enumerate(self._losses[n].tolist())) for n in quiet}
+        values = {n: {s: v for s, v in by_seed.items() if v == v} for n, by_seed in rows.items()}
         pooled = pool_variance(differences, weights, values) if differences else None
         return pooled if pooled is not None and pooled.variance > 0 else None
 

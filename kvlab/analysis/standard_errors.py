@@ -1,26 +1,37 @@
 """Standard errors of differences that are judged together.
 
 Pooled standard errors say what all levels of a sweep tell together about the noise of training.
-With three seeds a level's own paired differences hardly tell their spread, and its t-test finds
-little. If every training has the same variance, the variance over seeds of each difference, divided
-by the squared length of its contrast, estimates that variance; the average over the differences
-knows it much better. That is a model, so it is never used to shrink an error: the standard error is
-the larger of a difference's own and the pooled one.
+With three seeds a level's own trainings hardly tell their spread, and its t-test finds little. If
+every training has the same variance, the average over all trainings knows it much better. That is
+a model, so it is never used to shrink an error: the standard error is the larger of a difference's
+own and the pooled one.
 
-The degrees of freedom of the average are Satterthwaite's (1946). With K orthogonal contrasts over S
-seeds and equal variances they are K(S-1). Differences that share cells, such as levels that are all
-compared with one baseline cell, are correlated, and one cell that is far noisier than the others
-makes all of them move together; either leaves fewer. So they are computed twice from the contrasts'
-covariance, with equal variances and with the cells' own residual variances, and the fewer are used.
-A difference that was seen at fewer seeds than another gets fewer in proportion. Where its own error
-is the larger, its degrees of freedom are the geometric mean of the pooled and its own; at two seeds
-its own single one.
+Equal seeds mean equal batches and equal initial weights. Whether that makes the trainings of
+different architectures alike is a question to the record, not an assumption: where an F test of the
+seeds (`SeedEffect`) finds that they explain something, variances are those of differences within a
+seed; elsewhere they are those of trainings, which have up to twice the degrees of freedom.
+
+*Within seeds*: the variance over seeds of each difference, divided by the squared length of its
+contrast, estimates the variance of a training. The degrees of freedom of the average are
+Satterthwaite's (1946). Differences that share cells, such as levels that are all compared with one
+baseline cell, are correlated, and one cell that is far noisier than the others makes all of them
+move together; either leaves fewer. So they are computed twice from the contrasts' covariance, with
+equal variances and with the cells' own residual variances, and the fewer are used. A difference
+that was seen at fewer seeds than another gets fewer in proportion.
+
+*Over trainings*: the variance of each training over its seeds. The degrees of freedom of the
+average are the smaller of their sum and Satterthwaite's with the trainings' own variances.
+
+Where a difference's own error is the larger, its degrees of freedom are the geometric mean of the
+pooled and its own; at two seeds of differences within seeds its own single one.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kvlab.analysis.statistics import f_tail
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +42,9 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", bound=Hashable)
 
+SEED_ALPHA = 0.05
+"""Probability of the F test of seeds to find an effect where there is none."""
+
 
 @dataclass(frozen=True)
 class StandardError:
@@ -40,15 +54,36 @@ class StandardError:
         value: The standard error, in the unit of the difference.
         df: Its degrees of freedom.
         is_pooled: Whether it is the pooled one, the larger of the two.
+        is_paired: Whether it is that of differences within a seed, not that of trainings.
     """
 
     value: float
     df: float
     is_pooled: bool = False
+    is_paired: bool = True
 
 
 @dataclass(frozen=True)
-class PooledVariance:
+class SeedEffect:
+    """What seeds explain of the noise of trainings, from a table of trainings by seeds.
+
+    Attributes:
+        spread_ratio: Spread of what is left after the seeds, by that of trainings over their seeds:
+            below 1 where pairing by seeds removes noise.
+        p: Of the F test that seeds explain nothing.
+    """
+
+    spread_ratio: float
+    p: float
+
+    @property
+    def is_found(self) -> bool:
+        """Whether differences within a seed are less noisy than trainings."""
+        return self.p < SEED_ALPHA
+
+
+@dataclass(frozen=True)
+class PooledVariance(Generic[Key]):
     """The variance of one training over seeds, averaged over contrasts.
 
     Attributes:
@@ -56,35 +91,72 @@ class PooledVariance:
         df: Its degrees of freedom.
         most_seeds: The largest number of seeds of a contrast in it.
         contrasts: Number of contrasts in it.
+        is_paired: Whether variances are those of differences within a seed.
+        own: Training -> its variance over its seeds, and the degrees of freedom of that.
     """
 
     variance: float
     df: float
     most_seeds: int
     contrasts: int
+    is_paired: bool
+    own: Mapping[Key, tuple[float, int]]
 
-    def error(self, own_variance: float, squared_length: float, seeds: int) -> StandardError:
+    def error(
+        self, weights: Mapping[Key, float], paired_variance: float, seeds: int
+    ) -> StandardError:
         """Return the larger of a mean contrast's own and the pooled standard error.
 
         Args:
-            own_variance: The contrast's variance over its seeds.
-            squared_length: Sum of its squared weights.
+            weights: The contrast: the weight of every training in it.
+            paired_variance: The variance of the contrast over its seeds.
             seeds: Number of its seeds, from two on.
         """
-        pooled_variance = self.variance * squared_length
-        pooled_df = max(1.0, self.df * (seeds - 1) / (self.most_seeds - 1))
-        if pooled_variance >= own_variance:
-            error = math.sqrt(pooled_variance / seeds)
-            return StandardError(error, pooled_df, is_pooled=self.contrasts > 1)
-        df = 1.0 if seeds == 2 else math.sqrt(pooled_df * (seeds - 1))
-        return StandardError(math.sqrt(own_variance / seeds), df)
+        pooled = self.variance * math.fsum(weight * weight for weight in weights.values())
+        pooled_df, own, own_df = self.df, paired_variance, float(seeds - 1)
+        if self.is_paired:
+            pooled_df = max(1.0, self.df * (seeds - 1) / (self.most_seeds - 1))
+        else:
+            parts = [(w * w * self.own[key][0], self.own[key][1]) for key, w in weights.items()]
+            own = math.fsum(part for part, _ in parts)
+            squares = math.fsum(part * part / df for part, df in parts)
+            own_df = own * own / squares if squares else own_df
+        if pooled >= own:
+            is_pooled = self.contrasts > 1
+            return StandardError(math.sqrt(pooled / seeds), pooled_df, is_pooled, self.is_paired)
+        df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(pooled_df * own_df)
+        return StandardError(math.sqrt(own / seeds), df, False, self.is_paired)
+
+
+def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | None:
+    """Compare what seeds explain with what they leave; None if two trainings share no two seeds.
+
+    Args:
+        values: Of each training, its value by seed.
+    """
+    import numpy as np
+
+    table = _table_by_seed([one for one in values if len(one) > 1])
+    if len(table) < 2 or table.shape[1] < 2:
+        return None
+    within = table - np.nanmean(table, axis=1, keepdims=True)
+    total, left = np.nansum(within**2), np.nansum(_remove_cells_and_seeds(table) ** 2)
+    total_df = int((~np.isnan(table)).sum()) - len(table)
+    seed_df = table.shape[1] - 1
+    left_df = total_df - seed_df
+    if left_df < 1 or not left > 0:
+        return None
+    ratio = math.sqrt(float(left / left_df) / float(total / total_df))
+    return SeedEffect(
+        ratio, f_tail(float((total - left) / seed_df / (left / left_df)), seed_df, left_df)
+    )
 
 
 def pool_variance(
     differences: Sequence[Mapping[int, float]],
     weights: Sequence[Mapping[Key, float]],
     values: Mapping[Key, Mapping[int, float]],
-) -> PooledVariance:
+) -> PooledVariance[Key]:
     """Average the variance of one training over contrasts.
 
     Args:
@@ -95,16 +167,42 @@ def pool_variance(
     import numpy as np
 
     keys = list(dict.fromkeys(key for one in weights for key in one))
+    found = {key: list(by_seed.values()) for key, by_seed in values.items() if len(by_seed) > 1}
+    own = {key: (float(np.var(one, ddof=1)), len(one) - 1) for key, one in found.items()}
+    seeds = measure_seed_effect([values[key] for key in keys])
+    most = max(len(one) for one in differences)
+    if seeds is None or seeds.is_found:
+        variance, df = _pool_within_seeds(differences, weights, [values[key] for key in keys])
+        return PooledVariance(variance, df, most, len(differences), True, own)
+    squares = [own[key][0] * own[key][1] for key in keys if key in own]
+    freedom = [own[key][1] for key in keys if key in own]
+    variance = math.fsum(squares) / sum(freedom)
+    df = float(sum(freedom))
+    if variance > 0:
+        df = min(
+            df, sum(squares) ** 2 / sum(s * s / f for s, f in zip(squares, freedom, strict=True))
+        )
+    return PooledVariance(variance, df, most, len(differences), False, own)
+
+
+def _pool_within_seeds(
+    differences: Sequence[Mapping[int, float]],
+    weights: Sequence[Mapping[Key, float]],
+    values: Sequence[Mapping[int, float]],
+) -> tuple[float, float]:
+    """Average the variance of differences over their squared lengths; its degrees of freedom."""
+    import numpy as np
+
+    keys = list(dict.fromkeys(key for one in weights for key in one))
     matrix = np.array([[one.get(key, 0.0) for key in keys] for one in weights])
     lengths = (matrix**2).sum(axis=1)
     matrix /= np.sqrt(lengths)[:, None]
     counts = np.array([len(one) for one in differences], dtype=np.float64)
     variances = np.array([np.var(list(one.values()), ddof=1) for one in differences])
     pooled = float(((counts - 1) * variances / lengths).sum() / (counts - 1).sum())
-    overlaps = _shared_freedom(differences)
-    noise = _residual_variances([values[key] for key in keys])
+    overlaps, noise = _shared_freedom(differences), _residual_variances(values)
     df = min(_satterthwaite_df(matrix, overlaps, one) for one in (np.ones(len(keys)), noise))
-    return PooledVariance(pooled, df, int(counts.max()), len(differences))
+    return pooled, df
 
 
 def pool_errors(
@@ -120,11 +218,7 @@ def pool_errors(
 
     pooled = pool_variance(differences, weights, values)
     return [
-        pooled.error(
-            float(np.var(list(one.values()), ddof=1)),
-            math.fsum(weight * weight for weight in own.values()),
-            len(one),
-        )
+        pooled.error(own, float(np.var(list(one.values()), ddof=1)), len(one))
         for one, own in zip(differences, weights, strict=True)
     ]
 
@@ -156,19 +250,33 @@ def _satterthwaite_df(matrix: "Array", shared_freedom: "Array", noise: "Array") 
 def _residual_variances(values: Sequence[Mapping[int, float]]) -> "Array":
     """Return the variance of each training over seeds, after what the seeds share.
 
-    It fits training plus seed by alternating means. A training at one seed gets the average.
+    A training at one seed gets the average.
     """
     import numpy as np
 
-    seeds = sorted(set().union(*values))
-    table = np.array([[one.get(seed, np.nan) for seed in seeds] for one in values])
-    is_there = ~np.isnan(table)
-    for _ in range(1 if is_there.all() else 20):
-        table = table - np.nanmean(table, axis=1, keepdims=True)
-        table = table - np.nanmean(table, axis=0)
-    counts = is_there.sum(axis=1)
-    squares = np.where(is_there, table, 0.0) ** 2
+    table = _table_by_seed(values)
+    counts = (~np.isnan(table)).sum(axis=1)
+    squares = np.nan_to_num(_remove_cells_and_seeds(table)) ** 2
     variances: Array = squares.sum(axis=1) / np.maximum(counts - 1, 1)
     average = float(variances[counts > 1].mean()) if np.any(counts > 1) else 0.0
     variances = np.where(counts > 1, variances, average)
     return variances if average > 0 else np.ones(len(values))
+
+
+def _table_by_seed(values: Sequence[Mapping[int, float]]) -> "Array":
+    """Return the values with a row a training and a column a seed; NaN where there is none."""
+    import numpy as np
+
+    seeds = sorted(set().union(*values))
+    table: Array = np.array([[one.get(seed, np.nan) for seed in seeds] for one in values])
+    return table.reshape(len(values), len(seeds))
+
+
+def _remove_cells_and_seeds(table: "Array") -> "Array":
+    """Return what is left after means of rows and of columns, fitted by turns."""
+    import numpy as np
+
+    for _ in range(20 if np.isnan(table).any() else 1):
+        table = table - np.nanmean(table, axis=1, keepdims=True)
+        table = table - np.nanmean(table, axis=0)
+    return table

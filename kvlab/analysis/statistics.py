@@ -318,6 +318,13 @@ def noncentral_t_cdf(value: float, df: float, noncentrality: float) -> float:
     return float(nctdtr(df, noncentrality, value))
 
 
+def f_tail(value: float, numerator_df: float, denominator_df: float) -> float:
+    """Probability of an F variable above a value."""
+    from scipy.special import fdtrc
+
+    return float(fdtrc(numerator_df, denominator_df, value))
+
+
 def chi_square_quantile(probability: float, df: float) -> float:
     """Return the quantile of the chi-square distribution."""
     from scipy.special import chdtri

@@ -21,6 +21,7 @@ from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
+from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.trial_rows import (
     Levels,
     TrialRow,
@@ -300,6 +301,13 @@ class Study:
                     before = self.trained_tokens(tuple(named.values())) or 0
                 return before + int(training["tokens"])
         return None
+
+    @cached_property
+    def seed_effect(self) -> SeedEffect | None:
+        """What seeds explain of the primary metric, over the cells served as they were trained."""
+        cells = [levels for levels in self.cells if self.estimand.enters_means(levels)]
+        values = [self.values(levels, self.primary_metric) for levels in cells]
+        return measure_seed_effect([by_seed for by_seed in values if by_seed])
 
     @cached_property
     def wrong_trainings(self) -> dict[str, float]:

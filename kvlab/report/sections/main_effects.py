@@ -1,6 +1,7 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
 from kvlab.analysis.effects import Effect, judge_together
+from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time
@@ -25,6 +26,7 @@ from kvlab.report.formatting import (
     difference_unit,
     format_difference,
     format_fixed,
+    format_p_value,
     format_ratio,
     format_significant,
     in_display_unit,
@@ -272,12 +274,30 @@ def _describe_intervals(study: Study, estimated: list[Effect]) -> list[Content]:
             " its seeds, and one that is pooled over all such levels. The CSV has the level's own"
             " t-test, which holds for this level alone, and the differences by seed."
         )
+        text += _describe_pairing(study, [one.error for one in estimated if one.error])
     if study.declared_looks is not None:
         text += (
             " The claims are judged at the looks (see there). Each has the seeds, the interval and"
             " the p-value of its last look, and these hold for all looks together."
         )
     return [paragraph(text)]
+
+
+def _describe_pairing(study: Study, errors: list[StandardError]) -> str:
+    """Say how much pairing by seeds has gained, and whether the errors use it."""
+    seeds = study.seed_effect
+    if seeds is None:
+        return ""
+    text = (
+        " Trials of a pair have equal batches and initial weights. Differences within a seed spread"
+        f" {format_fixed(seeds.spread_ratio, 2)} times as much as trainings without their pairs"
+        f" (F test of the seeds, p: {format_p_value(seeds.p)})"
+    )
+    if all(error.is_paired for error in errors):
+        return text + ", and the errors are those of differences within a seed."
+    if not any(error.is_paired for error in errors):
+        return text + ": pairing gains too little, and the errors are those of the trainings."
+    return text + "; each error is that of the kind that its trainings ask for."
 
 
 def _describe_verdicts(effects: list[Effect]) -> list[Content]:

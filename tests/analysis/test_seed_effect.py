@@ -1,0 +1,108 @@
+"""What equal seeds explain, and errors where they explain nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kvlab.analysis.standard_errors import (
+    SEED_ALPHA,
+    measure_seed_effect,
+    pool_errors,
+    pool_variance,
+)
+
+
+def table(cells: int, seeds: int, *, common: float, number: int) -> np.ndarray:
+    """Return normal values of cells by seeds, with a part that all cells have in common."""
+    random = np.random.default_rng(number)
+    return random.normal(size=(cells, seeds)) + common * random.normal(size=seeds)
+
+
+def by_seed(values: np.ndarray) -> dict[int, dict[int, float]]:
+    return {n: dict(enumerate(row)) for n, row in enumerate(values.tolist())}
+
+
+@given(cells=st.integers(2, 8), seeds=st.integers(2, 6), number=st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_the_f_test_is_that_of_a_two_way_table(cells, seeds, number):
+    values = table(cells, seeds, common=0.5, number=number)
+    found = measure_seed_effect(list(by_seed(values).values()))
+    of_seeds = cells * values.mean(axis=0).var(ddof=1)
+    left = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    left_df = (cells - 1) * (seeds - 1)
+    residual = (left**2).sum() / left_df
+    assert found is not None
+    assert found.p == pytest.approx(stats.f.sf(of_seeds / residual, seeds - 1, left_df))
+    unpaired = values.var(axis=1, ddof=1).mean()
+    assert found.spread_ratio == pytest.approx(np.sqrt(residual / unpaired))
+
+
+def test_a_missing_training_changes_the_test_as_least_squares_does():
+    values = table(4, 5, common=1.0, number=3)
+    rows = by_seed(values)
+    del rows[1][2]
+    found = measure_seed_effect(list(rows.values()))
+    there = [(c, s, v) for c, row in rows.items() for s, v in row.items()]
+    response = np.array([v for _, _, v in there])
+
+    def left_over(with_seeds: bool) -> tuple[float, int]:
+        of_cells = np.array([[float(c == one) for one in range(4)] for c, _, _ in there])
+        of_seeds = np.array([[float(s == one) for one in range(1, 5)] for _, s, _ in there])
+        design = np.hstack([of_cells, of_seeds]) if with_seeds else of_cells
+        fitted = design @ np.linalg.lstsq(design, response, rcond=None)[0]
+        return float(((response - fitted) ** 2).sum()), len(there) - design.shape[1]
+
+    (small, small_df), (large, large_df) = left_over(True), left_over(False)
+    value = (large - small) / (large_df - small_df) / (small / small_df)
+    assert found is not None
+    assert found.p == pytest.approx(stats.f.sf(value, large_df - small_df, small_df), rel=1e-6)
+
+
+def test_it_is_found_where_it_is_and_by_chance_as_often_as_stated():
+    strong = [
+        measure_seed_effect(list(by_seed(table(6, 4, common=3, number=n)).values()))
+        for n in range(50)
+    ]
+    none = [
+        measure_seed_effect(list(by_seed(table(6, 4, common=0, number=n)).values()))
+        for n in range(1000)
+    ]
+    assert sum(one is not None and one.is_found for one in strong) >= 48
+    by_chance = sum(one is not None and one.is_found for one in none) / 1000
+    assert by_chance == pytest.approx(SEED_ALPHA, abs=0.02)
+
+
+@pytest.mark.parametrize("rows", [{}, {0: {1: 1.0, 2: 3.0}}, {0: {1: 1.0}, 1: {1: 2.0}}])
+def test_too_few_trainings_say_nothing(rows):
+    assert measure_seed_effect(list(rows.values())) is None
+
+
+def test_where_seeds_explain_nothing_the_variance_is_that_of_the_trainings():
+    values = table(5, 4, common=0, number=2)
+    rows = by_seed(values)
+    weights = [{n: 1.0, 0: -1.0} for n in range(1, 5)]
+    differences = [dict(enumerate((values[n] - values[0]).tolist())) for n in range(1, 5)]
+    pooled = pool_variance(differences, weights, rows)
+    own = values.var(axis=1, ddof=1)
+    assert not pooled.is_paired
+    assert pooled.variance == pytest.approx(own.mean())
+    assert pooled.df == pytest.approx(own.sum() ** 2 / (own**2).sum() * 3)
+    for number, error in enumerate(pool_errors(differences, weights, rows), start=1):
+        larger = max(own[number] + own[0], 2 * own.mean())
+        assert error.value == pytest.approx(np.sqrt(larger / 4))
+        if larger > 2 * own.mean() * (1 + 1e-9):
+            welch = (own[number] + own[0]) ** 2 / ((own[number] ** 2 + own[0] ** 2) / 3)
+            assert error.df == pytest.approx(np.sqrt(welch * pooled.df))
+
+
+def test_where_seeds_explain_most_the_errors_are_those_of_differences():
+    values = table(5, 4, common=5, number=2)
+    weights = [{n: 1.0, 0: -1.0} for n in range(1, 5)]
+    differences = [dict(enumerate((values[n] - values[0]).tolist())) for n in range(1, 5)]
+    errors = pool_errors(differences, weights, by_seed(values))
+    own = [np.var(list(one.values()), ddof=1) for one in differences]
+    for variance, error in zip(own, errors, strict=True):
+        assert error.is_paired
+        assert error.value == pytest.approx(np.sqrt(max(variance, np.mean(own)) / 4))
