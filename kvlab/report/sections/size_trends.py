@@ -5,6 +5,7 @@ import math
 from kvlab.analysis.scaling import MIN_SEEDS, Prediction, SizeTrend
 from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
+from kvlab.analysis.verdicts import judge_interval
 from kvlab.humanize import format_count, format_number
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -43,7 +44,7 @@ def report_size_trends(study: Study) -> Section | None:
     trends = study.size_trends
     if not any(trend.law for trend in trends):
         return None
-    predicted = [trend for trend in trends if _is_predictable(trend)]
+    predicted = [trend for trend in trends if _list_predictions(study, trend)]
     contents: list[Content] = [
         paragraph(_introduce(study)),
         _trend_table(study, trends),
@@ -83,7 +84,8 @@ def _describe_prediction(study: Study) -> str:
         f"What {format_count(seeds, 'new seed')} at that size would show, if the line goes on: the"
         " prediction interval has the spread of the line over seeds and that of the new"
         " differences, each level for itself. The interval of the line is that of the mean over"
-        f" many seeds. Nothing is predicted beyond {MAX_EXTRAPOLATION:g} times the largest size."
+        f" many seeds. Nothing is predicted beyond {MAX_EXTRAPOLATION:g} times the largest size. An"
+        " interval that holds zero and reaches beyond the margin says nothing, and is left out."
         " The miss above is the only check that the data offer: it is a smaller step than this one."
     )
 
@@ -162,12 +164,26 @@ def _difference(metric: str, value: float) -> Cell:
     return Cell(format_difference(metric, value), in_display_unit(metric, value))
 
 
-def _targets(study: Study, trend: SizeTrend) -> tuple[float, ...]:
-    """Return the sizes to predict at; a level may have been trained at smaller ones only."""
+def _list_predictions(study: Study, trend: SizeTrend) -> list[Prediction]:
+    """Return the predictions that say something: above zero, below it, or within the margin.
+
+    They are at the sizes that the sweep names, or at the limit if a level was trained at smaller
+    ones only.
+    """
+    if not _is_predictable(trend):
+        return []
     assert trend.law is not None, "only laws predict"
     limit = MAX_EXTRAPOLATION * trend.law.parameters[-1]
     named = tuple(float(target) for target in study.sweep["size"]["predict"])
-    return tuple(target for target in named if target <= limit) or (limit,)
+    sizes = tuple(target for target in named if target <= limit) or (limit,)
+    better, margin = METRICS[study.primary_metric].better, study.decide.margin
+    predictions = [trend.law.predict(size) for size in sizes]
+    verdicts = [judge_interval(one.low, one.high, better, margin) for one in predictions]
+    return [
+        one
+        for one, name in zip(predictions, verdicts, strict=True)
+        if name not in ("undecided", "within noise")
+    ]
 
 
 def _prediction_table(study: Study, trends: list[SizeTrend]) -> Table:
@@ -182,17 +198,17 @@ def _prediction_table(study: Study, trends: list[SizeTrend]) -> Table:
         range_column("95% of the line", unit, "of the mean over many seeds"),
     )
     rows = tuple(
-        _prediction_row(study, trend, target)
+        _prediction_row(study, trend, predicted)
         for trend in trends
-        for target in _targets(study, trend)
+        for predicted in _list_predictions(study, trend)
     )
     return Table("size-predictions", "Predicted differences at other sizes.", columns, rows)
 
 
-def _prediction_row(study: Study, trend: SizeTrend, target: float) -> Row:
+def _prediction_row(study: Study, trend: SizeTrend, predicted: Prediction) -> Row:
     assert trend.law is not None, "only laws predict"
-    metric = study.primary_metric
-    predicted, line = trend.law.predict(target), trend.law.line(target)
+    metric, target = study.primary_metric, predicted.parameters
+    line = trend.law.line(target)
     beyond = target / trend.law.parameters[-1]
     return Row(
         (
@@ -245,8 +261,8 @@ def _draw_trend(study: Study, trend: SizeTrend, number: int) -> list[Points | Li
         bar = (one.low, one.high) if one.kind == "tested" else None
         points.append(Point(count, one.value, tip, key, y_range=bar))
     layers: list[Points | Line] = [Points(name, tuple(points), role)]
-    targets = _targets(study, trend) if _is_predictable(trend) else law.parameters[-1:]
-    sizes = _spaced_sizes(law.parameters[0], max(targets))
+    targets = [one.parameters for one in _list_predictions(study, trend)]
+    sizes = _spaced_sizes(law.parameters[0], max([*targets, law.parameters[-1]]))
     if not _is_predictable(trend):
         ends = [(size, math.fsum(law.by_seed(size)) / law.seeds) for size in sizes]
         return [*layers, Line("", tuple(Point(x, y, (name,), key) for x, y in ends), role)]
