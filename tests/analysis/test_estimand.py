@@ -76,7 +76,9 @@ def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
     names = [name for name in found if name.startswith("sharing=tied")]
     assert names == [f"sharing=tied at heads={h}, position={p}" for h, p in itertools.product(("mha", "mqa"), ("learned", "rope"))]  # fmt: skip
     values = [found[name].value for name in names]
-    assert values == pytest.approx([1.0, 1.0, 6.0, 6.0]), "against the same weights served as trained"
+    assert values == pytest.approx([1.0, 1.0, 6.0, 6.0]), (
+        "against the same weights served as trained"
+    )
 
 
 def test_over_says_which_levels_enter():

@@ -16,7 +16,9 @@ def by_seed(*values):
 
 def test_against_scipy_and_statsmodels():
     random = np.random.default_rng(1)
-    rows = [by_seed(*random.normal(mean, 0.02, size)) for mean, size in ((0.3, 5), (0.02, 4), (0, 7))]
+    rows = [
+        by_seed(*random.normal(mean, 0.02, size)) for mean, size in ((0.3, 5), (0.02, 4), (0, 7))
+    ]
     found = judge_gaps(rows, 0.05, ROUNDING)
     own = [stats.ttest_1samp(list(row.values()), 0.0) for row in rows]
     corrected = multipletests([one.pvalue for one in own], method="holm")[1]
@@ -34,7 +36,9 @@ def test_against_scipy_and_statsmodels():
 
 def test_a_large_gap_is_found_at_five_trainings():
     """Sign flips called nothing below six."""
-    gap, *_ = judge_gaps([by_seed(1.30, 1.52, 1.21, 1.44, 1.33)] + [by_seed(0.0, 0.0)] * 9, 0.05, ROUNDING)
+    gap, *_ = judge_gaps(
+        [by_seed(1.30, 1.52, 1.21, 1.44, 1.33)] + [by_seed(0.0, 0.0)] * 9, 0.05, ROUNDING
+    )
     assert gap.is_found
     assert gap.interval[0] > 1.0
 

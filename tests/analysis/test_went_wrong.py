@@ -15,7 +15,9 @@ def make_cells(losses):
     """Cell -> rows by seed, from losses by cell; a third part of the name shares the training."""
     return {
         (name,): {
-            seed: TrialRow((name,), seed, f"{name}{seed}", "done", f"{name[0]}{seed}", {"loss": one})
+            seed: TrialRow(
+                (name,), seed, f"{name}{seed}", "done", f"{name[0]}{seed}", {"loss": one}
+            )
             for seed, one in enumerate(row)
             if not math.isnan(one)
         }
@@ -45,7 +47,12 @@ def test_better_is_not_wrong_and_few_seeds_tell_nothing():
 
 
 def test_cells_that_share_a_training_count_it_once():
-    shared = {"a": (1.0, 1.1, 1.2), "b": (1.0, 1.1, 1.2), "c": (1.0, 1.2, 1.3), "d": (1.1, 1.2, 9.0)}
+    shared = {
+        "a": (1.0, 1.1, 1.2),
+        "b": (1.0, 1.1, 1.2),
+        "c": (1.0, 1.2, 1.3),
+        "d": (1.1, 1.2, 9.0),
+    }
     alone = find_wrong_trainings(make_cells(shared))
     again = find_wrong_trainings(make_cells(shared | {"d, tied": (1.1, 1.2, 9.0)}))
     assert list(alone) == ["d2"]
