@@ -6,21 +6,18 @@ times the root of the sum of squared weights over seeds. Its interval holds for 
 (Bonferroni). With looks the error is the claim's own. With a list of seeds it is pooled; reports
 use the claim's own where it is larger, so their intervals are wider: by a quarter at three seeds,
 an eighth at five. The levels of serving have a noise of their own, which no design knows.
-
-Importing scipy's special functions would take a fifth of the time of a plan, so quantiles of
-Student's t are computed here. The bounds of looks are exact at the first, and otherwise slightly
-above those of `kvlab.analysis.sequential`, which are simulated.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 
 from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import TOLERANCE, Factors
-from kvlab.analysis.statistics import sum_squares
+from kvlab.analysis.sequential import t_bounds
+from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
 
 MAX_BOUND = 20.0
@@ -29,7 +26,7 @@ MAX_BOUND = 20.0
 MAX_SEEDS = 100
 """The most seeds that `DesignPrecision.count_seeds` tries."""
 
-_MAX_DF = 200  # quantiles change by less than 1% above it
+_LARGEST_BOUND = 10_000.0  # a larger |t| is as far out of reach
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class DesignPrecision:
             bound = self.look_bounds()[self.looks[-1]]
         else:
             df = self._independent_claims() * (self.fewest_seeds - 1)
-            bound = t_bound(self.alpha / self.claims, int(df + TOLERANCE))
+            bound = t_quantile(1 - self.alpha / self.claims / 2, df)
         return {claim: bound * length for claim, length in lengths.items()}
 
     def smallest_error(self) -> float:
@@ -85,16 +82,12 @@ class DesignPrecision:
         return len(lengths) ** 2 / sum(cosine * cosine for cosine in cosines)
 
     def look_bounds(self) -> dict[int, float]:
-        """Return the |t| at which each look calls one of the claims, by its number of seeds.
-
-        A look has the error that is spent since the look before it.
-        """
-        alpha, bounds, before = self.alpha / self.claims, {}, 0.0
-        z = NormalDist().inv_cdf(1 - alpha / 2)
-        for size in self.looks:
-            spent = math.erfc(z / math.sqrt(2 * size / self.looks[-1]))
-            bounds[size], before = t_bound(spent - before, size - 1), spent
-        return bounds
+        """Return the |t| at which each look calls one of the claims, by its number of seeds."""
+        if not self.looks:
+            return {}
+        bounds = t_bounds(self.looks, self.looks[-1], self.alpha / self.claims)
+        reached = [min(bound, _LARGEST_BOUND) for bound in bounds]
+        return dict(zip(self.looks, reached, strict=True))
 
     def find_vain_looks(self) -> dict[int, float]:
         """Return the looks before the last that decide nothing, with their bounds."""
@@ -104,9 +97,9 @@ class DesignPrecision:
     def propose_looks(self) -> tuple[int, ...]:
         """Return looks with the same last one, the first of which can decide; empty if none can."""
         for first in range(self.looks[0], self.looks[-1]):
-            looks = (first, *(size for size in self.looks if size > first))
-            if not self.with_seeds(looks[-1], looks).find_vain_looks():
-                return looks
+            (bound,) = t_bounds((first,), self.looks[-1], self.alpha / self.claims)
+            if bound <= MAX_BOUND:
+                return (first, *(size for size in self.looks if size > first))
         return ()
 
     def count_seeds(self, half_width: float) -> int | None:
@@ -118,12 +111,15 @@ class DesignPrecision:
         Returns:
             None if more than `MAX_SEEDS` do.
         """
-        for count in range(2, MAX_SEEDS + 1):
+
+        def is_enough(count: int) -> bool:
             looks = (*(size for size in self.looks[:-1] if size < count), count)
             one = self.with_seeds(count, looks if self.looks else ())
-            if max(one.half_widths().values()) <= half_width:
-                return count
-        return None
+            return max(one.half_widths().values()) <= half_width
+
+        if not is_enough(MAX_SEEDS):
+            return None
+        return bisect_left(range(MAX_SEEDS), True, lo=2, key=is_enough)
 
     def with_seeds(self, count: int, looks: tuple[int, ...]) -> "DesignPrecision":
         """Return the same design with so many seeds of every training."""
@@ -132,7 +128,11 @@ class DesignPrecision:
 
 
 def weigh_trainings(
-    trainings: Mapping[Levels, str], factors: Factors, claims: Collection[str], metric: str
+    trainings: Mapping[Levels, str],
+    factors: Factors,
+    claims: Collection[str],
+    metric: str,
+    estimand: Estimand | None = None,
 ) -> dict[str, dict[Levels, float]]:
     """Return the weights of trainings in every claim that changes training.
 
@@ -143,6 +143,7 @@ def weigh_trainings(
         factors: Factor -> levels, the baseline's first.
         claims: As ``factor=level``.
         metric: What is decided.
+        estimand: Which settings an effect is the mean over; None for all.
 
     Returns:
         By claim; trainings are named by their first cell.
@@ -155,7 +156,7 @@ def weigh_trainings(
         for levels, training in trainings.items()
     }
     found: dict[str, dict[Levels, float]] = {}
-    for effect in estimate_main_effects(cells, factors, metric, claims=claims):
+    for effect in estimate_main_effects(cells, factors, metric, estimand=estimand, claims=claims):
         own: dict[Levels, float] = {}
         for levels, weight in effect.weights.items():
             key = first[trainings[levels]]
@@ -175,25 +176,3 @@ def pool_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:
     squares = math.fsum(sum_squares(one, math.fsum(one) / len(one)) for one in groups)
     count = sum(map(len, groups))
     return (math.sqrt(squares / (count - len(groups))), count) if squares else None
-
-
-@lru_cache(maxsize=4096)
-def t_bound(alpha: float, df: int) -> float:
-    """Return the |t| that is exceeded with probability ``alpha``, by bisection; at most 10,000."""
-    low, high = 0.0, 10_000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _tail(middle, min(df, _MAX_DF)) > alpha else (low, middle)
-    return high
-
-
-def _tail(t: float, df: int) -> float:
-    """Return P(|T| > t) for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(df))
-    is_odd = df % 2
-    total, term = 0.0, math.cos(angle) if is_odd else 1.0
-    for k in range(1, df // 2 + 1):
-        total += term
-        term *= math.cos(angle) ** 2 * (2 * k - 1 + is_odd) / (2 * k + is_odd)
-    inside = math.sin(angle) * total
-    return 1 - (2 / math.pi * (angle + inside) if is_odd else inside)

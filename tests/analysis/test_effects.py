@@ -172,10 +172,54 @@ def test_interactions(tmp_path):
     assert effect(found, "heads=mqa and sharing=tied").estimate.kind == "identical"
     assert not effect(found, "heads=mqa and position=rope").is_significant
     study_again = Study.load(record.write(tmp_path), "made")
-    heads = effect(study_again.effects("loss"), "heads=mqa")
+    heads = effect(study_again.mean_effects("loss"), "heads=mqa")
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"] + 0.03, abs=0.01)
     tied = effect(study_again.effects("loss_served"), "sharing=tied")
     assert tied.estimate.value == pytest.approx(TIED_GAP)
+
+
+def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):
+    """One K/V head costs 0.06 more beside trained sharing, and the same beside both positions."""
+
+    class Planted(Record):
+        def loss(self, levels, seed):
+            extra = levels["heads"] == "mqa" and levels["sharing"] == "trained"
+            return super().loss(levels, seed) + (0.06 if extra else 0.0)
+
+    record = Planted(
+        seeds=tuple(range(6)),
+        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"),
+                 "sharing": ("none", "trained")},
+    )  # fmt: skip
+    found = {one.name: one for one in Study.load(record.write(tmp_path), "made").effects("loss")}
+    alone, beside = (found[f"heads=mqa at sharing={level}"] for level in ("none", "trained"))
+    assert alone.at == (("sharing", "none"),)
+    assert alone.low <= EFFECTS["mqa"] <= alone.high
+    assert beside.low <= EFFECTS["mqa"] + 0.06 <= beside.high
+    assert alone.high < beside.low
+    assert alone.over_all.value == pytest.approx((alone.value + beside.value) / 2)
+    assert [len(one.by_setting) for one in (alone, beside)] == [2, 2], "over both positions"
+    sharing = [found[f"sharing=trained at heads={level}"] for level in ("mha", "mqa")]
+    assert [one.value for one in sharing] == pytest.approx([0.08, 0.14], abs=0.02)
+    assert found["position=rope"].at == ()
+    # every level has a third of the error, which its two parts share
+    levels = {name: one.level for name, one in found.items()}
+    assert levels.pop("position=rope") == pytest.approx(0.05 / 3)
+    assert list(levels.values()) == pytest.approx([0.05 / 6] * 4)
+
+
+def test_a_level_of_serving_is_estimated_in_every_setting(tmp_path):
+    record = Record(seeds=tuple(range(4)), factors={"heads": ("mha", "mqa"), "sharing": ("none", "tied")})  # fmt: skip
+    store = record.write(tmp_path)
+    patches = {"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
+               "sharing": {"none": {}, "tied": {"serving.tie": [[0, 1]]}}}  # fmt: skip
+    store.write_sweep({**store.sweep("made"), "patches": patches})
+    found = {one.name: one for one in Study.load(store, "made").effects("loss_served")}
+    assert list(found) == ["heads=mqa", "sharing=tied at heads=mha", "sharing=tied at heads=mqa"]
+    heads = found["heads=mqa"]
+    assert heads.by_setting == ((("none",), pytest.approx(EFFECTS["mqa"], abs=0.02)),)
+    ties = [found[f"sharing=tied at heads={level}"] for level in ("mha", "mqa")]
+    assert [one.value for one in ties] == pytest.approx([TIED_GAP] * 2)
 
 
 FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
@@ -239,7 +283,7 @@ def studied(cells):
 
 
 def called_cells(study):
-    found = study.cell_differences.items()
+    found = study.comparisons.items()
     return {levels for levels, one in found if not one.low <= 0 <= one.high}
 
 
@@ -279,16 +323,17 @@ def test_a_difference_is_the_t_test_over_the_means_of_seeds(tmp_path):
 def test_a_detectable_difference_is_found_with_the_stated_power():
     """At the true error; what a report prints is that by the spread it saw, as rough as it says."""
     random = np.random.default_rng(14)
-    sweeps, name, groups = Memory(4), "heads=mqa and sharing=trained", 2
+    factors = {"heads": ("mha", "mqa")}  # of one level, nothing is pooled
 
     def seen(size):
-        found = estimate_interactions(sweeps.cells(random, {name: size}), Memory.factors, "loss")
-        return effect(found, name)
+        cells = Memory(4).cells(random, {"heads=mqa": size})
+        chosen = {levels[:1]: cells[levels] for levels in cells if levels[1:] == ("rope", "none")}
+        return estimate_main_effects(chosen, factors, "loss")[0]
 
-    error = Memory.noise / groups**0.5
+    error = Memory.noise * (2 / 4) ** 0.5
     one = seen(0.0)
-    assert (one.groups, one.estimate.df) == (groups, 3)
-    stated = smallest_detectable(error, 3, one.n_tests)
+    assert (one.tested_error.df, one.level) == (pytest.approx(3), 0.05)
+    stated = smallest_detectable(error, 3, one.level)
     found = [seen(stated) for _ in range(600)]
     assert POWER - 0.05 <= np.mean([one.is_significant for one in found]) <= POWER + 0.05
     covered = [one.estimate.low <= stated <= one.estimate.high for one in found]

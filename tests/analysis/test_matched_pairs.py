@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.analysis.effects import estimate_interactions, estimate_main_effects
+from kvlab.analysis.effects import (
+    SPLIT_SHARE,
+    estimate_interactions,
+    estimate_main_effects,
+)
 from kvlab.analysis.matched_pairs import Contrasts
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
@@ -145,7 +149,7 @@ def test_known_effects_of_a_fraction_are_found():
     assert pair.estimate.low < 0.08 < pair.estimate.high
     assert pair.aliases == ()
     assert not found["a=on and b=on"].is_significant
-    assert pair.n_tests == 3
+    assert pair.level == pytest.approx(SPLIT_SHARE * 0.05 / 3)
 
 
 CORNER = [("off",) * 4, *(("off",) * i + ("on",) + ("off",) * (3 - i) for i in range(4))]
@@ -156,7 +160,7 @@ def test_single_levels_and_all_together_have_one_interaction():
     cells = sweep(np.random.default_rng(25), {"ab": 0.08}, 3, [*CORNER, ("on",) * 4])
     (one,) = estimate_interactions(cells, FACTORS, "loss")
     assert one.change == change("a", "b", "c", "d")
-    assert one.n_tests == 1
+    assert one.level == pytest.approx(SPLIT_SHARE * 0.05)
 
     def loss(levels, seed):
         return cells[levels][seed].measurements["loss"]

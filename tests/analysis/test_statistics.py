@@ -72,7 +72,7 @@ def test_how_roughly_a_spread_is_known(df):
 def test_smallest_detectable_difference_is_called_with_that_power(df, tests):
     from statsmodels.stats.power import TTestPower
 
-    shift = smallest_detectable(1.0, df, tests)
+    shift = smallest_detectable(1.0, df, 0.05 / tests)
     threshold = stats.t.ppf(1 - 0.025 / tests, df)
     assert 1 - stats.nct.cdf(threshold, df, shift) == pytest.approx(POWER, abs=1e-9)
     theirs = TTestPower().power(shift / (df + 1) ** 0.5, df + 1, 0.025 / tests, df, "larger")

@@ -61,6 +61,16 @@ class LookPlan:
         return {RECORD_KEY: {"taken": [look.to_json() for look in self.taken]}}
 
 
+def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
+    """Return which cells of a sweep enter means over settings, before any has run."""
+    factors = {
+        factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
+        for factor, levels in sweep.factors.items()
+    }
+    patches = sweep.model_dump(mode="json")["factors"]
+    return Estimand(cells, factors, patches, over=sweep.decide.over or {})
+
+
 class LookPlanner:
     """Plan the looks of one sweep.
 
@@ -85,10 +95,7 @@ class LookPlanner:
         self._sweep, self._cells, self._store = sweep, cells, store
         self._seeds: SeedLooks = sweep.looks
         self._identify, self._provisional = identify, provisional
-        self._factors = {
-            factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
-            for factor, levels in sweep.factors.items()
-        }
+        self._estimand = plan_estimand(sweep, [tuple(cell.levels.values()) for cell in cells])
         claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in claims}
 
@@ -169,13 +176,8 @@ class LookPlanner:
         factor, _, level = claim.partition("=")
         by_levels: dict[Levels, Cell] = {tuple(c.levels.values()): c for c in self._cells}
         designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in by_levels}
-        estimand = Estimand(
-            list(designed),
-            self._factors,
-            self._sweep.model_dump(mode="json")["factors"],
-            over=self._sweep.decide.over or {},
-        )
-        needed = list_compared_cells(designed, self._factors, ((factor, level),), estimand)
+        change = ((factor, level),)
+        needed = list_compared_cells(designed, self._estimand.factors, change, self._estimand)
         by_key = {cell_key(cell.levels): levels for levels, cell in by_levels.items()}
         waiting = list(needed)
         while waiting:

@@ -17,7 +17,7 @@ from kvlab.errors import StoreError
 from kvlab.spec.decide_config import list_claims
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
-from kvlab.sweep.planning.looks import RECORD_KEY
+from kvlab.sweep.planning.looks import RECORD_KEY, plan_estimand
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 from kvlab.sweep.planning.stages import Stage
 
@@ -172,15 +172,12 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
         or METRICS[metric].unit not in _LEARNED
     ):
         return None
-    baseline_first = {
-        factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
-        for factor, levels in sweep.factors.items()
-    }
+    estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
     looks = sweep.looks.looks if sweep.looks is not None else ()
     design = DesignPrecision(
         len(claims),
-        weigh_trainings(trainings, baseline_first, claims, metric),
+        weigh_trainings(trainings, estimand.factors, claims, metric, estimand),
         sweep.decide.alpha,
         {levels: looks[-1] if looks else len(own) for levels, own in cells.items()},
         looks,

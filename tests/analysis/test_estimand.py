@@ -1,0 +1,192 @@
+"""What is compared with what: settings that enter a mean, and the reference of a cell."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from kvlab.analysis.effects import estimate_main_effects, list_compared_cells
+from kvlab.analysis.estimand import Estimand
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow
+from kvlab.store import Store
+
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "sharing": ("none", "trained", "tied"),
+}
+PATCHES = {
+    "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
+    "position": {"learned": {}, "rope": {"model.position": "rope"}},
+    "sharing": {
+        "none": {},
+        "trained": {"model.kv_sharing": "adjacent:2"},
+        "tied": {"serving.tie": "adjacent:2"},
+    },
+}
+BYTES = {"mha": 12, "mqa": 1, "none": 2, "trained": 1, "tied": 1}
+CELLS = tuple(itertools.product(*FACTORS.values()))
+
+
+def stored(cells=CELLS):
+    return {cell: BYTES[cell[0]] * BYTES[cell[2]] for cell in cells}
+
+
+def estimand(cells=CELLS, **changes):
+    return Estimand(cells, FACTORS, PATCHES, **{"kv_bytes": stored(cells), **changes})
+
+
+def make_study(cells=CELLS, decide=None, cost=lambda cell: 0.0, seeds=3, **sweep):
+    """A study whose ties cost one nat; ``tokens`` says what each cell was trained on."""
+    tokens = sweep.pop("tokens", lambda cell: 1000)
+    random, noise = np.random.default_rng(0), {}
+    rows = []
+    for cell in cells:
+        weights = (*cell[:2], cell[2].replace("tied", "none"))
+        for seed in range(seeds):
+            loss = 4 + cost(cell) + noise.setdefault((weights, seed), random.normal(0, 0.01))
+            facts = {
+                "experiment": {"data": {"tokenizer": "a"}, "training": {"tokens": tokens(cell)}},
+                "kv": {"bytes_at_block_size": stored()[cell]},
+            }
+            name = f"{cell} {seed}"
+            measured = {"loss_served": loss + (cell[2] == "tied")}
+            rows.append(TrialRow(cell, seed, name, "done", f"{weights} {seed}", measured, record=facts))  # fmt: skip
+    baseline = {factor: levels[0] for factor, levels in FACTORS.items()}
+    described = {"name": "m", "factors": FACTORS, "patches": PATCHES, "baseline": baseline}
+    return Study(Store("nowhere"), {**described, "decide": decide or {}, **sweep}, rows)
+
+
+def cells_in(effect):
+    return {cell for cell, weight in effect.weights.items() if weight}
+
+
+def test_cells_that_are_served_otherwise_never_enter_the_effects_of_trained_levels():
+    for effect in make_study().effects("loss_served"):
+        tied = {cell for cell in cells_in(effect) if cell[2] == "tied"}
+        assert bool(tied) == (effect.change == (("sharing", "tied"),)), effect.name
+
+
+def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
+    """Tied layers with one K/V head cost 5 nats more; one K/V head itself costs 0.1."""
+    study = make_study(cost=lambda c: 0.1 * (c[0] == "mqa") + 5 * (c[0] == "mqa" and c[2] == "tied"))  # fmt: skip
+    found = {effect.name: effect for effect in study.effects("loss_served")}
+    assert found["heads=mqa"].value == pytest.approx(0.1, abs=0.02)
+    names = [name for name in found if name.startswith("sharing=tied")]
+    assert names == [f"sharing=tied at heads={h}, position={p}" for h, p in itertools.product(("mha", "mqa"), ("learned", "rope"))]  # fmt: skip
+    values = [found[name].value for name in names]
+    assert values == pytest.approx([1.0, 1.0, 6.0, 6.0]), (
+        "against the same weights served as trained"
+    )
+
+
+def test_over_says_which_levels_enter():
+    over_all = make_study(decide={"over": {"sharing": ["none", "trained", "tied"]}})
+    heads = next(e for e in over_all.effects("loss_served") if e.claim == "heads=mqa")
+    assert cells_in(heads) == set(CELLS)
+    alone = make_study(decide={"over": {"sharing": ["trained"]}})
+    heads = next(e for e in alone.effects("loss_served") if e.claim == "heads=mqa")
+    assert {cell[2] for cell in cells_in(heads)} == {"trained"}
+
+
+def test_a_change_without_a_setting_served_as_trained_takes_all_settings():
+    """Weights that are only ever served tied are compared so."""
+    cells = [cell for cell in CELLS if cell[2] == "tied" or cell[:2] == ("mha", "learned")]
+    found = estimand(cells)
+    rows = {cell: {0: TrialRow(cell, 0, "", "done", str(cell), {"loss": 1.0})} for cell in cells}
+    heads = estimate_main_effects(rows, FACTORS, "loss", estimand=found)[0]
+    assert {cell[2] for cell in cells_in(heads)} == {"tied"}
+    compared = list_compared_cells(rows, FACTORS, (("heads", "mqa"),), found)
+    assert compared == cells_in(heads)
+
+
+@pytest.mark.parametrize(
+    ("patch", "is_otherwise"),
+    [
+        ({"serving.tie": "adjacent:2"}, True),
+        ({"serving.kv_dtype": "int4"}, True),
+        ({"serving.kv_dtype": "int4", "training.kv_dtype": "int4"}, False),
+        ({"serving.kv_dtype": "int4", "training.kv_dtype": "int8"}, True),
+        ({"serving.compile": True}, False),
+        ({"model.n_kv_head": 1}, False),
+    ],
+)
+def test_serving_otherwise(patch, is_otherwise):
+    factors = {"store": ("plain", "other")}
+    one = Estimand([("plain",), ("other",)], factors, {"store": {"plain": {}, "other": patch}})
+    assert one.is_served_otherwise(("other",)) == is_otherwise
+    assert not one.is_served_otherwise(("plain",))
+    serves_alone = all(key.startswith("serving.") for key in patch)
+    assert one.changes_serving_alone((("store", "other"),)) == serves_alone
+
+
+# References
+
+
+def test_a_cell_is_compared_with_the_cell_that_shares_what_saves_nothing():
+    found = estimand()
+    assert found.free_levels == {("position", "rope")}
+    assert found.reference(("mqa", "rope", "trained")) == ("mha", "rope", "none")
+    assert found.reference(("mqa", "learned", "trained")) == ("mha", "learned", "none")
+    assert found.reference(("mha", "rope", "none")) == ("mha", "rope", "none"), "it is one itself"
+    assert found.references == (("mha", "learned", "none"), ("mha", "rope", "none"))
+
+
+def test_a_reference_that_is_declared():
+    found = estimand(kept=["position", "heads"])
+    assert found.reference(("mqa", "rope", "tied")) == ("mqa", "rope", "none")
+    study = make_study(decide={"reference": ["heads"]})
+    assert study.estimand.reference(("mqa", "learned", "tied")) == ("mqa", "learned", "none")
+
+
+def test_bytes_must_be_equal_in_every_setting():
+    sizes = stored()
+    sizes["mqa", "rope", "trained"] += 1
+    assert estimand(kv_bytes=sizes).free_levels == frozenset()
+    del sizes["mqa", "rope", "trained"]
+    assert estimand(kv_bytes=sizes).free_levels == frozenset(), "unknown is not equal"
+
+
+def test_without_the_cell_of_all_that_saves_nothing_it_is_the_one_with_most():
+    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "norm": ("layer", "rms")}
+    cells = [c for c in itertools.product(*factors.values()) if c != ("mha", "rope", "rms")]
+    sizes = {cell: BYTES[cell[0]] for cell in cells}
+    found = Estimand(cells, factors, {}, sizes)
+    assert found.reference(("mqa", "rope", "rms")) == ("mha", "rope", "layer")
+    alone = [c for c in cells if c not in (("mha", "rope", "layer"), ("mha", "layer", "rms"))]
+    few = Estimand([("mha", "learned", "layer"), ("mqa", "rope", "rms")], factors, {}, sizes)
+    assert few.reference(("mqa", "rope", "rms")) == ("mha", "learned", "layer")
+    assert Estimand(alone, factors, {}, sizes).reference(("mqa", "rope", "rms")) == (
+        ("mha", "learned", "rms")
+    )
+
+
+def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
+    """A budget is shared with the reference; where tokens differ all the same, it is told."""
+    factors = {"store": ("plain", "half"), "budget": ("short", "long")}
+    cells = list(itertools.product(*factors.values()))
+    sizes = {cell: 2 - (cell[0] == "half") for cell in cells}
+    patches = {"store": {"plain": {}, "half": {"model.n_kv_head": 1}},
+               "budget": {"short": {}, "long": {"training.tokens": 2000}}}  # fmt: skip
+    found = Estimand(cells, factors, patches, sizes)
+    assert found.reference(("half", "long")) == ("plain", "long")
+    study = make_study(tokens=lambda cell: 1125 if cell[2] == "trained" else 1000)
+    comparison = study.comparisons["mha", "rope", "trained"]
+    assert comparison.reference == ("mha", "rope", "none")
+    assert comparison.token_factor == 1.125
+    assert study.comparisons["mqa", "rope", "none"].token_factor == 1.0
+
+
+def test_tokens_of_the_weights_that_a_training_starts_from_count():
+    study = make_study()
+    source = {"heads": "mha", "position": "learned", "sharing": "none"}
+    for row in study.cells["mha", "learned", "trained"].values():
+        row.record["experiment"]["training"] = {"tokens": 125, "init_from": source}
+    assert study.trained_tokens(("mha", "learned", "trained")) == 1125
+
+
+def test_bytes_are_told_beside_a_comparison():
+    study = make_study()
+    assert study.comparisons["mqa", "rope", "trained"].size_factor == 24
+    assert ("mha", "rope", "none") not in study.comparisons, "a reference is compared with nothing"
