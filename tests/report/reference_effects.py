@@ -1,0 +1,473 @@
+"""What reports print of effects and cells, computed again from results.csv and sweep.json.
+
+It follows the text of kvlab/analysis/README.md in plain loops, with pandas, numpy and scipy alone:
+nothing of kvlab is imported, so an error there is not repeated here. It takes records in which
+every trial is done, of designs with matched pairs.
+"""
+
+import json
+import math
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from tests.report.reference_errors import (
+    BySeed,
+    Cell,
+    Change,
+    Difference,
+    PooledVariance,
+    holm,
+    is_found,
+    judge,
+    look_bound,
+    spent_share,
+    squared_length,
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results and the description of one sweep."""
+
+    results: pd.DataFrame
+    description: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Sweep":
+        """Read a report's folder: results.csv, and sweep.json of the record beside it."""
+        with tarfile.open(folder / "record.tar.xz") as archive:
+            found = next(entry for entry in archive if entry.name.endswith("/sweep.json"))
+            stream = archive.extractfile(found)
+            assert stream is not None, found.name
+            return cls(pd.read_csv(folder / "results.csv"), json.load(stream))
+
+    @property
+    def factors(self) -> dict[str, list[str]]:
+        return dict(self.description["factors"])
+
+    @property
+    def alpha(self) -> float:
+        return float(self.description["decide"]["alpha"])
+
+    @property
+    def margin(self) -> float | None:
+        return self.description["decide"]["margin"]
+
+    @property
+    def looks(self) -> list[int] | None:
+        declared = self.description.get("stages", {}).get("declared", {})
+        return declared["looks"]["seeds"]["looks"] if "looks" in declared else None
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells in the order of the rows."""
+        return list(dict.fromkeys(self._names))
+
+    @property
+    def _names(self) -> list[Cell]:
+        columns = [self.results[f"factor.{name}"].astype(str) for name in self.factors]
+        return list(zip(*columns, strict=True))
+
+    @cached_property
+    def baseline(self) -> Cell:
+        return tuple(levels[0] for levels in self.factors.values())
+
+    @property
+    def metric(self) -> str:
+        """The metric that is decided."""
+        served = "loss_served" if "measured.loss_served" in self.results else "loss"
+        return self.description["decide"]["metric"] or served
+
+    def values(self, metric: str) -> dict[Cell, BySeed]:
+        """Return the measured values of every cell by seed."""
+        found: dict[Cell, BySeed] = {cell: {} for cell in self.cells}
+        column = self.results[f"measured.{metric}"]
+        for cell, seed, value in zip(self._names, self.results["seed"], column, strict=True):
+            if not math.isnan(value):
+                found[cell][int(seed)] = float(value)
+        return found
+
+    @cached_property
+    def trainings(self) -> dict[Cell, set[str]]:
+        found: dict[Cell, set[str]] = {cell: set() for cell in self.cells}
+        for cell, training in zip(self._names, self.results["training"], strict=True):
+            found[cell].add(training)
+        return found
+
+    @cached_property
+    def training_names(self) -> dict[Cell, Cell]:
+        """For every cell the first one with the same trained weights."""
+        own = self.trainings
+        return {cell: next(one for one in self.cells if own[one] & own[cell]) for cell in own}
+
+    @cached_property
+    def kv_bytes(self) -> dict[Cell, int]:
+        return dict(zip(self._names, self.results["kv.bytes_at_block_size"], strict=True))
+
+    # What is compared with what
+
+    def settings_of(self, cell: Cell, factors: Iterable[str]) -> dict[str, Any]:
+        """Return the keys that the levels of some factors set."""
+        named = dict(zip(self.factors, cell, strict=True))
+        found: dict[str, Any] = {}
+        for factor in factors:
+            found.update(self.description["patches"][factor][named[factor]])
+        return found
+
+    def is_served_otherwise(self, cell: Cell) -> bool:
+        """Whether a cell is served neither as the baseline nor as it was trained."""
+        over = self.description["decide"].get("over") or {}
+        factors = [factor for factor in self.factors if factor not in over]
+        own, base = self.settings_of(cell, factors), self.settings_of(self.baseline, factors)
+        for key in own.keys() | base.keys():
+            name = key.removeprefix("serving.")
+            if name in (key, "compile") or own.get(key) == base.get(key):
+                continue
+            is_stored_so = name in ("kv_dtype", "kv_group", "kv_residual") and key in own
+            if not (is_stored_so and own[key] == own.get(f"training.{name}")):
+                return True
+        return False
+
+    def enters_means(self, cell: Cell) -> bool:
+        over = self.description["decide"].get("over") or {}
+        named = zip(self.factors, cell, strict=True)
+        declared = all(level in over.get(factor, [level]) for factor, level in named)
+        return declared and not self.is_served_otherwise(cell)
+
+    def changes_serving(self, factor: str, level: str) -> bool:
+        """Whether a level differs from its factor's baseline level in serving alone."""
+        patches = self.description["patches"][factor]
+        own, base = patches[level], patches[self.factors[factor][0]]
+        changed = [key for key in own.keys() | base.keys() if own.get(key) != base.get(key)]
+        return bool(changed) and all(key.startswith("serving.") for key in changed)
+
+    def pairs(self, change: Change) -> dict[Cell, list[tuple[int, Cell]]]:
+        """Return the signed cells of every setting that a difference is the mean over."""
+        names, found = list(self.factors), {}
+        for cell in self.cells:
+            if any(cell[names.index(factor)] != level for factor, level in change):
+                continue
+            corners = []
+            for to_base in product((False, True), repeat=len(change)):
+                corner = list(cell)
+                for (factor, _), is_base in zip(change, to_base, strict=True):
+                    if is_base:
+                        corner[names.index(factor)] = self.factors[factor][0]
+                corners.append(((-1) ** sum(to_base), tuple(corner)))
+            if all(corner in self.cells for _, corner in corners):
+                found[corners[-1][1]] = corners
+        trained = {base: corners for base, corners in found.items() if self.enters_means(base)}
+        return trained or found
+
+    def reference(self, cell: Cell) -> Cell:
+        """Return the cell with the same levels of the factors that save no byte."""
+        names = list(self.factors)
+        free = [i for i in range(len(names)) if self._saves_nothing(i, cell[i])]
+        for count in range(len(free), 0, -1):
+            for kept in combinations(free, count):
+                other = tuple(
+                    own if index in kept else base
+                    for index, (own, base) in enumerate(zip(cell, self.baseline, strict=True))
+                )
+                if other in self.cells:
+                    return other
+        return self.baseline
+
+    def _saves_nothing(self, index: int, level: str) -> bool:
+        base, factor = self.baseline[index], list(self.factors)[index]
+        if level == base:
+            return False
+        kept = list(self.description["decide"].get("reference") or [])
+        kept += ["match"] if len(self.description.get("match") or []) > 1 else []
+        kept += [(self.description.get("size") or {}).get("factor")]
+        own = [cell for cell in self.cells if cell[index] == level]
+        pairs = [(cell, (*cell[:index], base, *cell[index + 1 :])) for cell in own]
+        sizes = [(self.kv_bytes[a], self.kv_bytes[b]) for a, b in pairs if b in self.cells]
+        return factor in kept or (bool(sizes) and all(one == other for one, other in sizes))
+
+    # Differences
+
+    def difference(
+        self,
+        values: Mapping[Cell, BySeed],
+        change: Change,
+        pairs: Mapping[Cell, Sequence[tuple[int, Cell]]],
+    ) -> Difference | None:
+        """Return the mean over groups of settings, at the seeds that all of them have."""
+        by_setting: dict[Cell, BySeed] = {}
+        for setting, corners in pairs.items():
+            seeds = set.intersection(*(set(values[cell]) for _, cell in corners))
+            sums = {s: sum(sign * values[cell][s] for sign, cell in corners) for s in sorted(seeds)}
+            if sums:
+                by_setting[setting] = sums
+        if not by_setting:
+            return None
+        groups = self._group([pairs[setting] for setting in by_setting], list(by_setting))
+        for group in groups:  # a setting without the seeds of its group is left out
+            most = max(len(by_setting[one]) for one in group)
+            group[:] = [one for one in group if len(by_setting[one]) == most]
+        options = []
+        for group in groups:
+            seeds = set(by_setting[group[0]])
+            having = [one for one in groups if seeds <= set(by_setting[one[0]])]
+            options.append((len(seeds) > 1, len(having) * len(seeds), len(seeds), having, seeds))
+        *_, chosen, seeds = max(options, key=lambda option: option[:3])
+        by_seed, weights = dict.fromkeys(sorted(seeds), 0.0), dict.fromkeys(values, 0.0)
+        for group in chosen:
+            for setting in group:
+                share = 1 / len(chosen) / len(group)
+                for seed in by_seed:
+                    by_seed[seed] += share * by_setting[setting][seed]
+                for sign, cell in pairs[setting]:
+                    weights[cell] += share * sign
+        used = [setting for group in chosen for setting in group]
+        means = {one: fmean(by_setting[one][s] for s in by_seed) for one in used}
+        sizes = [abs(values[c][s]) for one in used for _, c in pairs[one] for s in by_seed]
+        weights = {cell: weight for cell, weight in weights.items() if weight}
+        return Difference(change, by_seed, weights, means, max(sizes))
+
+    def _group(
+        self, corners: Sequence[Sequence[tuple[int, Cell]]], settings: Sequence[Cell]
+    ) -> list[list[Cell]]:
+        """Join settings that share trained weights."""
+        groups: list[tuple[set[str], list[Cell]]] = []
+        for setting, signed in zip(settings, corners, strict=True):
+            own = set().union(*(self.trainings[cell] for _, cell in signed))
+            joined = [setting]
+            for group in [one for one in groups if one[0] & own]:
+                groups.remove(group)
+                own, joined = own | group[0], group[1] + joined
+            groups.append((own, joined))
+        return [settings for _, settings in groups]
+
+    def with_errors(
+        self, differences: Sequence[Difference], values: Mapping[Cell, BySeed]
+    ) -> list[Difference]:
+        """Give differences the larger of their own and the pooled standard error."""
+        weights: dict[int, dict[Cell, float]] = {}
+        used: set[Cell] = set()
+        for number, one in enumerate(differences):
+            by_training: dict[Cell, float] = {}
+            for cell, weight in one.weights.items():
+                name = self.training_names[cell]
+                by_training[name] = by_training.get(name, 0.0) + weight
+            by_training = {name: w for name, w in by_training.items() if abs(w) > 1e-9}
+            if one.is_tested and by_training:
+                weights[number] = by_training
+                used |= set(one.weights)
+        means: dict[Cell, dict[int, list[float]]] = {}
+        for cell in used:
+            for seed, value in values[cell].items():
+                own = means.setdefault(self.training_names[cell], {})
+                own.setdefault(seed, []).append(value)
+        trained = {
+            name: {seed: fmean(found) for seed, found in by_seed.items()}
+            for name, by_seed in means.items()
+        }
+        pooled = PooledVariance.of([(differences[n], own) for n, own in weights.items()], trained)
+        return [
+            pooled.larger(one, squared_length(weights[number]))
+            if pooled is not None and number in weights
+            else one.with_own_error()
+            for number, one in enumerate(differences)
+        ]
+
+    def main_effects(self, metric: str, seeds: Iterable[int] | None = None) -> list[Difference]:
+        """Return every level's mean difference over settings, with its error, not yet judged."""
+        values = self._at(metric, seeds)
+        found = []
+        for factor, levels in self.factors.items():
+            for level in levels[1:]:
+                change = ((factor, level),)
+                one = self.difference(values, change, self.pairs(change))
+                assert one is not None, f"{factor}={level} has no pair: a contrast is needed"
+                found.append(replace(one, metric=metric))
+        return self.with_errors(found, values)
+
+    def _at(self, metric: str, seeds: Iterable[int] | None) -> dict[Cell, BySeed]:
+        values = self.values(metric)
+        if seeds is None:
+            return values
+        kept = set(seeds)
+        return {
+            cell: {seed: value for seed, value in by_seed.items() if seed in kept}
+            for cell, by_seed in values.items()
+        }
+
+    def interactions(self, metric: str) -> list[Difference]:
+        """Return what every two levels do beyond their sum, judged at a fifth of the error."""
+        values, found = self.values(metric), []
+        for first, second in combinations(self.factors, 2):
+            for one, other in product(self.factors[first][1:], self.factors[second][1:]):
+                change = ((first, one), (second, other))
+                difference = self.difference(values, change, self.pairs(change))
+                found += [difference] if difference is not None else []
+        margin = self.margin if metric == self.metric else None
+        return judge(self.with_errors(found, values), 0.2 * self.alpha, margin)
+
+    # Effects as they are printed
+
+    def effects(self, metric: str) -> list[Difference]:
+        """Return the rows of the table of effects."""
+        if metric != self.metric:
+            margin, claims = None, None
+        else:
+            margin, claims = self.margin, self.description["decide"]["claims"]
+        interactions, values = self.interactions(metric), self.values(metric)
+        effects = [
+            replace(one, is_claimed=claims is None or one.claim in claims)
+            for one in self.main_effects(metric)
+        ]
+        if metric == self.metric and self.looks is not None:
+            return [part for one in effects for part in self._judge_by_looks(one, interactions)]
+        parts = [self._parts(one, interactions, values) for one in effects]
+        if any(len(own) > 1 for own in parts):
+            effects = self.with_errors([part for own in parts for part in own], values)
+        return judge(effects, self.alpha, margin)
+
+    def _parts(
+        self, effect: Difference, interactions: Sequence[Difference], values: Mapping[Cell, BySeed]
+    ) -> list[Difference]:
+        """Return a level beside every kind of setting apart, where they disagree."""
+        ((factor, level),) = effect.change
+        names = list(self.factors)
+        if not effect.is_claimed:
+            return [effect]
+        if self.changes_serving(factor, level):
+            apart = {
+                name
+                for i, name in enumerate(names)
+                if name != factor and len({setting[i] for setting in effect.settings}) > 1
+            }
+        else:
+            apart = {
+                other
+                for one in interactions
+                if (factor, level) in one.change and is_found(one)
+                for other, other_level in one.change
+                if other != factor and not self.changes_serving(other, other_level)
+            }
+        kinds: dict[Change, dict[Cell, list[tuple[int, Cell]]]] = {}
+        for setting, corners in self.pairs(effect.change).items():
+            at = tuple((name, setting[i]) for i, name in enumerate(names) if name in apart)
+            kinds.setdefault(at, {})[setting] = corners
+        found = [(at, self.difference(values, effect.change, own)) for at, own in kinds.items()]
+        parts = [replace(one, at=at, metric=effect.metric) for at, one in found if one is not None]
+        return parts if apart and len(parts) > 1 else [effect]
+
+    def _judge_by_looks(
+        self, effect: Difference, interactions: Sequence[Difference]
+    ) -> list[Difference]:
+        """Return the parts of an effect at the seeds of the look that has judged it."""
+        assert self.looks is not None, "only sweeps with looks"
+        taken = self.description["looks"]["taken"]
+        states = taken[-1]["states"]
+        if effect.claim not in states:
+            return [effect.with_own_error()]
+        state = states[effect.claim]
+        look = next(one for one in taken if one["states"][effect.claim]["sizes"] == state["sizes"])
+        first = self.description["stages"]["declared"]["looks"]["seeds"]["first"]
+        seeds = range(first, first + look["seeds"])
+        then = next(
+            one for one in self.main_effects(self.metric, seeds) if one.change == effect.change
+        )
+        values = self._at(self.metric, seeds)
+        parts = self._parts(then, interactions, values)
+        sizes, level = tuple(state["sizes"]), self.alpha / len(states)
+        if len(parts) == 1 and math.isclose(then.value, state["value"], abs_tol=1e-9):
+            own = then.with_own_error()
+            reach = look_bound(sizes, self.looks[-1], level) * own.error
+            low, high = own.value - reach, own.value + reach
+            if abs(own.value) >= look_bound(sizes, self.looks[-1], state["level"]) * own.error:
+                low, high = (max(low, 0.0), high) if own.value > 0 else (low, min(high, 0.0))
+            return [replace(own, low=low, high=high)]
+        if len(parts) > 1:
+            parts = self.with_errors(parts, values)
+        share = spent_share(self.looks, sizes[-1], self.alpha) / len(states)
+        judged = judge(parts, self.alpha * share, self.margin)
+        return [replace(one, p=min(1.0, one.p / share)) for one in judged]
+
+    # Cells
+
+    def cell_differences(self, effects: Sequence[Difference]) -> dict[Cell, Difference]:
+        """Return every cell minus its reference, judged together; an effect where it is one."""
+        values = self.values(self.metric)
+        found = {}
+        for cell in self.cells:
+            reference = self.reference(cell)
+            if cell != reference:
+                found[cell] = self.cell_difference(values, cell, reference)
+        tested = self._with_cell_errors(found, values)
+        shares = [1.0] * len(tested)
+        if self.looks is not None:
+            counts = [len(one.by_seed) for one in tested.values()]
+            shares = [spent_share(self.looks, count, self.alpha) for count in counts]
+        weights = [share / len(tested) for share in shares]
+        judged = holm(list(tested.values()), weights, self.alpha, self.margin)
+        found.update(zip(tested, judged, strict=True))
+        for effect in effects:
+            for cell, one in found.items():
+                if effect.is_claimed and effect.weights == one.weights:
+                    found[cell] = effect
+        return found
+
+    def cell_difference(self, values: Mapping[Cell, BySeed], cell: Cell, other: Cell) -> Difference:
+        found = self.difference(values, (), {other: [(1, cell), (-1, other)]})
+        assert found is not None, f"{cell} and {other} share no seed"
+        return found
+
+    def _with_cell_errors(
+        self, differences: Mapping[Cell, Difference], values: Mapping[Cell, BySeed]
+    ) -> dict[Cell, Difference]:
+        """Return the cells that can be tested, with their errors.
+
+        The pooled one is over the differences from the baseline of all cells with weights of their
+        own that are served as they were trained.
+        """
+        base, names = self.baseline, self.training_names
+        apart = [
+            cell
+            for cell in self.cells
+            if names[cell] == cell != names[base] and not self.is_served_otherwise(cell)
+        ]
+        from_base = [self.cell_difference(values, cell, base) for cell in apart]
+        pooled = PooledVariance.of(
+            [(one, one.weights) for one in from_base if len(one.by_seed) > 1],
+            {cell: values[cell] for cell in (*apart, base)},
+        )
+        tested = {}
+        for cell, one in differences.items():
+            if not one.is_tested:
+                continue
+            reference = self.reference(cell)
+            keeps_own = names[cell] == names[reference] or any(
+                map(self.is_served_otherwise, (cell, reference))
+            )
+            own = one.with_own_error()
+            tested[cell] = own if keeps_own or pooled is None else pooled.larger(one, 2.0)
+        return tested
+
+    def gaps(self) -> dict[Cell, Difference]:
+        """Return the serving gap of every cell, judged together; of rounding there is no test."""
+        by_cell = self.values("serving_gap")
+        gaps = {
+            cell: Difference((), gaps, {}, {}, 1.0).with_own_error()
+            for cell, gaps in by_cell.items()
+            if gaps
+        }
+        tested = {
+            cell: one
+            for cell, one in gaps.items()
+            if one.is_tested and max(map(abs, one.by_seed.values())) >= 1e-4
+        }
+        weights = [1 / len(tested) for _ in tested]
+        judged = holm(list(tested.values()), weights, self.alpha, None)
+        return gaps | dict(zip(tested, judged, strict=True))

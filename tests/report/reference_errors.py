@@ -1,0 +1,257 @@
+"""Standard errors, intervals and looks as kvlab/analysis/README.md describes them, in plain loops.
+
+Nothing of kvlab is imported, so an error there is not repeated here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from scipy.stats import norm, t
+
+Cell = tuple[str, ...]
+Change = tuple[tuple[str, str], ...]
+BySeed = dict[int, float]
+
+SIMULATED_SWEEPS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A weighted sum of cells over seeds.
+
+    Attributes:
+        change: The level, or the two levels; empty for a cell minus its reference.
+        by_seed: The difference at every seed.
+        weights: The weight of every cell.
+        settings: Mean difference by setting, which is the cell with the baseline's levels.
+        scale: Largest magnitude of a value in it.
+        metric: What is compared.
+        at: Levels of other factors beside which it is.
+        error: Standard error that it is tested with.
+        df: Degrees of freedom of it.
+        low, high, p: Simultaneous interval and corrected p-value, once it is judged.
+        is_claimed: Whether the sweep claims anything of it.
+    """
+
+    change: Change
+    by_seed: BySeed
+    weights: dict[Cell, float]
+    settings: dict[Cell, float]
+    scale: float
+    metric: str = ""
+    at: Change = ()
+    error: float = math.nan
+    df: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    is_claimed: bool = True
+
+    @property
+    def claim(self) -> str:
+        return " and ".join(f"{factor}={level}" for factor, level in self.change)
+
+    @property
+    def value(self) -> float:
+        mean = float(np.mean(list(self.by_seed.values())))
+        return 0.0 if self.is_zero else mean
+
+    @property
+    def is_zero(self) -> bool:
+        return max(map(abs, self.by_seed.values())) <= 1e-12 * self.scale
+
+    @property
+    def variance(self) -> float:
+        """Variance over seeds; 0 if the differences are equal but for rounding."""
+        if len(self.by_seed) < 2:
+            return 0.0
+        variance = float(np.var(list(self.by_seed.values()), ddof=1))
+        return variance if variance > (1e-12 * self.scale) ** 2 else 0.0
+
+    @property
+    def is_tested(self) -> bool:
+        return self.variance > 0 and not self.is_zero
+
+    def with_own_error(self) -> "Difference":
+        seeds = len(self.by_seed)
+        return replace(self, error=math.sqrt(self.variance / seeds), df=seeds - 1)
+
+
+@dataclass(frozen=True)
+class PooledVariance:
+    variance: float
+    df: float
+    most_seeds: int
+
+    @classmethod
+    def of(
+        cls,
+        differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
+        values: Mapping[Cell, BySeed],
+    ) -> "PooledVariance | None":
+        """Average the variance of one training over differences.
+
+        Args:
+            differences: Each with the weight of every training in it.
+            values: Values of every training by seed.
+        """
+        if not differences:
+            return None
+        total = degrees = 0.0
+        for one, weights in differences:
+            degrees += len(one.by_seed) - 1
+            total += (len(one.by_seed) - 1) * one.variance / squared_length(weights)
+        freedoms = []
+        for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
+            mean = spread = 0.0
+            for one, own in differences:
+                for other, theirs in differences:
+                    covariance = sum(own[n] * theirs[n] * noise[n] for n in own if n in theirs)
+                    covariance /= math.sqrt(squared_length(own) * squared_length(theirs))
+                    freedom = shared_freedom(list(one.by_seed), list(other.by_seed))
+                    spread += freedom * covariance**2
+                    mean += freedom * covariance if one is other else 0.0
+            freedoms.append(mean**2 / spread)
+        most_seeds = max(len(one.by_seed) for one, _ in differences)
+        return cls(total / degrees, min(freedoms), most_seeds)
+
+    def larger(self, one: Difference, length: float) -> Difference:
+        """Give a difference the larger of its own error and the pooled one."""
+        seeds = len(one.by_seed)
+        df = max(1.0, self.df * (seeds - 1) / (self.most_seeds - 1))
+        if self.variance * length >= one.variance:
+            return replace(one, error=math.sqrt(self.variance * length / seeds), df=df)
+        own_df = 1.0 if seeds == 2 else math.sqrt(df * (seeds - 1))
+        return replace(one, error=math.sqrt(one.variance / seeds), df=own_df)
+
+
+def squared_length(weights: Mapping[Cell, float]) -> float:
+    return sum(weight * weight for weight in weights.values())
+
+
+def shared_freedom(seeds: Sequence[int], others: Sequence[int]) -> float:
+    """Return the part that seeds in common have in the covariance of two sample variances.
+
+    It is the sum of products of the elements of both centring matrices.
+    """
+    return sum(
+        ((a == b) - 1 / len(seeds)) * ((a == b) - 1 / len(others))
+        for a in seeds
+        for b in seeds
+        if a in others and b in others
+    )
+
+
+def residual_variances(values: Mapping[Cell, BySeed]) -> dict[Cell, float]:
+    """Return the variance of each training, after least squares of training plus seed."""
+    names, seeds = list(values), sorted({s for by_seed in values.values() for s in by_seed})
+    rows = [(name, seed) for name in names for seed in values[name]]
+    design = [
+        [*(float(name == n) for n in names), *(float(seed == s) for s in seeds)]
+        for name, seed in rows
+    ]
+    losses = np.array([values[name][seed] for name, seed in rows])
+    fit = np.linalg.lstsq(np.array(design), losses, rcond=None)[0]
+    squares = dict.fromkeys(names, 0.0)
+    for (name, _), residual in zip(rows, losses - np.array(design) @ fit, strict=True):
+        squares[name] += float(residual) ** 2
+    known = {n: squares[n] / (len(values[n]) - 1) for n in names if len(values[n]) > 1}
+    average = float(np.mean(list(known.values())))
+    if average <= 0:
+        return dict.fromkeys(names, 1.0)
+    return {name: known.get(name, average) for name in names}
+
+
+# Judging
+
+
+def judge(
+    differences: Sequence[Difference], alpha: float, margin: float | None
+) -> list[Difference]:
+    """Judge differences together: every level has an equal part, which its parts share."""
+    tested = [n for n, one in enumerate(differences) if one.is_tested and one.is_claimed]
+    levels = [(differences[n].metric, differences[n].change) for n in tested]
+    weights = [1 / len(set(levels)) / levels.count(level) for level in levels]
+    found = holm([differences[n] for n in tested], weights, alpha, margin)
+    by_number = dict(zip(tested, found, strict=True))
+    return [by_number.get(n, one) for n, one in enumerate(differences)]
+
+
+def holm(
+    differences: Sequence[Difference], weights: Sequence[float], alpha: float, margin: float | None
+) -> list[Difference]:
+    """Return differences with simultaneous intervals and p-values of Holm's weighted method."""
+    own = [2 * float(t.sf(abs(one.value) / one.error, one.df)) for one in differences]
+    order = sorted(range(len(own)), key=lambda n: own[n] / weights[n])
+    judged, largest, left, passed_on = list(differences), 0.0, sum(weights), sum(weights)
+    for n in order:
+        one, weight = differences[n], weights[n]
+        largest = max(largest, min(1.0, own[n] / weight * left / passed_on))
+        reach = float(t.isf(alpha * weight / 2, one.df)) * one.error
+        low, high = one.value - reach, one.value + reach
+        left -= weight
+        if margin is not None and not (-margin < low and high < margin):
+            passed_on -= weight / 2  # a difference beyond the margin keeps half of its error
+        if largest <= alpha:
+            low, high = (max(low, 0.0), high) if one.value > 0 else (low, min(high, 0.0))
+        judged[n] = replace(one, low=low, high=high, p=largest)
+    return judged
+
+
+def is_found(one: Difference) -> bool:
+    """Whether a judged difference is not zero."""
+    return one.low >= 0 or one.high <= 0
+
+
+# Looks
+
+
+def spent_error(fraction: float, alpha: float) -> float:
+    """Return the error that may be spent after a fraction of the seeds."""
+    return 2 * float(norm.sf(norm.isf(alpha / 2) / math.sqrt(fraction)))
+
+
+@cache
+def simulated_looks(sizes: tuple[int, ...]) -> np.ndarray:
+    """Return |t| at every look, of sweeps without any difference; one row a look."""
+    values = np.random.default_rng(7).standard_normal((sizes[-1], SIMULATED_SWEEPS))
+    rows = []
+    for size in sizes:
+        mean, sd = values[:size].mean(axis=0), values[:size].std(axis=0, ddof=1)
+        rows.append(np.abs(mean) / sd * math.sqrt(size))
+    return np.array(rows)
+
+
+@cache
+def look_bound(sizes: tuple[int, ...], maximum: int, alpha: float) -> float:
+    """Return the |t| at which the last of these looks rejects.
+
+    What is rejected there and nowhere before has the probability that is newly spent. The part that
+    was rejected before, too, is small, so simulating that part alone gives precise bounds.
+    """
+    spent = [spent_error(size / maximum, alpha) for size in sizes]
+    bounds = [float(t.isf(spent[0] / 2, sizes[0] - 1))]
+    for last in range(1, len(sizes)):
+        looks = simulated_looks(sizes[: last + 1])
+        is_over = (looks[:-1] >= np.array(bounds)[:, None]).any(axis=0)
+        repeated = np.sort(looks[-1][is_over])
+        low, high = 0.0, 1000.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            both = (len(repeated) - np.searchsorted(repeated, middle)) / SIMULATED_SWEEPS
+            new = 2 * float(t.sf(middle, sizes[last] - 1)) - both
+            low, high = (middle, high) if new > spent[last] - spent[last - 1] else (low, middle)
+        bounds.append(high)
+    return bounds[-1]
+
+
+def spent_share(looks: Sequence[int], seeds: int, alpha: float) -> float:
+    """Return the part of a level at which the bound of a look is an ordinary t-test's."""
+    if seeds < 2 or seeds > looks[-1]:
+        return 1.0
+    sizes = (*(size for size in looks if 1 < size < seeds), seeds)
+    bound = look_bound(sizes, looks[-1], alpha)
+    return min(1.0, 2 * float(t.sf(bound, seeds - 1)) / alpha)
