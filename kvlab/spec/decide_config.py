@@ -3,7 +3,7 @@
 decide: {margin: 0.02, claims: [heads=mqa, position=rope]}
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf
 
 Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
-Claims = Annotated[TupleOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Names = Annotated[TupleOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
 class DecideConfig(SpecModel):
@@ -37,7 +37,7 @@ class DecideConfig(SpecModel):
         examples=["bits_per_byte_served"],
         json_schema_extra={"computed_default": "loss_served, if measured"},
     )
-    claims: Claims | None = Field(
+    claims: Names | None = Field(
         default=None,
         description="Claims that are tested, as [heads=mqa, ...].",
         examples=[["heads=mqa"]],
@@ -51,14 +51,14 @@ class DecideConfig(SpecModel):
         examples=[0.01],
         json_schema_extra={"unit": "probability"},
     )
-    over: dict[str, TupleOf[str]] | None = Field(
+    over: dict[str, Names] | None = Field(
         default=None,
         description="Levels of other factors that the effect of a level is the mean over, as"
         " {factor: [level, ...]}.",
         examples=[{"sharing": ["none", "tied"]}],
         json_schema_extra={"computed_default": "all that are served as they were trained"},
     )
-    reference: TupleOf[Annotated[str, Field(min_length=1)]] | None = Field(
+    reference: Names | None = Field(
         default=None,
         description="Factors whose levels a cell has in common with the cell that it is compared"
         " with, beside those that save no bytes.",
@@ -101,28 +101,24 @@ def find_claim_problems(
     for number, claim in enumerate(claims):
         key, (factor, _, level) = f"decide.claims.{number}", claim.partition("=")
         if claim not in names:
-            near = get_close_matches(claim, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use some of {', '.join(names)}"
-            yield key, f"is not a level, written as factor=level; {hint}"
+            yield key, f"is not a level, written as factor=level; {_suggest(claim, names)}"
         elif baseline.get(factor) == level:
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
     for factor, levels in (decide.over or {}).items():
-        yield from _find_unknown(f"decide.over.{factor}", "factor", (factor,), factors)
-        if factor in factors:
-            for number, level in enumerate(levels):
-                key = f"decide.over.{factor}.{number}"
-                yield from _find_unknown(key, f"level of {factor}", (level,), factors[factor])
+        if factor not in factors:
+            yield f"decide.over.{factor}", f"is not a factor; {_suggest(factor, factors)}"
+            continue
+        for number, level in enumerate(levels):
+            if level not in factors[factor]:
+                text = f"is not a level of {factor}; {_suggest(level, factors[factor])}"
+                yield f"decide.over.{factor}.{number}", text
     for number, factor in enumerate(decide.reference or ()):
-        yield from _find_unknown(f"decide.reference.{number}", "factor", (factor,), factors)
+        if factor not in factors:
+            yield f"decide.reference.{number}", f"is not a factor; {_suggest(factor, factors)}"
 
 
-def _find_unknown(
-    key: str, what: str, names: tuple[str, ...], known: Mapping[str, Any]
-) -> Iterator[FieldMessage]:
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use some of {', '.join(known)}"
-            yield key, f"{name} is not a {what}; {hint}"
+def _suggest(name: str, known: Collection[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"use some of {', '.join(known)}"

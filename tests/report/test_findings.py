@@ -158,9 +158,15 @@ def test_figures_of_articles_are_compared_with_exact_ones(project):
         "{record: made, quantity: kv_bytes_storage, cell: {heads: mqa}, smaller_than: {heads: mha},"
         " says: 4}",
         '{formula: "GPT-3 175B at 1,024 tokens, baseline"}',
+        "{record: made, quantity: kv_bytes_storage, says: 1e6}",
+        "{record: made, quantity: kv_bytes_storage, cell: {heads: mqa}, smaller_than: {heads: mha},"
+        " says: 3.82}",
+        '{formula: "30B, 128 sequences of 2,048 tokens"}',
     )
     verdicts = [row[1].strip("*") for row in rows]
-    assert verdicts == ["holds", "does not hold", "holds", "does not hold"]
+    assert verdicts[:3] == ["holds", "does not hold", "holds"]
+    assert verdicts[3:5] == ["holds", "holds"], "4.5 GiB and 1 MiB: its units may be binary"
+    assert verdicts[5:] == ["does not hold"] * 2, "a ratio has no unit; twice the right number"
     assert rows[0][3:5] == ["1,048,576 bytes (1 MiB)", "exact"]
     assert rows[2][3] == "4.00\N{MULTIPLICATION SIGN} smaller"
     assert rows[3][3] == "4,831,838,208 bytes (4.5 GiB)"

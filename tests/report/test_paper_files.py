@@ -98,7 +98,6 @@ def test_the_bibliography_holds_exactly_what_is_cited(paper):
     text = "".join(path.read_text() for path in (folder / "made").glob("*.tex"))
     assert keys == list_citations(text)
     assert {"shazeer2019mqa", "su2024roformer", "brandon2024cla", "holm1979procedure"} <= {*keys}
-    assert {"fisher1935design"} <= {*keys}, "six trainings are enough to test a gap"
     assert not {"ainslie2023gqa", "beltagy2020longformer", "zellers2019hellaswag"} & {*keys}
 
 

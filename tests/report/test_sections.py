@@ -191,8 +191,8 @@ def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(
     study = Study.load(store, "made")
     (effect,) = study.effects("tpot_ms_p50")
     assert (effect.verdict, effect.has_interval) == ("not judged", False)
-    assert study.cell_verdict(("mqa",)) == "disturbed"
-    assert study.cell_interval(("mqa",)) is None
+    compared = study.comparisons["mqa",]
+    assert (compared.verdict_name, compared.has_interval) == ("disturbed", False)
     for name, changes, why in (
         ("shared", {"timings": "shared"}, "All trials were timed while something else used"),
         (

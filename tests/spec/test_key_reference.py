@@ -22,7 +22,7 @@ FACTORS = {
     "position": "{learned: {}, rope: {model.position: rope}}",
     "horizon": "{global: {}, hybrid: {model.window: 256, model.attention_pattern: GLLLLL}}",
     "mlp": "{gelu: {}, swiglu: {model.mlp: swiglu}}",
-    "sharing": '{none: {}, trained: {model.kv_sharing: "adjacent:2"}}',
+    "sharing": '{none: {}, tied: {serving.tie: "adjacent:2"}}',
     "window": "{small: {}, large: {model.vocab_size: 50304}}",
     "width": "{narrow: {}, wide: {model.ffn_dim: 4096}}",
     "model": "{s: {model.n_layer: 2}, m: {model.n_layer: 4}, l: {model.n_layer: 6}}",

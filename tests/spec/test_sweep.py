@@ -204,6 +204,10 @@ def test_what_a_sweep_decides(tmp_path):
         0.05,
     )
     assert load_sweep_text(tmp_path, SWEEP + "decide: {margin: 1}\n").decide.margin == 1.0
+    text = "decide: {over: {heads: [mha, mqa]}, reference: [heads]}\n"
+    compared = load_sweep_text(tmp_path, SWEEP + text).decide
+    assert (compared.over, compared.reference) == ({"heads": ("mha", "mqa")}, ("heads",))
+    assert (default.over, default.reference) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +223,16 @@ def test_what_a_sweep_decides(tmp_path):
         ("claims: [mqa, heads=mqa]", "decide.claims.0 = mqa is not a level"),
         ("claims: [heads=mha]", "decide.claims.0 = heads=mha is the baseline level of heads"),
         ("claims: [heads=mqa, heads=mqa]", "s.yaml:16:30: decide.claims.1 = heads=mqa is named twice"),
+        ("over: {head: [mha]}", "s.yaml:16:23: decide.over.head = ['mha'] is not a factor; did you mean"
+         " heads?"),
+        ("over: {heads: [mha, mqb]}", "s.yaml:16:30: decide.over.heads.1 = mqb is not a level of heads;"
+         " did you mean mqa?"),
+        ("over: {heads: []}", "decide.over.heads = [] has too few entries"),
+        ("over: [heads]", "decide.over = ['heads'] is not a mapping"),
+        ("reference: [heads, 8]", "decide.reference.1 = 8 is not text"),
+        ("reference: [heads, xyz]", "s.yaml:16:29: decide.reference.1 = xyz is not a factor; use some of"
+         " heads"),
+        ("reference: []", "decide.reference = [] has too few entries"),
         ("margn: 0.1", "decide.margn is not a known key; did you mean margin?"),
     ],
 )  # fmt: skip

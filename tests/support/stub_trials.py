@@ -103,7 +103,7 @@ class StubStages:
         return TrialMeasurements(
             measurements={"loss": loss, "kv_bytes_formula": 64},
             curves={"train_loss": [[20, 320, loss]], "validation_loss": []},
-            training_record={"steps": 20},
+            training_record={"steps": 20, "seconds": 0.5},
             machine=Machine("stub", 1),
             data=DataProvenance("0" * 64, self.trial.data_identity, "none", "bytes"),
             items=[{"ind": 1, "correct": True}],
