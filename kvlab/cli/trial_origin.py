@@ -18,6 +18,9 @@ NOT_RECORDED = "not recorded"
 MAX_LISTED = 40
 """Trials that are listed, damaged ones before others."""
 
+MAX_NOTES = 3
+"""Notes that are listed, such as one for each training whose weights were removed."""
+
 
 @dataclass(frozen=True)
 class TrialOrigin:
@@ -171,8 +174,10 @@ def format_facts(
         yield _format_trials(trials, names)
         yield ""
     yield from _format_common(trials)
-    for note in dict.fromkeys(note for one in trials for note in one.notes):
-        yield f"note      {note}"
+    notes = list(dict.fromkeys(note for one in trials for note in one.notes))
+    yield from (f"note      {note}" for note in notes[:MAX_NOTES])
+    if len(notes) > MAX_NOTES:
+        yield f"note      and {len(notes) - MAX_NOTES:,} more; --json has all"
     listed = {file.path: file for one in trials for file in one.files}
     for file in listed.values():
         if file.problem:

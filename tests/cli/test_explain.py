@@ -1,145 +1,253 @@
-"""`kvlab explain`: from a number, a cell or a trial to its trials, files and making."""
+"""`kvlab explain`: what a trial, a cell or a level is computed from, and where its files are."""
 
 import hashlib
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
-from kvlab.report.formatting import format_difference, format_metric
 from kvlab.report.markdown import render_markdown
-from kvlab.report.report_files import make_document, results_jsonl
+from kvlab.report.report_files import make_document
 from kvlab.store import Store
 from tests.support.record_factory import Record
 from tests.support.stub_trials import StubRun, tiny_plan
 
-SEEDS = (0, 1, 2)
-RECORD = Record(factors={"heads": ("mha", "mqa"), "sharing": ("none", "tied")}, seeds=SEEDS)
+SEEDS = (0, 1, 2, 3)
+
+
+class ServedRecord(Record):
+    """Tied cells have the weights of untied ones, and are served otherwise; rope saves no byte."""
+
+    def description(self, cells):
+        found = super().description(cells)
+        found["patches"]["sharing"]["tied"] = {"serving.tie": "adjacent:2"}
+        return found
+
+
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "sharing": ("none", "trained", "tied"),
+}
+RECORD = ServedRecord(factors=FACTORS, seeds=SEEDS)
+
+
+def read_losses(record=RECORD):
+    """Return one row a trial: its levels, seed, id and loss as served."""
+    rows = [
+        {
+            **levels,
+            "seed": seed,
+            "trial": record.trial(levels, seed),
+            "loss": record.measurements(levels, seed)["loss_served"],
+        }
+        for levels in record.cells()
+        for seed in record.seeds
+        if record.status(levels, seed) == "done"
+    ]
+    return pd.DataFrame(rows)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("explained")
-    study = Study.load(RECORD.write(folder / "runs"), "made")
-    report = folder / "reports" / "made"
-    report.mkdir(parents=True)
-    (report / "report.md").write_text(render_markdown(make_document(study)))
-    (report / "results.jsonl").write_text(results_jsonl(study))
-    return folder / "runs"
+    return RECORD.write(tmp_path_factory.mktemp("explained") / "runs").path
 
 
 @pytest.fixture
 def explain(runs, capsys):
-    def run(*words, code=0):
+    def run(*words, code=0, store=runs):
         capsys.readouterr()
-        assert main(["explain", "--store", str(runs), *words]) == code
+        assert main(["explain", "--store", str(store), *words]) == code
         out, err = capsys.readouterr()
         return out or err
 
     return run
 
 
-def losses(heads, sharing, metric="loss_served"):
-    levels = {"heads": heads, "sharing": sharing}
-    return [RECORD.measurements(levels, seed)[metric] for seed in SEEDS]
+def test_a_level_is_the_mean_over_the_settings_served_as_trained(explain, runs):
+    table = read_losses().query("sharing != 'tied'")
+    wide = table.pivot(index=["seed", "position", "sharing"], columns="heads", values="loss")
+    by_seed = (wide["mqa"] - wide["mha"]).groupby("seed").mean()
+    own_error = by_seed.std(ddof=1) / np.sqrt(len(SEEDS))
+    (facts,) = json.loads(explain("made", "heads=mqa", "--json"))
+    (effect,) = facts["effects"]
+    assert effect["computed"] == pytest.approx(by_seed.mean(), abs=1e-12)
+    assert effect["value"] == pytest.approx(by_seed.mean(), abs=1e-12)
+    assert [one["difference"] for one in effect["by_seed"]] == pytest.approx(list(by_seed))
+    assert effect["own_error"] == pytest.approx(own_error)
+    terms = pd.DataFrame(effect["terms"])
+    assert set(terms["trial"]) == set(table["trial"]) == {t["trial"] for t in facts["trials"]}
+    assert (terms["weight"] * terms["value"]).sum() / len(SEEDS) == pytest.approx(by_seed.mean())
+    assert set(terms["weight"]) == {0.25, -0.25}
+    left_out = {one["cell"]: one["left_out"] for one in effect["settings"] if one["left_out"]}
+    assert left_out == dict.fromkeys(
+        ("mqa+tied", "mqa+rope+tied"), "served otherwise than it was trained"
+    )
+    assert effect["error"]["value"] >= own_error * (1 - 1e-9)
+    low, high = effect["interval"]
+    assert low < by_seed.mean() < high
+    out = explain("heads=mqa")
+    assert f"mean over 4 seeds = {by_seed.mean():.8g} nats/token" in out
+    ends = out.partition("95% interval = ")[2].partition(", for all levels together")[0]
+    report = render_markdown(make_document(Study.load(Store(runs), "made")))
+    assert f"| {ends} | **{effect['verdict']}** |" in report
 
 
-def test_an_effect_is_computed_again_from_its_pairs(explain):
-    pairs = [losses("mqa", "none"), losses("mha", "none")]
-    gaps = [losses("mqa", "tied"), losses("mha", "tied")]
-    by_seed = [
-        ((a - b) + (c - d)) / 2 for a, b, c, d in zip(*pairs, *gaps, strict=True)
-    ]  # settings none and tied share their trainings
-    effect = sum(by_seed) / len(by_seed)
-    text = format_difference("loss_served", effect)
-    facts = json.loads(explain(text, "--json"))
-    title = "effect of heads=mqa on the validation loss through the serving cache (loss_served)"
-    (found,) = (one for one in facts["quantities"] if one["title"] == title)
-    assert found["recomputed"] == pytest.approx(effect, abs=1e-12)
-    assert found["value"] == pytest.approx(effect, abs=1e-12)
-    assert len(found["terms"]) == 12
-    assert any(place.startswith("Table") and "(effects)" in place for place in found["places"])
-    number = facts["quantities"].index(found) + 1
-    out = explain(text, "--pick", str(number))
-    assert "the trial with heads=mqa minus its partner with mha" in out
-    for seed, value in zip(SEEDS, by_seed, strict=True):
-        assert f"seed {seed}: sum of weight x difference = {value:+.8g}" in out
-    assert f"mean over 3 seeds = {effect:.8g} nats/token" in out
+def test_settings_of_a_level_of_serving_are_explained_apart(explain):
+    wide = read_losses().pivot(
+        index=["heads", "position", "seed"], columns="sharing", values="loss"
+    )
+    expected = (wide["tied"] - wide["none"]).groupby(["heads", "position"]).mean()
+    (facts,) = json.loads(explain("sharing=tied", "--json"))
+    assert [one["computed"] for one in facts["effects"]] == pytest.approx(list(expected))
+    assert all(len(one["terms"]) == 2 * len(SEEDS) for one in facts["effects"])
+    titles = [one["title"] for one in facts["effects"]]
+    assert titles[1] == "effect of sharing=tied at heads=mha, position=rope against sharing=none"
+    assert "a level of serving: each setting against the same weights" in explain("sharing=tied")
 
 
-def test_a_mean_names_its_trials_and_their_making(explain):
-    values = losses("mqa", "tied")
-    mean = sum(values) / len(values)
-    facts = json.loads(explain(format_metric("loss_served", mean), "nats/token", "--json"))
-    (found,) = (one for one in facts["quantities"] if "loss_served" in one["title"])
-    levels = {"heads": "mqa", "sharing": "tied"}
-    assert [term["trial"] for term in found["terms"]] == [RECORD.trial(levels, s) for s in SEEDS]
-    assert [term["value"] for term in found["terms"]] == pytest.approx(values)
-    trial = facts["trials"][found["terms"][0]["trial"]]
-    assert trial["command"] == "kvlab submit sweeps/made.yaml"
-    assert trial["code"].startswith("commit 0123456789abcdef")
-    assert "torch 2.11.0" in trial["versions"]
-    assert trial["machine"] == "cpu, 1 thread, platform not recorded"
-    assert f"digest {'e' * 64}" in trial["text"]
+def test_a_cell_beside_its_reference(explain, runs):
+    wide = read_losses().query("sharing == 'none' and position == 'rope'")
+    wide = wide.pivot(index="seed", columns="heads", values="loss")
+    differences = wide["mqa"] - wide["mha"]
+    (facts,) = json.loads(explain("mqa+rope", "--json"))
+    assert [one["value"] for one in facts["values"]] == pytest.approx(list(wide["mqa"]))
+    assert facts["mean"] == pytest.approx(wide["mqa"].mean())
+    assert facts["standard_deviation"] == pytest.approx(wide["mqa"].std(ddof=1))
+    found = facts["comparison"]
+    assert found["title"] == "mqa+rope minus rope"
+    assert found["value"] == found["computed"] == pytest.approx(differences.mean())
+    assert found["own_error"] == pytest.approx(differences.sem())
+    study = Study.load(Store(runs), "made")
+    compared = study.comparisons["mqa", "rope", "none"]
+    assert found["interval"] == [compared.low, compared.high]
+    assert (found["verdict"], found["error"]["df"]) == (compared.verdict, compared.estimate.df)
+    out = explain("mqa+rope")
+    assert "its reference is rope, as position=rope saves no byte" in out
+    assert "it stores 4 times less K/V than its reference" in out
+    assert "heads=mqa sets model.heads: mqa" in out
+    assert explain("position=rope, heads=mqa") == explain("made", "mqa,rope") == out
 
 
-def test_one_number_of_a_trial_is_the_most_specific(explain):
-    levels = {"heads": "mqa", "sharing": "none"}
-    out = explain(f"{losses('mqa', 'none')[1]:.12g}")
-    assert "(loss) of mqa at seed 1" in out
-    assert "; equal: loss_served" in out
-    assert RECORD.trial(levels, 1)[:8] in out
+def test_references_are_compared_with_nothing(explain):
+    assert "other cells are compared with it" in explain("baseline")
+    (facts,) = json.loads(explain("rope", "--json"))
+    assert facts["comparison"] is None
+    assert len(facts["trials"]) == len(SEEDS)
 
 
-@pytest.mark.parametrize("words", [("262,144", "B"), ("256 KiB",), ("0.2621 MB",)])
-def test_bytes_in_any_unit(explain, words):
-    out = explain(*words)
-    assert "(kv_bytes_formula) of mqa at seeds 0, 1, 2" in out
-    assert "262144 bytes" in out
+def test_a_contrast_is_a_weighted_sum_of_all_cells(explain, tmp_path):
+    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "mlp": ("gelu", "swiglu")}
+
+    def exclude(levels):  # half of the design: an even number of levels that are not the baseline's
+        return sum(levels[name] != own[0] for name, own in factors.items()) % 2 == 1
+
+    record = Record(factors=factors, seeds=SEEDS, exclude=exclude)
+    store = record.write(tmp_path / "runs").path
+    means = read_losses(record).groupby("heads")["loss"].mean()
+    (facts,) = json.loads(explain("heads=mqa", "--json", store=store))
+    (effect,) = facts["effects"]
+    assert effect["computed"] == pytest.approx(means["mqa"] - means["mha"], abs=1e-12)
+    assert len(effect["terms"]) == len(SEEDS) * 4
+    out = explain("heads=mqa", store=store)
+    assert "a weighted sum of all cells" in out
+    assert "aliased with position=rope and mlp=swiglu" in out
 
 
-def test_several_quantities_are_counted_and_picked(explain):
-    values = losses("mqa", "none")
-    text = format_metric("loss", sum(values) / len(values))
-    facts = json.loads(explain(text, "--json"))
-    count = len(facts["quantities"])
-    assert count > 1
-    out = explain(text, "--pick", str(count))
-    assert f"{text} is printed for {count} quantities" in out
-    assert f"Quantity {count}: " in out
-    assert f"--pick = {count + 1}" in explain(text, "--pick", str(count + 1), code=2)
+def test_a_diverged_training_is_left_out_and_cached(explain, tmp_path):
+    def status(levels, seed):
+        is_lost = (levels["heads"], levels["position"], seed) == ("mqa", "rope", 1)
+        return "diverged" if is_lost else "done"
+
+    record = Record(factors={**FACTORS, "sharing": ("none",)}, seeds=SEEDS, status=status)
+    store = record.write(tmp_path / "runs").path
+    table = read_losses(record).query("position == 'learned'")
+    means = table.groupby("heads")["loss"].mean()
+    (facts,) = json.loads(explain("heads=mqa", "--json", store=store))
+    (effect,) = facts["effects"]
+    assert effect["computed"] == pytest.approx(means["mqa"] - means["mha"])
+    assert effect["settings"][1]["left_out"] == "a training of mqa+rope diverged"
+    assert "seed 1: diverged" in explain("mqa+rope", store=store)
+    levels = {"heads": "mqa", "position": "rope", "sharing": "none"}
+    assert "cached    yes: it is not run again" in explain(record.trial(levels, 1), store=store)
 
 
-def test_nothing_found_names_the_nearest(explain):
-    err = explain("3.1234567", code=2)
-    assert "3.1234567 is not in the record" in err
-    assert "values and the report's text of made were searched" in err
-    assert "nearest:" in err
+def test_a_trial_names_its_cell_its_making_and_what_it_recorded(explain):
+    levels = {"heads": "mqa", "position": "learned", "sharing": "tied"}
+    trial = RECORD.trial(levels, 1)
+    (facts,) = json.loads(explain(trial[:8], "--json"))
+    assert facts["trial"] == trial
+    assert facts["measurements"].items() >= RECORD.measurements(levels, 1).items()
+    (cell,) = facts["cells"]
+    assert (cell["cell"], cell["levels"], cell["seed"]) == ("mqa+tied", levels, 1)
+    assert facts["same_weights"] == [RECORD.trial({**levels, "sharing": "none"}, 1)]
+    assert facts["command"] == "kvlab submit sweeps/made.yaml"
+    assert facts["code"].startswith("commit 0123456789abcdef")
+    assert "torch 2.11.0" in facts["versions"]
+    assert f"digest {'e' * 64}" in facts["text"]
+    out = explain("made", trial[:8])
+    assert f"trial {trial}: done; made: mqa+tied seed=1" in out
+    assert "cached    yes: a sweep that asks for this trial takes its result" in out
+    assert "sharing=tied sets serving.tie: adjacent:2" in out
 
 
-def test_a_report_that_the_record_no_longer_gives(explain, runs, tmp_path):
-    folder = runs.parent / "reports" / "made"
-    out = explain("4.00x", "--report", str(folder))
-    assert "report.md of made: the number stands on lines" in out
-    assert "its results.jsonl is what the record gives now" in out
-    edited = tmp_path / "made"
-    edited.mkdir()
-    for name in ("report.md", "results.jsonl"):
-        (edited / name).write_text((folder / name).read_text().replace("4.0", "3.9"))
-    assert "is NOT what the record gives now" in explain("4.00x", "--report", str(edited))
-    assert "is not in the folder of a report" in explain("4", "--report", "/", code=2)
-    assert "leave one of them out" in explain("4", "--report", str(folder), "--sweep", "x", code=2)
+class HexRecord(Record):
+    """A level whose name is the beginning of an id, and another that begins several."""
+
+    def trial(self, levels, seed):
+        found = super().trial(levels, seed)
+        if levels["heads"] == "mha":
+            return f"4e3{seed}{found[4:]}"
+        return f"c{found[1:]}"
 
 
-def test_cells_by_name(explain):
-    out = explain("mqa+tied")
-    assert "cell mqa+tied of sweep made: heads=mqa, sharing=tied; 3 trials" in out
-    assert explain("sharing=tied, heads=mqa") == out
-    assert "heads=mha, sharing=none" in explain("baseline")
-    assert "cells are baseline, tied, mqa, mqa+tied" in explain("nosuch", code=2)
-    assert "did you mean mqa+tied?" in explain("mqa+tide", code=2)
-    assert "--pick is for numbers" in explain("baseline", "--pick", "2", code=2)
+def test_ids_are_tried_first(explain, tmp_path):
+    record = HexRecord(factors={"heads": ("mha", "4e30", "4e")}, seeds=(0, 1))
+    store = record.write(tmp_path / "runs").path
+    trial = record.trial({"heads": "mha"}, 0)
+    assert explain("4e30", store=store).startswith(f"trial {trial}: done; made: baseline seed=0")
+    assert explain("4E30", store=store) == explain(trial, store=store)
+    assert "level heads=4e30 of sweep made" in explain("heads=4e30", store=store)
+    assert "cell 4e of sweep made: 2 trials" in explain("4e", store=store), "it fits two trials"
+    err = explain("4e3", store=store, code=2)
+    assert f"4e3 fits 2 trials ({trial}, " in err
+    assert "give more digits" in err
+    assert "numbers are not looked up" in explain("2.4119", store=store, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nosuch"], "; cells are baseline, trained, tied, rope, rope+trained, "),
+        (["nosuch"], "; levels are heads=mqa, position=rope, sharing=trained, sharing=tied"),
+        (["mqa+tide"], "mqa+tide is no trial of "),
+        (["mqa+tide"], "did you mean mqa+tied?"),
+        (["heads=mqqa"], "did you mean heads=mqa?"),
+        (["heads=mha"], "heads=mha is the baseline's level of made, "),
+        (["sharing=none"], "explain sharing=trained, sharing=tied"),
+        (["+0.5502"], "numbers are not looked up: give the cell or the level of the number's row"),
+        (["maid", "mqa"], "did you mean made?"),
+        (["mha,mqa"], "and no cell or level of made"),
+    ],
+)
+def test_unknown_names(explain, words, text):
+    assert text in explain(*words, code=2)
+
+
+def test_an_excluded_cell_is_none(explain, tmp_path):
+    record = Record(
+        factors={**FACTORS, "sharing": ("none", "trained")}, seeds=SEEDS,
+        exclude=lambda levels: levels["heads"] == "mqa" and levels["sharing"] == "trained",
+    )  # fmt: skip
+    store = record.write(tmp_path / "runs").path
+    assert "no cell or level of made" in explain("heads=mqa,sharing=trained", store=store, code=2)
+    (facts,) = json.loads(explain("heads=mqa", "--json", store=store))
+    assert {one["left_out"] for one in facts["effects"][0]["settings"]} == {""}
+    (facts,) = json.loads(explain("sharing=trained", "--json", store=store))
+    assert len(facts["effects"][0]["terms"]) == len(SEEDS) * 4
 
 
 def test_a_trial_and_its_damage(tmp_path, capsys):
@@ -155,6 +263,7 @@ def test_a_trial_and_its_damage(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "broken is left out: " in err
     assert f"trial {trial}: done" in out
+    assert f"folder    {store.attempt_directory(trial, 1)}" in out
     assert f"{hashlib.sha256(weights.read_bytes()).hexdigest()}  trainings/" in out
     weights.write_bytes(b"other" + weights.read_bytes()[5:])
     assert main(command) == 1
@@ -163,24 +272,28 @@ def test_a_trial_and_its_damage(tmp_path, capsys):
     result.write_bytes(result.read_bytes()[:-9])
     assert main(command) == 1
     out = capsys.readouterr().out
-    assert "origin    not recorded, as there is no whole result" in out
+    assert "cached    no: its result is not what was written" in out
     assert f"DAMAGED   trials/{trial}/result.json: it does not end with its sha256" in out
 
 
-def test_what_is_damaged_is_said_where_a_number_is_gone(tmp_path, capsys):
-    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    store = record.write(tmp_path / "runs")
-    path = store.trial_directory(record.trial({"heads": "mqa"}, 0)) / "result.json"
-    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
-    loss = record.measurements({"heads": "mqa"}, 0)["loss"]
-    assert main(["explain", str(loss), "--store", str(store.path)]) == 2
-    assert "1 trial left out as damaged, which `kvlab verify` names" in capsys.readouterr().err
+def test_a_trial_that_has_not_run(explain, tmp_path):
+    record = Record(
+        factors={"heads": ("mha", "mqa")}, seeds=(0, 1),
+        status=lambda _, seed: "done" if seed == 0 else "missing",
+    )  # fmt: skip
+    store = record.write(tmp_path / "runs").path
+    out = explain(record.trial({"heads": "mqa"}, 1), store=store)
+    assert "not ended; made: mqa seed=1" in out
+    assert "cached    no: it has no result yet" in out
+    assert "seed 1: missing" in explain("mqa", store=store)
+    assert "one seed: not tested" in explain("heads=mqa", store=store)
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path, capsys):
     record = Record(factors={"heads": ("mha", "mqa\x1b[31m\u202e")}, seeds=(0, 1))
     record.write(tmp_path / "runs")
-    for words in (["4.00x"], ["baseline"], ["9.99999"], ["nosuch"]):
+    for words in (["heads=mqa\x1b[31m\u202e"], ["baseline"], ["9.99999"], ["nosuch"]):
         main(["explain", *words, "--store", str(tmp_path / "runs")])
         out, err = capsys.readouterr()
+        assert out + err
         assert not {"\x1b", "\u202e"} & set(out + err)

@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "explain": (
         "kvlab.cli.commands.explain",
-        "follow a number of a report, a cell or a trial to where it comes from",
+        "show what a trial, a cell or a level is computed from, and its files",
     ),
     "findings": (
         "kvlab.cli.commands.findings",

@@ -161,7 +161,7 @@ NAMES: dict[str, tuple[Callable[[list[str]], Iterator[str]], ...]] = {
     "stop": (list_recorded_sweeps,),
     "report": (list_recorded_sweeps,),
     "compare": (list_recorded_sweeps,),
-    "explain": (list_trials,),
+    "explain": (list_recorded_sweeps, list_trials),
     "sync": (list_recorded_sweeps,),
     "copy": (list_recorded_sweeps,),
     "verify": (list_recorded_sweeps,),

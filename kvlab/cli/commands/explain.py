@@ -1,64 +1,71 @@
-"""`kvlab explain`: follow a number of a report, a cell or a trial to its files and their origin."""
+"""`kvlab explain`: what a trial, a cell or a level is computed from, and where its files are."""
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
+from kvlab.analysis.explanation import Explanation, Term, explain_cell, explain_level
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
-from kvlab.cli.shared_arguments import add_json, add_store, open_store, positive_int, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
-from kvlab.cli.trial_origin import TrialOrigin, TrialOrigins, format_facts
+from kvlab.cli.trial_origin import TrialOrigins, format_facts
 from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count, sanitize_line
-from kvlab.report.number_origins import FoundOrigins, find_origins
-from kvlab.report.printed_numbers import PrintedNumber, parse_number
-from kvlab.report.quantities import Origin, Term
-from kvlab.report.report_files import results_jsonl
+from kvlab.report.formatting import (
+    difference_unit,
+    display_unit,
+    format_difference,
+    in_display_unit,
+)
+from kvlab.report.table_columns import mean_and_spread
 from kvlab.store import Store
+from kvlab.store.metrics import METRICS
+from kvlab.store.record_forms import refuse_malformed
 
-MAX_LISTED = 20
-"""Quantities that are listed; --json has all of them."""
-
-MAX_TERMS = 60
-"""Rows of values that are listed."""
+MAX_NAMES = 12
+"""Names that a message lists."""
 
 EPILOG = """\
-A number is given as it is printed, with or without its unit. Every value of the record and every
-number of the report that prints so is listed; the first one, or --pick, is computed again from its
-trials. Of trials: files and whether they are what was written, text, code, machine, command, time.
+TRIAL is an id or its first digits, and is tried first. CELL is a name as reports print it, or all
+levels that are not the baseline's, such as heads=mqa,horizon=hybrid. FACTOR=LEVEL is what that
+level does, over the settings of the other factors. Numbers are computed again from the values of
+the trials. Of trials: files and whether they are what was written, text, code, machine, command,
+time. Exit code 1: a file is damaged.
 
 examples:
-  kvlab explain +0.5502                   (a number of a report)
-  kvlab explain 128 KiB --sweep quickstart
-  kvlab explain 2.4019 --report reports/quickstart
-  kvlab explain mqa+trained               (a cell, by its name in the report)
   kvlab explain 3f2a                      (a trial, by the first digits of its id)
+  kvlab explain quickstart mqa+hybrid     (a cell of a sweep, by its name in the report)
+  kvlab explain quickstart heads=mqa      (what a level does)
+  kvlab explain mqa --store reports/quickstart/record.tar.xz
 """
+
+CACHED = {
+    "done": "yes: a sweep that asks for this trial takes its result",
+    "failed": "yes: it is run again by `kvlab submit --retry-failed` alone",
+    "diverged": "yes: it is not run again",
+    "pruned": "for searches that prune: any other sweep continues its training",
+    "damaged": "no: its result is not what was written, so the next `kvlab submit` makes it again",
+    "not ended": "no: it has no result yet",
+}
+"""Status of a trial -> whether a sweep runs it again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(
-        "what", metavar="NUMBER-OR-TRIAL", nargs="+",
-        help="a number as printed, a trial's id or its first digits, or the name of a cell",
-    )  # fmt: skip
-    add_store(parser, archive=True)
-    parser.add_argument("--sweep", metavar="SWEEP", help="name or file of a sweep; default: all")
-    parser.add_argument(
-        "--report", metavar="PATH",
-        help="report in which the number stands, its folder or one of its files",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pick", type=positive_int, metavar="N", help="which of several quantities to show"
+        "sweep", metavar="SWEEP", nargs="?", help="name or file of a sweep; default: all"
     )
+    parser.add_argument(
+        "what", metavar="TRIAL|CELL|FACTOR=LEVEL", help="a trial, a cell, or a level"
+    )
+    add_store(parser, archive=True)
     parser.add_argument(
         "--files",
         action="store_true",
@@ -67,50 +74,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A quantity of one sweep that prints as the number."""
-
-    study: Study
-    origin: Origin
+Answer = tuple[dict[str, Any], list[str], list[TrialRow]]
+"""What a sweep says of a cell or a level: as JSON, as lines, and the trials behind it."""
 
 
 def run(options: argparse.Namespace) -> int:
-    store, text = open_store(options.store), " ".join(options.what)
-    report = None if options.report is None else _ReportFile.find(Path(options.report))
-    studies = _load_studies(store, options, report)
-    number = parse_number(text)
-    trial = _find_trial(store, text)
-    is_trial = trial is not None and (number is None or len(text) >= ID_DIGITS)
-    if number is None or is_trial:
-        for option, value in (("--pick", options.pick), ("--report", options.report)):
-            if value is not None:
-                raise UsageError(f"{option} is for numbers, and {text} is none; leave it out")
-    if trial is not None and is_trial:
+    store, text = open_store(options.store), options.what.strip()
+    studies = _load_studies(store, options.sweep)
+    trial = _find_trial(store, studies, text, in_sweep=options.sweep is not None)
+    if trial is not None:
         return _explain_trial(options, store, studies, trial)
     if not studies:
         raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-    if number is not None:
-        return _explain_number(options, store, studies, number, report)
-    return _explain_cells(options, store, studies, text)
+    origins, facts = TrialOrigins(store), []
+    for study in studies:
+        with refuse_malformed(study.name):
+            answer = _look_up(study, text)
+        if answer is None:
+            continue
+        about, lines, rows = answer
+        named = {r.trial: f"{study.label(r.levels)} seed={r.seed}" for r in rows if r.trial}
+        trials = origins.read_all(named)
+        facts.append({**about, "trials": [trial.as_dict() for trial in trials]})
+        if not options.json:
+            files = format_facts(trials, named, with_files=options.files) if trials else ()
+            print("\n".join([*lines, "", *files]))
+    if not facts:
+        raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    return int(any(trial.is_damaged for trial in origins.seen))
 
 
-def _load_studies(
-    store: Store, options: argparse.Namespace, report: "_ReportFile | None"
-) -> list[Study]:
-    """Read the sweeps that are searched: the one that is named, or all that are whole.
-
-    Raises:
-        UsageError: The store does not have the one that is named.
-    """
-    if options.sweep is not None:
-        named = sweep_name(options.sweep)
-        if report is not None and report.sweep != named:
-            text = f"--sweep = {named} is not the sweep of {report.path}, which is {report.sweep}"
-            raise UsageError(f"{text}; leave one of them out")
-        return [Study.load(store, named)]
-    if report is not None:
-        return [Study.load(store, report.sweep)]
+def _load_studies(store: Store, sweep: str | None) -> list[Study]:
+    """Read the sweep that is named, or all that are whole."""
+    if sweep is not None:
+        return [Study.load(store, sweep_name(sweep))]
     studies = []
     for name in store.sweep_names():
         try:
@@ -120,354 +119,269 @@ def _load_studies(
     return studies
 
 
-def _find_trial(store: Store, text: str) -> str | None:
-    """Return the trial that a text is the beginning of; None if there is none, or several."""
-    matches = [trial for trial in store.trial_ids() if trial.startswith(text.lower())]
-    if len(matches) > 1 and parse_number(text) is None:
-        return store.find_trial(text)  # raises
+def _find_trial(store: Store, studies: Sequence[Study], text: str, *, in_sweep: bool) -> str | None:
+    """Return the trial whose id begins with a text; None if there is none.
+
+    Raises:
+        UsageError: Several do, and no cell or level has this name.
+    """
+    ids = {row.trial for study in studies for row in study.rows if row.trial}
+    ids |= set() if in_sweep else set(store.trial_ids())
+    matches = sorted(one for one in ids if one.startswith(text.lower()))
+    if len(matches) > 1 and not any(_look_up(study, text) for study in studies):
+        shown = ", ".join(matches[:3]) + (", ..." if len(matches) > 3 else "")
+        raise UsageError(f"{text} fits {len(matches)} trials ({shown}); give more digits")
     return matches[0] if len(matches) == 1 else None
 
 
-# Numbers
+def _look_up(study: Study, text: str) -> Answer | None:
+    """Return what a sweep says of a level or a cell; None if it has neither of this name."""
+    factor, _, level = text.partition("=")
+    if study.search is None and level in study.factors.get(factor, ())[1:]:
+        return _explain_level(study, factor, level)
+    levels = _find_cell(study, text)
+    return None if levels is None else _explain_cell(study, levels)
 
 
-def _explain_number(
-    options: argparse.Namespace,
-    store: Store,
-    studies: Sequence[Study],
-    number: PrintedNumber,
-    report: "_ReportFile | None",
-) -> int:
-    text = " ".join(options.what)
-    found = [find_origins(study, number) for study in studies]
-    candidates = [
-        Candidate(study, origin)
-        for study, one in zip(studies, found, strict=True)
-        for origin in one.origins
-    ]
-    sentences = [
-        f"the report of {study.name}, {sentence}"
-        for study, one in zip(studies, found, strict=True)
-        for sentence in one.sentences
-    ]
-    about = [] if report is None else report.describe(number, studies[0])
-    if not candidates and not sentences:
-        raise UsageError("\n".join([_describe_nothing(store, studies, found, text), *about]))
-    pick = options.pick or 1
-    if candidates and pick > len(candidates):
-        rule = f"there is only 1 to {len(candidates)}"
-        raise UsageError(f"--pick = {pick} is none of them; {rule}")
-    origins = TrialOrigins(store)
-    if options.json:
-        return _print_number_facts(text, candidates, sentences, about, origins)
-    is_rounded = any(one.is_rounded for one in found if one.origins)
-    lines = list(_list_candidates(text, store, candidates, is_rounded))
-    lines += [f"said in {sentence}" for sentence in sentences[:MAX_LISTED]]
-    lines += about
-    code = 0
-    if candidates:
-        shown = candidates[pick - 1]
-        trials = origins.read_all(term.row.trial for term in shown.origin.terms)
-        lines += _format_derivation(shown, pick if len(candidates) > 1 else None)
-        lines += ["", *format_facts(trials, _name_rows(shown), with_files=options.files)]
-        code = int(any(one.is_damaged for one in trials))
-    print("\n".join(lines))
-    return code
+def _find_cell(study: Study, text: str) -> Levels | None:
+    """Return the cell of a name: as in reports, or by its levels that are not the baseline's."""
+    for levels in study.cells:
+        if study.label(levels) == text:
+            return levels
+    changes: dict[str, str] = {}
+    pairs = [(factor, level) for factor, own in study.factors.items() for level in own]
+    words = [word for word in re.split(r"[\s,+]+", text) if word]
+    for word in words:
+        named = [pair for pair in pairs if word in (pair[1], "=".join(pair))]
+        if len(named) != 1 or named[0][0] in changes:
+            return None
+        changes.update(named)
+    own = zip(study.factors, study.baseline, strict=True)
+    levels = tuple(changes.get(factor, base) for factor, base in own)
+    is_level = len(words) == 1 and "=" in text  # what it does, which the baseline's does not
+    return levels if levels in study.cells and words and not is_level else None
 
 
-def _list_candidates(
-    text: str, store: Store, candidates: Sequence[Candidate], is_rounded: bool
-) -> Iterator[str]:
-    count = len(candidates)
-    if not count:
-        yield f"{text}: no value of {store.path} prints so; the report states it"
-        return
-    how = "is printed for nothing; rounded further it is" if is_rounded else "is printed for"
-    what = format_count(count, "quantity").replace("quantitys", "quantities")
-    yield f"{text} {how} {what} of {store.path}" + (":" if count > 1 else "")
-    for position, one in enumerate(candidates[:MAX_LISTED], 1):
-        origin = one.origin
-        prefix = f"{position:>3}  " if count > 1 else ""
-        yield f"{prefix}{origin.title}"
-        indent = " " * len(prefix)
-        trials = len({term.row.trial for term in origin.terms})
-        unit = f" {origin.unit}" if origin.unit else ""
-        of = f"sweep {one.study.name}, {format_count(trials, 'trial')}"
-        yield f"{indent}  {origin.value:.10g}{unit} ({of})"
-        if origin.places:
-            more = f", and {len(origin.places) - 2} more" if len(origin.places) > 2 else ""
-            yield f"{indent}  in {'; '.join(origin.places[:2])}{more}"
-    if count > MAX_LISTED:
-        yield f"     and {count - MAX_LISTED} more; --json has all, a unit or --sweep leaves fewer"
-
-
-def _format_derivation(shown: Candidate, pick: int | None) -> Iterator[str]:
-    """Yield how a quantity is computed, from the values of its trials."""
-    origin = shown.origin
-    yield ""
-    yield f"Quantity {pick}: {origin.title}" if pick else "How it is computed"
-    yield f"  {origin.formula}"
-    if not origin.terms or origin.terms[0].value is None:
-        return
-    yield ""
-    pairs = _pair_terms(origin.terms)
-    count = len(pairs) or len(origin.terms)
-    yield _format_pairs(shown, pairs[:MAX_TERMS]) if pairs else _format_terms(shown)
-    if count > MAX_TERMS:
-        yield f"and {count - MAX_TERMS:,} rows more; --json has all"
-    if origin.is_weighted:
-        yield from _format_sums(origin, show_seeds=len(origin.terms) > _count_seeds(origin) * 2)
-
-
-def _count_seeds(origin: Origin) -> int:
-    return len({term.row.seed for term in origin.terms})
-
-
-def _pair_terms(terms: Sequence[Term]) -> list[tuple[Term, Term]]:
-    """Return terms two by two where each two are a weighted difference at one seed, else none."""
-    pairs = list(zip(terms[::2], terms[1::2], strict=False))
-    is_paired = len(terms) % 2 == 0 and all(
-        one.weight is not None
-        and other.weight is not None
-        and one.row.seed == other.row.seed
-        and abs(one.weight + other.weight) < 1e-12
-        for one, other in pairs
-    )
-    return pairs if is_paired else []
-
-
-def _format_pairs(shown: Candidate, pairs: Sequence[tuple[Term, Term]]) -> str:
-    rows = [["seed", "cell", "trial", "value", "minus", "trial", "value", "difference", "weight"]]
-    for one, other in pairs:
-        assert one.value is not None, "a weighted term has a value"
-        assert other.value is not None, "a weighted term has a value"
-        rows.append([
-            str(one.row.seed), _label(shown, one), one.row.trial[:ID_DIGITS], f"{one.value:.8g}",
-            _label(shown, other), other.row.trial[:ID_DIGITS], f"{other.value:.8g}",
-            f"{one.value - other.value:+.8g}", f"{one.weight:+.4g}",
-        ])  # fmt: skip
-    if all(row[-1] == "+1" for row in rows[1:]):
-        rows = [row[:-1] for row in rows]
-    return format_table(rows, "rllrllrrr")
-
-
-def _format_terms(shown: Candidate) -> str:
-    terms = shown.origin.terms
-    weights = {term.weight for term in terms}
-    rows = [["seed", "cell", "trial", "value", "weight"]]
-    for term in terms[:MAX_TERMS]:
-        weight = "" if term.weight is None else f"{term.weight:+.4g}"
-        value = "" if term.value is None else f"{term.value:.8g}"
-        names = [str(term.row.seed), _label(shown, term), term.row.trial[:ID_DIGITS]]
-        rows.append([*names, value, weight])
-    if weights <= {None, 1.0}:
-        rows = [row[:-1] for row in rows]
-    return format_table(rows, "rllrr")
-
-
-def _format_sums(origin: Origin, *, show_seeds: bool) -> Iterator[str]:
-    sums, unit = origin.sums_by_seed(), f" {origin.unit}" if origin.unit else ""
-    if show_seeds:
-        for seed, value in sums.items():
-            yield f"seed {seed}: sum of weight x difference = {value:+.8g}"
-    if len(sums) > 1:
-        yield f"mean over {len(sums)} seeds = {origin.recompute():.8g}{unit}"
-    if abs(origin.recompute() - origin.value) > 1e-9 * max(1.0, abs(origin.value)):
-        yield f"the report has {origin.value:.8g}: it leaves out trials or seeds, see its section"
-
-
-def _label(shown: Candidate, term: Term) -> str:
-    return sanitize_line(shown.study.label(term.row.levels))
-
-
-def _name_rows(shown: Candidate) -> dict[str, str]:
-    """Return cell and seed of every trial of a quantity."""
-    rows = (term.row for term in shown.origin.terms)
-    return {row.trial: f"{shown.study.label(row.levels)} seed={row.seed}" for row in rows}
-
-
-def _describe_nothing(
-    store: Store, studies: Sequence[Study], found: Sequence[FoundOrigins], text: str
-) -> str:
+def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
+    """Say that nothing has a name, what there is, and what to write instead."""
+    designs = [study for study in studies if study.search is None]
+    for study in designs:
+        factor, _, level = text.partition("=")
+        if factor in study.factors and level == study.factors[factor][0]:
+            others = ", ".join(f"{factor}={one}" for one in study.factors[factor][1:])
+            rule = f"{text} is the baseline's level of {study.name}, which others are compared with"
+            return f"{rule}; explain {others or 'the cell baseline'}"
+    cells = list(dict.fromkeys(s.label(levels) for s in studies for levels in s.cells))
+    changes = (f"{f}={one}" for s in designs for f, own in s.factors.items() for one in own[1:])
+    levels = list(dict.fromkeys(changes))
     names = ", ".join(study.name for study in studies)
-    values = f"{sum(one.searched for one in found):,} values and the report's text"
-    first = f"{text} is not in the record {store.path}: {values} of {names} were searched"
-    hint = "give it as printed, without a unit, or name another record with --store"
-    damaged = sum(row.status == "damaged" for study in studies for row in study.rows)
-    if damaged:
-        hint = f"{format_count(damaged, 'trial')} left out as damaged, which `kvlab verify` names"
-    near = [f"  {value:.6g}: {title}" for one in found for value, title in one.nearest][:3]
-    return "\n".join([f"{first}; {hint}", *(["nearest:", *near] if near else [])])
+    where = f"{text} is no trial of {store.path}, and no cell or level of {names}"
+    if near := get_close_matches(text, [*cells, *levels], 1):
+        return f"{where}; did you mean {near[0]}?"
+    if re.match(r"[-+\u2212<]?\d", text):
+        where += "; numbers are not looked up: give the cell or the level of the number's row"
+    for kind, listed in (("cells", cells), ("levels", levels)):
+        more = ", ..." if len(listed) > MAX_NAMES else ""
+        where += f"; {kind} are {', '.join(listed[:MAX_NAMES])}{more}" if listed else ""
+    return where
 
 
-def _print_number_facts(
-    text: str,
-    candidates: Sequence[Candidate],
-    sentences: Sequence[str],
-    about: Sequence[str],
-    origins: TrialOrigins,
-) -> int:
-    facts = {
-        "number": text,
-        "quantities": [_collect_candidate(one) for one in candidates],
-        "sentences": list(sentences),
-        "report": list(about),
-        "trials": {
-            term.row.trial: origins.read(term.row.trial).as_dict()
-            for one in candidates
-            for term in one.origin.terms
-        },
-    }
-    print(json.dumps(facts, indent=1))
-    return int(any(one.is_damaged for one in origins.seen))
-
-
-def _collect_candidate(one: Candidate) -> dict[str, Any]:
-    origin = one.origin
-    return {
-        "sweep": one.study.name,
-        "title": origin.title,
-        "value": origin.value,
-        "unit": origin.unit,
-        "formula": origin.formula,
-        "recomputed": origin.recompute() if origin.is_weighted else None,
-        "places": list(origin.places),
-        "terms": [
-            {
-                "trial": term.row.trial,
-                "levels": list(term.row.levels),
-                "seed": term.row.seed,
-                "weight": term.weight,
-                "value": term.value,
-            }
-            for term in origin.terms
-        ],
-    }
-
-
-# Trials and cells
+# Trials
 
 
 def _explain_trial(
     options: argparse.Namespace, store: Store, studies: Sequence[Study], trial: str
 ) -> int:
+    """Print how a trial ended, what it is in each sweep, its files and what it recorded."""
     origin = TrialOrigins(store).read(trial)
-    cells = [
-        f"{study.name}: {study.label(row.levels)} seed={row.seed}"
-        for study in studies
-        for row in study.rows
-        if row.trial == trial
+    own = [(s, row) for s in studies for row in s.rows if row.trial == trial]
+    measured = next((row.measurements for _, row in own if row.is_done), {})
+    sharing = {row.trial for s in studies for row in s.rows if row.training == origin.training}
+    folders = [
+        store.trial_directory(trial),
+        *(store.attempt_directory(trial, number) for number in store.attempts(trial)),
+        *([store.training_directory(origin.training)] if origin.training else []),
     ]
+    facts = {
+        "kind": "trial",
+        "cells": [{**_name_cell(s, row.levels), "seed": row.seed} for s, row in own],
+        "cached": CACHED[origin.status],
+        "same_weights": sorted(sharing - {trial}) if origin.training else [],
+        "folders": [str(path) for path in folders if path.exists()],
+        "measurements": {name: measured[name] for name in METRICS.sort(measured)},
+        **origin.as_dict(),
+    }
     if options.json:
-        print(json.dumps({"cells": cells, **origin.as_dict()}, indent=1))
+        print(json.dumps([facts], indent=1))
         return int(origin.is_damaged)
-    where = "; ".join(cells) or "in no cell of these sweeps"
-    lines = [f"trial {trial}: {origin.status}; {where}"]
+    cells = [f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own]
+    print(f"trial {trial}: {origin.status}; {'; '.join(cells) or 'in no cell of these sweeps'}")
+    lines = [line for s, row in own for line in _format_levels(s, row.levels)]
+    lines.append(f"cached    {facts['cached']}")
+    if shared := ", ".join(one[:ID_DIGITS] for one in facts["same_weights"]):
+        lines.append(f"weights   those of {shared}, too")
+    lines += [f"folder    {path}" for path in facts["folders"]]
     lines += format_facts([origin], {}, with_files=True)
-    print("\n".join(lines))
+    rows = [
+        [name, f"{in_display_unit(name, value):.10g}", display_unit(name), METRICS[name].title]
+        for name, value in facts["measurements"].items()
+    ]
+    table = [format_table([["recorded", "value", "unit", "what it is"], *rows], "lr")]
+    print("\n".join([*lines, "", *table] if rows else lines))
     return int(origin.is_damaged)
 
 
-def _explain_cells(
-    options: argparse.Namespace, store: Store, studies: Sequence[Study], text: str
-) -> int:
-    found = [(study, levels) for study in studies if (levels := _find_cell(study, text))]
-    if not found:
-        names = dict.fromkeys(study.label(levels) for study in studies for levels in study.cells)
-        listed = ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
-        rule = f"is no number, no trial of {store.path} and no cell of its sweeps"
-        near = get_close_matches(text, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"cells are {listed}"
-        raise UsageError(sanitize_line(f"{text} {rule}; {hint}"))
-    origins, code, facts = TrialOrigins(store), 0, []
-    for study, levels in found:
-        rows = [row for row in study.cells[levels].values() if row.trial]
-        named = {row.trial: f"{study.label(levels)} seed={row.seed}" for row in rows}
-        trials = origins.read_all(named)
-        code = max(code, int(any(one.is_damaged for one in trials)))
-        facts.append(_collect_cell(study, levels, trials))
-        if not options.json:
-            lines = list(_describe_cell(study, levels, rows))
-            lines += format_facts(trials, named, with_files=options.files)
-            print("\n".join(lines))
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    return code
+def _name_cell(study: Study, levels: Levels) -> dict[str, Any]:
+    named = dict(zip(study.factors, levels, strict=True))
+    patches = study.sweep.get("patches", {})
+    settings = {factor: patches.get(factor, {}).get(level, {}) for factor, level in named.items()}
+    label = study.label(levels)
+    return {"sweep": study.name, "cell": label, "levels": named, "settings": settings}
 
 
-def _find_cell(study: Study, text: str) -> Levels | None:
-    """Return the cell of a name: as in reports, or by all levels that are not the baseline's."""
-    for levels in study.cells:
-        if study.label(levels) == text:
-            return levels
-    words = set(text.replace(",", " ").replace("+", " ").split())
-    for levels in study.cells:
-        pairs = list(zip(study.factors, levels, study.baseline, strict=True))
-        names = [{level, f"{factor}={level}"} for factor, level, _ in pairs]
-        is_named = all(
-            bool(name & words) or level == base
-            for name, (_, level, base) in zip(names, pairs, strict=True)
-        )
-        if words and is_named and words <= set().union(*names):
-            return levels
-    return None
-
-
-def _describe_cell(study: Study, levels: Levels, rows: Sequence[TrialRow]) -> Iterator[str]:
-    pairs = ", ".join(f"{f}={level}" for f, level in zip(study.factors, levels, strict=True))
-    trials = format_count(len(rows), "trial")
-    yield f"cell {study.label(levels)} of sweep {study.name}: {pairs}; {trials}"
-    for factor, level in zip(study.factors, levels, strict=True):
-        patch = study.sweep.get("patches", {}).get(factor, {}).get(level)
+def _format_levels(study: Study, levels: Levels) -> Iterator[str]:
+    """Yield the levels of a cell, and what each of them sets."""
+    cell = _name_cell(study, levels)
+    yield f"levels    {', '.join(f'{factor}={level}' for factor, level in cell['levels'].items())}"
+    for factor, patch in cell["settings"].items():
         if patch:
             settings = ", ".join(f"{key}: {value}" for key, value in patch.items())
-            yield f"  {factor}={level} sets {settings}"
+            yield f"          {factor}={cell['levels'][factor]} sets {settings}"
 
 
-def _collect_cell(study: Study, levels: Levels, trials: Sequence[TrialOrigin]) -> dict[str, Any]:
-    named = dict(zip(study.factors, levels, strict=True))
-    return {"sweep": study.name, "levels": named, "trials": [one.as_dict() for one in trials]}
+# Cells and levels
 
 
-# Reports
+def _explain_cell(study: Study, levels: Levels) -> Answer:
+    metric, rows = study.primary_metric, list(study.cells[levels].values())
+    values = study.values(levels, metric)
+    mean, spread = mean_and_spread(list(values.values())) if values else (None, None)
+    found = explain_cell(study, levels)
+    facts = {
+        "kind": "cell",
+        **_name_cell(study, levels),
+        "metric": metric,
+        "values": [
+            {"seed": r.seed, "trial": r.trial, "status": r.status, "value": values.get(r.seed)}
+            for r in rows
+        ],
+        "mean": mean,
+        "standard_deviation": spread,
+        "comparison": None if found is None else found.as_dict(),
+    }
+    trials = format_count(len(rows), "trial")
+    lines = [f"cell {study.label(levels)} of sweep {study.name}: {trials}"]
+    lines += [*_format_levels(study, levels), "", _name_metric(metric)]
+    for row in rows:
+        value = _show(metric, values[row.seed]) if row.seed in values else row.status
+        lines.append(f"seed {row.seed}: {value}  ({row.trial[:ID_DIGITS]})")
+    if mean is not None:
+        deviation = "" if spread is None else f", standard deviation {_show(metric, spread)}"
+        lines.append(f"mean of these = {_show(metric, mean)}{deviation}")
+    if found is not None:
+        compared = study.comparisons[levels]
+        rows += [study.cells[compared.reference][seed] for seed in compared.seeds]
+        return facts, [*lines, "", *_format_explanation(found)], rows
+    if study.search is not None:
+        why = "a search suggests its trials: none is compared with a reference"
+    elif study.estimand.reference(levels) == levels:
+        why = "it saves no byte: other cells are compared with it, and it is with none"
+    else:
+        why = "it has no seed in common with its reference, so nothing is compared"
+    return facts, [*lines, "", why], rows
 
 
-@dataclass(frozen=True)
-class _ReportFile:
-    """A file of a report, and the sweep that it is about."""
+def _explain_level(study: Study, factor: str, level: str) -> Answer:
+    parts = explain_level(study, factor, level)
+    facts = {
+        "kind": "level",
+        "sweep": study.name,
+        "level": f"{factor}={level}",
+        "against": f"{factor}={study.factors[factor][0]}",
+        "effects": [part.as_dict() for part in parts],
+    }
+    lines = [f"level {factor}={level} of sweep {study.name}"]
+    for part in parts:
+        lines += ["", *_format_explanation(part)]
+    used = {term.trial for part in parts for term in part.terms}
+    rows = {row.trial: row for row in study.rows if row.trial in used}
+    return facts, lines, list(rows.values())
 
-    path: Path
-    folder: Path
 
-    @property
-    def sweep(self) -> str:
-        return self.folder.name
+def _name_metric(metric: str) -> str:
+    return f"{METRICS[metric].title} ({', '.join(filter(None, (metric, display_unit(metric))))})"
 
-    @classmethod
-    def find(cls, path: Path) -> "_ReportFile":
-        """Return the file of ``--report``; of a folder its ``report.md``.
 
-        Raises:
-            UsageError: It is not in the folder of a report.
-        """
-        path = path.resolve()
-        for folder in (path, *path.parents[:2]):
-            if (folder / "report.md").is_file():
-                return cls(path if path.is_file() else folder / "report.md", folder)
-        text = f"--report = {path} is not in the folder of a report"
-        raise UsageError(f"{text}; name one that `kvlab report` has written")
+def _show(metric: str, value: float, form: str = ".8g") -> str:
+    return f"{in_display_unit(metric, value):{form}}"
 
-    def describe(self, number: PrintedNumber, study: Study) -> list[str]:
-        """Say on which lines the number stands, and whether the record still gives the report."""
-        try:
-            lines = self.path.read_text("utf-8", "replace").splitlines()
-            rows = (self.folder / "results.jsonl").read_text("utf-8", "replace")
-        except OSError as error:
-            raise RecordDamaged(f"{error.filename} cannot be read: {error.strerror}") from None
-        at = [str(place) for place, line in enumerate(lines, 1) if number.is_in(line)]
-        where = f"on lines {', '.join(at[:12])}" if at else "on no line"
-        same = "its results.jsonl is what the record gives now"
-        if rows != results_jsonl(study):
-            same = "its results.jsonl is NOT what the record gives now: other trials, or edited;"
-            same = f"{same} `kvlab report {self.sweep}` writes it again"
-        return [f"{self.path.name} of {self.folder.name}: the number stands {where}; {same}"]
+
+def _format_explanation(one: Explanation) -> Iterator[str]:
+    """Yield what is compared, the values, the sums, and what the report says of them."""
+    metric = one.metric
+    yield f"{one.title}, in {_name_metric(metric)}"
+    yield from (f"  {note}" for note in one.notes)
+    if one.settings:
+        rows = [
+            [
+                use.cell, use.partner, f"{use.weight:.4g}" if use.weight else "",
+                use.left_out if use.difference is None else _show(metric, use.difference, "+.8g"),
+            ]
+            for use in one.settings
+        ]  # fmt: skip
+        yield from ("", format_table([["setting", "minus", "weight", "difference"], *rows], "llr"))
+    if one.computed is not None:
+        yield from ("", _format_terms(one), "")
+        sums = one.by_seed
+        if len(one.terms) > 2 * len(sums):
+            for seed, value in sums.items():
+                yield f"seed {seed}: sum of weight x value = {_show(metric, value, '+.8g')}"
+        unit = f" {difference_unit(metric)}".rstrip()
+        count = format_count(len(sums), "seed")
+        yield f"mean over {count} = {_show(metric, one.computed)}{unit}"
+    yield from _format_judgement(one)
+
+
+def _format_terms(one: Explanation) -> str:
+    """Return the terms as a table: two by two where they are differences of pairs."""
+    terms, metric = one.terms, one.metric
+    pairs = list(zip(terms[::2], terms[1::2], strict=False))
+    head = ["seed", "cell", "trial", "value", "weight"]
+    rows, right = [[*_show_term(metric, term), f"{term.weight:+.4g}"] for term in terms], "rllrr"
+    if all(a.seed == b.seed and abs(a.weight + b.weight) < 1e-12 for a, b in pairs):
+        head = [*head[:4], "minus", "trial", "value", "difference", "weight"]
+        right = "rllrllrrr"
+        rows = [
+            [
+                *_show_term(metric, a), *_show_term(metric, b)[1:],
+                _show(metric, a.value - b.value, "+.8g"), f"{a.weight:+.4g}",
+            ]
+            for a, b in pairs
+        ]  # fmt: skip
+    return format_table([head, *rows], right)
+
+
+def _show_term(metric: str, term: Term) -> list[str]:
+    return [str(term.seed), term.cell, term.trial[:ID_DIGITS], _show(metric, term.value)]
+
+
+def _format_judgement(one: Explanation) -> Iterator[str]:
+    """Yield the standard error, the interval and the verdict of a difference."""
+    metric, value, error = one.metric, one.value, one.error
+    if value is not None and error is not None:
+        own, text = one.own_error, f"standard error = {_show(metric, error.value, '.4g')}"
+        if own is not None and error.value > own * (1 + 1e-9):
+            text += f", pooled; that of these seeds alone is {_show(metric, own, '.4g')}"
+        yield f"{text}; {error.df:.3g} degrees of freedom"
+        if one.interval is not None:
+            low, high = one.interval
+            reach = max(high - value, value - low) / error.value
+            text = f"{format_difference(metric, low)} to {format_difference(metric, high)}"
+            text += f", for all {one.family} together: {reach:.3g} standard errors to each side"
+            if 0.0 in one.interval:
+                text += ", but cut at 0, as a later step of Holm's method finds a difference"
+            yield f"{one.confidence:g}% interval = {text}"
+    if value is not None and abs((one.computed or 0.0) - value) > 1e-8:
+        yield f"the report has another difference: {_show(metric, value)}"
+    text = "" if value is None else f"{format_difference(metric, value)}: "
+    yield f"verdict = {text}{one.verdict or 'none'}{one.meaning and f' ({one.meaning})'}"
