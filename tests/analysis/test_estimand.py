@@ -37,9 +37,9 @@ def estimand(cells=CELLS, **changes):
     return Estimand(cells, FACTORS, PATCHES, **{"kv_bytes": stored(cells), **changes})
 
 
-def make_study(cells=CELLS, decide=None, cost=lambda cell: 0.0, seeds=3, **sweep):
+def make_study(cells=CELLS, decide=None, cost=lambda _: 0.0, seeds=3, **sweep):
     """A study whose ties cost one nat; ``tokens`` says what each cell was trained on."""
-    tokens = sweep.pop("tokens", lambda cell: 1000)
+    tokens = sweep.pop("tokens", lambda _: 1000)
     random, noise = np.random.default_rng(0), {}
     rows = []
     for cell in cells:

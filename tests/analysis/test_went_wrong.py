@@ -39,7 +39,7 @@ def test_the_rule_by_hand():
 
 
 def test_better_is_not_wrong_and_few_seeds_tell_nothing():
-    many = {name: (1.0, 1.1, 1.2) for name in "abcd"}
+    many = dict.fromkeys("abcd", (1.0, 1.1, 1.2))
     assert find_wrong_trainings(make_cells({**many, "e": (-9.0, 1.1, 1.2)})) == {}
     assert find_wrong_trainings(make_cells({**many, "e": (1.0, 90.0)})) == {}
     assert find_wrong_trainings(make_cells({"a": (1.0, 1.1, 90.0)})) == {}, "no deviation is known"

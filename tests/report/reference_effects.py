@@ -29,7 +29,6 @@ from tests.report.reference_errors import (
     judge,
     look_bound,
     spent_share,
-    squared_length,
 )
 
 
@@ -274,7 +273,7 @@ class Sweep:
         }
         pooled = PooledVariance.of([(differences[n], own) for n, own in weights.items()], trained)
         return [
-            pooled.larger(one, squared_length(weights[number]))
+            pooled.larger(one, weights[number])
             if pooled is not None and number in weights
             else one.with_own_error()
             for number, one in enumerate(differences)
@@ -441,7 +440,7 @@ class Sweep:
         from_base = [self.cell_difference(values, cell, base) for cell in apart]
         pooled = PooledVariance.of(
             [(one, one.weights) for one in from_base if len(one.by_seed) > 1],
-            {cell: values[cell] for cell in (*apart, base)},
+            {cell: values[cell] for cell in self.cells if not self.is_served_otherwise(cell)},
         )
         tested = {}
         for cell, one in differences.items():
@@ -452,7 +451,7 @@ class Sweep:
                 map(self.is_served_otherwise, (cell, reference))
             )
             own = one.with_own_error()
-            tested[cell] = own if keeps_own or pooled is None else pooled.larger(one, 2.0)
+            tested[cell] = own if keeps_own or pooled is None else pooled.larger(one, one.weights)
         return tested
 
     def gaps(self) -> dict[Cell, Difference]:

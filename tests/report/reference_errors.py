@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.stats import f, norm, t
 
 Cell = tuple[str, ...]
 Change = tuple[tuple[str, str], ...]
@@ -85,6 +85,8 @@ class PooledVariance:
     variance: float
     df: float
     most_seeds: int
+    is_paired: bool
+    own: Mapping[Cell, tuple[float, int]]
 
     @classmethod
     def of(
@@ -92,40 +94,75 @@ class PooledVariance:
         differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
         values: Mapping[Cell, BySeed],
     ) -> "PooledVariance | None":
-        """Average the variance of one training over differences.
+        """Average the variance of one training over differences, or over trainings.
 
         Args:
             differences: Each with the weight of every training in it.
-            values: Values of every training by seed.
+            values: Values of every training by seed, and of others.
         """
         if not differences:
             return None
-        total = degrees = 0.0
-        for one, weights in differences:
-            degrees += len(one.by_seed) - 1
-            total += (len(one.by_seed) - 1) * one.variance / squared_length(weights)
-        freedoms = []
-        for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
-            mean = spread = 0.0
-            for one, own in differences:
-                for other, theirs in differences:
-                    covariance = sum(own[n] * theirs[n] * noise[n] for n in own if n in theirs)
-                    covariance /= math.sqrt(squared_length(own) * squared_length(theirs))
-                    freedom = shared_freedom(list(one.by_seed), list(other.by_seed))
-                    spread += freedom * covariance**2
-                    mean += freedom * covariance if one is other else 0.0
-            freedoms.append(mean**2 / spread)
+        known = [name for name in values if len(values[name]) > 1]
+        own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
         most_seeds = max(len(one.by_seed) for one, _ in differences)
-        return cls(total / degrees, min(freedoms), most_seeds)
+        values = {name: values[name] for _, weights in differences for name in weights}
+        if do_seeds_explain(values):
+            return cls(*pool_within_seeds(differences, values), most_seeds, True, own)
+        parts = [own[name] for name in values if name in own]
+        total, degrees = sum(v * df for v, df in parts), sum(df for _, df in parts)
+        fewest = total**2 / sum(v * v * df for v, df in parts)
+        return cls(total / degrees, min(degrees, fewest), most_seeds, False, own)
 
-    def larger(self, one: Difference, length: float) -> Difference:
+    def larger(self, one: Difference, weights: Mapping[Cell, float]) -> Difference:
         """Give a difference the larger of its own error and the pooled one."""
-        seeds = len(one.by_seed)
-        df = max(1.0, self.df * (seeds - 1) / (self.most_seeds - 1))
-        if self.variance * length >= one.variance:
-            return replace(one, error=math.sqrt(self.variance * length / seeds), df=df)
-        own_df = 1.0 if seeds == 2 else math.sqrt(df * (seeds - 1))
-        return replace(one, error=math.sqrt(one.variance / seeds), df=own_df)
+        seeds, pooled = len(one.by_seed), self.variance * squared_length(weights)
+        df, variance, own_df = self.df, one.variance, float(seeds - 1)
+        if self.is_paired:
+            df = max(1.0, df * (seeds - 1) / (self.most_seeds - 1))
+        else:
+            parts = [(w**2 * self.own[name][0], self.own[name][1]) for name, w in weights.items()]
+            variance = sum(v for v, _ in parts)
+            own_df = variance**2 / sum(v**2 / n for v, n in parts)
+        if pooled >= variance:
+            return replace(one, error=math.sqrt(pooled / seeds), df=df)
+        own_df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(df * own_df)
+        return replace(one, error=math.sqrt(variance / seeds), df=own_df)
+
+
+def do_seeds_explain(values: Mapping[Cell, BySeed]) -> bool:
+    """Whether an F test at 5% finds that seeds explain something; True where it cannot be done."""
+    values = {name: by_seed for name, by_seed in values.items() if len(by_seed) > 1}
+    counts = sum(map(len, values.values()))
+    seeds = len({seed for by_seed in values.values() for seed in by_seed})
+    left_df = counts - len(values) - seeds + 1
+    if len(values) < 2 or left_df < 1:
+        return True
+    left = sum(v * (len(values[n]) - 1) for n, v in residual_variances(values).items())
+    total = sum(float(np.var([*one.values()])) * len(one) for one in values.values())
+    value = (total - left) / (seeds - 1) / (left / left_df)
+    return bool(f.sf(value, seeds - 1, left_df) < 0.05)
+
+
+def pool_within_seeds(
+    differences: Sequence[tuple[Difference, Mapping[Cell, float]]], values: Mapping[Cell, BySeed]
+) -> tuple[float, float]:
+    """Return the variance of a training from differences within a seed, and its freedom."""
+    total = degrees = 0.0
+    for one, weights in differences:
+        degrees += len(one.by_seed) - 1
+        total += (len(one.by_seed) - 1) * one.variance / squared_length(weights)
+    freedoms = []
+    for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
+        mean = spread = 0.0
+        for one, own in differences:
+            for other, theirs in differences:
+                covariance = sum(own[n] * theirs[n] * noise[n] for n in own if n in theirs)
+                covariance /= math.sqrt(squared_length(own) * squared_length(theirs))
+                freedom = shared_freedom(list(one.by_seed), list(other.by_seed))
+                spread += freedom * covariance**2
+                mean += freedom * covariance if one is other else 0.0
+        freedoms.append(mean**2 / spread)
+    return total / degrees, min(freedoms)
 
 
 def squared_length(weights: Mapping[Cell, float]) -> float:

@@ -277,7 +277,11 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
             settings = [value for _, value in effect.by_setting]
             near(row["over settings low (nats/token)"], min(settings))
             near(row["over settings high (nats/token)"], max(settings))
-        parts = [r for r in tables["effects"] if (r["factor"], r["level"]) == (row["factor"], row["level"])]
+        parts = [
+            r
+            for r in tables["effects"]
+            if (r["factor"], r["level"]) == (row["factor"], row["level"])
+        ]
         near(row["mean over all settings (nats/token)"],
              mean(float(one["difference (nats/token)"]) for one in parts))  # fmt: skip
         assert int(row["pairs used"]) == len(by_seed) * (1 if row["beside"] else 2)
@@ -319,7 +323,9 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
     units = set()
     for row in tables["effects-other"]:
         metric, unit = named[row["measurement"]], row["unit"]
-        effect = next(e for e in study.effects(metric) if e.name == f"{row['factor']}={row['level']}")
+        effect = next(
+            e for e in study.effects(metric) if e.name == f"{row['factor']}={row['level']}"
+        )
         factor = 100 if metric.startswith(("hellaswag", "serving_top")) else 1
         assert unit == ("points" if factor == 100 else METRICS[metric].unit)
         units.add(unit)

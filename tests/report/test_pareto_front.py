@@ -100,16 +100,16 @@ def test_the_front_of_memory_is_of_differences_from_the_own_reference(tmp_path):
     """Rotary positions are 0.5 better and save nothing: no cell gets on the front by them."""
     factors = {"heads": ("mha", "mqa", "gqa"), "position": ("learned", "rope")}
 
-    class Free(Record):
-        costs = {("mqa", "learned"): 0.2, ("mqa", "rope"): 0.1, ("gqa", "learned"): 0.15,
-                 ("gqa", "rope"): 0.3}  # fmt: skip  # noqa: RUF012
+    costs = {("mqa", "learned"): 0.2, ("mqa", "rope"): 0.1, ("gqa", "learned"): 0.15,
+             ("gqa", "rope"): 0.3}  # fmt: skip
 
+    class Free(Record):
         def bytes(self, levels):
             return {"mha": 4000, "gqa": 2000, "mqa": 1000}[levels["heads"]]
 
         def loss(self, levels, seed):
             gain = -0.5 if levels["position"] == "rope" else 0.0
-            return 4.0 + 0.1 * seed + gain + self.costs.get(tuple(levels.values()), 0.0)
+            return 4.0 + 0.1 * seed + gain + costs.get(tuple(levels.values()), 0.0)
 
     record = Free(factors=factors)
     found = Study.load(record.write(tmp_path / "store"), "made")
