@@ -148,8 +148,6 @@ class Newcomer:
             return  # the set-up, by which this runs
         name = words[1]
         words = [self._first_trial if word == PAGE_ID else word for word in words]
-        if name == "explain":  # losses differ between machines in their last digits
-            words[2] = self._read_effect(*words[2:])
         start = time.monotonic()
         text = self._serve(words) if name == "ui" else self._finish(words)
         seconds = time.monotonic() - start
@@ -162,16 +160,6 @@ class Newcomer:
         if found := re.search(FIRST_DONE, text):
             self._first_trial = found[1]
         print(f"{seconds:6.1f} s  $ {command}", flush=True)
-
-    def _read_effect(self, number: str, _: str, sweep: str) -> str:
-        """Return the difference of the level that the page asks about, as this report has it."""
-        row = re.search(rf"Undecided: (\w+)=(\w+) \{number} ", TUTORIAL.read_text())
-        assert row is not None, "the page reads the report before it asks about a number"
-        report = (self.folder / "reports" / sweep / "report.md").read_text()
-        found = re.search(rf"(?m)^\| {row[1]} \| {row[2]} \| (\S+) ", report)
-        if found is None:
-            raise Failure(f"reports/{sweep}/report.md has no effect of {row[1]}={row[2]}")
-        return found[1]
 
     def _start(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(

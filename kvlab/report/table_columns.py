@@ -151,6 +151,8 @@ def reference_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
         words += (
             f", on {format_significant(found.token_factor, 4)}\N{MULTIPLICATION SIGN} the tokens"
         )
+    if found.later is not None:
+        words += f"; at all seeds {format_difference(metric, found.later.value)}"
     ends = (found.low, found.high) if found.has_interval else None
     return (
         *((cell(study.label(found.reference), tone="muted"),) if has_several else ()),
