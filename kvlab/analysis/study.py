@@ -291,14 +291,17 @@ class Study:
 
         None if no trial of it has ended.
         """
+        named = dict(zip(self.factors, levels, strict=True))
+        patches: Mapping[str, Any] = self.sweep.get("patches") or {}
+        before = 0
+        # not as the record has it: another sweep, with other factors, may have run the trial
+        for factor, level in named.items():
+            source = patches.get(factor, {}).get(level, {}).get("training.init_from")
+            if isinstance(source, Mapping):
+                before = self.trained_tokens(tuple({**named, **source}.values())) or 0
         for row in self.cells.get(levels, {}).values():
             training = row.record.get("experiment", {}).get("training")
             if training:
-                source = training.get("init_from")
-                before = 0
-                if isinstance(source, Mapping):
-                    named = {**dict(zip(self.factors, levels, strict=True)), **source}
-                    before = self.trained_tokens(tuple(named.values())) or 0
                 return before + int(training["tokens"])
         return None
 
