@@ -19,7 +19,7 @@ from kvlab.report.document import (
     Span,
     Strong,
 )
-from kvlab.report.figures.axes import render_files
+from kvlab.report.figures.svg import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.paper_files import PaperFolder, write_paper
