@@ -180,8 +180,15 @@
     foldButton.setAttribute("aria-pressed", String(isUnfolded));
     unfold(isUnfolded);
   });
-  window.addEventListener("beforeprint", () => unfold(true));
-  window.addEventListener("afterprint", () => unfold(isUnfolded));
+  let before = [];
+  window.addEventListener("beforeprint", () => {
+    before = folds.map(([fold]) => fold.open);
+    unfold(true);
+  });
+  window.addEventListener("afterprint", () => {
+    unfold(isUnfolded);
+    folds.forEach(([fold], index) => { fold.open = before[index]; });
+  });
 
   // One fold is open at a time (they have one name). What is pressed stays where it is, although a
   // fold above it closes.
