@@ -89,7 +89,7 @@ def _hover_circles(figure: "Figure", plot: Plot) -> Iterator[str]:
         left, top = scale * pixels[0], scale * (figure.bbox.height - pixels[1])
         if radius == _SEED_RADIUS:
             left, top = (left, top + 5) if is_named else (left + 4, top)
-        cell = f' data-key="{escape(key)}"' if key else ""
+        cell = f' data-key="{escape(sanitize_text(key))}"' if key else ""
         text = escape(sanitize_text("\n".join(title)))
         return (
             f'<circle cx="{left:.1f}" cy="{top:.1f}" r="{radius}" fill="none"'
