@@ -39,8 +39,8 @@ PAGE_WIDTH = 6.75
 MAX_ROWS = 16
 """Configurations of a search in the table: what half a column holds."""
 
-DRAWN_FIGURES = ("pareto", "effects", "curves", "history-", "front-")
-"""Figures of a report that a paper gets, in order: the first word of their names."""
+DRAWN_FIGURES = ("pareto", "effects", "curves", "history-.*", "front-.*")
+"""Figures of a report that a paper gets, in order; the last two are those of a search."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
         paper: Where the files go. A ``main.tex`` that is there is never replaced.
     """
     own = paper.folder / study.name
-    drawn = [f for name in DRAWN_FIGURES for f in document.figures if f.name.startswith(name)]
+    drawn = [f for name in DRAWN_FIGURES for f in document.figures if re.fullmatch(name, f.name)]
     table = "ablation" if study.search is None else "configurations"
     texts = {
         f"{table}.tex": write_table(study, paper.width),
