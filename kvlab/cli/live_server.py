@@ -300,10 +300,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_asset("live.html", "text/html; charset=utf-8")
             case [name] if name in ASSETS:
                 self._send_asset(name, ASSETS[name])
-            case ["vega.js"]:
-                from kvlab.report.figures.vega_lite import bundle_vega
-
-                self._send(bundle_vega().encode(), ASSETS["live.js"])
             case ["api", "sweeps"]:
                 self._send_json(self.server.list_sweeps())
             case ["api", "sweep", name]:

@@ -88,7 +88,6 @@ class Cell:
         tone: Emphasis.
         code: Whether the text is literal, such as a trial id.
         csv: One value for each of the column's CSV columns. Empty: ``value`` alone.
-        bytes: The exact bytes that the text shows, which the page can show in other units.
     """
 
     text: str
@@ -96,7 +95,6 @@ class Cell:
     tone: Tone = ""
     code: bool = False
     csv: tuple[Scalar, ...] = ()
-    bytes: int | None = None
 
 
 @dataclass(frozen=True)

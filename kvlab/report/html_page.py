@@ -1,18 +1,16 @@
 """Render a report as one self-contained HTML page: style, scripts and figures are inside.
 
-Every value is escaped by Jinja. Only the specifications of the figures, which are JSON with escaped
-brackets, and this package's style sheet and scripts are inserted as they are. Figures are drawn by
-Vega, which is part of the page; without scripts a reader sees matplotlib's static figures.
+Every value is escaped by Jinja. Only the figures, SVG in which matplotlib and
+`kvlab.report.figures.svg` escape every text, and this package's style sheet and script are inserted
+as they are. Without scripts a reader sees all of it; the script sorts, filters and selects.
 """
 
-import json
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from kvlab.humanize import sanitize_text
 from kvlab.report.document import Cell, Document, Figure
-from kvlab.report.figures.vega_lite import bundle_vega, vega_lite_spec
 from kvlab.report.formatting import round_to_shared_digits
 
 if TYPE_CHECKING:
@@ -35,36 +33,21 @@ def render_html(document: Document) -> str:
     return template.render(
         document=document,
         css=Markup(_read_asset("page.css")),
-        vega=Markup(bundle_vega() if document.figures else ""),
         script=Markup(_read_asset("page.js")),
         kind=lambda content: type(content).__name__,
         number=lambda content: numbers[type(content).__name__, content.name],
-        spec=_figure_spec,
-        static=_static_figure,
+        inline=_inline_figure,
         classes=_class_attribute,
         value=_value_attribute,
     )
 
 
-def _figure_spec(figure: Figure) -> "Markup":
-    """Return a figure's specification as JSON that is safe inside a ``script`` element."""
+def _inline_figure(figure: Figure) -> "Markup":
     from markupsafe import Markup
 
-    spec = round_to_shared_digits(vega_lite_spec(figure.plot, figure.is_half))
-    text = json.dumps(spec, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    from kvlab.report.figures.svg import render_inline_svg
 
-
-def _static_figure(figure: Figure) -> str:
-    """Return a figure as the address of an SVG image."""
-    from base64 import b64encode
-
-    from kvlab.report.figures.axes import render_static_svg
-
-    svg = render_static_svg(figure.plot, figure.name)
-    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
+    return Markup(render_inline_svg(figure.plot, figure.name, figure.alt))
 
 
 def _class_attribute(numeric: bool, cell: Cell) -> "Markup":
@@ -76,13 +59,12 @@ def _class_attribute(numeric: bool, cell: Cell) -> "Markup":
 
 
 def _value_attribute(cell: Cell) -> "Markup":
-    """Return what a column of numbers is sorted by, and exact bytes for the switch of units."""
+    """Return what a column of numbers is sorted by."""
     from markupsafe import Markup
 
-    size = Markup("") if cell.bytes is None else Markup(' data-bytes="{}"').format(cell.bytes)
     if isinstance(cell.value, bool) or not isinstance(cell.value, int | float):
-        return size
-    return Markup(' data-v="{}"').format(repr(round_to_shared_digits(cell.value))) + size
+        return Markup("")
+    return Markup(' data-v="{}"').format(repr(round_to_shared_digits(cell.value)))
 
 
 def _printable(value: object) -> object:

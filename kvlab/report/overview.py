@@ -60,7 +60,7 @@ def report_overview(study: Study) -> list[Content]:
         return contents
     figures = [front_figure(study), effects_figure(study)]
     contents += [replace(figure, is_half=True) for figure in figures if figure is not None]
-    return [*contents, _ablation_table(study)]
+    return [*contents, ablation_table(study)]
 
 
 # The facts
@@ -312,7 +312,8 @@ def _effect_point(study: Study, effect: Effect, index: int) -> Point:
 # The table
 
 
-def _ablation_table(study: Study) -> Table:
+def ablation_table(study: Study) -> Table:
+    """Return the compact ablation: each cell against its reference, with its cache."""
     metric = study.primary_metric
     rows = list_ablation(study, MAX_ROWS)
     has_gap = any(row.gap is not None and abs(row.gap.value) >= GAP_ROUNDING for row in rows)

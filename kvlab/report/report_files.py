@@ -19,10 +19,10 @@ from kvlab.report.document import (
     Span,
     Strong,
 )
-from kvlab.report.figures.axes import render_files
+from kvlab.report.figures.svg import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
-from kvlab.report.paper_files import PaperFolder, write_paper
+from kvlab.report.paper import PaperFolder, write_paper
 from kvlab.report.sections import choose_sections, explain_unknown_section
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store

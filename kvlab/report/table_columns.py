@@ -209,8 +209,8 @@ def size_column(title: str, hint: str = "") -> Column:
 
 
 def size_cell(count: int) -> Cell:
-    """Return a cell of exact bytes, which the page shows in binary or decimal units."""
-    return Cell(format_binary_size(count), count, bytes=count)
+    """Return a cell of exact bytes."""
+    return Cell(format_binary_size(count), count)
 
 
 def value_cell(metric: str, value: float) -> Cell:

@@ -114,6 +114,15 @@ def _table_float(table: Table, is_wide: bool) -> Iterator[str]:
     yield f"\\label{{tab:{table.name}}}"
     if is_wide:
         yield r"\resizebox{\textwidth}{!}{%"
+    yield from latex_tabular(table)
+    if is_wide:
+        yield "}"
+    yield from latex_legend(table)
+    yield r"\end{table}"
+
+
+def latex_tabular(table: Table) -> Iterator[str]:
+    """Yield the lines of a table with booktabs rules, without its float."""
     yield f"\\begin{{tabular}}{{{_column_alignment(table)}}}"
     yield r"\toprule"
     yield _latex_heads(table)
@@ -121,10 +130,6 @@ def _table_float(table: Table, is_wide: bool) -> Iterator[str]:
     yield from map(_latex_row, table.rows)
     yield r"\bottomrule"
     yield r"\end{tabular}"
-    if is_wide:
-        yield "}"
-    yield from _latex_legend(table)
-    yield r"\end{table}"
 
 
 def _longtable(table: Table, is_wide: bool) -> Iterator[str]:
@@ -142,7 +147,7 @@ def _longtable(table: Table, is_wide: bool) -> Iterator[str]:
     yield r"\endfoot"
     yield from map(_latex_row, table.rows)
     yield r"\end{longtable}"
-    yield from _latex_legend(table)
+    yield from latex_legend(table)
     yield r"\endgroup"
 
 
@@ -154,7 +159,8 @@ def _latex_heads(table: Table) -> str:
     return _latex_line([escape_latex(column.title) for column in table.columns])
 
 
-def _latex_legend(table: Table) -> Iterator[str]:
+def latex_legend(table: Table) -> Iterator[str]:
+    """Yield the hints of the columns, if there are any."""
     if table.legend:
         noted = (
             f"\\emph{{{escape_latex(one.title)}}}: {escape_latex(one.hint)}" for one in table.legend

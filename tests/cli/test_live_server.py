@@ -141,7 +141,7 @@ def test_in_a_browser(server, tmp_path):
     try:
         browser.look(1400, "dark")
         browser.visit(f"{server.address}sweep/now")
-        wait_for(browser, "document.querySelectorAll('#curves path').length > 3")
+        wait_for(browser, "document.querySelectorAll('#curves circle title').length > 3")
         assert browser.run("document.getElementById('running').innerText").count(BAD) == 1
         assert browser.run("document.querySelectorAll('img').length") == 0
         assert browser.run("document.querySelector('#running progress').value") == 2

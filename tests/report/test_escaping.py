@@ -68,10 +68,7 @@ def test_hostile_texts_do_no_harm_in_html(hostile_report, plain_page):
     found = Elements()
     found.feed(page)
     assert set(found.tags) <= set(harmless.tags) | {"li", "ul"}
-    assert found.tags.count("script") == 2 + found.tags.count("figure")
-    for spec in re.findall('<script type="application/json">(.*?)</script>', page, re.S):
-        assert not re.search("[<>&]", spec)
-        assert json.loads(spec)["layer"]
+    assert found.tags.count("script") == 1
     assert not [name for name, _ in found.attributes if name.startswith("on")]
     assert "<script>alert(1)</script> | `x`" in "".join(found.texts)
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
@@ -81,8 +78,8 @@ def test_page_needs_nothing_from_elsewhere(plain_page):
     found = Elements()
     found.feed(plain_page)
     assert not {"link", "iframe", "object"} & set(found.tags)
-    links = [value for name, value in found.attributes if name in ("src", "href")]
-    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
+    links = [value for name, value in found.attributes if name in ("src", "href", "xlink:href")]
+    assert all(link.startswith("#") for link in links)
     images = [value for name, value in found.attributes if name == "aria-label"]
     assert all(images)
     assert ("lang", "en") in found.attributes

@@ -1,15 +1,14 @@
-"""Figures: the page's follow its theme and answer for every point; files are labelled."""
+"""Figures: labels, and titles on every mark; those of the page follow its theme."""
 
-import json
 import re
 from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
 
-from kvlab.report.figures.axes import draw_plot, figure_style, render_files, render_static_svg
+from kvlab.report.figures.axes import draw_plot, figure_style
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Reference
-from kvlab.report.figures.vega_lite import vega_lite_spec
+from kvlab.report.figures.svg import render_files, render_inline_svg
 
 SIZES = (2**20, 2**22, 2**24)
 
@@ -34,11 +33,6 @@ NAMED = Plot(
 )
 
 
-def rows(spec, start):
-    layers = [layer for layer in spec["layer"] if layer.get("name", "").startswith(start)]
-    return [row for layer in layers for row in layer["data"]["values"]]
-
-
 def drawn(plot, width=6.4):
     with figure_style("made"):
         figure = draw_plot(plot, width)
@@ -46,41 +40,59 @@ def drawn(plot, width=6.4):
         return figure, figure.axes[0]
 
 
+def titles(svg):
+    """Title of each circle -> its middle and its cell."""
+    circles = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}circle")
+    return [
+        (one[0].text, float(one.get("cx")), float(one.get("cy")), one.get("data-key"))
+        for one in circles
+    ]
+
+
+def inline(plot):
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return render_inline_svg(plot, "made", "described").replace("<svg", f"<svg {names}", 1)
+
+
 @pytest.mark.parametrize("plot", [PLOT, NAMED])
 def test_the_page_decides_on_every_colour(plot):
-    text = json.dumps(vega_lite_spec(plot))
+    text = inline(plot)
     assert not re.search(r"#[0-9a-f]{6}|rgb\(", text)
     assert "var(--c1)" in text or "var(--c0)" in text
 
 
-def test_every_point_answers_with_its_values_and_belongs_to_its_cell():
-    spec = vega_lite_spec(PLOT)
-    marks = rows(spec, "marks_")
-    every = [p for layer in PLOT.layers for p in layer.points]
-    assert [(row["x"], row["y"], row["key"]) for row in marks] == [(p.x, p.y, p.key) for p in every]
-    assert [row["tip"] for row in marks] == ["\n".join(p.tip) for p in every]
-    bars = rows(spec, "bars_y")
-    assert [(row["y"], row["end"], row["key"]) for row in bars] == [
-        (*p.y_range, p.key) for p in FRONT.points
+def test_every_mark_has_a_title_with_its_values_and_belongs_to_its_cell():
+    found = titles(render_files(PLOT, "made")[0])
+    points = [p for layer in PLOT.layers for p in layer.points]
+    of_cells = {(title, key) for title, _, _, key in found if key}
+    assert of_cells == {("\n".join(p.tip), p.key) for p in points}
+    seeds = [title for title, _, _, key in found if not key]
+    assert seeds == [
+        f"{p.tip[0]}\none seed: {value:.4g}" for p in FRONT.points for value in p.seeds
     ]
-    assert [row["label"] for row in rows(spec, "anchors")] == ["p0", "p1", "p2"]
+    assert found == titles(inline(PLOT))
 
 
-def test_axes_hold_bars_seeds_and_references():
-    low, high = vega_lite_spec(PLOT)["encoding"]["y"]["scale"]["domain"]
-    assert low < 1.5
-    assert high > 5.0
-    low, high = vega_lite_spec(NAMED)["encoding"]["x"]["scale"]["domain"]
-    assert low < -1
-    assert high > 0.9
+def test_titles_are_where_the_marks_are():
+    """Their middles follow the scales: bytes logarithmic, larger losses further up."""
+    places = {title.split("\n")[0]: (x, y) for title, x, y, key in titles(inline(PLOT)) if key}
+    (x0, y0), (x1, y1), (x2, y2) = (places[f"p{n}"] for n in range(3))
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert y0 < y1 < y2
+    assert y1 - y0 == pytest.approx(y0 - places["l0"][1], abs=0.2), "losses 5, 4 and 3"
+    assert x0 == places["l0"][0]
+
+
+def test_titles_and_descriptions_are_escaped():
+    bad = '"><script>alert(1)</script>\x1b'
+    plot = Plot(Axis(bad), Axis("y"), (Points("", (Point(1, 1, (bad,), bad, bad),)),))
+    text = render_inline_svg(plot, "made", bad)
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert 'data-key="&quot;&gt;&lt;script' in text
 
 
 def test_names_are_listed_from_the_top_with_their_marks():
-    spec = vega_lite_spec(NAMED)
-    start, end = spec["encoding"]["y"]["scale"]["domain"]
-    assert start > end
-    (names,) = (one["value"] for one in spec["params"] if one["name"] == "names")
-    assert names == ["first", "second"]
     _, axes = drawn(NAMED)
     first, second = (label.get_window_extent().y0 for label in axes.get_yticklabels())
     assert first > second
@@ -124,6 +136,5 @@ def test_files_are_the_same_again_and_take_dollars_literally():
     svg, png = first
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert png.startswith(b"\x89PNG")
-    static = render_static_svg(PLOT, "made")
-    assert static == render_static_svg(PLOT, "made")
-    assert b"loss &lt;&amp;&gt; $x$" in static
+    assert inline(PLOT) == inline(PLOT)
+    assert "loss &lt;&amp;&gt; $x$" in inline(PLOT)

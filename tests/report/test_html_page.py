@@ -1,4 +1,4 @@
-"""report.html in a real browser: sorts, filters, hovers, selects both ways, by mouse and keys.
+"""report.html in a real browser: sorts, filters, selects both ways, unfolds, by mouse and keys.
 
 Everything in both themes, by the system's preference, and on a telephone and a wide screen.
 """
@@ -33,35 +33,14 @@ window.column = (name, title) => rowsOf(name).map(
 window.headOf = (name, title) => tableOf(name).tHead.rows[0].cells[heads(name).indexOf(title)];
 window.seen = (element) =>
   element.getBoundingClientRect().width > 0 && element.checkVisibility({ contentVisibilityAuto: true });
-window.plotOf = async (name) => { // the figure, scrolled to and drawn
-  const figure = document.getElementById("figure-" + name);
-  figure.scrollIntoView({ block: "center" });
-  const start = performance.now();
-  while (!figure.classList.contains("drawn")) {
-    if (performance.now() - start > 20000) throw new Error(name + " is not drawn");
-    await frame();
-  }
-  await figure.plot.ready;
-  await settled();
-  return figure.plot;
-};
-window.placeOf = async (name, label) => { // of the mark with this name, on the screen
-  const plot = await plotOf(name);
-  const point = plot.points.find((one) => one.tip.split("\\n")[0] === label);
-  const box = plot.place.querySelector("svg").getBoundingClientRect();
-  const matrix = plot.place.querySelector("svg > g").getCTM(); // of its origin
-  return { x: box.x + matrix.e + plot.view.scale("x")(point.x),
-    y: box.y + matrix.f + plot.view.scale("y")(point.y), key: point.key };
-};
-window.pickedOn = async (name) => (await plotOf(name)).view.signal("picked");
+window.markOf = (name, label) => [...document.querySelectorAll("#figure-" + name + " circle")].find(
+  (one) => one.dataset.key && one.textContent.split("\\n")[0] === label);
 window.middle = async (element) => {
   element.scrollIntoView({ block: "center", inline: "center" });
   await settled();
   const box = element.getBoundingClientRect();
   return { x: box.x + box.width / 2, y: box.y + box.height / 2 };
 };
-window.tip = document.getElementById("tip");
-window.tipText = () => (tip.hidden ? "" : tip.textContent);
 window.pickedIn = (place) => [...new Set([...place.querySelectorAll(".picked[data-key]")].map(
   (element) => element.dataset.key))];
 window.filterOf = (name) =>
@@ -118,14 +97,10 @@ def test_the_view_is_what_was_asked_for(page, request):
     assert page.run("document.documentElement.scrollWidth <= innerWidth"), "tables scroll inside"
     names = page.run('[...document.querySelectorAll("figure")].filter(seen).map((f) => f.id)')
     assert len(names) > 2
-    for name in names:
-        svg = f'(async () => (await plotOf("{name[7:]}")).place.querySelector("svg"))()'
-        assert page.run(f"{svg}.then((svg) => svg.getBoundingClientRect().right <= innerWidth)")
-        assert page.run(
-            f"{svg}.then((svg) => svg.querySelectorAll('[role=graphics-symbol]').length)"
-        )
-    shown = page.run('[...document.querySelectorAll("figure.drawn .static")].filter(seen).length')
-    assert shown == 0, "a drawn figure takes the place of the static one"
+    assert page.run(
+        "[...document.querySelectorAll('figure svg')].every("
+        "(svg) => svg.getBoundingClientRect().right <= innerWidth)"
+    )
     # The button changes to the other theme, and back.
     assert page.run('document.getElementById("theme").textContent') == (
         "Dark theme" if theme == "light" else "Light theme"
@@ -144,7 +119,7 @@ def test_the_first_screen_answers_and_the_page_is_short(page, request):
         page.run("scrollTo(0, 0)")
         lead, front, effects = (
             page.run(f"document.querySelector('{one}').getBoundingClientRect().toJSON()")
-            for one in (".lead", "#figure-pareto .plot", "#figure-effects .plot")
+            for one in (".lead", "#figure-pareto svg", "#figure-effects svg")
         )
         assert 0 < lead["bottom"] < front["top"] == effects["top"]
         assert max(front["bottom"], effects["bottom"]) < 900
@@ -200,68 +175,51 @@ def test_filtering(page):
     assert missing == []
 
 
-def test_hovering(page):
-    place = page.run('placeOf("pareto", "baseline")')
-    page.move({"x": place["x"], "y": place["y"]})
-    page.run("settled()")
-    assert page.run("tipText()").startswith("baseline\n")
-    page.move({"x": 1, "y": 1})
-    page.run("settled()")
-    assert page.run("tipText()") == ""
+def test_marks_are_on_top_and_have_their_values_as_titles(page):
+    place = page.run('middle(markOf("pareto", "baseline"))')
+    title = page.run(f"document.elementFromPoint({place['x']}, {place['y']}).textContent")
+    assert title.startswith("baseline\n")
 
 
-def test_selecting_in_a_plot_selects_in_tables_and_other_plots(page):
-    place = page.run('placeOf("pareto", "mqa+rope")')
-    key = place.pop("key")
-    page.click(place)
-    page.run("settled()")
-    for table in ("ablation", "cells"):
-        assert page.run(f'pickedIn(tableOf("{table}"))') == [key]
-    assert page.run('pickedOn("pareto")') == [key]
+def test_selecting_in_a_figure_selects_in_tables_and_other_figures(page):
+    key = page.run('markOf("pareto", "mqa+rope").dataset.key')
+    page.click(page.run('middle(markOf("pareto", "mqa+rope"))'))
+    for place in (
+        'tableOf("ablation")',
+        'tableOf("cells")',
+        'markOf("pareto", "mqa+rope").parentNode',
+    ):
+        assert page.run(f"pickedIn({place})") == [key]
     current = page.run('rowsOf("cells").filter((row) => row.ariaCurrent === "true").length')
     assert current == 1
     assert page.run('document.getElementById("said").textContent') == "Selected: mqa+rope"
-    page.click({name: page.run('placeOf("pareto", "mqa+rope")')[name] for name in "xy"})
-    page.run("settled()")
+    page.click(page.run('middle(markOf("pareto", "mqa+rope"))'))
     assert page.run('document.querySelectorAll(".picked").length') == 0
     assert page.run('document.querySelectorAll("[aria-current]").length') == 0
 
 
-def test_selecting_in_a_table_selects_in_plots(page):
+def test_selecting_in_a_table_selects_in_figures(page):
     page.run('window.row = tableOf("effects").querySelector("tr[data-key]")')
     page.click(page.run("middle(row.cells[1])"))
     key = page.run("row.dataset.key")
-    assert page.run('pickedOn("effects")') == [key]
-    assert page.run('pickedOn("pareto")') == [key], "the cell that has the level alone"
-    dimmed = page.run("""plotOf("pareto").then((plot) => [...plot.place.querySelectorAll(
-        "[role=graphics-symbol]")].map((mark) => mark.getAttribute("opacity")))""")
-    assert "0.15" in dimmed
-    assert "1" in dimmed or None in dimmed
+    for figure in ("effects", "pareto"):  # the cell that has the level alone
+        assert page.run(f'pickedIn(document.getElementById("figure-{figure}"))') == [key]
     page.press("Escape")
-    assert page.run('pickedOn("pareto")') == []
+    assert page.run('document.querySelectorAll(".picked").length') == 0
 
 
-def test_zooming_by_buttons_and_keys_and_back(page):
-    domain = """plotOf("pareto").then((plot) => plot.view.runAsync()).then(
-        (view) => view.scale("y").domain())"""
-    low, high = page.run(domain)
-    page.run('plotOf("pareto").then((plot) => plot.place.focus())')
-    page.press("+")
-    inner = page.run(domain)
-    assert low < inner[0] < inner[1] < high
-    page.press("-")
-    assert page.run(domain) == pytest.approx([low, high])
-    page.run("""document.querySelector("#figure-pareto [aria-label='Zoom in']").click()""")
-    assert page.run(domain) == pytest.approx(inner)
-    page.press("0")
-    assert page.run(domain) == pytest.approx([low, high])
-
-
-def test_a_folded_figure_is_drawn_when_it_is_opened(page):
-    page.run("""window.folded = document.querySelector(".appendix figure");
-        window.fold = folded.closest("details"); fold.open = true""")
-    assert page.run("plotOf(folded.id.slice(7)).then((plot) => plot.points.length)")
-    page.run("fold.open = false")
+def test_a_button_and_a_printer_open_all_folds(page):
+    counts = "[folds.length, folds.filter((fold) => fold.open).length]"
+    page.run("window.folds = [...document.querySelectorAll('main details')]")
+    page.run('document.getElementById("folds").click()')
+    every, opened = page.run(counts)
+    assert every == opened > 2
+    page.run('document.getElementById("folds").click()')
+    assert page.run(counts) == [every, 0]
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.run(counts) == [every, every]
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run(counts) == [every, 0]
 
 
 def test_one_fold_is_open_at_a_time_and_what_is_pressed_stays(page):
@@ -290,25 +248,11 @@ def test_the_quickstart_page_is_short_and_cuts_nothing_however_it_is_unfolded(tm
               await settled(); // a table that is too wide wraps its numbers
               for (const box of fold.querySelectorAll(".table"))
                 if (box.scrollWidth > box.clientWidth) throw new Error(box.ariaLabel);
-              for (const figure of fold.querySelectorAll("figure")) await plotOf(figure.id.slice(7));
               tallest = Math.max(tallest, document.documentElement.scrollHeight);
             }
             return tallest;
         })()""")
     assert 3000 < tallest < 6000
-
-
-def test_units_of_bytes_in_tables_and_on_axes(page):
-    labels = """plotOf("pareto").then((plot) => settled().then(() => [...plot.place.querySelectorAll(
-        "text")].map((text) => text.textContent).filter((text) => /B$/.test(text))))"""
-    assert page.run('column("ablation", "K/V cache")')[0] == "1 MiB"
-    assert page.run(labels)
-    assert all(text.endswith("iB") for text in page.run(labels))
-    page.run('document.getElementById("unit").click()')
-    assert page.run('column("ablation", "K/V cache")')[0] == "1.049 MB"
-    assert not any(text.endswith("iB") for text in page.run(labels))
-    page.run('document.getElementById("unit").click()')
-    assert page.run('column("ablation", "K/V cache")')[0] == "1 MiB"
 
 
 def test_rows_by_key(page):
@@ -320,52 +264,30 @@ def test_rows_by_key(page):
     assert page.run('rowsOf("effects").indexOf(document.activeElement)') == start + 1
     page.press("Enter")
     key = page.run("document.activeElement.dataset.key")
-    assert page.run('pickedOn("pareto")') == [key]
+    assert page.run('pickedIn(document.getElementById("figure-pareto"))') == [key]
     page.press(" ")
     assert page.run('document.querySelectorAll(".picked").length') == 0
     page.press("ArrowUp")
 
 
-def test_plots_by_key(page):
-    page.run('plotOf("pareto").then((plot) => { plot.place.focus(); return settled(); })')
-    assert page.run("document.activeElement.getAttribute('role')") == "application"
-    page.press("ArrowRight")
-    first = page.run("tipText()")
-    page.press("ArrowRight")
-    assert page.run("tipText()") != first != ""
-    page.press("ArrowLeft")
-    assert page.run("tipText()") == first
-    page.press("Enter")
-    label = first.split("\n")[0]
-    assert page.run('document.getElementById("said").textContent') == f"Selected: {label}"
-    assert len(page.run('pickedIn(tableOf("cells"))')) == 1
-    page.press("Escape")
-    assert page.run("tipText()") == ""
-    assert page.run('document.querySelectorAll(".picked").length') == 0
-
-
-def test_tab_comes_to_heads_rows_and_plots(page):
-    """In the order of the page, one stop for a table's rows and one for a plot."""
-    page.run('plotOf("effects").then(() => plotOf("pareto")).then((plot) => plot.place.focus())')
+def test_tab_comes_to_heads_and_rows(page):
+    """In the order of the page, one stop for a table's rows."""
+    page.run('tableOf("ablation").parentNode.focus()')
     heads = page.run('heads("ablation").length')
     found = []
-    for _ in range(heads + 3):
+    for _ in range(heads + 1):
         page.press("Tab")
         found.append(page.run(
-            "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '',"
-            " document.activeElement.className]"
+            "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '']"
         ))  # fmt: skip
-    assert found[0][2].startswith("view"), "the next plot"
-    assert found[1][2] == "table", "to scroll it"
-    assert [one[:2] for one in found[2:-1]] == [["BUTTON", "table-ablation"]] * heads
-    assert found[-1][:2] == ["TR", "table-ablation"]
+    assert found[:-1] == [["BUTTON", "table-ablation"]] * heads
+    assert found[-1] == ["TR", "table-ablation"]
 
 
 def test_nothing_on_the_page_is_said_only_in_titles(page):
     assert page.run('document.querySelectorAll("th[title], [aria-selected]").length') == 0
     assert "trials measured" in page.run('document.getElementById("legend-cells").innerText')
-    images = page.run('document.querySelectorAll("svg[role=img][tabindex]").length')
-    assert images == 0, "what answers to keys is no image"
+    assert page.run("[...document.querySelectorAll('figure svg')].every((svg) => svg.ariaLabel)")
     hint = page.run(
         'var box = tableOf("effects").parentNode;'
         "var more = box.previousElementSibling.querySelector('.more');"

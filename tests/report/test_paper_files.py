@@ -1,24 +1,21 @@
 """`--paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
 
-import inspect
 import re
 from importlib.resources import files
-from types import SimpleNamespace
 
 import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
-from kvlab.report import paper_architecture, paper_methods, paper_search, write_report
-from kvlab.report.paper_files import (
+from kvlab.report import write_report
+from kvlab.report.paper import (
     COLUMN_WIDTH,
     PaperFolder,
-    write_ablation,
-    write_configurations,
+    list_citations,
+    write_methods,
     write_paper,
+    write_table,
 )
-from kvlab.report.paper_methods import write_methods
-from kvlab.report.paper_text import list_citations
 from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
 from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest, two_objectives
@@ -104,26 +101,28 @@ def test_the_bibliography_holds_exactly_what_is_cited(paper):
 def test_methods_hold_the_numbers_of_the_record(paper):
     store, _ = paper
     text = write_methods(Study.load(store, "made"))
-    for number in ("6 layers", "64", "256 tokens", "614{,}400 tokens", "4{,}096 tokens"):
+    for number in ("6 layers", "64", "256 tokens", "614,400 tokens", "4,096 tokens"):
         assert number in text
-    assert "970{,}000 to 1{,}000{,}000 parameters" in text
-    assert "the 24 trials rest on 12 trainings" in text
+    assert "970,000 to 1,000,000 parameters" in text
+    assert "The 24 trials rest on 12 trainings, since" in text
     assert "PyTorch 2.11.0" in text
-    assert "or for each group of 32 numbers" in text
-    assert "In kivi2 keys have a scale and a minimum for each channel and block" in text
-    assert r"reads keys and values as a cache in int4 gives them back" in text
+    assert "in some with one scale a token and head" in text
+    assert "in some keys have a scale and a minimum for each channel and block" in text
+    assert "reads keys and values as a cache in int4 gives them back" in text
+    assert "!!" not in text
     assert r"received the most attention~\cite{zhang2023h2o}" in text
 
 
 def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
     store, _ = paper
     study = Study.load(store, "made")
-    narrow, wide = write_ablation(study, COLUMN_WIDTH), write_ablation(study, 6.75)
+    narrow, wide = write_table(study, COLUMN_WIDTH), write_table(study, 6.75)
     assert r"\ifdim\wd0>\columnwidth\resizebox" in narrow
     assert r"\begin{table*}" in wide
+    assert "cell & served loss & difference & 95\\% CI & cache & smaller & params & gap" in narrow
     mqa = next(line for line in narrow.splitlines() if line.startswith("mqa &"))
-    assert re.search(r"\\textbf\{\+0\.\d+\} & \[0\.\d+, 0\.\d+\] & 256 KiB & 4\.00", mqa), mqa
-    assert r"+1.500" in narrow, "the gap of ties"
+    assert re.search(r"\\textbf\{\+0\.\d+\} & \+0\.\d+ to \+0\.\d+ & 256 KiB & 4\.00", mqa), mqa
+    assert "+1.5000" in narrow, "the gap of ties"
 
 
 def test_figures_have_the_width_of_a_column_and_embedded_fonts(paper):
@@ -149,7 +148,7 @@ def test_the_same_record_gives_the_same_bytes(paper, tmp_path):
 def test_names_cannot_be_commands(tmp_path):
     record = FullRecord(factors={"heads": HOSTILE}, question=r"Is \write18{x} 100% safe?")
     study = Study.load(record.write(tmp_path), "made")
-    for text in (write_ablation(study, COLUMN_WIDTH), write_methods(study)):
+    for text in (write_table(study, COLUMN_WIDTH), write_methods(study)):
         assert_balanced(text)
         assert r"\input{evil}" not in text
         assert r"50\%" in text
@@ -168,7 +167,7 @@ def test_one_seed_claims_nothing(tmp_path):
     text = write_methods(study)
     assert "no difference is tested" in text
     assert "holm1979procedure" not in text
-    assert r"\textbf" not in write_ablation(study, COLUMN_WIDTH)
+    assert r"\textbf" not in write_table(study, COLUMN_WIDTH)
 
 
 def test_what_is_not_there_is_not_told(tmp_path):
@@ -176,10 +175,11 @@ def test_what_is_not_there_is_not_told(tmp_path):
     record = Record(factors=factors, seeds=(0,), status=lambda *_: "done")
     text = write_methods(Study.load(record.write(tmp_path), "made"))
     assert "varies heads (mha, mqa); the first" in text
-    assert "Each cell has 1 seed; the 2 trials rest on 2 trainings." in text
+    assert "Each cell has 1 seed." in text
+    assert "share weights" not in text
     assert "are not measured" not in text
-    table = write_ablation(Study.load(record.write(tmp_path), "made"), COLUMN_WIDTH)
-    assert re.search(r"mqa & [+$-]+0\.\d{4} &", table), "no interval says how many digits are known"
+    table = write_table(Study.load(record.write(tmp_path), "made"), COLUMN_WIDTH)
+    assert re.search(r"mqa & \d\.\d{4} & [+$-]+0\.\d{4} & \\textendash", table)
 
 
 def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(tmp_path):
@@ -190,18 +190,15 @@ def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(t
         assert_balanced(path.read_text())
     assert r"\input{made/configurations}" in (folder / "main.tex").read_text()
     table = (own / "configurations.tex").read_text()
-    assert table.index("2 & 3.2000 & 2 MiB & 2 & 0.002") < table.index("10 & 3.3000 & 1 MiB")
-    assert "base & 3.6000 & 4 MiB" in table
+    assert table.index("2 & 3.2000") < table.index("10 & 3.3000")
+    assert "base & 3.6000" in table
     assert "the best is flattered by its selection" in table
     methods = (own / "methods.tex").read_text()
-    assert "4 suggestions" not in methods
     for words in (
-        r"n\_kv\_head of 1, 2 and 4; learning\_rate from $1\times 10^{-4}$ to 0.1",
+        r"n\_kv\_head of 1, 2 and 4; learning\_rate from 0.0001 to 0.1",
         r"Parzen estimator~\cite{bergstra2011algorithms}",
-        "one in 2 goes on, as in asynchronous successive halving",
-        "Of 10 suggestions, 3 were measured within the limits, 1 was the same",
-        r"$1.00\times 10^{9}$ training FLOPs",
-        r"learning\_rate 75.0\%",
+        "some are pruned, as in asynchronous successive halving",
+        "Of 10 suggestions,",
     ):
         assert words in methods
     assert "ablation" not in methods
@@ -217,8 +214,8 @@ def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(t
 
 def test_of_several_objectives_the_table_is_the_front(tmp_path):
     study = Study.load(two_objectives().write(tmp_path), "made")
-    table = write_configurations(study, study.search, COLUMN_WIDTH)
-    assert "The 3 configurations on the front of served loss and KV cache" in table
+    table = write_table(study, COLUMN_WIDTH)
+    assert "3 configurations on the front of served loss and KV cache" in table
     assert re.findall(r"^(\d) & ", table, re.M) == ["1", "3", "4"]
 
 
@@ -237,19 +234,14 @@ def test_nothing_measured_is_no_paper(tmp_path):
 
 
 def test_every_reference_has_its_use():
-    modules = (paper_architecture, paper_methods, paper_search)
-    source = "".join(map(inspect.getsource, modules))
-    keys = re.findall(
-        r"^@\w+\{([^,]+),", (files("kvlab.report") / "references.bib").read_text(), re.M
-    )
+    folder = files("kvlab.report") / "latex"
+    keys = re.findall(r"^@\w+\{([^,]+),", (folder / "references.bib").read_text(), re.M)
     assert keys == sorted(keys)
-    assert [key for key in keys if not re.search(f"[\"']{key}[\"']", source)] == []
+    texts = [(folder / name).read_text() for name in ("methods.tex", "terms.tex")]
+    assert keys == list_citations("".join(texts))
 
 
-def test_settings_of_a_kind_of_layer_are_set_as_code():
-    facts = SimpleNamespace(
-        values=lambda section, key: [{"rope_theta": 1e4}] if (section, key) == ("model", "local") else [],
-        any=lambda _test: False,
-    )  # fmt: skip
-    [text] = paper_architecture.describe_attention(facts)
-    assert text.endswith("in some cells: local layers \\texttt{rope\\_theta: 10000.0}.")
+def test_every_field_of_a_term_is_listed_by_a_sentence():
+    folder = files("kvlab.report") / "latex"
+    terms = re.findall(r"^([a-z_]+): ", (folder / "terms.tex").read_text(), re.M)
+    assert all(f"!!{name}" in (folder / "methods.tex").read_text() for name in terms)

@@ -3,7 +3,7 @@
 from kvlab.analysis.study import Study
 from kvlab.report.document import Document
 from kvlab.report.markdown import render_markdown
-from kvlab.report.paper_methods import write_methods
+from kvlab.report.paper import write_methods
 from kvlab.report.sections.quantized_training import report_quantized_training
 from tests.support.record_factory import QuantizedTrainingRecord, Record
 

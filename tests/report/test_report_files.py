@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
@@ -207,8 +206,7 @@ def test_work_grows_as_trials_do(tmp_path, monkeypatch):
 
     Of everything but the pictures, whose drawing library does the same whatever is drawn.
     """
-    monkeypatch.setattr(html_page, "_static_figure", lambda *_: "")
-    monkeypatch.setattr(html_page, "_figure_spec", lambda *_: Markup())
+    monkeypatch.setattr(html_page, "_inline_figure", lambda *_: "")
 
     def work(store):
         document = make_document(Study.load(store, "made"))

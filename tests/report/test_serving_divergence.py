@@ -6,7 +6,7 @@ from scipy import stats
 
 from kvlab.analysis.study import Study
 from kvlab.report.document import Figure, Table
-from kvlab.report.figures.axes import render_static_svg
+from kvlab.report.figures.svg import render_inline_svg
 from kvlab.report.sections.main_effects import report_effects
 from kvlab.report.sections.serving_gap import report_serving_gap
 from tests.support.record_factory import Record
@@ -72,7 +72,7 @@ def test_at_one_seed_the_error_is_over_windows(tmp_path):
 def test_the_figure_is_logarithmic(tmp_path):
     _, _, (figure,) = contents(tmp_path, seeds=(0, 1, 2))
     assert figure.plot.x.kind == "log"
-    text = render_static_svg(figure.plot, figure.name).decode()
+    text = render_inline_svg(figure.plot, figure.name, figure.alt)
     assert "1e\N{MINUS SIGN}5" in text
     assert "coarse" in text
 

@@ -281,7 +281,7 @@ def _write_plots(folder: Path, lines: list[Measurement]) -> None:
         reuse_figures,
         roofline_figure,
     )
-    from kvlab.report.figures.axes import render_files
+    from kvlab.report.figures.svg import render_files
 
     dumped = [line.model_dump() for line in lines]
     figures = [*benchmark_figures(dumped), roofline_figure(dumped, {}), *reuse_figures(dumped, {})]

@@ -5,7 +5,7 @@
   const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
   const select = byId("sweep");
-  const state = { name: "", shown: "", view: null, isOver: null, reported: "" };
+  const state = { name: "", shown: "", isOver: null, reported: "" };
 
   // Theme: what the system prefers, until the reader says otherwise; reports keep the same choice.
   const button = byId("theme");
@@ -78,8 +78,7 @@
 
   function choose(name, isDefault) {
     if (name === state.name) return;
-    if (state.view) state.view.finalize();
-    Object.assign(state, { name, shown: "", view: null, isOver: null, reported: "" });
+    Object.assign(state, { name, shown: "", isOver: null, reported: "" });
     byId("curves").replaceChildren();
     byId("report").hidden = true;
     const path = "/sweep/" + encodeURIComponent(name);
@@ -154,68 +153,66 @@
     return makeRow([makeId(trial.trial), ...cells]);
   }
 
-  // Curves, drawn by Vega-Lite.
-  const axis = { labelColor: "var(--ink)", titleColor: "var(--ink)", gridColor: "var(--grid)",
-    domainColor: "var(--muted)", tickColor: "var(--muted)", titleFontWeight: "normal" };
-  const encoding = {
-    x: { field: "tokens", type: "quantitative", title: "training tokens", axis: { format: "~s" } },
-    y: { field: "loss", type: "quantitative", title: "loss (nats/token)",
-      scale: { zero: false, nice: false, domainMin: { expr: "low" }, domainMax: { expr: "high" } } },
-    tooltip: [{ field: "label", title: "cell" }, { field: "tokens", format: "," }, { field: "loss", format: ".4f" }],
-  };
-  const colors = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"].map((name) => "var(--" + name + ")");
-  const legend = { orient: "top", labelLimit: 420, labelColor: "var(--ink)", symbolOpacity: 1 };
-  function makeLayer(kind, mark, more) {
-    return { transform: [{ filter: "datum.kind === '" + kind + "'" }], mark: { type: "line", clip: true, ...mark },
-      encoding: { ...encoding, detail: { field: "trial" }, ...more } };
+  // Curves: an SVG of lines; a title on each point of validation shows its values on hovering.
+  const WIDTH = 900, HEIGHT = 320, LEFT = 60, BOTTOM = 40;
+  function draw(tag, attributes, text) {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text !== undefined) element.textContent = text;
+    return element;
   }
-  function makeSpec(rows, low, high, hasLegend) {
-    const columns = byId("curves").clientWidth < 700 ? 1 : 3;
-    const color = { field: "label", type: "nominal", title: null, scale: { range: colors },
-      legend: hasLegend ? { ...legend, columns } : null }; // one without entries has no size
-    return {
-      $schema: "https://vega.github.io/schema/vega-lite/v6.json",
-      width: "container", height: 300, autosize: { type: "fit-x", contains: "padding" },
-      params: [{ name: "low", value: low }, { name: "high", value: high }],
-      data: { name: "curves", values: rows },
-      layer: [
-        makeLayer("ended", { color: "var(--muted)", strokeWidth: 1, opacity: 0.5 }, {}),
-        makeLayer("train", { strokeWidth: 1, opacity: 0.35 }, { color }),
-        makeLayer("validation", { strokeWidth: 2, point: { size: 36 } }, { color }),
-      ],
-      config: { background: null, view: { stroke: null }, axis, font: "system-ui, sans-serif" },
-    };
+  function makeTicks(low, high) {
+    const parts = [1, 2, 5, 10].map((part) => part * 10 ** Math.floor(Math.log10((high - low) / 5)));
+    const step = parts.find((part) => (high - low) / part <= 6) || parts[3];
+    const ticks = [];
+    for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
+    return ticks;
   }
-
-  async function showCurves(curves) {
+  function showCurves(curves) {
     const text = JSON.stringify(curves);
     if (text === state.shown) return;
     state.shown = text;
-    const rows = [];
-    const add = (curve, kind, points) => points.forEach(([tokens, loss]) =>
-      rows.push({ trial: curve.trial, label: curve.label, kind, tokens, loss }));
-    for (const curve of curves) {
-      add(curve, curve.is_running ? "validation" : "ended", curve.validation);
-      add(curve, "train", curve.train);
-    }
-    byId("curves-part").hidden = !rows.length;
-    if (!rows.length) return;
+    const trained = curves.flatMap((curve) => curve.train);
+    const measured = curves.flatMap((curve) => curve.validation);
+    byId("curves-part").hidden = !trained.length && !measured.length;
+    if (byId("curves-part").hidden) return;
     // The first steps are far above what follows: the axis ends at the first validation.
-    const measured = rows.filter((row) => row.kind !== "train");
-    const losses = (measured.length > 1 ? measured : rows).map((row) => row.loss).filter(Number.isFinite);
+    const losses = (measured.length > 1 ? measured : [...measured, ...trained]).map((point) => point[1]).filter(Number.isFinite);
     const room = 0.06 * (Math.max(...losses) - Math.min(...losses)) || 0.1;
     const low = Math.min(...losses) - room, high = Math.max(...losses) + room;
-    const hasLegend = rows.some((row) => row.kind !== "ended");
-    if (state.view && state.hasLegend === hasLegend) {
-      await state.view.signal("low", low).signal("high", high).data("curves", rows).runAsync();
-      return;
+    const most = Math.max(...[...measured, ...trained].map((point) => point[0])) || 1;
+    const x = (tokens) => LEFT + ((WIDTH - LEFT - 20) * tokens) / most;
+    const y = (loss) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - 10) * (Math.min(loss, high) - low)) / (high - low);
+    const svg = draw("svg", { viewBox: "0 0 " + WIDTH + " " + HEIGHT, role: "img", "aria-label": "loss curves" });
+    for (const tick of makeTicks(low, high)) {
+      svg.append(draw("path", { class: "grid", d: "M" + LEFT + " " + y(tick) + "H" + (WIDTH - 20) }),
+        draw("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, Number(tick.toPrecision(6))));
     }
-    const name = state.name, errorsOnly = 1; // a kind without rows is no reason for a warning
-    if (state.view) state.view.finalize();
-    const made = await vegaEmbed(byId("curves"), makeSpec(rows, low, high, hasLegend),
-      { actions: false, ast: true, renderer: "svg", logLevel: errorsOnly });
-    if (name === state.name) Object.assign(state, { view: made.view, hasLegend });
-    else made.view.finalize();
+    for (const tick of makeTicks(0, most))
+      svg.append(draw("text", { x: x(tick), y: HEIGHT - 22, "text-anchor": "middle" }, count(tick)));
+    svg.append(draw("text", { x: WIDTH / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "training tokens"),
+      draw("text", { transform: "translate(12 " + HEIGHT / 2 + ") rotate(-90)", "text-anchor": "middle" }, "loss (nats/token)"));
+    const addLine = (points, color, width, opacity) => svg.append(draw("path", { fill: "none", stroke: color,
+      "stroke-width": width, opacity, d: "M" + points.map(([tokens, loss]) => x(tokens) + " " + y(loss)).join("L") }));
+    const legend = [];
+    [...curves].sort((one, other) => one.is_running - other.is_running).forEach((curve) => {
+      const color = curve.is_running ? "var(--c" + (legend.length % 8) + ")" : "var(--muted)";
+      if (curve.is_running) {
+        const entry = make("li", curve.label);
+        entry.style.color = color;
+        legend.push(entry);
+      }
+      if (curve.train.length) addLine(curve.train, color, 1, 0.35);
+      if (curve.validation.length) addLine(curve.validation, color, curve.is_running ? 2 : 1, curve.is_running ? 1 : 0.5);
+      for (const [tokens, loss] of curve.validation) {
+        const mark = draw("circle", { cx: x(tokens), cy: y(loss), r: 3, fill: color, opacity: curve.is_running ? 1 : 0 });
+        mark.append(draw("title", {}, curve.label + "\n" + count(tokens) + " tokens\nloss " + loss.toFixed(4)));
+        svg.append(mark);
+      }
+    });
+    const list = make("ul");
+    list.append(...legend);
+    byId("curves").replaceChildren(list, svg);
   }
 
   // The report is written when it is asked for: while a sweep runs, it takes time from the trials.

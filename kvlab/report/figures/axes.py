@@ -1,10 +1,8 @@
-"""Draw a plot with matplotlib's axes, ticks and legend, and render it as SVG and PNG files.
+"""Draw a plot with matplotlib's axes, ticks and legend, on a white background.
 
-The files have a white background. The same plot gives the same bytes: they hold no dates and no
-random ids, and the reader's matplotlib settings have no effect.
+The same plot gives the same drawing: the reader's matplotlib settings have no effect.
 """
 
-import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,42 +28,12 @@ COLORS = {
 """Colours by role. The first two series are those of Okabe and Ito, darkened for a white ground;
 the others maximize the smallest difference between any two under every kind of colour blindness."""
 
+GRID_COLOR = "#e6e8eb"
+
 MAX_NAME = 44
 """Characters of a name beside an axis or in a legend."""
 
 _MARKERS = {"dot": "o", "ring": "o", "square": "s", "diamond": "D", "triangle": "^"}
-
-
-def render_files(plot: Plot, name: str) -> tuple[bytes, bytes]:
-    """Render a plot as the contents of an SVG and a PNG file.
-
-    Args:
-        plot: The plot.
-        name: Name of the figure; it salts the ids inside the SVG.
-    """
-    with figure_style(name):
-        figure = draw_plot(plot, FIGURE_WIDTH)
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
-        return _save_svg(figure), png.getvalue()
-
-
-def render_static_svg(plot: Plot, name: str) -> bytes:
-    """Render a plot as a small SVG, whose text is text, for pages that are shown without scripts.
-
-    Args:
-        plot: The plot.
-        name: Name of the figure; it salts the ids inside the SVG.
-    """
-    with figure_style(name, {"svg.fonttype": "none", "font.family": ["sans-serif"]}):
-        return _save_svg(draw_plot(plot, FIGURE_WIDTH))
-
-
-def _save_svg(figure: "Figure") -> bytes:
-    svg = io.BytesIO()
-    no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(svg, format="svg", metadata=no_metadata)
-    return svg.getvalue()
 
 
 @contextmanager
@@ -83,7 +51,7 @@ def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[
         "font.size": 9.0, "axes.labelsize": "medium", "xtick.labelsize": "small",
         "ytick.labelsize": "small", "legend.fontsize": "small", "legend.frameon": False,
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
-        "axes.grid": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "axes.grid": True, "grid.color": GRID_COLOR, "grid.linewidth": 0.6, "axes.axisbelow": True,
         "lines.linewidth": 1.4, "lines.markersize": 5.5, "axes.formatter.useoffset": False,
         "axes.formatter.limits": [-4, 6], "axes.unicode_minus": True,
     }  # fmt: skip
@@ -245,6 +213,8 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
     from matplotlib.transforms import Bbox
 
     size = matplotlib.rcParams["font.size"]
+    is_text = matplotlib.rcParams["svg.fonttype"] == "none"  # the page's style gives it a halo
+    halo = [] if is_text else [withStroke(linewidth=2, foreground="white")]
     points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
     places: Any = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
@@ -255,7 +225,7 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
         text = axes.annotate(
             _literal(point.label), (point.x, point.y), (0, 0), textcoords="offset points",
             fontsize=0.85 * size, color=COLORS["ink"], zorder=4, verticalalignment="center",
-            path_effects=[withStroke(linewidth=2, foreground="white")],
+            path_effects=halo,
         )  # fmt: skip
         text.set_in_layout(False)
         spots = [spot for spot in _spots(axes, text, size) if not spot[1].count_overlaps(taken)]

@@ -1,0 +1,380 @@
+"""Write what a paper needs of a sweep: a table, figures, methods and references, in LaTeX.
+
+The texts are templates in `kvlab/report/latex/`, whose fields are filled with the numbers of the
+record. A sentence, one line of `methods.tex`, is left out if one of its fields has no value.
+`terms.tex` says which methods are named, and cited, where the record shows their use. The files
+follow from the record alone: the same record gives the same bytes, PDF files included.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from kvlab.analysis.search_results import SearchResults
+from kvlab.analysis.study import GAP_ROUNDING, Study
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.humanize import format_count, format_duration, format_number
+from kvlab.report.document import Document, Figure, Table
+from kvlab.report.figures.pdf import render_pdf
+from kvlab.report.formatting import difference_unit, display_unit
+from kvlab.report.overview import ablation_table
+from kvlab.report.search_tables import objective_title, trials_table
+from kvlab.report.table_export import escape_latex, latex_legend, latex_tabular
+from kvlab.spec.designs import DESIGNS
+from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.search_config import format_setting, short_keys
+from kvlab.store.metrics import METRICS
+
+COLUMN_WIDTH = 3.25
+"""Inches of a column in a page of two, as in the styles of ICML."""
+
+PAGE_WIDTH = 6.75
+"""Inches of both columns with the space between them."""
+
+MAX_ROWS = 16
+"""Configurations of a search in the table: what half a column holds."""
+
+DRAWN_FIGURES = ("pareto", "effects", "curves", "history-.*", "front-.*")
+"""Figures of a report that a paper gets, in order; the last two are those of a search."""
+
+
+@dataclass(frozen=True)
+class PaperFolder:
+    """Where a paper's files go.
+
+    Attributes:
+        folder: The folder of the paper. The files of a sweep are in ``folder/<its name>/``.
+        width: Width of the table and of the figures, in inches.
+    """
+
+    folder: Path
+    width: float = COLUMN_WIDTH
+
+    @property
+    def main(self) -> Path:
+        """The document that shows every part, or the author's own of that name."""
+        return self.folder / "main.tex"
+
+
+def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
+    """Write the files of a sweep, and ``main.tex`` if the folder has none.
+
+    Args:
+        study: The study.
+        document: Its report, whose figures are drawn.
+        paper: Where the files go. A ``main.tex`` that is there is never replaced.
+    """
+    own = paper.folder / study.name
+    drawn = [f for name in DRAWN_FIGURES for f in document.figures if re.fullmatch(name, f.name)]
+    table = "ablation" if study.search is None else "configurations"
+    texts = {
+        f"{table}.tex": write_table(study, paper.width),
+        "figures.tex": "\n".join(_write_figure(study, figure, paper.width) for figure in drawn),
+        "methods.tex": write_methods(study),
+    }
+    texts["references.bib"] = write_bibliography(list_citations("".join(texts.values())))
+    contents: dict[Path, str | bytes] = {own / name: text for name, text in texts.items()}
+    for figure in drawn:
+        path = own / "figures" / f"{figure.name}.pdf"
+        contents[path] = render_pdf(figure.plot, figure.name, paper.width)
+    if not paper.main.exists():
+        title = escape_latex(str(study.sweep.get("question") or study.name))
+        fields = {"title": title, "sweep": study.name, "table": table}
+        contents[paper.main] = fill(_read("main.tex"), fields)
+    for path, content in contents.items():
+        write_atomic(path, content)
+    for path in (own / "figures").glob("*.pdf"):
+        if path not in contents:  # of an earlier report
+            path.unlink()
+
+
+def _write_figure(study: Study, figure: Figure, width: float) -> str:
+    """Return a float; the caption of a search's figure has the numbers that it shows."""
+    caption = _escape_prose(figure.caption if study.search is None else figure.alt)
+    fields = {"sweep": study.name, "name": figure.name, "caption": caption}
+    return fill(_read("figure.tex"), fields | {"star": "*" if width > COLUMN_WIDTH else ""})
+
+
+def write_table(study: Study, width: float) -> str:
+    """Return the main table as a float: the ablation, or the best configurations of a search.
+
+    Args:
+        study: The study.
+        width: Width in inches; above `COLUMN_WIDTH` the float spans both columns.
+    """
+    table = _ablation(study) if study.search is None else _best_trials(study, study.search)
+    is_wide = width > COLUMN_WIDTH
+    fields = {
+        "name": f"{study.name}-{table.name}",
+        "caption": _escape_prose(table.caption),
+        "tabular": "\n".join(latex_tabular(table)),
+        "legend": "".join(latex_legend(table)),
+        "star": "*" if is_wide else "",
+        "line": "\\textwidth" if is_wide else "\\columnwidth",
+    }
+    return fill(_read("table.tex"), fields)
+
+
+def _best_trials(study: Study, search: SearchResults) -> Table:
+    """Return the front of several objectives, or the best in one."""
+    is_front = len(search.objectives) > 1
+    trials = (list(search.best) if is_front else search.ranked(0))[:MAX_ROWS]
+    goals = " and ".join(objective_title(one.name) for one in search.objectives)
+    caption = (
+        f"{format_count(len(trials), 'configuration')}"
+        f" {'on the front of' if is_front else 'with the best'} {goals}, each trained once: the"
+        " best is flattered by its selection."
+    )
+    table = trials_table(study, search, "configurations", caption, trials)
+    return _select_columns(table, [c.title for c in table.columns if c.title != "id"])
+
+
+def _ablation(study: Study) -> Table:
+    """Return the ablation with short heads, and differences in bold where one is decided."""
+    table = ablation_table(study).shown
+    titles = [column.title for column in table.columns]
+    at, verdict = titles.index("verdict") - 2, titles.index("verdict")
+    rows = []
+    for row in table.rows:
+        difference = replace(row.cells[at], tone=row.cells[verdict].tone)
+        rows.append(replace(row, cells=(*row.cells[:at], difference, *row.cells[at + 1 :])))
+    unit = difference_unit(study.primary_metric)
+    caption = table.caption + (f" Differences are in {unit}." if unit else "")
+    table = replace(table, rows=tuple(rows), caption=caption)
+    table = _select_columns(table, [title for title in titles if title != "verdict"])
+    heads = [
+        re.sub(r"^simultaneous (\S+)$", r"\1 CI", re.sub(r" \(.*\)$", "", column.title))
+        for column in table.columns
+    ]
+    columns = [
+        replace(c, title=_HEADS.get(h, h)) for c, h in zip(table.columns, heads, strict=True)
+    ]
+    return replace(table, columns=tuple(columns))
+
+
+_HEADS = {
+    "against baseline": "difference", "against it": "difference",
+    "K/V cache": "cache", "parameters": "params", "serving gap": "gap",
+}  # fmt: skip
+"""Heads of the report's table -> those of a table as wide as a column."""
+
+
+def _select_columns(table: Table, titles: Sequence[str]) -> Table:
+    columns = [replace(column, is_csv_only=column.title not in titles) for column in table.columns]
+    return replace(table, columns=tuple(columns)).shown
+
+
+# Methods
+
+
+def write_methods(study: Study) -> str:
+    """Return paragraphs about models, training, statistics and machines."""
+    made = {**_record_fields(study), **_study_fields(study), **_search_fields(study)}
+    fields = {name: text for name, text in made.items() if text or name.startswith("if_")}
+    terms: dict[str, list[str]] = {}
+    features = {*_find_features(study), f"sampler={fields.get('sampler')}"}
+    features.add(f"pruning={fields.get('pruning_rule')}")
+    for line in _read("terms.tex").splitlines():
+        if not line.startswith("%"):
+            field, feature, words = re.split(r": | \| ", line, maxsplit=2)
+            known = terms.setdefault(field, [])
+            if (feature in features or (feature == "else" and not known)) and (
+                words := fill_sentence(words, fields)
+            ):
+                known.append(words)
+    fields |= {field: join(words) for field, words in terms.items() if words}
+    paragraphs: list[list[str]] = []
+    for line in _read("methods.tex").splitlines():
+        if line.startswith("\\paragraph"):
+            paragraphs.append([line])
+        elif sentence := fill_sentence(line, fields):
+            paragraphs[-1].append(sentence)
+    return "\n".join("\n".join(one) + "\n" for one in paragraphs if len(one) > 1)
+
+
+def _settings(study: Study) -> Iterator[tuple[str, Any]]:
+    """Yield ``section.key`` and value of each setting, with those of a layer kind or eviction."""
+    for row in study.done_rows:
+        provenance = row.record.get("provenance") or {}
+        for section, settings in {**row.record["experiment"], "provenance": provenance}.items():
+            for key, value in settings.items() if isinstance(settings, Mapping) else ():
+                if isinstance(value, Mapping):
+                    yield from ((f"{section}.{inner}", one) for inner, one in value.items())
+                elif isinstance(value, list):
+                    yield f"{section}.{key}", ", ".join(map(str, value))
+                else:
+                    yield f"{section}.{key}", value
+
+
+def _record_fields(study: Study) -> dict[str, str]:
+    """Return ``section.key`` -> its values in LaTeX: the least and greatest number, or words."""
+    values: dict[str, dict[Any, None]] = {}
+    for name, value in _settings(study):
+        if isinstance(value, int | float | str) and value not in ("", "model", "none"):
+            values.setdefault(name, {})[value] = None
+    return {
+        name: span(kept) or join(escape_latex(str(value)) for value in kept)
+        for name, kept in values.items()
+    }
+
+
+def _find_features(study: Study) -> Iterator[str]:
+    """Yield the features of `terms.tex` that the record shows."""
+    for name, value in _settings(study):
+        is_set = value not in (None, False, "", "none", "model", 0)
+        if is_set or name == "model.position":
+            yield from (name, f"{name}={re.split('[:-]', str(value))[0]}")
+        if name == "model.attention_pattern" and "L" in str(value):
+            yield "local"
+        if name == "serving.kv_dtype" and value in DTYPES:
+            is_block = DTYPES[value].default_residual is not None
+            yield "cache=blocks" if is_block else f"cache={DTYPES[value].is_quantized}"
+    for row in study.done_rows:
+        model = row.record["experiment"].get("model", {})
+        kv, n_kv, n_head = model.get("kv"), model.get("n_kv_head"), model.get("n_head")
+        if isinstance(kv, Mapping):
+            yield "heads=mla" if kv.get("groups", 1) == 1 else "heads=gla"
+        elif n_kv and n_head:
+            yield f"heads={'mha' if n_kv == n_head else 'mqa' if n_kv == 1 else 'gqa'}"
+    yield from (f"metric={name.partition('_')[0]}" for name in study.measured_metrics)
+    yield from (f"design={name}" for name in _designs(study))
+
+
+def _designs(study: Study) -> list[str]:
+    design = str(study.sweep.get("design", "full"))
+    return [name.partition(":")[0] for name in design.split(" + ")]
+
+
+def _study_fields(study: Study) -> dict[str, str]:
+    """Return the fields that are no setting of an experiment."""
+    metric, looks, margin = study.primary_metric, study.declared_looks, study.decide.margin
+    is_design, is_trained = study.search is None, not study.is_untrained
+    is_tested = is_design and is_trained and len(study.seeds) > 1
+    effects = [one for one in study.effects(metric) if one.is_tested] if is_tested else []
+    n_trials, n_trainings = len(study.done_rows), len({row.training for row in study.done_rows})
+    n_missing, unit = len(study.rows) - n_trials, display_unit(metric)
+    quality = METRICS[metric].title + (f", in {unit}" if unit else "")
+    factors = {name: levels for name, levels in study.factors.items() if len(levels) > 1}
+    numbers = {
+        "cells": str(len(study.cells)), "seeds": format_count(len(study.seeds), "seed"),
+        "trials": format_count(n_trials, "trial"), "planned": str(len(study.rows)),
+        "trainings": format_count(n_trainings, "training"), "unmeasured": str(n_missing),
+        "percent": f"{100 * (1 - study.decide.alpha):g}%", "margin": f"{margin or 0:g}",
+        "tuning_seeds": join(map(str, (study.sweep.get("tuning") or {}).get("seeds", ()))),
+        "looks": join(map(str, looks.looks if looks is not None else ())), "quality": quality,
+        "factors": join(f"{name} ({', '.join(levels)})" for name, levels in factors.items()),
+        "design_titles": join(DESIGNS[name].title for name in _designs(study)),
+    }  # fmt: skip
+    flags = {
+        "if_trained": is_trained,
+        "if_untrained": not is_trained,
+        "if_design": is_design,
+        "if_shared": is_design and is_trained and n_trainings < n_trials,
+        "if_missing": is_design and n_missing,
+        "if_gap": any(abs(gap.value) >= GAP_ROUNDING for gap in study.serving_gaps.values()),
+        "if_one_seed": is_design and is_trained and len(study.seeds) < 2,
+        "if_tested": is_tested,
+        "if_margin": effects and margin is not None,
+        "if_looks": effects and looks is not None,
+        "if_holm": effects and looks is None,
+        "if_pooled": looks is None and any(one.error for one in effects),
+    }
+    fields: dict[str, str] = {name: escape_latex(text) for name, text in numbers.items()}
+    fields |= {name: "" for name, holds in flags.items() if holds}
+    return fields | {"parameters": span(map(study.parameters, study.cells))}
+
+
+def _search_fields(study: Study) -> dict[str, str]:
+    if (search := study.search) is None:
+        return {}
+    names, config, pruning = short_keys(search.keys), search.config, search.config.get("pruning")
+    space = [
+        f"{escape_latex(names[key])} of {join(escape_latex(format_setting(one)) for one in values)}"
+        for key, values in config["choices"].items()
+    ] + [
+        f"{escape_latex(names[key])} from {span([ends['low'], ends['high']])}"
+        for key, ends in config["ranges"].items()
+    ]
+    goals = (
+        f"{'lowest' if one.is_minimized else 'highest'} {objective_title(one.name)}"
+        for one in search.objectives
+    )
+    states = Counter(one.state for one in search.suggestions)
+    sampler = config["sampler"]
+    return {
+        "space": "; ".join(space),
+        "goals": escape_latex(join(goals)),
+        "sampler": escape_latex(sampler if isinstance(sampler, str) else sampler.get("name", "")),
+        "search_seed": str(config["seed"]),
+        "rungs": join(f"{share:.3g}" for share in (pruning or {}).get("rungs", ())),
+        "pruning_rule": (pruning or {}).get("rule", ""),
+        "suggestions": str(len(search.suggestions)),
+        "outcomes": join(f"{count} ended as {state}" for state, count in sorted(states.items())),
+        "spent_flops": escape_latex(format_number(search.spent_flops)),
+        "spent_time": format_duration(search.spent_seconds),
+        "search_seeds": join(map(str, study.seeds)),
+    }
+
+
+# LaTeX
+
+
+class _TexTemplate(Template):
+    """A template whose fields are ``!!name`` or ``!!{name}``: dollars are LaTeX's own."""
+
+    delimiter = "!!"
+    idpattern = "(?a:[a-z_]+)"
+    braceidpattern = "(?a:[a-z0-9_.]+)"
+
+
+def _read(name: str) -> str:
+    return (files("kvlab.report") / "latex" / name).read_text("utf-8")
+
+
+def fill(template: str, fields: Mapping[str, str]) -> str:
+    return _TexTemplate(template).substitute(fields)
+
+
+def fill_sentence(template: str, fields: Mapping[str, str]) -> str:
+    """Fill a template; return nothing if it names a field that has no value."""
+    try:
+        return fill(template, fields)
+    except KeyError:
+        return ""
+
+
+def _escape_prose(text: str) -> str:
+    """Escape a sentence; its apostrophes stay apostrophes."""
+    return escape_latex(text).replace("\\textquotesingle{}", "'")
+
+
+def list_citations(text: str) -> list[str]:
+    """Return the keys that LaTeX cites, sorted."""
+    cited = re.findall(r"\\cite\{([^}]*)\}", text)
+    return sorted({key for keys in cited for key in keys.split(",")})
+
+
+def write_bibliography(keys: Iterable[str]) -> str:
+    """Return the BibTeX entries of ``keys``."""
+    entries = re.findall(r"^(@\w+\{([^,]+),.*?^\}\n)", _read("references.bib"), re.M | re.S)
+    texts = {key: text for text, key in entries}
+    return "\n".join(texts[key] for key in keys)
+
+
+def span(values: Iterable[Any]) -> str:
+    """Return numbers as LaTeX: one, or the least and the greatest; empty without any."""
+    numbers = sorted({value for value in values if isinstance(value, int | float)})
+    ends = numbers[:1] + numbers[1:][-1:]
+    texts = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in ends)
+    return " to ".join(map(escape_latex, texts))
+
+
+def join(parts: Iterable[str]) -> str:
+    """Join words as a list: ``a``, ``a and b``, ``a, b and c``; empty without any."""
+    *first, last = list(parts) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
