@@ -119,8 +119,8 @@ def _add_publishing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--copy-to",
         default=os.environ.get(COPY_TO_VARIABLE),
-        metavar="URL",
-        help="copy results and checkpoints to this object storage or folder"
+        metavar="PLACE",
+        help="copy the record, as `kvlab copy` does, every ten minutes to this URL or folder"
         f" (default: {COPY_TO_VARIABLE}, else nowhere)",
     )
     parser.add_argument(
@@ -425,7 +425,6 @@ def _make_executor(
         stop_flags=stop_flags,
         capture_output=capture_output,
         wait=False,
-        copies=options.copy_to,
     )
     return make_executor(name, run_one, options.address if may_run else None)
 

@@ -10,10 +10,9 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.serving_speed import report_speed
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
+from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.result import TrialMeasurements, build_result
-from kvlab.store.sweep_backup import copy_sweep, restore_sweep
 from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep import plan
@@ -251,10 +250,8 @@ def check_healed(planned, store):
 def test_copies_have_the_new_times(tmp_path):
     store = write_record(tmp_path)
     run_retiming(make_plan(tmp_path, store), store, StubSession())
-    storage = ObjectStorage(str(tmp_path / "copy"))
-    copy_sweep(store, storage, "s")
-    restored = Store(tmp_path / "restored")
-    restore_sweep(restored, storage, "s")
+    write_archive(store, "s", tmp_path / "s.tar.xz")
+    restored = extract_archive(tmp_path / "s.tar.xz", tmp_path / "restored")
     assert not Study.load(restored, "s").timing_obstacle
 
 
