@@ -19,6 +19,7 @@ from kvlab.store.record_archive import (
     fetch_archive,
     is_archive,
     list_archives,
+    redact_url,
     restore_archive,
 )
 
@@ -61,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
         archives = list_archives(place) if name is None and not is_archive(place) else None
         archives = [archive_at(place, name or "")] if archives is None else archives
         summaries = [_restore(store, archive, name) for archive in archives]
-    source, target = (options.store, place) if options.to else (place, options.store)
+    shown = redact_url(place)
+    source, target = (options.store, shown) if options.to else (shown, options.store)
     if options.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=1))
     elif not summaries:
@@ -77,7 +79,7 @@ def _restore(store: Store, place: str, name: str | None) -> CopySummary:
         archive = extract_archive(fetch_archive(place, Path(folder)), Path(folder, "record"))
         [found] = archive.sweep_names()
         if name is not None and name != found:
-            text = f"{place} is the record of {found}, not of {name}"
+            text = f"{redact_url(place)} is the record of {found}, not of {name}"
             raise UsageError(f"{text}; leave the name out")
         return restore_archive(store, archive)
 
