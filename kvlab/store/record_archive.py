@@ -119,6 +119,21 @@ def write_archive(store: Store, name: str, path: Path, weights: bool = False) ->
     return CopySummary(name, len(trials), len(files), missing=len(planned) - len(trials))
 
 
+class _PlainFile(tarfile.TarInfo):
+    """An entry that is a regular file.
+
+    Anything else is refused by its header, before its contents are read: a header of PAX or of a
+    long name may be as large as it likes, and tarfile reads it whole.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_PlainFile":
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type != tarfile.REGTYPE:
+            raise ValueError(f"it holds {entry.name!r}, which is no plain file")
+        return entry
+
+
 def extract_archive(path: Path, folder: Path) -> Store:
     """Return a store in ``folder``, which is empty, with the record of an archive.
 
@@ -130,10 +145,13 @@ def extract_archive(path: Path, folder: Path) -> Store:
     total = 0
     try:
         most = _MAX_EXPANSION * path.stat().st_size
-        with lzma.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            lzma.open(path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive,
+        ):
             for entry in archive:
-                total += entry.size
-                if not entry.isreg() or not _NAME.match(entry.name):
+                total += tarfile.BLOCKSIZE + entry.size
+                if not _NAME.match(entry.name):
                     raise _no_archive(path, f"it holds {entry.name!r}")
                 is_json = not entry.name.endswith(".safetensors")
                 if total > most or (is_json and entry.size > MAX_JSON_BYTES):

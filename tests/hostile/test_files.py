@@ -8,6 +8,7 @@ import socket
 import tarfile
 import threading
 import time
+import tracemalloc
 from http.client import HTTPConnection
 
 import pyarrow as pa
@@ -15,7 +16,6 @@ import pytest
 from pyarrow import parquet
 
 from kvlab.cli.live_server import LiveServer
-from kvlab.cli.main import main
 from kvlab.data import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.data.text_formats import read_documents, read_parquet_rows
@@ -87,12 +87,17 @@ def test_a_record_that_is_cut_off_is_refused(tmp_path, damage):
         extract_archive(path, tmp_path / "record")
 
 
-def test_keys_of_a_bucket_that_are_no_names_are_left(tmp_path):
-    for name in ("good", "bad\n", "..bad", "a b", "\x1b[31m", "-rf"):
-        (tmp_path / "bucket" / "sweeps" / name).mkdir(parents=True)
-    words = ["copy", "--from", str(tmp_path / "bucket"), "--store", str(tmp_path / "runs")]
-    assert main(words) == 2  # of the one name there is no copy
-    assert not (tmp_path / "runs" / "trials").exists()
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_large_header_is_refused_unread(tmp_path, format):
+    path = tmp_path / "a.tar.xz"
+    with tarfile.open(path, "w:xz", format=format) as archive:
+        archive.addfile(tarfile.TarInfo("x" * (1 << 24)))
+    tracemalloc.start()
+    with pytest.raises(StoreError, match="which is no plain file"):
+        extract_archive(path, tmp_path / "record")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20, "8 MiB are the decompressor's"
 
 
 # Garbage
