@@ -1,6 +1,5 @@
 """The benchmark stage of a trial."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -29,13 +28,11 @@ class BenchmarkResult:
         measurements: the main numbers, by the names of `kvlab.store.metrics`.
         lines: every number.
         is_disturbed: other processes used the machine during a timing.
-        timing_seconds: how long everything took that `benchmark.retime` takes again.
     """
 
     measurements: dict[str, float | int]
     lines: list[Measurement]
     is_disturbed: bool = False
-    timing_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,18 +84,14 @@ def benchmark(
     settings = replace(_settings(config, tokens), conversation_tokens=held_out)
     session = Session([variant], settings, report, on_notice=report)
     lines: list[Measurement] = []
-    timing_seconds = 0.0
     for name in _select_measures(config):
-        start = time.monotonic()
         lines += _load_measure(name)(session)
-        if MEASURES[name].is_timed:
-            timing_seconds += time.monotonic() - start
     measurements = {
         **_memory_measurements(lines),
         **_timing_measurements(lines, config),
         **_reuse_measurements(lines),
     }
-    return BenchmarkResult(measurements, lines, session.is_disturbed, timing_seconds)
+    return BenchmarkResult(measurements, lines, session.is_disturbed)
 
 
 def time_together(

@@ -16,16 +16,15 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from kvlab.errors import CopyError, KvlabError, RecordDamaged, StoreError, TrackingError, UsageError
+from kvlab.errors import CopyError, KvlabError, StoreError, TrackingError, UsageError
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.sweep_backup import check_outside_store, copy_description, copy_sweep, copy_trial
+from kvlab.store.record_archive import check_place, copy_sweep, redact_url
 from kvlab.sweep import Summary
 
 if TYPE_CHECKING:
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
 COPY_TO_VARIABLE = "KVLAB_COPY_TO"
 """Environment variable with the default of ``kvlab submit --copy-to``."""
+
+COPY_SECONDS = 600.0
+"""Time between two copies of the record while a sweep runs."""
 
 
 class MLflowCallback:
@@ -90,77 +92,53 @@ class MLflowCallback:
 
 
 class BackupCallback:
-    """Copy the trials of a sweep to object storage, in a thread.
+    """Copy the record of a sweep to a folder or a URL, in a thread, and at the end.
 
     Args:
         store: Where the trials are recorded.
         sweep: Its name.
-        url: Of the object storage; None or an empty string copies nothing.
+        place: See `kvlab.store.record_archive.copy_sweep`; None or an empty string copies nothing.
         warn: Called with the warning about an outage.
 
     Raises:
         UsageError: If the URL cannot be opened or lies in the store.
     """
 
-    def __init__(self, store: Store, sweep: str, url: str | None, warn: Callable[[str], None]):
-        self._store, self._sweep, self._warn = store, sweep, warn
-        self._storage = ObjectStorage(url) if url else None
-        if self._storage is not None:
-            check_outside_store(self._storage, store)
-        self._queue: SimpleQueue[str | None] = SimpleQueue()
-        self._copied: set[str] = set()
+    def __init__(self, store: Store, sweep: str, place: str | None, warn: Callable[[str], None]):
+        self._store, self._sweep, self._place, self._warn = store, sweep, place, warn
+        if place:
+            check_place(place, store)
         self._error: str | None = None
         self._thread: threading.Thread | None = None
+        self._next = 0.0
 
-    def on_result(self, trial_id: str) -> None:
-        """Queue a trial for the thread that copies."""
-        if self._storage is None:
+    def on_result(self, trial_id: str) -> None:  # noqa: ARG002 (a callback's)
+        """Copy the record anew if the last copy is over and was begun some minutes ago."""
+        if not self._place or self._error is not None or time.monotonic() < self._next:
             return
-        if self._thread is None:
-            run = self._copy_queued_trials
-            self._thread = threading.Thread(
-                target=run, args=(self._storage,), name="kvlab-backup", daemon=True
-            )
+        if self._thread is None or not self._thread.is_alive():
+            self._next = time.monotonic() + COPY_SECONDS
+            self._thread = threading.Thread(target=self._copy, name="kvlab-backup", daemon=True)
             self._thread.start()
-        self._copied.discard(trial_id)
-        self._queue.put(trial_id)
 
     def finish(self) -> dict[str, str | None]:
-        """Wait for queued copies and copy the rest; return the URL and the error, if any.
-
-        The rest is what failed during an outage or was left by a driver that was killed.
-        """
-        if self._storage is None:
+        """Copy the record; return the place and the error, if any."""
+        if not self._place:
             return {"url": None, "error": None}
         if self._thread is not None:
-            self._queue.put(None)
             self._thread.join()
+        return {"url": redact_url(self._place), "error": None if self._copy() else self._error}
+
+    def _copy(self) -> bool:
         try:
-            summary = copy_sweep(self._store, self._storage, self._sweep, skip=self._copied)
-            for line in summary.damaged:
-                self._warn(f"note: {line}")
+            copy_sweep(self._store, self._sweep, self._place or "")
         except (CopyError, StoreError) as error:
-            self._handle_outage(error)
-            return {"url": self._storage.url, "error": self._error}
-        return {"url": self._storage.url, "error": None}
-
-    def _copy_queued_trials(self, storage: ObjectStorage) -> None:
-        while (trial_id := self._queue.get()) is not None:
-            if self._error is not None:
-                continue  # `finish` tries again
-            try:
-                copy_trial(self._store, storage, trial_id)
-                copy_description(self._store, storage, self._sweep)
-                self._copied.add(trial_id)
-            except RecordDamaged:
-                continue  # `finish` says so
-            except (CopyError, StoreError) as error:
-                self._handle_outage(error)
-
-    def _handle_outage(self, error: Exception) -> None:
-        if self._error is None:
-            self._warn(f"the copy is not up to date: {error}; the sweep goes on without it")
-        self._error = str(error)
+            if self._error is None:
+                text = f"the copy is not up to date: {error}; the sweep goes on without it"
+                self._warn(text)
+            self._error = str(error)
+            return False
+        return True
 
 
 # Notification

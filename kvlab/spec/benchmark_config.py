@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvlab.spec.conversations_config import ConversationsConfig
 from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
@@ -127,11 +127,6 @@ def list_measures(in_trials: str) -> tuple[str, ...]:
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
-def _name_retiming(value: Any) -> Any:
-    """Return the mode that a boolean stands for."""
-    return {True: "always", False: "never"}[value] if isinstance(value, bool) else value
-
-
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
@@ -211,17 +206,12 @@ class BenchmarkConfig(SpecModel):
         examples=[{"turns": 4}],
         json_schema_extra={"computed_default": "none"},
     )
-    retime: Annotated[
-        Literal["auto", "always", "never"],
-        BeforeValidator(
-            _name_retiming, json_schema_input_type=Literal["auto", "always", "never"] | bool
-        ),
-    ] = Field(
+    retime: Literal["auto", "never"] = Field(
         default="auto",
         description="Where the times of a sweep's trials do not compare, as these ran side by side,"
-        " time all of them again at its end, alone and in turns. auto: if this takes under a tenth"
-        " of the sweep's time. true and false mean always and never.",
-        examples=["always"],
+        " auto times all of them again at its end, alone and in turns. never keeps the first times,"
+        " which are not judged.",
+        examples=["never"],
     )
 
     @model_validator(mode="after")

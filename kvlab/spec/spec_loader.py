@@ -17,7 +17,6 @@ from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.scale_config import apply_scale, check_scale_exists
 from kvlab.spec.sweep import Sweep, SweepSource
-from kvlab.spec.sweep_validation import check_search_timing
 from kvlab.spec.tuning_config import check_tune
 from kvlab.spec.validation_errors import format_value, list_field_errors
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
@@ -84,7 +83,6 @@ def load_sweep(path: str | Path, scale: str = "") -> Sweep:
     check_lm_eval(sweep)
     check_traces(sweep)
     check_tune(sweep)
-    check_search_timing(sweep)
     return sweep
 
 

@@ -8,7 +8,7 @@ from kvlab.errors import SpecError
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_matching import MATCH_FACTOR
 from kvlab.spec.spec_model import FieldMessage
-from kvlab.spec.validation_errors import FieldError, format_value
+from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
@@ -55,28 +55,6 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
     if len(sweep.all_seeds) > 1:
         text = "has several seeds, and a search trains each suggestion once"
         yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
-
-
-def check_search_timing(sweep: "Sweep") -> None:
-    """Check that a search does not ask for times that it would not take.
-
-    Raises:
-        SpecError: `benchmark.retime: always`, in the experiment or as a choice.
-    """
-    if sweep.search is None:
-        return
-    rule = "has no effect in a search, which chooses by the first times"
-    hint = "a sweep that confirms the best (kvlab report --confirm) can take its times again"
-    source = sweep.source
-    if sweep.base.benchmark.retime == "always":
-        written = format_value(source.base["benchmark"]["retime"])
-        text = f"benchmark.retime = {written} {rule}; leave it out: {hint}"
-        raise SpecError([source.base_document.problem(("benchmark", "retime"), text)])
-    if "benchmark.retime" in {*sweep.search.choices, *sweep.search.ranges}:
-        key = "choices" if "benchmark.retime" in sweep.search.choices else "ranges"
-        text = f"benchmark.retime {rule}; remove it: {hint}"
-        path = ("search", key, "benchmark.retime")
-        raise SpecError([source.document.problem(path, text, at_key=True)])
 
 
 def find_unused_key_problems(sweep: "Sweep") -> Problems:

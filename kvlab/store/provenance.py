@@ -92,14 +92,13 @@ class Machine:
     """The kind of machine that ran a trial.
 
     ``timings`` is ``shared`` if something else used the device, or the cores beside it, while
-    speed was measured, otherwise ``exclusive``. ``timing_seconds`` is how long that took; None if
-    it is not known. ``weights`` is the dtype of the weights that were evaluated and benchmarked.
+    speed was measured, otherwise ``exclusive``. ``weights`` is the dtype of the weights that were
+    evaluated and benchmarked.
     """
 
     device: str
     threads: int
     timings: Literal["exclusive", "shared"] = "exclusive"
-    timing_seconds: float | None = None
     weights: str = MODEL_DTYPE
 
 
@@ -121,7 +120,6 @@ def build_provenance(
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
     """
-    seconds = machine.timing_seconds if machine else None
     return {
         "commit": origin.commit,
         "dirty": origin.dirty,
@@ -134,7 +132,6 @@ def build_provenance(
         "timings": machine.timings if machine else None,
         "kernels": os.environ.get("KVLAB_PLAIN", "") in ("", "0"),  # as in kvlab.model.kernels
         **({"weights": machine.weights} if machine and machine.weights != MODEL_DTYPE else {}),
-        **({} if seconds is None else {"timing_seconds": round(seconds, 3)}),
         "data": asdict(data) if data else None,
         "command": origin.command,
         "started": started,

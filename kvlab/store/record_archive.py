@@ -1,43 +1,90 @@
-"""The record of one sweep in one file: all that a report is made from, and no weights.
+"""The record of one sweep in one file: all that a report is made from, and weights if asked for.
 
-A ``.tar.xz`` with the names of a store: ``sweeps/<name>/``, ``trials/<id>/``, ``trainings/<id>/``.
-Equal records give equal bytes, so an archive can be committed beside its report.
+A ``.tar.xz`` with the names of a store: ``sweeps/<name>/``, ``trials/<id>/``, ``trainings/<id>/``,
+``trunks/<id>/``. Equal records give equal bytes, so an archive can be committed beside its report.
+Beside an archive at a URL lies its sha256, by which it is checked when it comes back.
 """
 
 import lzma
+import os
 import re
+import shutil
 import tarfile
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, write_atomic
+from kvlab.errors import (
+    CopyDamaged,
+    CopyError,
+    KvlabError,
+    RecordDamaged,
+    StoreError,
+    UsageError,
+)
+from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256
+from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import set_aside
 from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER
-from kvlab.store.sweep_backup import SWEEP_FILES, BackupSummary
+from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import DETAIL_FILES
 
 ARCHIVE_SUFFIX = ".tar.xz"
 
+# Of each directory the file that completes it comes last.
+SWEEP_FILES = (POINTS_FOLDER, "search.json", "reported.json", TIMINGS_FILE, "sweep.json")
 TRAINING_FILES = ("config.json", "start.json", "rungs.json", "diverged.json", "training.json")
+WEIGHT_FILES = ("checkpoints", "final")
 TRIAL_FILES = ("trial.json", *DETAIL_FILES, "result.json")
 
 _MAX_EXPANSION = 1000  # records shrink 10 to 30 times
 _ID = "[0-9a-f]{16}"
 _FILE = "[a-z]+([.][a-z]+)*"
+_WEIGHTS = "[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
 _NAME = re.compile(
     rf"(trials/{_ID}/{_FILE}|trainings/{_ID}/{_FILE}"
+    rf"|trainings/{_ID}/(final|checkpoints/step-[0-9]+)/{_WEIGHTS}"
+    rf"|trunks/{_ID}/step-[0-9]+/{_WEIGHTS}"
     rf"|sweeps/[A-Za-z0-9][A-Za-z0-9._-]*/({POINTS_FOLDER}/[a-z]+[0-9]*[.]json|{_FILE}))\Z"
 )
 
 
+@dataclass
+class CopySummary:
+    """What a copy in either direction did.
+
+    Attributes:
+        sweep: its name.
+        trials, files: numbers of those that were copied.
+        unchanged: number of trials that were there already.
+        missing: number of trials that have not ended.
+        in_use: number of trials that a process works on now.
+    """
+
+    sweep: str
+    trials: int = 0
+    files: int = 0
+    unchanged: int = 0
+    missing: int = 0
+    in_use: int = 0
+
+
 def is_archive(path: str | Path) -> bool:
-    """Return whether a path is named as an archive is."""
+    """Return whether a path or a URL is named as an archive is."""
     return str(path).endswith(ARCHIVE_SUFFIX)
 
 
-def write_archive(store: Store, name: str, path: Path) -> BackupSummary:
+def write_archive(store: Store, name: str, path: Path, weights: bool = False) -> CopySummary:
     """Write the record of a sweep. Trials that have not ended are left out.
+
+    Args:
+        weights: also write the weights and checkpoints of their trainings, and those of the
+            stable phase that token budgets share.
 
     Raises:
         RecordDamaged: A result or a file beside it is not what was written.
@@ -45,32 +92,46 @@ def write_archive(store: Store, name: str, path: Path) -> BackupSummary:
         StoreError: The file cannot be written.
     """
     planned = store.sweep_trials(name)
-    trials = [trial for trial in planned if _has_ended(store, trial)]
+    trials = sorted(trial for trial in planned if _has_ended(store, trial))
     trainings = sorted(filter(None, {store.read_training_id(trial) for trial in trials}))
-    files = [
-        *_list_files(store.sweep_directory(name), SWEEP_FILES),
-        *(
-            file
-            for training in trainings
-            for file in _list_files(store.training_directory(training), TRAINING_FILES)
-        ),
-        *(
-            file
-            for trial in sorted(trials)
-            for file in _list_files(store.trial_directory(trial), TRIAL_FILES)
-        ),
-    ]
+    trunks = sorted(filter(None, {store.read_trunk_id(trial) for trial in trials}))
+    files = list(_list_files(store.sweep_directory(name), SWEEP_FILES))
+    for training in trainings:
+        if weights and (damage := store.check_training(training, contents=True)):
+            raise RecordDamaged(f"{damage}; `kvlab verify --heal` moves it aside")
+        names = TRAINING_FILES + (WEIGHT_FILES if weights else ())
+        files += _list_files(store.training_directory(training), names)
+    for trunk in trunks if weights else ():
+        steps = [f"step-{step:08d}" for step in store.trunk_steps(trunk)]
+        files += _list_files(store.trunk_directory(trunk), steps)
+    for trial in trials:
+        files += _list_files(store.trial_directory(trial), TRIAL_FILES)
     with (
         atomic_file(path) as temporary,
-        lzma.open(temporary, "wb", preset=6) as stream,
+        lzma.open(temporary, "wb", preset=1 if weights else 6) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as archive,
     ):
         for file in files:
             entry = tarfile.TarInfo(file.relative_to(store.path).as_posix())
-            entry.size = file.stat().st_size
-            with file.open("rb") as source:
+            with file.open("rb") as source:  # a driver may replace the file meanwhile
+                entry.size = os.fstat(source.fileno()).st_size
                 archive.addfile(entry, source)
-    return BackupSummary(name, len(trials), len(files), missing=len(planned) - len(trials))
+    return CopySummary(name, len(trials), len(files), missing=len(planned) - len(trials))
+
+
+class _PlainFile(tarfile.TarInfo):
+    """An entry that is a regular file.
+
+    Anything else is refused by its header, before its contents are read: a header of PAX or of a
+    long name may be as large as it likes, and tarfile reads it whole.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_PlainFile":
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type != tarfile.REGTYPE:
+            raise ValueError(f"it holds {entry.name!r}, which is no plain file")
+        return entry
 
 
 def extract_archive(path: Path, folder: Path) -> Store:
@@ -84,16 +145,21 @@ def extract_archive(path: Path, folder: Path) -> Store:
     total = 0
     try:
         most = _MAX_EXPANSION * path.stat().st_size
-        with lzma.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with (
+            lzma.open(path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive,
+        ):
             for entry in archive:
-                total += entry.size
-                if not entry.isreg() or not _NAME.match(entry.name):
+                total += tarfile.BLOCKSIZE + entry.size
+                if not _NAME.match(entry.name):
                     raise _no_archive(path, f"it holds {entry.name!r}")
-                if entry.size > MAX_JSON_BYTES or total > most:
+                is_json = not entry.name.endswith(".safetensors")
+                if total > most or (is_json and entry.size > MAX_JSON_BYTES):
                     raise _no_archive(path, f"{entry.name} is too large")
                 source = archive.extractfile(entry)
                 assert source is not None, "a regular file has contents"
-                write_atomic(folder / entry.name, source.read())
+                with atomic_file(folder / entry.name) as temporary, temporary.open("wb") as target:
+                    shutil.copyfileobj(source, target)
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as error:
         raise _no_archive(path, str(error)) from None
     except OSError as error:
@@ -117,9 +183,227 @@ def _has_ended(store: Store, trial: str) -> bool:
     return status is not None
 
 
-def _list_files(directory: Path, names: tuple[str, ...]) -> Iterator[Path]:
+def _list_files(directory: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Iterate over files in the order of ``names``, without links and unfinished files."""
     for name in names:
         path = directory / name
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if file.is_file() and not file.is_symlink() and not file.name.startswith("."):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            is_hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
+            if file.is_file() and not file.is_symlink() and not is_hidden:
                 yield file
+
+
+# Into a store
+
+
+def restore_archive(store: Store, archive: Store) -> CopySummary:
+    """Put the record of an archive into ``store``, which may hold some of it.
+
+    What the store has stays: trials that have ended, weights, and the description, which may be
+    newer. Only what is damaged there is moved aside and replaced. What a process works on now is
+    not touched.
+
+    Args:
+        archive: see `extract_archive`.
+
+    Raises:
+        UsageError: a driver runs the sweep now.
+        CopyDamaged: weights in the archive are not what was written.
+        StoreError: the store cannot be written.
+    """
+    [name] = archive.sweep_names()
+    summary = CopySummary(name)
+    directory = store.sweep_directory(name)
+    if store.is_driven(name):
+        text = f"sweep = {name} is being run in {store.path}"
+        raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
+    with store.driver_lock(name).hold():
+        if not _is_described(store, name):
+            summary.files += _put_files(archive.sweep_directory(name), directory, SWEEP_FILES)
+        for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
+            assert trunk is not None
+            with store.trunk_lock(trunk).hold(timeout=0.0) as fence:
+                for step in archive.trunk_steps(trunk) if fence is not None else ():
+                    folder = f"step-{step:08d}"
+                    source, target = archive.trunk_directory(trunk), store.trunk_directory(trunk)
+                    if not (target / folder).exists():
+                        summary.files += _put_files(source, target, [folder], fence)
+        for trial in store.sweep_trials(name):
+            _restore_trial(store, archive, trial, summary)
+    return summary
+
+
+def _is_described(store: Store, name: str) -> bool:
+    """Return whether the store has the description of a sweep; move a damaged one aside."""
+    try:
+        store.sweep(name)
+    except RecordDamaged:
+        set_aside(store.sweep_directory(name), ["sweep.json"])
+        return False
+    except UsageError:
+        return False
+    return True
+
+
+def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummary) -> None:
+    """Put a trial that has ended in the archive into the store, after its training."""
+    if store.status(trial) not in (None, "damaged"):
+        summary.unchanged += 1
+    elif archive.status(trial) in (None, "damaged"):
+        summary.missing += 1
+        return
+    else:
+        with store.trial_lock(trial).hold(timeout=0.0) as fence:
+            if fence is None:
+                summary.in_use += 1
+                return
+            if store.status(trial) == "damaged":
+                store.set_aside_result(trial, fence)
+            source, target = archive.trial_directory(trial), store.trial_directory(trial)
+            summary.files += _put_files(source, target, TRIAL_FILES, fence)
+            summary.trials += 1
+    training = archive.read_training_id(trial)
+    if not training:
+        return
+    is_damaged = store.check_training(training, contents=True) is not None
+    if store.is_trained(training) and not is_damaged:
+        return
+    with store.training_lock(training).hold(timeout=0.0) as fence:
+        if fence is None:
+            return
+        if is_damaged:
+            store.set_aside_training(training, fence)
+        source, target = archive.training_directory(training), store.training_directory(training)
+        names = (*WEIGHT_FILES, *TRAINING_FILES)
+        summary.files += _put_files(source, target, names, fence)
+        if damage := store.check_training(training, contents=True):
+            store.set_aside_training(training, fence)
+            raise CopyDamaged(f"{damage}, as in the archive; copy it again from its store")
+
+
+def _put_files(source: Path, target: Path, names: Sequence[str], fence: Fence | None = None) -> int:
+    """Copy what differs, each file atomically and in order; return how many files that were."""
+    count = 0
+    for file in _list_files(source, names):
+        path = target / file.relative_to(source)
+        if not path.parent.resolve().is_relative_to(target.resolve()):
+            text = f"{path} lies outside of {target}, behind a symbolic link"
+            raise CopyError(f"{text}; remove the link, then copy again")
+        if path.is_file() and file_sha256(path) == file_sha256(file):
+            continue
+        with atomic_file(path, fence=fence) as temporary:
+            shutil.copyfile(file, temporary)
+        count += 1
+    return count
+
+
+# At a URL
+
+
+def copy_sweep(store: Store, name: str, place: str, weights: bool = False) -> CopySummary:
+    """Write the archive of a sweep to a place.
+
+    Args:
+        place: a file or a folder of this machine, or a URL that fsspec opens, such as
+            ``s3://bucket/kvlab``. A folder gets ``<sweep>.tar.xz``; a URL its sha256 beside it.
+        weights: see `write_archive`.
+
+    Raises:
+        CopyError: the URL cannot be reached or refuses.
+        UsageError, RecordDamaged, StoreError: see `write_archive`.
+    """
+    place = archive_at(place, name)
+    if "://" not in place:
+        return write_archive(store, name, Path(place), weights)
+    with tempfile.TemporaryDirectory() as folder, _open_url(place) as (fs, target):
+        path = Path(folder, name + ARCHIVE_SUFFIX)
+        summary = write_archive(store, name, path, weights)
+        fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        fs.put_file(str(path), f"{target}.part")  # an outage leaves the earlier archive whole
+        fs.mv(f"{target}.part", target)
+        line = f"{file_sha256(path)}  {target.rpartition('/')[2]}\n"  # as of sha256sum
+        fs.pipe_file(f"{target}.sha256", line.encode())
+    return summary
+
+
+def fetch_archive(place: str, folder: Path) -> Path:
+    """Return the path of an archive, which is fetched into ``folder`` if it lies at a URL.
+
+    Raises:
+        CopyDamaged: the file there does not have the sha256 beside it.
+        CopyError: the URL cannot be reached, or has no such file.
+    """
+    if "://" not in place:
+        return Path(place)
+    path = folder / "fetched"
+    with _open_url(place) as (fs, target):
+        expected = b""
+        if all(fs.info(one)["type"] == "file" for one in (target, f"{target}.sha256")):
+            expected = fs.cat_file(f"{target}.sha256", start=0, end=64)
+            fs.get_file(target, str(path))
+        if not expected or expected != file_sha256(path).encode():
+            text = f"{redact_url(place)} does not have the sha256 that is written beside it"
+            raise CopyDamaged(f"{text}; copy it again from a store that has the sweep")
+    return path
+
+
+def list_archives(place: str) -> list[str]:
+    """Return the archives in a folder or at a URL.
+
+    Raises:
+        CopyError: the URL cannot be reached.
+    """
+    with _open_url(place) as (fs, folder):
+        paths = fs.glob(f"{folder}/*{ARCHIVE_SUFFIX}")
+        return [f"{place.rstrip('/')}/{str(path).rpartition('/')[2]}" for path in sorted(paths)]
+
+
+def archive_at(place: str, name: str) -> str:
+    """Return where a sweep's archive lies: ``place`` itself, or in that folder."""
+    return place if is_archive(place) else f"{place.rstrip('/')}/{name}{ARCHIVE_SUFFIX}"
+
+
+def check_place(place: str, store: Store) -> None:
+    """Check where archives shall go before anything runs.
+
+    Raises:
+        UsageError: no file system is known or installed for the URL, or it lies in the store.
+    """
+    with _open_url(place) as (fs, path):
+        protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
+        if "file" in protocols and Path(path).resolve().is_relative_to(store.path.resolve()):
+            text = f"{redact_url(place)} lies in the store {store.path}"
+            raise UsageError(f"{text}; a copy there would be lost with it, so name another place")
+
+
+@contextmanager
+def _open_url(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system and the path of a URL, or raise CopyError for any error of theirs.
+
+    Raises:
+        UsageError: no file system is known or installed for the URL.
+    """
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        text = f"{redact_url(url)} cannot be opened: {error}"
+        raise UsageError(f"{text}; install what it names, or use another URL") from None
+    try:
+        fs.invalidate_cache()
+        yield fs, path.rstrip("/")
+    except KvlabError:
+        raise
+    except Exception as error:  # each file system has classes of its own
+        line = (str(error).splitlines() or [""])[0]
+        text = f"{redact_url(url)} cannot be used: {type(error).__name__}: {line}"
+        raise CopyError(f"{text}; check it, then run `kvlab copy`") from None
+
+
+def redact_url(url: str) -> str:
+    """Return a URL without user, password and query, which may be secrets."""
+    parts = urlsplit(url)
+    if not parts.netloc:
+        return url.partition("?")[0]
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")

@@ -170,6 +170,7 @@ class TimingSessionForm(TypedDict):
     threads: Count
     commit: Text | None
     trials: dict[Identifier, TimedTrialForm]
+    failure: NotRequired[Text]
 
 
 @_strict

@@ -261,7 +261,8 @@ class Store(TrialRecords):
     def timings(self, name: str) -> dict[str, TimingSession]:
         """Return, by trial, the session in which a trial of this sweep was timed again."""
         sessions = read_timings(self.sweep_directory(name))
-        return {trial: session for session in sessions for trial in session.trials}
+        timed = [session for session in sessions if not session.failure]
+        return {trial: session for session in timed for trial in session.trials}
 
     def sweep_trials(self, name: str) -> list[str]:
         """Return the trial ids of a sweep, each once, cell by cell."""

@@ -36,7 +36,7 @@ class TimedTrial:
 
 @dataclass(frozen=True)
 class TimingSession:
-    """Trials of one seed that were timed in turns, while nothing else used the machine.
+    """Trials of one seed that were timed in turns.
 
     Attributes:
         seed: of the trials.
@@ -44,6 +44,8 @@ class TimingSession:
         device, threads: where.
         commit: of the kvlab that took the times; None outside a checkout.
         trials: by id.
+        failure: why the session has no times, such as what else used the machine; empty if it has
+            them. It is recorded so that it is not tried at every submit.
     """
 
     seed: int
@@ -53,6 +55,7 @@ class TimingSession:
     threads: int
     commit: str | None
     trials: Mapping[str, TimedTrial]
+    failure: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "TimingSession":
@@ -61,12 +64,13 @@ class TimingSession:
             for trial, one in data["trials"].items()
         }
         keys = ("seed", "started", "finished", "device", "threads", "commit")
-        return cls(**{key: data[key] for key in keys}, trials=trials)
+        facts = {key: data[key] for key in keys}
+        return cls(**facts, trials=trials, failure=data.get("failure", ""))
 
     def describe(self) -> dict[str, Any]:
         """Return what a result says of the session, without the numbers."""
         facts = asdict(self)
-        del facts["trials"]
+        del facts["failure"]
         return {**facts, "trials": len(self.trials)}
 
 

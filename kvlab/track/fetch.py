@@ -116,7 +116,7 @@ def _find_complete_runs(client: "MlflowClient", experiment: str, parent: "Run") 
     runs: dict[str, Run] = {}
     for run in iter_runs(client, experiment, f"tags.`kvlab.store` = '{store_id}'"):
         tags = run.data.tags
-        if "kvlab.trial" in tags and tags.get("kvlab.digest") == tags.get("kvlab.intended"):
+        if "kvlab.trial" in tags and "kvlab.digest" in tags:
             runs.setdefault(tags["kvlab.trial"], run)
     return list(runs.values())
 

@@ -24,7 +24,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import collect_metrics
 from kvlab.store.store import list_cells
 
-VERSION = 2
+VERSION = 3
 """Raise it when the same record is mirrored differently: every run is then made anew."""
 
 PARENT = "parent"
@@ -78,6 +78,7 @@ class RunDescription:
         params, points, tags: as MLflow takes them.
         artifacts: pairs of folder inside the run and path relative to the trial's directory.
         dataset: name, digest, source and profile; None if the trial failed before it was known.
+        texts: further artifacts by their paths inside the run.
     """
 
     key: str
@@ -90,6 +91,12 @@ class RunDescription:
     tags: Mapping[str, str]
     artifacts: tuple[tuple[str, str], ...]
     dataset: Mapping[str, str] | None
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int | None:
+        """When the run ended, in ms; None while it runs."""
+        return None if self.status == "RUNNING" else self.finished
 
     @property
     def shown(self) -> str:
@@ -183,15 +190,15 @@ def _params(levels: Mapping[str, str], result: Mapping[str, Any]) -> dict[str, s
     return {name: truncate(value, MAX_PARAM_LENGTH) for name, value in params.items()}
 
 
-def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int | None:
-    """Return when the first trial of a sweep was started, in ms; None if none was.
+def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int:
+    """Return when the first trial of a sweep was started, in ms; 0 if none was.
 
     Attempts count as well as results. So it does not matter which trial ends first, and a sweep
     that is mirrored while it runs equals one that is mirrored at its end.
     """
     trials = {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}
     starts = (_first_attempt_ms(store, trial) or _result_start_ms(store, trial) for trial in trials)
-    return min((start for start in starts if start is not None), default=None)
+    return min((start for start in starts if start is not None), default=0)
 
 
 def _result_start_ms(store: Store, trial: str) -> int | None:

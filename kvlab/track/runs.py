@@ -75,7 +75,10 @@ def _are(values: Iterable[object], kind: type | UnionType) -> bool:
 
 
 class RunScope(NamedTuple):
-    """Where the runs of a sweep belong: MLflow's ids of experiment and parent run, the store's."""
+    """Where a run belongs: MLflow's ids of experiment and parent run, the store's.
+
+    The parent run itself has no parent: an empty string.
+    """
 
     experiment: str
     parent: str
@@ -123,65 +126,45 @@ def write_run(
     description: RunDescription,
     directory: Path,
     existing: Sequence[KnownRun],
-) -> bool:
-    """Make MLflow hold exactly one run as described, and return whether anything was written.
+) -> tuple[KnownRun, bool]:
+    """Make MLflow hold exactly one run as described; return it and whether it was written.
 
-    The tag ``kvlab.digest`` is written last and marks a complete run. A run without it that was
-    started for the same digest is completed: points carry times of the record, so MLflow treats
-    a point that is written twice as one. A complete run that shows other params or other last
-    values of its metrics than were written is made anew: its database is damaged.
+    A run that differs from its description is deleted and written again: its digest is another
+    one or is missing, as the digest is written last, or it shows other params, values or times
+    than were written, as where the database is damaged.
 
     Args:
         directory: of the trial, with the artifacts.
-        existing: runs of this key, the oldest first.
+        existing: runs of this key.
     """
-    parent = scope.parent
     digest = description.digest(directory)
-    keep = None
-    stale = []
+    shown = (digest, description.shown, description.status)
+    kept: KnownRun | None = None
     for run in existing:
-        is_complete = run.tags.get("kvlab.digest") == digest
-        is_damaged = is_complete and run.shown != description.shown
-        if keep is None and run.tags.get("kvlab.intended") == digest and not is_damaged:
-            keep = run
+        is_same = (run.tags.get("kvlab.digest"), run.shown, run.status) == shown
+        is_same = is_same and (run.ended == description.ended or not description.started)
+        if is_same and kept is None:
+            kept = run
         else:
-            stale.append(run)
-    delete_runs(client, stale)
-    if keep is not None and keep.tags.get("kvlab.digest") == digest:
-        return _repair_run(client, keep, description, parent) or bool(stale)
-    tags = {
-        **description.tags,
-        "mlflow.parentRunId": parent,
-        "kvlab.key": description.key,
-        "kvlab.store": scope.store_id,
-        "kvlab.intended": digest,
-    }
-    if keep is None:
-        start, name = description.started, description.name
-        keep = KnownRun.of(client.create_run(scope.experiment, start, tags, run_name=name))
-    run_id = keep.id
-    if keep.tags.get("mlflow.parentRunId") != parent:
-        client.set_tag(run_id, "mlflow.parentRunId", parent)
+            client.delete_run(run.id)
+    if kept is not None:
+        if scope.parent and kept.tags.get("mlflow.parentRunId") != scope.parent:
+            client.set_tag(kept.id, "mlflow.parentRunId", scope.parent)
+        return kept, False
+    tags = {**description.tags, "kvlab.key": description.key, "kvlab.store": scope.store_id}
+    if scope.parent:
+        tags["mlflow.parentRunId"] = scope.parent
+    start, name = description.started, description.name
+    run = KnownRun.of(client.create_run(scope.experiment, start, tags, run_name=name))
+    for path, text in description.texts.items():
+        client.log_text(run.id, text, path)
     for folder, path in description.artifacts:
-        client.log_artifact(run_id, str(directory / path), folder or None)
-    _log_dataset(client, run_id, description)
-    _log_batches(client, run_id, description, digest)
-    client.set_terminated(run_id, description.status, description.finished)
-    return True
-
-
-def _repair_run(
-    client: "MlflowClient", run: KnownRun, description: RunDescription, parent: str
-) -> bool:
-    """Repair a complete run whose parent was made anew or which was not terminated."""
-    changed = False
-    if run.tags.get("mlflow.parentRunId") != parent:
-        client.set_tag(run.id, "mlflow.parentRunId", parent)
-        changed = True
-    if (run.status, run.ended) != (description.status, description.finished):
-        client.set_terminated(run.id, description.status, description.finished)
-        changed = True
-    return changed
+        client.log_artifact(run.id, str(directory / path), folder or None)
+    _log_dataset(client, run.id, description)
+    _log_batches(client, run.id, description, digest)
+    if description.ended is not None:
+        client.set_terminated(run.id, description.status, description.ended)
+    return run, True
 
 
 def _log_batches(
@@ -210,12 +193,6 @@ def _log_dataset(client: "MlflowClient", run_id: str, description: RunDescriptio
         dataset = Dataset(source_type="kvlab", **description.dataset)
         context = InputTag("mlflow.data.context", "training")
         client.log_inputs(run_id, [DatasetInput(dataset, [context])])
-
-
-def delete_runs(client: "MlflowClient", runs: Sequence[KnownRun]) -> None:
-    """Move runs to MLflow's trash."""
-    for run in runs:
-        client.delete_run(run.id)
 
 
 # Logged models

@@ -86,20 +86,15 @@ def _cells_within_noise(study: Study) -> Iterator[Levels]:
             yield levels
 
 
-def summarize_states(states: Mapping[str, int]) -> str:
-    """Return how many trials ended how, in words."""
-    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-
-
-def describe_sweep(sweep: Mapping[str, Any], states: Mapping[str, int], report: Path | None) -> str:
+def describe_sweep(sweep: Mapping[str, Any], states: str, report: Path | None) -> str:
     """Return a sweep's description in Markdown: the report's answer, else the question.
 
     Args:
-        states: number of trials by status.
+        states: number of trials by status, in words.
         report: folder of the sweep's report; None if it was not made.
     """
     answer = _read_answer(report) if report is not None else ""
-    return f"{answer or sweep['question']}\n\n{summarize_states(states)}"
+    return f"{answer or sweep['question']}\n\n{states}"
 
 
 def _read_answer(report: Path) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +37,15 @@ from kvlab.track.run_description import (
     describe_run,
     find_start_ms,
     run_key,
+    to_milliseconds,
     truncate,
 )
-from kvlab.track.runs import KnownRun, RunScope, delete_runs, find_runs, log_models, write_run
+from kvlab.track.runs import KnownRun, RunScope, find_runs, log_models, write_run
 from kvlab.track.sweep_summary import (
     describe_sweep,
     experiment_tags,
     find_best_cell,
     measure_sweep,
-    summarize_states,
 )
 
 NOTE = "mlflow.note.content"
@@ -91,13 +91,13 @@ class Tracker:
         """Bring a sweep's experiment up to date with the record.
 
         The experiment gets one parent run, with numbers and the answer of the sweep, and below it
-        one run for every cell and seed that has ended. Runs that are up to date are not touched,
-        so a second call changes nothing. A run that a kill left incomplete is completed, one whose
-        result has changed is made anew, as are all that an earlier version of kvlab made, and runs
-        of this store that the record does not have are deleted.
+        one run for every cell and seed that has ended. Runs that equal the record are not touched,
+        so a second call changes nothing. Every other run of this store is deleted, and written
+        again if the record has it.
 
         Args:
-            report: folder of its report, logged with the parent run; None leaves that unchanged.
+            report: folder of its report, logged with the parent run; None leaves the report of an
+                unchanged sweep there.
 
         Raises:
             UsageError: the store has no such sweep.
@@ -107,18 +107,26 @@ class Tracker:
         with self._exclusive():
             experiment = self._get_experiment(sweep)
             runs = find_runs(self._client, experiment, self._store_id)
-            parent = self._get_parent(experiment, sweep, runs.pop(PARENT, []))
-            scope = RunScope(experiment, parent.id, self._store_id)
-            written, unchanged, ended = 0, 0, parent.started
+            scope = RunScope(experiment, "", self._store_id)
+            study = Study.load(self._store, sweep_name)
+            sweep_run = self._describe_parent(sweep, study)
+            folder = self._store.sweep_directory(sweep_name)
+            parent, is_new = write_run(self._client, scope, sweep_run, folder, runs.pop(PARENT, []))
+            scope = scope._replace(parent=parent.id)
+            written, unchanged = 0, 0
             for run in self._describe_runs(sweep):
-                if write_run(self._client, scope, run, self._directory(run), runs.pop(run.key, [])):
-                    written += 1
-                else:
-                    unchanged += 1
-                ended = max(ended, run.finished)
+                directory = self._store.trial_directory(run.tags["kvlab.trial"])
+                existing = runs.pop(run.key, [])
+                _, is_written = write_run(self._client, scope, run, directory, existing)
+                written += is_written
+                unchanged += not is_written
             stale = [run for group in runs.values() for run in group]
-            delete_runs(self._client, stale)
-            self._update_parent(parent, sweep, ended, None if report is None else Path(report))
+            for one in stale:
+                self._client.delete_run(one.id)
+            note = sweep_run.tags[NOTE] if is_new else None
+            if report is not None:
+                note = self._log_report(parent, sweep, sweep_run.tags["kvlab.states"], Path(report))
+            self._update_experiment(sweep, study.primary_metric, note)
         return MirrorSummary(sweep_name, experiment, written, unchanged, len(stale))
 
     def log_models(self, sweep_name: str) -> int:
@@ -147,15 +155,19 @@ class Tracker:
         sweep = self._store.sweep(sweep_name)
         with self._exclusive():
             experiment = self._get_experiment(sweep)
-            parents = find_runs(self._client, experiment, self._store_id, key=PARENT)
-            parent = self._get_parent(experiment, sweep, parents.get(PARENT, []))
-            if "search" not in sweep:  # whose description grows with every trial
-                self._log_description(parent, sweep)
-            scope = RunScope(experiment, parent.id, self._store_id)
+            scope = RunScope(experiment, "", self._store_id)
+            parents = find_runs(self._client, experiment, self._store_id, key=PARENT).get(PARENT)
+            if parents:
+                parent = parents[0]
+            else:
+                sweep_run = self._describe_parent(sweep, Study.load(self._store, sweep_name))
+                folder = self._store.sweep_directory(sweep_name)
+                parent, _ = write_run(self._client, scope, sweep_run, folder, [])
+            scope = scope._replace(parent=parent.id)
+            directory = self._store.trial_directory(trial_id)
             for run in self._describe_runs(sweep, trial_id):
                 known = find_runs(self._client, experiment, self._store_id, key=run.key)
-                found = known.get(run.key, [])
-                write_run(self._client, scope, run, self._directory(run), found)
+                write_run(self._client, scope, run, directory, known.get(run.key, []))
 
     def close_zombies(self) -> int:
         """Terminate this store's runs whose sweep no driver runs; return how many they were."""
@@ -169,7 +181,7 @@ class Tracker:
                     self._client, experiment.experiment_id, self._store_id, status="RUNNING"
                 )
                 for run in (run for group in running.values() for run in group):
-                    # A time from the record; `mirror` sets a better one if the result is there.
+                    # A time from the record; `mirror` writes the run again if the result is there.
                     self._client.set_terminated(run.id, "KILLED", run.started)
                     closed += 1
         return closed
@@ -192,17 +204,52 @@ class Tracker:
             self._client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
 
-    def _get_parent(
-        self, experiment: str, sweep: Mapping[str, Any], parents: Sequence[KnownRun]
-    ) -> KnownRun:
-        """Return the first of ``parents``, without the others, or a new parent run."""
-        if parents:
-            delete_runs(self._client, parents[1:])
-            return parents[0]
-        tags = {"kvlab.key": PARENT, "kvlab.store": self._store_id, "kvlab.sweep": sweep["name"]}
+    def _describe_parent(self, sweep: Mapping[str, Any], study: Study) -> RunDescription:
+        """Return the sweep's own run, with all that a report needs beside the results."""
+        name = sweep["name"]
+        statuses = {t: self._store.status(t) or "missing" for t in self._store.sweep_trials(name)}
+        states = Counter(statuses.values())
+        summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         started = find_start_ms(self._store, sweep)
-        run = self._client.create_run(experiment, started, tags, run_name=sweep["name"])
-        return KnownRun.of(run)
+        ends = (to_milliseconds(r["provenance"]["finished"]) for r in self._store.results(name))
+        finished = max(ends, default=started)
+        status = "FAILED" if states.get("failed") else "FINISHED"
+        if states.get("missing") or states.get("damaged"):
+            status = "RUNNING" if self._store.is_driven(name) else "KILLED"
+        directory = self._store.sweep_directory(name)
+        texts = {"sweep.json": seal_json(sweep).decode()}
+        tags = {RECORD_DIGEST: hashlib.sha256(texts["sweep.json"].encode()).hexdigest()}
+        if read_timings(directory):  # there and intact
+            texts[TIMINGS_FILE] = read_regular(directory / TIMINGS_FILE).decode()
+            tags[TIMINGS_DIGEST] = hashlib.sha256(texts[TIMINGS_FILE].encode()).hexdigest()
+        if damaged := [trial for trial, state in statuses.items() if state == "damaged"]:
+            texts[DAMAGED] = json.dumps(damaged)
+        if (best := find_best_cell(study)) is not None:
+            tags["kvlab.best"] = cell_name(sweep, dict(zip(study.factors, best, strict=True)))
+        tags |= {
+            "kvlab.sweep": name,
+            "kvlab.states": summary,
+            "kvlab.seeds": json.dumps(sweep["seeds"]),
+            "kvlab.baseline": json.dumps(sweep["baseline"]),
+            "kvlab.yaml_sha256": str(sweep.get("yaml_sha256", "")),
+            **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
+            "mlflow.source.name": str(sweep.get("command", "")),
+            "mlflow.source.type": "JOB",
+            NOTE: describe_sweep(sweep, summary, None),
+        }
+        return RunDescription(
+            key=PARENT,
+            name=name,
+            status=status,
+            started=started,
+            finished=finished,
+            params={},
+            points=tuple((key, x, finished, 0) for key, x in measure_sweep(study).items()),
+            tags={key: truncate(text, MAX_TAG_LENGTH) for key, text in tags.items() if text},
+            artifacts=(),
+            dataset=None,
+            texts={f"{RECORD}/{file}": text for file, text in texts.items()},
+        )
 
     def _describe_runs(
         self, sweep: Mapping[str, Any], only: str | None = None
@@ -224,64 +271,21 @@ class Tracker:
                     directory = self._store.trial_directory(trial)
                     yield describe_run(sweep, cell["levels"], result, directory)
 
-    def _directory(self, description: RunDescription) -> Path:
-        return self._store.trial_directory(description.tags["kvlab.trial"])
-
-    def _update_parent(
-        self, parent: KnownRun, sweep: Mapping[str, Any], ended: int, report: Path | None
-    ) -> None:
-        """Update what the sweep's own run and the experiment say, where it has changed."""
-        self._log_description(parent, sweep)
-        trials = self._store.sweep_trials(sweep["name"])
-        statuses = {trial: self._store.status(trial) or "missing" for trial in trials}
-        self._log_damaged(parent, [t for t, status in statuses.items() if status == "damaged"])
-        states: Counter[str] = Counter(statuses.values())
-        tags = _sweep_tags(sweep, states)
-        if report is not None:
-            tags["kvlab.report.digest"] = _hash_folder(report)
-            if parent.tags.get("kvlab.report.digest") != tags["kvlab.report.digest"]:
-                self._client.log_artifacts(parent.id, str(report), "report")
-        if report is not None or parent.tags.get("kvlab.states") != tags["kvlab.states"]:
-            tags[NOTE] = truncate(describe_sweep(sweep, states, report), MAX_TAG_LENGTH)
-        study = Study.load(self._store, sweep["name"])
-        if (best := find_best_cell(study)) is not None:
-            levels = dict(zip(study.factors, best, strict=True))
-            tags["kvlab.best"] = cell_name(sweep, levels)
-        for name, value in tags.items():
-            if parent.tags.get(name) != value:
-                self._client.set_tag(parent.id, name, value)
-        self._update_experiment(sweep, study.primary_metric, tags.get(NOTE))
-        status = _sweep_status(states, self._store.is_driven(sweep["name"]))
-        if status != "RUNNING":  # while it runs, only its first and last trial come here
-            self._log_metrics(parent, measure_sweep(study), ended)
-        self._update_status(parent, status, ended)
-
-    def _update_status(self, parent: KnownRun, status: str, ended: int) -> None:
-        if status == "RUNNING":
-            if parent.status != status:
-                self._client.update_run(parent.id, status)
-        elif (parent.status, parent.ended) != (status, ended):
-            self._client.set_terminated(parent.id, status, ended)
-
-    def _log_metrics(self, parent: KnownRun, metrics: Mapping[str, float], ended: int) -> None:
-        """Log the numbers of the sweep that have changed.
-
-        Their time is that of the last result; a correction without a newer result comes after it.
-        """
-        from mlflow.entities import Metric
-
-        known = self._client.get_run(parent.id).data.metrics
-        changed = {name: value for name, value in metrics.items() if known.get(name) != value}
-        times = [
-            point.timestamp + 1
-            for name in changed
-            if name in known
-            for point in self._client.get_metric_history(parent.id, name)
-        ]
-        time = max([ended, *times])
-        points = [Metric(name, value, time, 0) for name, value in changed.items()]
-        if points:
-            self._client.log_batch(parent.id, points)
+    def _log_report(
+        self, parent: KnownRun, sweep: Mapping[str, Any], states: str, report: Path
+    ) -> str:
+        """Log a report with the sweep's own run, if it is new there; return the answer in it."""
+        digest = hashlib.sha256()
+        for path in sorted(report.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(report).as_posix()
+                digest.update(f"{name} {file_sha256(path)}\n".encode())
+        note = truncate(describe_sweep(sweep, states, report), MAX_TAG_LENGTH)
+        if parent.tags.get("kvlab.report.digest") != digest.hexdigest():
+            self._client.log_artifacts(parent.id, str(report), "report")
+            self._client.set_tag(parent.id, NOTE, note)
+            self._client.set_tag(parent.id, "kvlab.report.digest", digest.hexdigest())
+        return note
 
     def _update_experiment(self, sweep: Mapping[str, Any], metric: str, note: str | None) -> None:
         """Set the experiment's tags, by which MLflow's page opens on the sweep's runs."""
@@ -293,55 +297,3 @@ class Tracker:
         for name, value in tags.items():
             if experiment.tags.get(name) != value:
                 self._client.set_experiment_tag(experiment.experiment_id, name, value)
-
-    def _log_description(self, parent: KnownRun, sweep: Mapping[str, Any]) -> None:
-        """Log the sweep's description and later times, so that reports need MLflow alone."""
-        directory = self._store.sweep_directory(sweep["name"])
-        files = {"sweep.json": (seal_json(sweep), RECORD_DIGEST)}
-        if read_timings(directory):  # there and intact
-            files[TIMINGS_FILE] = (read_regular(directory / TIMINGS_FILE), TIMINGS_DIGEST)
-        for name, (content, tag) in files.items():
-            digest = hashlib.sha256(content).hexdigest()
-            if parent.tags.get(tag) != digest:
-                self._client.log_text(parent.id, content.decode(), f"{RECORD}/{name}")
-                self._client.set_tag(parent.id, tag, digest)
-
-    def _log_damaged(self, parent: KnownRun, trials: Sequence[str]) -> None:
-        """Log which results cannot be read, so that reports made from MLflow say so too."""
-        text = json.dumps(trials)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest != parent.tags.get("kvlab.damaged.digest", _EMPTY_LIST_DIGEST):
-            self._client.log_text(parent.id, text, f"{RECORD}/{DAMAGED}")
-            self._client.set_tag(parent.id, "kvlab.damaged.digest", digest)
-
-
-_EMPTY_LIST_DIGEST = hashlib.sha256(b"[]").hexdigest()
-
-
-def _sweep_status(states: Mapping[str, int], is_driven: bool) -> str:
-    if states.get("missing") or states.get("damaged"):
-        return "RUNNING" if is_driven else "KILLED"
-    return "FAILED" if states.get("failed") else "FINISHED"
-
-
-def _sweep_tags(sweep: Mapping[str, Any], states: Mapping[str, int]) -> dict[str, str]:
-    tags = {
-        "kvlab.states": summarize_states(states),
-        "kvlab.seeds": json.dumps(sweep["seeds"]),
-        "kvlab.baseline": json.dumps(sweep["baseline"]),
-        "kvlab.yaml_sha256": str(sweep.get("yaml_sha256", "")),
-        **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
-        "mlflow.source.name": str(sweep.get("command", "")),
-        "mlflow.source.type": "JOB",
-    }
-    return {name: truncate(value, MAX_TAG_LENGTH) for name, value in tags.items() if value}
-
-
-def _hash_folder(folder: Path) -> str:
-    """Return the sha256 of every file's name and contents."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            digest.update(f"{name} {file_sha256(path)}\n".encode())
-    return digest.hexdigest()

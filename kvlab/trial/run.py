@@ -17,7 +17,6 @@ from typing import Literal, Protocol
 
 from kvlab.data import dataset_folder, set_aside_dataset
 from kvlab.errors import (
-    CopyError,
     DatasetDamaged,
     Diverged,
     LeaseLost,
@@ -27,7 +26,6 @@ from kvlab.errors import (
     SourceMissing,
     Stopped,
     StoreError,
-    UsageError,
     WorkerLost,
 )
 from kvlab.fs.atomic_files import write_atomic
@@ -45,10 +43,8 @@ from kvlab.store.attempt import (
     redirect_output,
     stall_seconds,
 )
-from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements, build_result, describe_trial
-from kvlab.store.sweep_backup import fetch_training
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.trial import Trial
@@ -125,7 +121,6 @@ def run_trial(
     make_stages: MakeStages | None = None,
     capture_output: bool = False,
     wait: bool = True,
-    copies: str | None = None,
 ) -> Outcome:
     """Run one trial to its end; do nothing if it has ended before.
 
@@ -140,8 +135,6 @@ def run_trial(
         make_stages: makes the stages; default training and measurement with torch.
         capture_output: append what this process prints to the attempt's log.
         wait: for another process that runs this trial, instead of returning ``elsewhere``.
-        copies: URL of the object storage that trainings are copied to. Weights that are damaged
-            or gone are fetched from there, if it has them; otherwise they are trained again.
 
     Returns:
         How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result, and the
@@ -153,7 +146,7 @@ def run_trial(
     """
     origin = origin or Origin()
     make_stages = make_stages or _make_torch_stages
-    run = _TrialRun(trial, Store(store), origin, stop_flags, make_stages, on_progress, copies)
+    run = _TrialRun(trial, Store(store), origin, stop_flags, make_stages, on_progress)
     try:
         return run.run(capture_output, wait)
     except Stopped:
@@ -173,10 +166,9 @@ class _TrialRun:
         stop_flags: Sequence[str | Path],
         make_stages: MakeStages,
         on_progress: OnProgress | None,
-        copies: str | None,
     ):
         self.trial, self.store, self.origin = trial, store, origin
-        self.make_stages, self.on_progress, self.copies = make_stages, on_progress, copies
+        self.make_stages, self.on_progress = make_stages, on_progress
         self.fences: list[Fence] = []
         self.fence: Fence | None = None
         self.should_stop = StopCheck(stop_flags, self.fences)
@@ -352,11 +344,9 @@ class _TrialRun:
             attempt.log_repair(f"{damage}; moved to {aside}")
 
     def train_locked(self, stages: Stages, directory: Path, attempt: Attempt, fence: Fence) -> None:
-        """Train, or fetch the weights of a training that was done before, and check its files."""
+        """Train, and compare with a training that was done before if its weights are gone."""
         trial, training = self.trial, self.trial.training_id
         earlier = self.store.earlier_training_record(training)
-        if earlier is not None and self.fetch_copy(training, attempt, fence):
-            return
         if trial.until is not None and trial.until in self.store.rungs(training):
             raise Paused(f"its training has paused after step {trial.until} before")
         message = self.store.divergence(training)
@@ -377,19 +367,6 @@ class _TrialRun:
             raise
         if earlier is not None:
             attempt.log_repair(self.compare_training(directory, earlier, fence))
-
-    def fetch_copy(self, training: str, attempt: Attempt, fence: Fence) -> bool:
-        """Fetch a training whose weights are gone from its copy; return whether that has them."""
-        if not self.copies:
-            return False
-        try:
-            fetch_training(self.store, ObjectStorage(self.copies), training, fence)
-        except (CopyError, UsageError) as error:
-            attempt.log(f"{error}; the training runs again")
-        if not self.store.is_trained(training):
-            return False
-        attempt.log_repair(f"training {training} is fetched from its copy, since it was lost here")
-        return True
 
     def compare_training(self, directory: Path, earlier: bytes, fence: Fence) -> str:
         """Return whether a training that was run again has the same weights, as a line.

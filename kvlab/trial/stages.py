@@ -202,8 +202,7 @@ class TorchStages:
             )
         is_exclusive = is_alone and not speed.is_disturbed
         timings: Literal["exclusive", "shared"] = "exclusive" if is_exclusive else "shared"
-        seconds = speed.timing_seconds
-        return speed, replace(self._machine, timings=timings, timing_seconds=seconds)
+        return speed, replace(self._machine, timings=timings)
 
     def _read_held_out(self) -> list[int]:
         """Return the text of the load of conversations; nothing if there is none."""

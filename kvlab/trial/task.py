@@ -22,7 +22,6 @@ def run_task(
     stop_flags: Sequence[str | Path] = (),
     capture_output: bool = False,
     wait: bool = True,
-    copies: str | None = None,
 ) -> Outcome:
     """Run a task; see `run_trial`, `run_smoke_test` and `run_joint_timing`.
 
@@ -38,7 +37,6 @@ def run_task(
                 stop_flags=stop_flags,
                 capture_output=capture_output,
                 wait=wait,
-                copies=copies,
             )
         case SmokeTest():
             return run_smoke_test(task)

@@ -14,8 +14,6 @@ from kvlab.fs.lock import Lock
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.sweep_backup import copy_trial
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -84,11 +82,11 @@ def submit(folder):
     return code, store, read_results(store)
 
 
-def run_driver(folder, copies=None, **options):
+def run_driver(folder, **options):
     """Run the trials alone."""
     store = Store(folder / "runs")
     planned = plan(load_sweep(folder / "s.yaml"), store)
-    run = partial(run_trial, store=store.path, copies=copies)
+    run = partial(run_trial, store=store.path)
     summary = Driver(planned, store, InlineExecutor(run), **options).run()
     found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
     return summary.exit_code, store, found
@@ -222,7 +220,7 @@ def uptrained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("loss", ["cut", "flip", "collected", "copied"])
+@pytest.mark.parametrize("loss", ["cut", "flip", "collected"])
 def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss):
     """Its trial is done; one that starts from its weights comes later."""
     shutil.copytree(uptrained, folder, dirs_exist_ok=True)
@@ -233,8 +231,6 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     before = {trial: path.read_bytes() for trial, path in before.items()}
     source, dependent = found["mha",], found["mqa",]
     weights = store.training_directory(source["training"]) / "final" / "model.safetensors"
-    storage = ObjectStorage(str(folder / "copies"))
-    copy_trial(store, storage, source["trial"])
     data = weights.read_bytes()
     if loss == "collected":
         shutil.rmtree(weights.parent)
@@ -245,8 +241,8 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     shutil.rmtree(store.trial_directory(dependent["trial"]))
     shutil.rmtree(store.training_directory(dependent["training"]))
 
-    events, copies = [], storage.url if loss == "copied" else None
-    code, store, again = run_driver(folder, copies=copies, on_event=events.append)
+    events = []
+    code, store, again = run_driver(folder, on_event=events.append)
     assert code == 0
     assert again["mqa",]["measurements"]["loss"] == dependent["measurements"]["loss"]
     assert again["mqa",]["curves"] == dependent["curves"]
@@ -258,11 +254,8 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     assert (aside / "final" / "model.safetensors").exists() == (loss != "collected")
     *_, said = [event.message for event in events if event.kind == "healed"]
     name = f"training {source['training']}"
-    if loss == "copied":
-        assert said == f"{name} is fetched from its copy, since it was lost here"
-    else:
-        assert said.startswith(f"{name} has run again, since its weights were lost")
-        assert said.endswith("they are the same, bit for bit")
+    assert said.startswith(f"{name} has run again, since its weights were lost")
+    assert said.endswith("they are the same, bit for bit")
     found = verify_record(store)
     assert (found.damaged, found.notes) == ([], [])
     notes = plan(load_sweep(folder / "s.yaml"), store).notes

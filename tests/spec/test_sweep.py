@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import load_sweep
-from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
+from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors
 
 SWEEP = """\
 question: What does it cost?
@@ -171,26 +170,6 @@ def test_a_search_chooses_its_own_cells(tmp_path, tail, message):
         assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [
             {"point": "base"}
         ]
-
-
-@pytest.mark.parametrize(
-    ("retime", "choices", "place"),
-    [
-        ("always", "", "e.yaml:5:56: benchmark.retime = always has no effect in a search"),
-        ("true", "", "e.yaml:5:56: benchmark.retime = true has no effect in a search"),
-        ("auto", "benchmark.retime: [auto]", "s.yaml:3:45: benchmark.retime has no effect"),
-    ],
-)
-def test_a_search_is_not_timed_again(tmp_path, retime, choices, place):
-    write_spec(tmp_path, EXPERIMENT.replace("new_tokens: 32", f"new_tokens: 32, retime: {retime}"))
-    choices = f"model.n_kv_head: [1, 2], {choices}"
-    text = (
-        "question: q\nexperiment: e.yaml\n"
-        f"search: {{choices: {{{choices}}}, objectives: [loss], trials: 2}}\n"
-    )
-    with pytest.raises(SpecError, match=r"kvlab report --confirm") as caught:
-        load_sweep(write_spec(tmp_path, text, "s.yaml"))
-    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(place)
 
 
 def test_what_a_sweep_decides(tmp_path):

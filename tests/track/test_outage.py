@@ -72,11 +72,7 @@ def timeless(runs):
             ]
             for key, points in history.items()
         }
-        for own in (
-            "kvlab.digest",
-            "kvlab.intended",
-            "kvlab.store",
-        ):  # of the record, with its times
+        for own in ("kvlab.digest", "kvlab.store"):  # of the record, with its times
             assert tags.pop(own, None) or name == "s"
         facts = {"status": info[0], "params": params, "metrics": metrics, "tags": tags}
         timeless_runs[name] = {**facts, "files": sorted(files), "data": datasets}

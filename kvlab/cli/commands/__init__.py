@@ -26,7 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "ui": ("kvlab.cli.commands.ui", "browse the results in MLflow"),
     "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
-    "copy": ("kvlab.cli.commands.copy", "copy the record to object storage, or restore it"),
+    "copy": (
+        "kvlab.cli.commands.copy",
+        "copy the record to a file or a URL, or restore it",
+    ),
     "data": ("kvlab.cli.commands.data", "get and prepare text and evaluation sets"),
     "generate": ("kvlab.cli.commands.generate", "continue a text with a trained model"),
     "bench": ("kvlab.cli.commands.bench", "measure memory, latency, throughput and limits"),

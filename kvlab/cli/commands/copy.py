@@ -1,4 +1,4 @@
-"""`kvlab copy`: copy finished results and weights to object storage, or a record to one file."""
+"""`kvlab copy`: write the record of a sweep to one file, here or in object storage, and read it."""
 
 import argparse
 import json
@@ -9,19 +9,18 @@ from pathlib import Path
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.record_archive import (
     ARCHIVE_SUFFIX,
-    extract_archive,
-    is_archive,
-    write_archive,
-)
-from kvlab.store.sweep_backup import (
-    BackupSummary,
-    check_outside_store,
+    CopySummary,
+    archive_at,
+    check_place,
     copy_sweep,
-    list_copied_sweeps,
-    restore_sweep,
+    extract_archive,
+    fetch_archive,
+    is_archive,
+    list_archives,
+    redact_url,
+    restore_archive,
 )
 
 
@@ -30,12 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument(
         "--to",
-        metavar="URL",
-        help=f"copy what is new here to s3://bucket/folder, a folder, ...; FILE{ARCHIVE_SUFFIX}"
-        " gets the record of SWEEP without weights, enough for its report",
+        metavar="PLACE",
+        help=f"write the record of a sweep to this FILE{ARCHIVE_SUFFIX}, or to"
+        f" SWEEP{ARCHIVE_SUFFIX} in this folder or URL (s3://bucket/folder)",
     )
     direction.add_argument(
-        "--from", dest="origin", metavar="URL", help="restore what is missing here"
+        "--from", dest="origin", metavar="PLACE", help="put what is missing here into the store"
+    )
+    parser.add_argument(
+        "--weights", action="store_true", help="with --to: also weights and checkpoints"
     )
     add_store(parser)
     add_json(parser)
@@ -43,56 +45,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    if is_archive(options.to or options.origin):
-        return _copy_archive(store, options)
-    storage = ObjectStorage(options.to or options.origin)
-    check_outside_store(storage, store)
-    names = None if options.sweep is None else [sweep_name(options.sweep)]
+    place: str = options.to or options.origin
+    name = None if options.sweep is None else sweep_name(options.sweep)
     if options.to:
-        source, target = options.store, storage.url
-        names = names or store.sweep_names()
-        for name in names:
-            store.sweep(name)  # refuse an unknown sweep before anything is copied
-        summaries = [copy_sweep(store, storage, name) for name in names]
+        if name is None and is_archive(place):
+            text = f"--to {place} is the record of one sweep"
+            raise UsageError(f"{text}; name it: `kvlab copy SWEEP`")
+        check_place(place, store)
+        names = store.sweep_names() if name is None else [name]
+        for one in names:
+            store.sweep(one)  # refuse an unknown sweep before anything is copied
+        summaries = [copy_sweep(store, one, place, options.weights) for one in names]
+    elif options.weights:
+        raise UsageError("--weights belongs to --to; --from takes all that the archive has")
     else:
-        source, target = storage.url, options.store
-        names = names or list_copied_sweeps(storage)
-        summaries = [restore_sweep(store, storage, name) for name in names]
+        archives = list_archives(place) if name is None and not is_archive(place) else None
+        archives = [archive_at(place, name or "")] if archives is None else archives
+        summaries = [_restore(store, archive, name) for archive in archives]
+    shown = redact_url(place)
+    source, target = (options.store, shown) if options.to else (shown, options.store)
     if options.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=1))
     elif not summaries:
         print(f"{source} holds no sweep; nothing to do")
     else:
-        for summary in summaries:
-            print("\n  ".join([_format_summary(summary, target), *summary.damaged]))
-    return int(any(summary.damaged for summary in summaries))
+        print("\n".join(_format_summary(summary, target) for summary in summaries))
+    return 0
 
 
-def _copy_archive(store: Store, options: argparse.Namespace) -> int:
-    """Write the record of a sweep to one file, or put what the file has into the store."""
-    path = Path(options.to or options.origin)
-    if options.to:
-        if options.sweep is None:
-            raise UsageError(f"--to {path} is the record of one sweep; name it: `kvlab copy SWEEP`")
-        summary = write_archive(store, sweep_name(options.sweep), path)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            archive = extract_archive(path, Path(folder, "record"))
-            storage = ObjectStorage(str(Path(folder, "copy")))
-            [name] = archive.sweep_names()
-            if options.sweep is not None and sweep_name(options.sweep) != name:
-                text = f"{path} is the record of {name}, not of {sweep_name(options.sweep)}"
-                raise UsageError(f"{text}; leave the name out")
-            copy_sweep(archive, storage, name)
-            summary = restore_sweep(store, storage, name)
-    if options.json:
-        print(json.dumps([asdict(summary)], indent=1))
-    else:
-        print(_format_summary(summary, str(path if options.to else options.store)))
-    return int(bool(summary.damaged))
+def _restore(store: Store, place: str, name: str | None) -> CopySummary:
+    """Put what an archive has into the store."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = extract_archive(fetch_archive(place, Path(folder)), Path(folder, "record"))
+        [found] = archive.sweep_names()
+        if name is not None and name != found:
+            text = f"{redact_url(place)} is the record of {found}, not of {name}"
+            raise UsageError(f"{text}; leave the name out")
+        return restore_archive(store, archive)
 
 
-def _format_summary(summary: BackupSummary, target: str) -> str:
+def _format_summary(summary: CopySummary, target: str) -> str:
     parts = [
         f"{summary.trials} trials copied to {target} ({summary.files} files)",
         f"{summary.unchanged} were there",

@@ -46,7 +46,7 @@ from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
-from kvlab.sweep.driver.retiming import RetimingRun, plan_retiming
+from kvlab.sweep.driver.retiming import plan_retiming, time_again
 from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
@@ -96,6 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="also run trials that failed before"
     )
     parser.add_argument(
+        "--retime",
+        action="store_true",
+        help="time trials again at the end that were disturbed when an earlier submit did so",
+    )
+    parser.add_argument(
         "--promote",
         action="append",
         default=[],
@@ -114,8 +119,8 @@ def _add_publishing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--copy-to",
         default=os.environ.get(COPY_TO_VARIABLE),
-        metavar="URL",
-        help="copy results and checkpoints to this object storage or folder"
+        metavar="PLACE",
+        help="copy the record, as `kvlab copy` does, every ten minutes to this URL or folder"
         f" (default: {COPY_TO_VARIABLE}, else nowhere)",
     )
     parser.add_argument(
@@ -230,7 +235,8 @@ def _run_sweep(
     sweep, missing = stage.plan.sweep, trials_to_run(stage.plan, options.retry_failed)
     command = _redact_command(options)
     may_run = bool(missing) or sweep.search is not None or not stage.is_last
-    may_run = may_run or _will_retime(stage.plan, store)
+    with contextlib.suppress(UsageError, StoreError):  # no description, or one to be written anew
+        may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime).sessions)
     origin, stop_flag = capture_origin(command), store.new_driver_stop_flag(sweep.name)
     stop_flags = store.stop_flag(sweep.name), stop_flag
     display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
@@ -262,23 +268,17 @@ def _run_sweep(
         display.print_line(f"{trials}{location}; record in {options.store}")
         summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
         if not (summary.stopped or summary.states["missing"] or summary.has_more):
-            run = RetimingRun(plans[-1], store, executor, origin, stop_flag, display.print_line)
             started = time.monotonic()
-            with stop_on_signal(run.stop):
-                is_over = run.run()
+            is_over = time_again(
+                plans[-1], store, executor, origin, stop_flag, display.print_line,
+                repeat=options.retime,
+            )  # fmt: skip
             seconds = summary.seconds + time.monotonic() - started
             summary = replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
         is_forced = False
         return _add_tuning_trials(summary, store, sweep.name)
     finally:
         executor.close(force=is_forced)
-
-
-def _will_retime(planned: Plan, store: Store) -> bool:
-    """Return whether trials that have all ended are timed again."""
-    with contextlib.suppress(UsageError, StoreError):  # no description, or one to be written anew
-        return plan_retiming(planned, store).will_run
-    return False
 
 
 def _add_tuning_trials(summary: Summary, store: Store, sweep: str) -> Summary:
@@ -425,7 +425,6 @@ def _make_executor(
         stop_flags=stop_flags,
         capture_output=capture_output,
         wait=False,
-        copies=options.copy_to,
     )
     return make_executor(name, run_one, options.address if may_run else None)
 

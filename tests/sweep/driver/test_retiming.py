@@ -8,14 +8,15 @@ from kvlab.analysis.study import Study
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.serving_speed import report_speed
+from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
+from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.result import TrialMeasurements, build_result
-from kvlab.store.sweep_backup import copy_sweep, restore_sweep
 from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.store.verification import heal_damage, verify_record
-from kvlab.sweep.driver.retiming import RetimingRun, announce_retiming, plan_retiming
+from kvlab.sweep import plan
+from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming, time_again
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import EXPERIMENT, SWEEP, identify, tiny_plan
@@ -41,21 +42,21 @@ def first_times(trial):
     return {**TIMES, "tpot_ms_p50": 8.0 + int(trial.id[:2], 16) / 256}
 
 
-def write_record(folder, seconds: float | None = 0.5, minutes=10, timings="shared"):
-    """Write a sweep whose trials ran side by side for some minutes, each timed for ``seconds``."""
+def write_record(folder, timings="shared"):
+    """Write a sweep whose trials ran side by side."""
     store = Store(folder / "runs")
     planned = tiny_plan(folder, store)
     for one in planned.trials:
-        write_trial(store, one.trial, seconds, minutes, timings)
+        write_trial(store, one.trial, timings)
     store.write_sweep(describe_sweep(planned, yaml="y", experiment_yaml="e", command="c"))
     return store
 
 
-def write_trial(store, trial, seconds=0.5, minutes=10, timings="shared", loss=2.0):
-    machine = Machine("stub", 1, timings, seconds)
+def write_trial(store, trial, timings="shared", loss=2.0):
+    machine = Machine("stub", 1, timings)
     data = DataProvenance("0" * 64, trial.data_identity, "none", "bytes")
     facts = build_provenance(Origin(), started="", attempts=1, machine=machine, data=data)
-    facts |= {"started": "2026-01-01T10:00:00Z", "finished": f"2026-01-01T10:{minutes:02}:00Z"}
+    facts |= {"started": "2026-01-01T10:00:00Z", "finished": "2026-01-01T10:10:00Z"}
     measured = TrialMeasurements(
         {"loss": loss, **first_times(trial)}, {"train_loss": [], "validation_loss": []}, {"steps": 20}, machine,
         data, benchmark=LINES,
@@ -92,12 +93,14 @@ class StubSession:
         return "done"
 
 
-def run_retiming(planned, store, session):
+def run_retiming(planned, store, session, repeat=False):
     lines = []
     flag = store.new_driver_stop_flag("s")
     executor = InlineExecutor(session)
-    run = RetimingRun(planned, store, executor, Origin("c0ffee"), flag, lines.append)
-    return run.run(), lines
+    is_over = time_again(
+        planned, store, executor, Origin("c0ffee"), flag, lines.append, repeat=repeat
+    )
+    return is_over, lines
 
 
 def speed_text(study):
@@ -112,7 +115,7 @@ def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path
     assert before.effects("tpot_ms_p50")[0].verdict_name == "disturbed"
     over, lines = run_retiming(planned, store, session)
     assert over
-    assert "timing 8 trials in 2 sessions again, alone and in turns, about 4s, 1% of" in lines[0]
+    assert "timing 8 trials in 2 sessions again, alone and in turns" in lines[0]
     assert [(task.seed, len(task.experiments)) for task in session.tasks] == [(0, 4), (1, 4)]
     base = planned.trials[0].trial
     assert base.id == planned.cells[0].trials[0]
@@ -134,44 +137,45 @@ def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path
     assert not list((store.path / "sweeps" / "s").glob(".timing*"))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "minutes", "mode", "will_run", "text"),
-    [
-        (7.0, 10, "auto", True, "about 56s, 9% of the sweep's time"),
-        (8.0, 10, "auto", False, "would take about 1m04s, over a tenth of the sweep's 10m00s"),
-        (8.0, 10, "always", True, "(benchmark.retime: always)"),
-        (0.1, 10, "never", False, ""),
-        (None, 10, "auto", False, "do not say how long that took"),
-        (None, 10, "always", True, ""),
-    ],
-)
-def test_it_is_decided_by_its_cost(tmp_path, seconds, minutes, mode, will_run, text):
-    store = write_record(tmp_path, seconds, minutes)
-    decision = plan_retiming(make_plan(tmp_path, store, mode), store)
-    assert decision.will_run is will_run
-    assert text in decision.line
-
-
 def test_times_that_compare_are_left_alone(tmp_path):
     store = write_record(tmp_path, timings="exclusive")
-    assert not plan_retiming(make_plan(tmp_path, store, "always"), store).line
+    assert not plan_retiming(make_plan(tmp_path, store), store).line
+
+
+def test_first_times_are_kept_where_the_spec_says_so(tmp_path):
+    store = write_record(tmp_path)
+    assert not plan_retiming(make_plan(tmp_path, store, "never"), store).line
 
 
 @pytest.mark.parametrize("problem", ["other processes used 40% of the cores", "out of memory"])
-def test_a_session_that_is_disturbed_or_fails_leaves_the_first_times(tmp_path, problem):
+def test_a_session_that_fails_leaves_the_first_times_and_is_repeated_only_if_asked(
+    tmp_path, problem
+):
     store = write_record(tmp_path)
-    tries = 1 if problem == "out of memory" else 2
-    session = StubSession(dict.fromkeys(range(1, tries + 1), problem))
-    planned = make_plan(tmp_path, store)
+    planned, session = make_plan(tmp_path, store), StubSession({1: problem})
     _, lines = run_retiming(planned, store, session)
-    assert [task.seed for task in session.tasks[: tries + 1]] == [0] * tries + [1]
-    assert f"not done, the first times stay: {problem}" in lines[1]
-    assert [one.seed for one in read_timings(store.sweep_directory("s"))] == [1]
-    if tries == 2:
-        assert "4 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
-        run_retiming(planned, store, again := StubSession())
-        assert [task.seed for task in again.tasks] == [0]
-        assert not Study.load(store, "s").timing_obstacle
+    assert [task.seed for task in session.tasks] == [0, 1]
+    assert f"{problem}; the first times stay, marked as disturbed" in lines[1]
+    assert "4 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
+    assert store.timings("s").keys() == set(session.tasks[1].experiments)
+    assert not plan_retiming(planned, store).sessions
+    run_retiming(planned, store, later := StubSession())
+    assert not later.tasks
+    run_retiming(planned, store, again := StubSession(), repeat=True)
+    assert [task.seed for task in again.tasks] == [0]
+    assert not Study.load(store, "s").timing_obstacle
+    assert not verify_record(store).damaged
+
+
+def test_a_session_that_fails_replaces_no_times(tmp_path):
+    store = write_record(tmp_path)
+    planned = make_plan(tmp_path, store)
+    run_retiming(planned, store, StubSession())
+    trial = planned.trials[0].trial
+    (store.trial_directory(trial.id) / "result.json").unlink()
+    write_trial(store, trial, loss=3.0)
+    run_retiming(planned, store, StubSession({1: "out of memory"}))
+    assert "1 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
 
 
 def test_after_a_kill_only_what_is_not_recorded_is_timed(tmp_path):
@@ -246,35 +250,24 @@ def check_healed(planned, store):
 def test_copies_have_the_new_times(tmp_path):
     store = write_record(tmp_path)
     run_retiming(make_plan(tmp_path, store), store, StubSession())
-    storage = ObjectStorage(str(tmp_path / "copy"))
-    copy_sweep(store, storage, "s")
-    restored = Store(tmp_path / "restored")
-    restore_sweep(restored, storage, "s")
+    write_archive(store, "s", tmp_path / "s.tar.xz")
+    restored = extract_archive(tmp_path / "s.tar.xz", tmp_path / "restored")
     assert not Study.load(restored, "s").timing_obstacle
 
 
 def test_plan_says_beforehand_what_becomes_of_the_times(tmp_path):
     store = Store(tmp_path / "runs")
-    assert "if that takes under a tenth" in announce_retiming(make_plan(tmp_path, store), 2)
-    assert "(benchmark.retime: never)" in announce_retiming(make_plan(tmp_path, store, "never"), 2)
+    assert "timed again at the end" in announce_retiming(make_plan(tmp_path, store), 2)
+    assert not announce_retiming(make_plan(tmp_path, store, "never"), 2)
     assert not announce_retiming(make_plan(tmp_path, store), 1)
 
 
-def test_the_setting_changes_no_id_and_takes_booleans(tmp_path):
+def test_the_setting_changes_no_id(tmp_path):
     ids = [one.trial.id for one in tiny_plan(tmp_path).trials]
-    for written in ("always", "true", "false"):
-        text = EXPERIMENT.replace("new_tokens: 4}", f"new_tokens: 4, retime: {written}}}")
-        assert text != EXPERIMENT
-        planned = plan_of(tmp_path, text)
-        assert [one.trial.id for one in planned.trials] == ids
-        expected = {"true": "always", "false": "never"}.get(written, written)
-        assert planned.trials[0].trial.experiment.benchmark.retime == expected
-
-
-def plan_of(folder, experiment):
-    from kvlab.spec import load_sweep
-    from kvlab.sweep import plan
-
-    (folder / "s.yaml").write_text(SWEEP)
-    (folder / "e.yaml").write_text(experiment)
-    return plan(load_sweep(folder / "s.yaml"), identify=identify)
+    text = EXPERIMENT.replace("new_tokens: 4}", "new_tokens: 4, retime: never}")
+    assert text != EXPERIMENT
+    (tmp_path / "s.yaml").write_text(SWEEP)
+    (tmp_path / "e.yaml").write_text(text)
+    planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
+    assert [one.trial.id for one in planned.trials] == ids
+    assert planned.trials[0].trial.experiment.benchmark.retime == "never"

@@ -12,8 +12,7 @@ from kvlab.errors import RecordDamaged, SpecError, StoreError
 from kvlab.fs import sealed_files
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
-from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.sweep_backup import copy_sweep, restore_sweep
+from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
@@ -204,10 +203,8 @@ def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path):
 def test_a_copy_of_a_search_goes_on_where_it_stood(tmp_path):
     store, _, driver = searching(tmp_path, stop_at=9)
     driver.run()
-    storage = ObjectStorage(str(tmp_path / "copy"))
-    copy_sweep(store, storage, "s")
-    restored = Store(tmp_path / "restored")
-    restore_sweep(restored, storage, "s")
+    write_archive(store, "s", tmp_path / "s.tar.xz")
+    restored = extract_archive(tmp_path / "s.tar.xz", tmp_path / "restored")
     assert history(restored) == history(store)
     assert restored.sweep("s") == store.sweep("s")
 
