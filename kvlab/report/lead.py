@@ -1,8 +1,13 @@
 """The first sentences of a report: the smallest caches that are shown to be cheap, or not to cost.
 
 Three things are said of the cells that store less than their reference: which is the smallest that
-is shown to cost less than the margin, which is the smallest that is not shown to cost more, and
-which levels are shown to cost. What saves no byte has a sentence of its own.
+is clearly shown to cost less than the margin, which smaller ones are not clearly shown to cost
+more, and which levels are clearly shown to cost. What saves no byte has a sentence of its own.
+
+The sentences are to stand when every loss moves a little, so they keep a distance from thresholds.
+A cell whose upper end is close to the margin is not clearly below it, on whichever side it is. Its
+interval is listed among those of the smallest caches. Cells are listed by size and levels in the
+order of the design, which do not move. Words of verdicts stand in the tables.
 """
 
 from kvlab.analysis.effects import Effect
@@ -22,6 +27,10 @@ from kvlab.store.metrics import METRICS
 MAX_NAMED = 3
 """Levels that the sentences name; the list of levels has all."""
 
+FROM_MARGIN, FROM_ZERO = 0.1, 0.05
+"""Distances from which on an end is clearly below the margin, in margins, or above zero, in half
+widths of the interval."""
+
 
 def write_lead(study: Study) -> list[Paragraph]:
     """Return the first sentences."""
@@ -35,13 +44,13 @@ def write_lead(study: Study) -> list[Paragraph]:
         text = "The baseline has no finished trial yet: no cost is known."
         return [Paragraph((text,), tone="lead")]
     compared = [row for row in smaller if row.found is not None]
-    first = _judge_smaller(study, compared) if compared else _count_verdicts(study)
-    rest = (*_describe_costs(study), *_describe_free_levels(study))
+    first = _judge_smaller(study, compared) if compared else _list_levels(study)
+    rest = (*_describe_costs(study), *(_describe_free_levels(study) if compared else ()))
     return [Paragraph(tuple(first), tone="lead"), *([Paragraph(rest)] if rest else [])]
 
 
 def _judge_smaller(study: Study, rows: list[AblationRow]) -> list[Span]:
-    """Name the smallest cache that is shown to be cheap, and the smallest not shown to cost."""
+    """Name the smallest cache that is clearly cheap, and smaller ones not shown to cost."""
     margin, unit = study.decide.margin, difference_unit(study.primary_metric)
     tested = [row for row in rows if row.interval is not None or row.verdict_name == "identical"]
     if not tested:
@@ -49,32 +58,41 @@ def _judge_smaller(study: Study, rows: list[AblationRow]) -> list[Span]:
         best = min(rows, key=lambda row: (row.levels not in front, -(row.kv_factor or 0.0)))
         why = "one seed does not tell it from noise" if len(study.seeds) == 1 else "not tested"
         return [*_name_cell(study, best), f", at {_difference(study, best)}; {why}."]
-    limit = f"{margin:g} {unit}" if margin is not None else "nothing"
-    what = f"shown to cost less than {limit}" if margin is not None else "shown to cost nothing"
-    cheap = [row for row in tested if row.verdict_name in CHEAP]
-    spared = [row for row in tested if row.verdict_name not in WORSE]
-    spans: list[Span] = []
+    what = f"shown to cost {'nothing' if margin is None else f'less than {margin:g} {unit}'}"
+    limit = (1 - FROM_MARGIN) * (margin or 0.0)
+    cheap = [r for r in tested if r.verdict_name in CHEAP and _costs(study, r)[1] <= limit]
+    spared = [row for row in tested if not _is_clearly_worse(study, row)]
+    spans: list[Span] = [f"No smaller cache is clearly {what}."]
     if cheap:
-        best = _smallest(cheap)
-        spans += ["The smallest cache that is ", what, " is that of "]
+        best = max(cheap, key=_size_factor)
+        spans = [f"The smallest cache that is clearly {what} is that of "]
         spans += [*_name_cell(study, best, " It stores"), f", {_state_cost(study, best)}."]
-    elif spared:
-        spans.append(f"No smaller cache is {what}.")
-    else:
-        best = min(tested, key=lambda row: _worst_cost(study, row))
-        spans += ["Every smaller cache that was tested is shown to cost. The cheapest is that of "]
+        if best in spared:
+            spared = [row for row in spared if _size_factor(row) > _size_factor(best)]
+    elif not spared:
+        best = min(tested, key=lambda row: _costs(study, row)[1])
+        shown = "Every smaller cache that was tested is clearly shown to cost."
+        spans = [f"{shown} The cheapest is that of "]
         return [*spans, *_name_cell(study, best, " It stores"), f", at {_difference(study, best)}."]
-    if spared:
-        open_one = _smallest(spared)
-        if not cheap or open_one.levels != best.levels:
-            spans += [" The smallest that is not shown to cost more is that of "]
-            spans += [*_name_cell(study, open_one, " It stores")]
-            spans += [f", at {_difference(study, open_one)}: {open_one.found.verdict}."]  # type: ignore[union-attr]
-    return spans
+    return [*spans, *_list_spared(study, sorted(spared, key=_size_factor, reverse=True))]
 
 
-def _smallest(rows: list[AblationRow]) -> AblationRow:
-    return max(rows, key=lambda row: row.kv_factor or 0.0)
+def _list_spared(study: Study, rows: list[AblationRow]) -> list[Span]:
+    """List cells that are not shown to cost, with their sizes and intervals."""
+    spans: list[Span] = []
+    for number, row in enumerate(rows[:MAX_NAMED]):
+        reference = study.estimand.reference(row.levels)
+        than = "" if reference == study.baseline else f" less than {study.label(reference)}"
+        trained = f" {_compare_tokens(row)}".rstrip()
+        spans += ["; " if number else " Not clearly shown to cost more, the smallest first: "]
+        spans += [Strong(study.label(row.levels)), f" {format_ratio(_size_factor(row))}{than}"]
+        spans += [f"{trained} at {_difference(study, row, is_short=number > 0)}"]
+    more = len(rows) - MAX_NAMED
+    return [*spans, f"; and {more} more." if more > 0 else "."] if rows else []
+
+
+def _size_factor(row: AblationRow) -> float:
+    return row.kv_factor or 0.0
 
 
 def _name_cell(study: Study, row: AblationRow, stores: str = " stores") -> list[Span]:
@@ -83,11 +101,17 @@ def _name_cell(study: Study, row: AblationRow, stores: str = " stores") -> list[
     of = "the baseline" if reference == study.label(study.baseline) else reference
     text = f"{stores} {format_ratio(row.kv_factor or 1.0)} less K/V than {of}"
     dot = "." if stores.startswith(" It") else ""
-    factor = row.found.token_factor if row.found is not None else None
-    if factor is not None and factor != 1.0:
-        more = "more" if factor > 1 else "less"
-        text += f" and was trained on {format_percent(abs(factor - 1))} {more} tokens"
+    trained = _compare_tokens(row)
+    text += f" and was {trained}" if trained else ""
     return [Strong(study.label(row.levels)), f"{dot}{text}"]
+
+
+def _compare_tokens(row: AblationRow) -> str:
+    """Say how many more tokens a cell was trained on than its reference; empty if equal."""
+    factor = row.found.token_factor if row.found is not None else None
+    if factor is None or factor == 1.0:
+        return ""
+    return f"trained on {format_percent(abs(factor - 1))} {'more' if factor > 1 else 'less'} tokens"
 
 
 def _state_cost(study: Study, row: AblationRow) -> str:
@@ -96,73 +120,88 @@ def _state_cost(study: Study, row: AblationRow) -> str:
         return "and loses nothing at any seed"
     metric = study.primary_metric
     value = f"{format_difference(metric, row.difference or 0.0)} {difference_unit(metric)}".strip()
-    worst = format_difference(metric, _signed_worst(study, row))
-    shown = "is shown to cost, too: " if row.verdict_name == "worse within" else "costs "
-    if row.verdict_name == "better":
-        return f"and is better: {value}, at most {worst}"
+    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+    worst = format_difference(metric, sign * _costs(study, row)[1])
+    shown = "is shown to cost, too: " if _is_clearly_worse(study, row) else "costs "
     return f"and {shown}{value}, at most {worst}"
 
 
-def _difference(study: Study, row: AblationRow) -> str:
-    """Return a difference with its unit and interval."""
+def _difference(study: Study, row: AblationRow, *, is_short: bool = False) -> str:
+    """Return a difference with its interval, and if not short with what they are."""
     metric = study.primary_metric
-    text = f"{format_difference(metric, row.difference or 0.0)} {difference_unit(metric)}".strip()
+    unit = "" if is_short else difference_unit(metric)
+    text = f"{format_difference(metric, row.difference or 0.0)} {unit}".strip()
     if row.interval is None:
         return text
     low, high = (format_difference(metric, end) for end in row.interval)
-    return f"{text} ({100 * (1 - study.decide.alpha):g}% interval {low} to {high})"
+    kind = "" if is_short else f"{100 * (1 - study.decide.alpha):g}% interval "
+    return f"{text} ({kind}{low} to {high})"
 
 
-def _signed_worst(study: Study, row: AblationRow) -> float:
-    """Return the worse end of a cell's interval, as a difference."""
-    assert row.interval is not None, "only tested cells have a worst cost"
-    return row.interval[0] if METRICS[study.primary_metric].better == "higher" else row.interval[1]
+def _costs(study: Study, one: AblationRow | Effect) -> tuple[float, float]:
+    """Return the least and the most that is lost: the ends of an interval, as losses."""
+    interval = (one.low, one.high) if isinstance(one, Effect) else one.interval
+    low, high = interval or (0.0, 0.0)
+    return (-high, -low) if METRICS[study.primary_metric].better == "higher" else (low, high)
 
 
-def _worst_cost(study: Study, row: AblationRow) -> float:
-    sign = -1.0 if METRICS[study.primary_metric].better == "higher" else 1.0
-    return sign * _signed_worst(study, row) if row.interval is not None else 0.0
+def _is_clearly_worse(study: Study, one: AblationRow | Effect) -> bool:
+    """Return whether a cost is shown, and would be if the interval were a little wider."""
+    least, most = _costs(study, one)
+    return one.verdict_name in WORSE and least > FROM_ZERO * (most - least) / 2
 
 
-def _count_verdicts(study: Study) -> list[Span]:
-    """Count the verdicts on the levels, where no cell stores less than its reference."""
-    counts: dict[str, int] = {}
-    for effect in study.effects(study.primary_metric):
-        counts[effect.verdict] = counts.get(effect.verdict, 0) + 1
-    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    text = "No cell stores less K/V than its reference"
-    return [f"{text}; of the levels: {listed}." if listed else f"{text}."]
+def _list_levels(study: Study) -> list[Span]:
+    """Name the levels with their intervals, where no cell stores less than its reference."""
+    spans: list[Span] = ["No cell stores less K/V than its reference"]
+    for number, effect in enumerate(study.effects(study.primary_metric)[:MAX_NAMED]):
+        value = format_difference(effect.metric, effect.value)
+        ends = ""
+        if effect.has_interval:
+            low, high = (format_difference(effect.metric, end) for end in (effect.low, effect.high))
+            ends = f" ({low} to {high})"
+        spans += ["; " if number else ": ", Strong(effect.name), f" {value}{ends}"]
+    return [*spans, "."]
 
 
 def _describe_costs(study: Study) -> list[Span]:
-    """Name the levels that are shown to cost, the largest first."""
-    worse = [e for e in study.effects(study.primary_metric) if e.verdict_name in WORSE]
-    worse.sort(key=lambda effect: -abs(effect.value))
-    if not worse:
-        return []
-    spans: list[Span] = ["Shown to cost: "]
-    for number, effect in enumerate(worse[:MAX_NAMED]):
-        within = (
-            f" and less than {effect.margin:g}" if effect.verdict_name == "worse within" else ""
-        )
+    """Name the levels that are clearly shown to cost, in the order of the design.
+
+    A level of serving is judged in every setting apart: its largest cost is named.
+    """
+    effects = study.effects(study.primary_metric)
+    worse = [effect for effect in effects if _is_clearly_worse(study, effect)]
+    found: dict[str, str] = {}
+    for effect in worse:
         value = format_difference(effect.metric, effect.value)
-        spans += ["; " if number else "", Strong(effect.name), f" {value}{within}"]
-    more = len(worse) - MAX_NAMED
-    return [*spans, f"; and {more} more." if more > 0 else ". "]
+        if effect.at and study.estimand.changes_serving_alone(effect.change):
+            same = [one for one in effects if one.claim == effect.claim]
+            shown = [one for one in worse if one.claim == effect.claim]
+            largest = max(shown, key=lambda one: abs(one.value))
+            value = f"up to {format_difference(effect.metric, largest.value)}"
+            found[effect.claim] = f"{value} in {len(shown)} of {len(same)} settings"
+        else:
+            found[effect.name] = value
+    spans: list[Span] = []
+    for number, (name, value) in enumerate(list(found.items())[:MAX_NAMED]):
+        spans += ["; " if number else "Clearly shown to cost: ", Strong(name), f" {value}"]
+    more = len(found) - MAX_NAMED
+    return [*spans, f"; and {more} more. " if more > 0 else ". "] if found else []
 
 
 def _describe_free_levels(study: Study) -> list[Span]:
-    """Say what factors do that save no byte: their cells are references of others."""
-    free = study.estimand.free_levels
+    """Say what factors do that save no byte, where it is more than the margin.
+
+    Their cells are references of others.
+    """
+    free, margin = study.estimand.free_levels, study.decide.margin or 0.0
     spans: list[Span] = []
     for effect in study.effects(study.primary_metric):
         factor, _ = effect.change[0]
         is_free = all((factor, level) in free for level in study.factors[factor][1:])
-        if is_free and effect.is_significant and len(study.estimand.references) > 1:
-            spans += ["; " if spans else "Without saving a byte: ", *_state_effect(effect)]
+        matters = effect.is_significant and abs(effect.value) >= margin
+        if is_free and matters and len(study.estimand.references) > 1:
+            value = format_difference(effect.metric, effect.value)
+            spans += ["; " if spans else "Without saving a byte: "]
+            spans += [Strong(effect.name), f" {value} ({effect.verdict})"]
     return [*spans, "."] if spans else []
-
-
-def _state_effect(effect: Effect) -> list[Span]:
-    value = format_difference(effect.metric, effect.value)
-    return [Strong(effect.name), f" {value} ({effect.verdict})"]

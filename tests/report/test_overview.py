@@ -33,26 +33,25 @@ def test_the_verdict_names_the_smallest_cache_that_is_shown_to_be_cheap(tmp_path
     record = Record(factors={"heads": ("mha", "mqa"), "sharing": ("none", "trained")}, noise=1e-4,
                     seeds=(0, 1, 2, 3), effects={"mqa": 0.01, "trained": 0.3})  # fmt: skip
     text = verdict(load(record, tmp_path / "margin", decide={"margin": 0.05}))
-    assert text.startswith(
-        "mqa stores 4.00\N{MULTIPLICATION SIGN} less K/V than the baseline, and costs less than"
-    )
-    assert "margin of 0.05 nats/token: +0.01" in text
+    assert text.startswith("The smallest cache that is clearly shown to cost less than 0.05")
+    assert "mqa. It stores 4.00\N{MULTIPLICATION SIGN} less K/V than the baseline" in text
+    assert "is shown to cost, too: +0.01" in text
     text = verdict(load(record, tmp_path / "none"))
-    assert text.startswith("Every smaller cache that was tested costs quality. The cheapest, mqa,")
+    assert text.startswith("Every smaller cache that was tested is clearly shown to cost.")
     better = Record(factors=HEADS, noise=1e-4, effects={"mqa": -0.1})
-    assert "and is better: \N{MINUS SIGN}0.1" in verdict(load(better, tmp_path / "better"))
+    assert "and costs \N{MINUS SIGN}0.1" in verdict(load(better, tmp_path / "better"))
 
 
 def test_the_verdict_claims_nothing_that_was_not_shown(tmp_path):
     noisy = Record(factors=HEADS, noise=0.1)
     text = verdict(load(noisy, tmp_path / "noisy"))
-    assert text.startswith("No smaller cache is shown to be as good as the baseline's.")
+    assert text.startswith("No smaller cache is clearly shown to cost nothing.")
     text = verdict(load(Record(factors=HEADS, seeds=(0,)), tmp_path / "one"))
     assert text.endswith("one seed does not tell it from noise.")
     failed = Record(factors=HEADS, status=lambda v, _: "failed" if "mha" in v.values() else "done")
     assert "no finished trial" in verdict(load(failed, tmp_path / "failed"))
     text = verdict(load(Record(factors={"position": ("learned", "rope")}), tmp_path / "same"))
-    assert text.startswith("No cell stores less K/V than the baseline; of the levels: 1 ")
+    assert text.startswith("No cell stores less K/V than its reference: position=rope ")
 
 
 def test_facts_are_those_of_the_record(tmp_path):

@@ -68,7 +68,7 @@ def test_same_record_same_bytes_in_any_folder_and_order(full_report, tmp_path, m
 def test_the_answer_as_text_is_the_lead_the_levels_and_what_is_missing(full_report, tmp_path):
     study = Study.load(full_report[0], "made", ["cells"])
     lead, *levels = answer_text(study).splitlines()
-    assert lead.startswith("Every smaller cache that was tested is shown to cost.")
+    assert lead.startswith("Every smaller cache that was tested is clearly shown to cost.")
     assert "3.00\N{MULTIPLICATION SIGN} less K/V than rope, at +0.02" in lead
     assert all(line.startswith("- ") for line in levels)
     for effect in study.effects(study.primary_metric):
