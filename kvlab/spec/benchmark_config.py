@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvlab.spec.conversations_config import ConversationsConfig
-from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, example, raise_problems
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -143,86 +143,47 @@ class BenchmarkConfig(SpecModel):
         "seconds": DEFAULT_SECONDS,
     }
 
-    prompt_tokens: PositiveInt = Field(
-        default=64,
-        description="Prompt of the timed sequences.",
-        examples=[256],
-        json_schema_extra={"unit": "tokens"},
-    )
-    new_tokens: PositiveInt = Field(
-        default=32,
-        description="Tokens decoded after the prompt.",
-        examples=[64],
-        json_schema_extra={"unit": "tokens"},
-    )
-    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
-        default=(1,),
-        description="Batches whose throughput is measured; tokens_per_second is"
-        " that of the largest.",
-        examples=[[1, 8, 32]],
-        json_schema_extra={"unit": "sequences"},
-    )
-    repeats: PositiveInt = Field(
-        default=3,
-        le=1000,
-        description="Timed runs at least, after one warm-up. More follow, up to five times as"
-        " many, where the median is not known to 5% yet and `seconds` are not over.",
-        examples=[5],
-        json_schema_extra={"unit": "runs"},
-    )
-    seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
-        default=DEFAULT_SECONDS,
-        description="At one context or batch: no run beyond `repeats` begins after this.",
-        examples=[2.0],
-        json_schema_extra={"unit": "seconds"},
-    )
-    context_lengths: TupleOf[PositiveInt] = Field(
-        default=(),
-        description="Further prompt lengths at which latency is measured.",
-        examples=[[128, 512]],
-        json_schema_extra={"unit": "tokens"},
-    )
-    roofline: bool = Field(
-        default=False,
-        description="Compare with this device's ceilings, measured once for it.",
-        examples=[True],
-    )
-    parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = Field(
-        default=(),
-        description="Further parts: limit, the largest batch that fits, by trying; task, 256"
-        " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
-        " counts it.",
-        examples=[["energy"]],
-    )
-    memory: PositiveInt | None = Field(
-        default=None,
-        description="Bytes that limit may use; on CPU it needs them.",
-        examples=[8e9],
-        json_schema_extra={
-            "unit": "bytes",
-            "computed_default": "the device's",
-            "given": {"parts": ["limit"]},
-        },
-    )
+    prompt_tokens: Annotated[PositiveInt, example(256, "tokens")] = 64
+    """Prompt of the timed sequences."""
+    new_tokens: Annotated[PositiveInt, example(64, "tokens")] = 32
+    """Tokens decoded after the prompt."""
+    batch_sizes: Annotated[
+        TupleOf[PositiveInt], Field(min_length=1), example([1, 8, 32], "sequences")
+    ] = (1,)
+    """Batches whose throughput is measured; tokens_per_second is that of the largest."""
+    repeats: Annotated[PositiveInt, Field(le=1000), example(5, "runs")] = 3
+    """Timed runs at least, after one warm-up. More follow, up to five times as many, where the
+    median is not known to 5% yet and `seconds` are not over."""
+    seconds: Annotated[float, Field(gt=0, le=86400), example(2.0, "seconds")] = DEFAULT_SECONDS
+    """At one context or batch: no run beyond `repeats` begins after this."""
+    context_lengths: Annotated[TupleOf[PositiveInt], example([128, 512], "tokens")] = ()
+    """Further prompt lengths at which latency is measured."""
+    roofline: Annotated[bool, example(True)] = False
+    """Compare with this device's ceilings, measured once for it."""
+    parts: Annotated[
+        TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]], example(["energy"])
+    ] = ()
+    """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
+    own text and 256 sampled, by batch; energy, where the device counts it."""
+    memory: Annotated[
+        PositiveInt | None, example(8e9, "bytes", default="the device's", parts=["limit"])
+    ] = None
+    """Bytes that limit may use; on CPU it needs them."""
 
-    conversations: ConversationsConfig | None = Field(
-        default=None,
-        description="A load of conversations, and what a prefix cache reuses between their turns.",
-        examples=[{"turns": 4}],
-        json_schema_extra={"computed_default": "none"},
+    conversations: Annotated[ConversationsConfig | None, example({"turns": 4}, default="none")] = (
+        None
     )
+    """A load of conversations, and what a prefix cache reuses between their turns."""
     retime: Annotated[
         Literal["auto", "always", "never"],
         BeforeValidator(
             _name_retiming, json_schema_input_type=Literal["auto", "always", "never"] | bool
         ),
-    ] = Field(
-        default="auto",
-        description="Where the times of a sweep's trials do not compare, as these ran side by side,"
-        " time all of them again at its end, alone and in turns. auto: if this takes under a tenth"
-        " of the sweep's time. true and false mean always and never.",
-        examples=["always"],
-    )
+        example("always"),
+    ] = "auto"
+    """Where the times of a sweep's trials do not compare, as these ran side by side, time all of
+    them again at its end, alone and in turns. auto: if this takes under a tenth of the sweep's
+    time. true and false mean always and never."""
 
     @model_validator(mode="after")
     def _check(self) -> "BenchmarkConfig":
