@@ -26,9 +26,9 @@ class MeasureEntry:
         module: has ``measure(session)``. It is named, not imported: specs and `kvlab bench
             --help` do not import torch.
         summary: one line of `kvlab bench --help`.
-        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
-            it if the key of this name is set (`benchmark.roofline`, `benchmark.conversations`), or
-            never.
+        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, or
+            takes it if the key of this name is set (`benchmark.roofline`,
+            `benchmark.conversations`).
         is_default: whether `kvlab bench` takes it when none is named; the others need more time
             or more input.
         added_by: the option of `kvlab bench` that adds it, if there is one.
@@ -40,7 +40,7 @@ class MeasureEntry:
 
     module: str
     summary: str
-    in_trials: Literal["always", "parts", "key", "never"] = "never"
+    in_trials: Literal["always", "parts", "key"]
     is_default: bool = False
     added_by: str | None = None
     reads: tuple[str, ...] = ()
@@ -92,14 +92,6 @@ MEASURES: dict[str, MeasureEntry] = {
         per_batch=True,
         is_timed=True,
     ),
-    "energy": MeasureEntry(
-        "kvlab.benchmark.measures.decode_energy",
-        "joules a token, where the device tells",
-        "parts",
-        is_default=True,
-        per_batch=True,
-        is_timed=True,
-    ),
     "conversations": MeasureEntry(
         "kvlab.benchmark.measures.conversations",
         "what a prefix cache reuses between turns, by budget",
@@ -107,23 +99,12 @@ MEASURES: dict[str, MeasureEntry] = {
         added_by="load",
         reads=("text",),
     ),
-    "projection": MeasureEntry(
-        "kvlab.benchmark.measures.size_projection",
-        "the same layouts at other sizes",
-        added_by="project",
-        per_batch=True,
-    ),
-    "articles": MeasureEntry(
-        "kvlab.benchmark.measures.article_numbers",
-        "the articles' numbers beside the right ones",
-        added_by="project",
-    ),
 }
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
 
 def list_measures(in_trials: str) -> tuple[str, ...]:
-    """Return the measures that trials take always, by `parts`, by a key of their own or never."""
+    """Return the measures that trials take always, by `parts` or by a key of their own."""
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
@@ -161,10 +142,10 @@ class BenchmarkConfig(SpecModel):
     roofline: Annotated[bool, example(True)] = False
     """Compare with this device's ceilings, measured once for it."""
     parts: Annotated[
-        TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]], example(["energy"])
+        TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]], example(["task"])
     ] = ()
     """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
-    own text and 256 sampled, by batch; energy, where the device counts it."""
+    own text and 256 sampled, by batch."""
     memory: Annotated[
         PositiveInt | None, example(8e9, "bytes", default="the device's", parts=["limit"])
     ] = None
