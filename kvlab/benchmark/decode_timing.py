@@ -131,8 +131,7 @@ class DecodeRun:
     """Prefill and decode until a cache is full, any number of times.
 
     The decode step is prepared once, at the first use. With `ServingConfig.compile` it is compiled,
-    and on CUDA its graph is warmed up, captured and replayed. No time or energy of a run contains
-    that.
+    and on CUDA its graph is warmed up, captured and replayed. No time of a run contains that.
 
     Args:
         prompt: (B, C) tokens.

@@ -92,9 +92,7 @@ class Measurement(SpecModel):
     used_slots: float | None = Field(
         default=None, description="Of decode steps: how many of them hold tokens."
     )
-    against: str | None = Field(
-        default=None, description="Of a ratio or a claim: the variant or article it is against."
-    )
+    against: str | None = Field(default=None, description="Of a ratio: the variant it is against.")
     low: float | None = Field(default=None, description="Lower end of value's interval.")
     high: float | None = None
     verdict: Literal["same", "faster", "slower", "undecided", "memory", "compute"] | None = Field(

@@ -1,4 +1,4 @@
-"""Energy and processes of one NVIDIA GPU, by NVML."""
+"""Processes of one NVIDIA GPU, by NVML."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -41,13 +41,6 @@ class Nvml:
         try:
             pynvml.nvmlInit()
             return cls(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except pynvml.NVMLError:
-            return None
-
-    def read_joules(self) -> float | None:
-        """Return the energy used since the driver was loaded; None if it is not counted."""
-        try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000.0
         except pynvml.NVMLError:
             return None
 

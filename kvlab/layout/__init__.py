@@ -1,7 +1,7 @@
 """The size of KV caches in exact bytes, and the cost of models. Pure arithmetic, no torch."""
 
-from kvlab.layout.extrapolation import RESCALE_PRESETS, RescaleError, rescale
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.rescaling import RESCALE_PRESETS, RescaleError, rescale
 from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.layout.training_memory import training_peak_bytes
 from kvlab.spec.flops import (

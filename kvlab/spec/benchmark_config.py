@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvlab.spec.conversations_config import ConversationsConfig
-from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, example, raise_problems
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -26,9 +26,9 @@ class MeasureEntry:
         module: has ``measure(session)``. It is named, not imported: specs and `kvlab bench
             --help` do not import torch.
         summary: one line of `kvlab bench --help`.
-        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
-            it if the key of this name is set (`benchmark.roofline`, `benchmark.conversations`), or
-            never.
+        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, or
+            takes it if the key of this name is set (`benchmark.roofline`,
+            `benchmark.conversations`).
         is_default: whether `kvlab bench` takes it when none is named; the others need more time
             or more input.
         added_by: the option of `kvlab bench` that adds it, if there is one.
@@ -40,7 +40,7 @@ class MeasureEntry:
 
     module: str
     summary: str
-    in_trials: Literal["always", "parts", "key", "never"] = "never"
+    in_trials: Literal["always", "parts", "key"]
     is_default: bool = False
     added_by: str | None = None
     reads: tuple[str, ...] = ()
@@ -92,14 +92,6 @@ MEASURES: dict[str, MeasureEntry] = {
         per_batch=True,
         is_timed=True,
     ),
-    "energy": MeasureEntry(
-        "kvlab.benchmark.measures.decode_energy",
-        "joules a token, where the device tells",
-        "parts",
-        is_default=True,
-        per_batch=True,
-        is_timed=True,
-    ),
     "conversations": MeasureEntry(
         "kvlab.benchmark.measures.conversations",
         "what a prefix cache reuses between turns, by budget",
@@ -107,23 +99,12 @@ MEASURES: dict[str, MeasureEntry] = {
         added_by="load",
         reads=("text",),
     ),
-    "projection": MeasureEntry(
-        "kvlab.benchmark.measures.size_projection",
-        "the same layouts at other sizes",
-        added_by="project",
-        per_batch=True,
-    ),
-    "articles": MeasureEntry(
-        "kvlab.benchmark.measures.article_numbers",
-        "the articles' numbers beside the right ones",
-        added_by="project",
-    ),
 }
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
 
 def list_measures(in_trials: str) -> tuple[str, ...]:
-    """Return the measures that trials take always, by `parts`, by a key of their own or never."""
+    """Return the measures that trials take always, by `parts` or by a key of their own."""
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
@@ -138,81 +119,41 @@ class BenchmarkConfig(SpecModel):
         "seconds": DEFAULT_SECONDS,
     }
 
-    prompt_tokens: PositiveInt = Field(
-        default=64,
-        description="Prompt of the timed sequences.",
-        examples=[256],
-        json_schema_extra={"unit": "tokens"},
-    )
-    new_tokens: PositiveInt = Field(
-        default=32,
-        description="Tokens decoded after the prompt.",
-        examples=[64],
-        json_schema_extra={"unit": "tokens"},
-    )
-    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
-        default=(1,),
-        description="Batches whose throughput is measured; tokens_per_second is"
-        " that of the largest.",
-        examples=[[1, 8, 32]],
-        json_schema_extra={"unit": "sequences"},
-    )
-    repeats: PositiveInt = Field(
-        default=3,
-        le=1000,
-        description="Timed runs at least, after one warm-up. More follow, up to five times as"
-        " many, where the median is not known to 5% yet and `seconds` are not over.",
-        examples=[5],
-        json_schema_extra={"unit": "runs"},
-    )
-    seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
-        default=DEFAULT_SECONDS,
-        description="At one context or batch: no run beyond `repeats` begins after this.",
-        examples=[2.0],
-        json_schema_extra={"unit": "seconds"},
-    )
-    context_lengths: TupleOf[PositiveInt] = Field(
-        default=(),
-        description="Further prompt lengths at which latency is measured.",
-        examples=[[128, 512]],
-        json_schema_extra={"unit": "tokens"},
-    )
-    roofline: bool = Field(
-        default=False,
-        description="Compare with this device's ceilings, measured once for it.",
-        examples=[True],
-    )
-    parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = Field(
-        default=(),
-        description="Further parts: limit, the largest batch that fits, by trying; task, 256"
-        " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
-        " counts it.",
-        examples=[["energy"]],
-    )
-    memory: PositiveInt | None = Field(
-        default=None,
-        description="Bytes that limit may use; on CPU it needs them.",
-        examples=[8e9],
-        json_schema_extra={
-            "unit": "bytes",
-            "computed_default": "the device's",
-            "given": {"parts": ["limit"]},
-        },
-    )
+    prompt_tokens: Annotated[PositiveInt, example(256, "tokens")] = 64
+    """Prompt of the timed sequences."""
+    new_tokens: Annotated[PositiveInt, example(64, "tokens")] = 32
+    """Tokens decoded after the prompt."""
+    batch_sizes: Annotated[
+        TupleOf[PositiveInt], Field(min_length=1), example([1, 8, 32], "sequences")
+    ] = (1,)
+    """Batches whose throughput is measured; tokens_per_second is that of the largest."""
+    repeats: Annotated[PositiveInt, Field(le=1000), example(5, "runs")] = 3
+    """Timed runs at least, after one warm-up. More follow, up to five times as many, where the
+    median is not known to 5% yet and `seconds` are not over."""
+    seconds: Annotated[float, Field(gt=0, le=86400), example(2.0, "seconds")] = DEFAULT_SECONDS
+    """At one context or batch: no run beyond `repeats` begins after this."""
+    context_lengths: Annotated[TupleOf[PositiveInt], example([128, 512], "tokens")] = ()
+    """Further prompt lengths at which latency is measured."""
+    roofline: Annotated[bool, example(True)] = False
+    """Compare with this device's ceilings, measured once for it."""
+    parts: Annotated[
+        TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]], example(["task"])
+    ] = ()
+    """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
+    own text and 256 sampled, by batch."""
+    memory: Annotated[
+        PositiveInt | None, example(8e9, "bytes", default="the device's", parts=["limit"])
+    ] = None
+    """Bytes that limit may use; on CPU it needs them."""
 
-    conversations: ConversationsConfig | None = Field(
-        default=None,
-        description="A load of conversations, and what a prefix cache reuses between their turns.",
-        examples=[{"turns": 4}],
-        json_schema_extra={"computed_default": "none"},
+    conversations: Annotated[ConversationsConfig | None, example({"turns": 4}, default="none")] = (
+        None
     )
-    retime: Literal["auto", "never"] = Field(
-        default="auto",
-        description="Where the times of a sweep's trials do not compare, as these ran side by side,"
-        " auto times all of them again at its end, alone and in turns. never keeps the first times,"
-        " which are not judged.",
-        examples=["never"],
-    )
+    """A load of conversations, and what a prefix cache reuses between their turns."""
+    retime: Annotated[Literal["auto", "never"], example("never")] = "auto"
+    """Where the times of a sweep's trials do not compare, as these ran side by side, auto times all
+    of them again at its end, alone and in turns. never keeps the first times, which are not
+    judged."""
 
     @model_validator(mode="after")
     def _check(self) -> "BenchmarkConfig":

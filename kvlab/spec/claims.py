@@ -42,36 +42,27 @@ KINDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 class Answer(SpecModel):
     """What answers a claim: an effect, a trend, a cell or a quantity of a record, or a formula."""
 
-    record: Name | None = Field(default=None, description="Name of a report that has a record.")
-    effect: Text | None = Field(default=None, description="A level, as factor=level.")
-    trend: Text | None = Field(
-        default=None, description="A level whose effect may change with size, as factor=level."
-    )
-    cell: CellLevels | None = Field(
-        default=None, description="The levels of a cell that are not the baseline's."
-    )
-    quantity: Text | None = Field(
-        default=None, description="A metric of the cell, or of the baseline without one."
-    )
-    formula: Text | None = Field(
-        default=None, description="Name of a number of `kvlab.layout.article_claims`."
-    )
-    metric: Text | None = Field(
-        default=None, description="Metric of the effect, if it is not the one that is decided."
-    )
-    smaller_than: CellLevels | None = Field(
-        default=None,
-        description="The levels of another cell: how many times smaller the quantity is.",
-    )
-    says: float | None = Field(
-        default=None,
-        description="The article's figure, in the metric's unit or as a ratio.",
-    )
-    holds: Literal["bounded", "better"] | None = Field(
-        default=None,
-        description="What must be shown for the claim to hold: that the cost is below the sweep's"
-        " margin, or that there is a gain.",
-    )
+    record: Name | None = None
+    """Name of a report that has a record."""
+    effect: Text | None = None
+    """A level, as factor=level."""
+    trend: Text | None = None
+    """A level whose effect may change with size, as factor=level."""
+    cell: CellLevels | None = None
+    """The levels of a cell that are not the baseline's."""
+    quantity: Text | None = None
+    """A metric of the cell, or of the baseline without one."""
+    formula: Text | None = None
+    """Name of a number of `kvlab.layout.article_claims`."""
+    metric: Text | None = None
+    """Metric of the effect, if it is not the one that is decided."""
+    smaller_than: CellLevels | None = None
+    """The levels of another cell: how many times smaller the quantity is."""
+    says: float | None = None
+    """The article's figure, in the metric's unit or as a ratio."""
+    holds: Literal["bounded", "better"] | None = None
+    """What must be shown for the claim to hold: that the cost is below the sweep's margin, or that
+    there is a gain."""
 
     @property
     def kind(self) -> str:
@@ -99,20 +90,23 @@ class Answer(SpecModel):
 class Claim(SpecModel):
     """One claim of an article."""
 
-    claim: Text = Field(description="The claim in a sentence, with the article's own figures.")
-    answers: TupleOf[Answer] = Field(default=(), description="Without any, it is not run.")
-    note: Annotated[str, TextRule(r"\D+", "has a figure; figures come from records")] | None = (
-        Field(default=None, description="What else is to be said, without any figure.")
-    )
+    claim: Text
+    """The claim in a sentence, with the article's own figures."""
+    answers: TupleOf[Answer] = ()
+    """Without any, it is not run."""
+    note: Annotated[str, TextRule(r"\D+", "has a figure; figures come from records")] | None = None
+    """What else is to be said, without any figure."""
 
 
 class Article(SpecModel):
     """An article and its claims."""
 
-    article: Text = Field(description="Its title.")
+    article: Text
+    """Its title."""
     address: Annotated[str, TextRule(r"https?://[^\s()|]+", "is no address; write https://...")] | (
         None
-    ) = Field(default=None, description="Its address.")
+    ) = None
+    """Its address."""
     claims: Annotated[TupleOf[Claim], Field(min_length=1)]
 
 

@@ -29,6 +29,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
+    example,
     raise_problems,
 )
 from kvlab.spec.validation_errors import FieldError
@@ -52,47 +53,36 @@ class Draw(SpecModel):
     before. Tokens and turns are rounded, and at least 1.
     """
 
-    distribution: Literal["constant", "uniform", "geometric", "exponential", "lognormal"] = Field(
-        description="What it is drawn from.",
-        examples=["geometric"],
-        json_schema_extra={"given": {"sigma": None}},
-    )
-    mean: Amount | None = Field(
-        default=None,
-        description="Of constant, geometric (1, 2, ...), exponential and lognormal.",
-        examples=[12],
-        json_schema_extra={"unit": "of the key", "computed_default": "none"},
-    )
-    sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        default=None,
-        description="Of lognormal: the standard deviation of the logarithm.",
-        examples=[0.5],
-        json_schema_extra={
-            "unit": "none",
-            "computed_default": "none",
-            "given": {"distribution": "lognormal", "mean": 24, "max": 96},
-        },
-    )
-    min: Amount | None = Field(
-        default=None,
-        description="The least; uniform draws start here.",
-        examples=[4],
-        json_schema_extra={
-            "unit": "of the key",
-            "computed_default": "1 of tokens and turns, else 0",
-            "given": {"distribution": "uniform", "mean": None, "sigma": None, "max": 8},
-        },
-    )
-    max: Amount | None = Field(
-        default=None,
-        description="The most; uniform draws end here. Tokens and turns need one.",
-        examples=[8],
-        json_schema_extra={
-            "unit": "of the key",
-            "computed_default": "none",
-            "given": {"distribution": "geometric", "mean": 4, "sigma": None},
-        },
-    )
+    distribution: Annotated[
+        Literal["constant", "uniform", "geometric", "exponential", "lognormal"],
+        example("geometric", sigma=None),
+    ]
+    """What it is drawn from."""
+    mean: Annotated[Amount | None, example(12, "of the key", default="none")] = None
+    """Of constant, geometric (1, 2, ...), exponential and lognormal."""
+    sigma: Annotated[
+        Annotated[float, Field(gt=0, le=10)] | None,
+        example(0.5, "none", default="none", distribution="lognormal", mean=24, max=96),
+    ] = None
+    """Of lognormal: the standard deviation of the logarithm."""
+    min: Annotated[
+        Amount | None,
+        example(
+            4,
+            "of the key",
+            default="1 of tokens and turns, else 0",
+            distribution="uniform",
+            mean=None,
+            sigma=None,
+            max=8,
+        ),
+    ] = None
+    """The least; uniform draws start here."""
+    max: Annotated[
+        Amount | None,
+        example(8, "of the key", default="none", distribution="geometric", mean=4, sigma=None),
+    ] = None
+    """The most; uniform draws end here. Tokens and turns need one."""
 
     @model_validator(mode="after")
     def _check(self) -> "Draw":
@@ -163,101 +153,70 @@ class ConversationsConfig(SpecModel):
     recently. The text is held-out text of the trial's data.
     """
 
-    count: PositiveInt = Field(
-        default=32,
-        description="Conversations; with a trace, its first requests.",
-        examples=[64],
-        json_schema_extra={"unit": "conversations"},
-    )
-    turns: DrawField = Field(
-        default=_constant(5),
-        description="Turns of a conversation. It ends earlier where the next would not fit in"
-        " block_size.",
-        examples=[{"distribution": "geometric", "mean": 4, "max": 8}],
-        json_schema_extra={"unit": "turns", "computed_default": "5"},
-    )
-    system_tokens: NonNegativeInt = Field(
-        default=0,
-        description="Tokens with which all conversations begin alike.",
-        examples=[32],
-        json_schema_extra={"unit": "tokens"},
-    )
-    prompt_tokens: DrawField = Field(
-        default=_constant(16),
-        description="New tokens of a turn's prompt.",
-        examples=[{"distribution": "lognormal", "mean": 24, "sigma": 0.5, "max": 64}],
-        json_schema_extra={"unit": "tokens", "computed_default": "16"},
-    )
-    reply_tokens: DrawField = Field(
-        default=_constant(8),
-        description="Tokens of a reply, which is the text's own.",
-        examples=[{"distribution": "geometric", "mean": 8, "max": 32}],
-        json_schema_extra={"unit": "tokens", "computed_default": "8"},
-    )
-    start_seconds: DrawField = Field(
-        default=Draw(distribution="exponential", mean=10),
-        description="From the start of a conversation to the start of the next.",
-        examples=[{"distribution": "exponential", "mean": 5}],
-        json_schema_extra={"unit": "seconds", "computed_default": "exponential, mean 10"},
-    )
-    think_seconds: DrawField = Field(
-        default=Draw(distribution="exponential", mean=30),
-        description="From one turn of a conversation to the next. Replies take no time, so only"
-        " the ratio to start_seconds matters: it decides how conversations interleave.",
-        examples=[{"distribution": "exponential", "mean": 60}],
-        json_schema_extra={"unit": "seconds", "computed_default": "exponential, mean 30"},
-    )
-    trace: str | None = Field(
-        default=None,
-        description="JSONL file of requests with hash ids, as published of Mooncake and of"
-        " Qwen-Bailian, relative to the spec's file. It replaces the six keys above.",
-        examples=["conversation_trace.jsonl"],
-        json_schema_extra={"computed_default": "none"},
-    )
-    block_tokens: PositiveInt | None = Field(
-        default=None,
-        description="Tokens that one hash id of the trace becomes. All its lengths are scaled alike"
-        ", so that a small model can serve it. Requests over block_size are left out.",
-        examples=[8],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "the trace's own, 512 or 16",
-            "given": {"trace": "conversation_trace.jsonl"},
-        },
-    )
-    seed: NonNegativeInt = Field(
-        default=0,
-        description="Of the load. It does not follow a sweep's seeds: all trials serve one load.",
-        examples=[1],
-    )
-    budget: PositiveInt | None = Field(
-        default=None,
-        description="Bytes of the prefix cache, at which the metrics are measured.",
-        examples=[1e6],
-        json_schema_extra={"unit": "bytes", "computed_default": "unlimited"},
-    )
-    budgets: TupleOf[PositiveInt] = Field(
-        default=(),
-        description="Further budgets of the curve of the hit rate, in increasing order.",
-        examples=[[2.5e5, 1e6, 4e6]],
-        json_schema_extra={
-            "unit": "bytes",
-            "computed_default": "1/64 to all of what the load fills, by doubling",
-        },
-    )
-    snapshot_tokens: PositiveInt = Field(
-        default=64,
-        description="Beside the ends of turns, windows are kept every so many tokens.",
-        examples=[32],
-        json_schema_extra={"unit": "tokens"},
-    )
-    measured: PositiveInt = Field(
-        default=8,
-        description="The first conversations (of a trace: requests), which the model itself serves,"
-        " warm and cold, for times and the reuse gap.",
-        examples=[16],
-        json_schema_extra={"unit": "conversations"},
-    )
+    count: Annotated[PositiveInt, example(64, "conversations")] = 32
+    """Conversations; with a trace, its first requests."""
+    turns: Annotated[
+        DrawField, example({"distribution": "geometric", "mean": 4, "max": 8}, "turns", default="5")
+    ] = _constant(5)
+    """Turns of a conversation. It ends earlier where the next would not fit in block_size."""
+    system_tokens: Annotated[NonNegativeInt, example(32, "tokens")] = 0
+    """Tokens with which all conversations begin alike."""
+    prompt_tokens: Annotated[
+        DrawField,
+        example(
+            {"distribution": "lognormal", "mean": 24, "sigma": 0.5, "max": 64},
+            "tokens",
+            default="16",
+        ),
+    ] = _constant(16)
+    """New tokens of a turn's prompt."""
+    reply_tokens: Annotated[
+        DrawField,
+        example({"distribution": "geometric", "mean": 8, "max": 32}, "tokens", default="8"),
+    ] = _constant(8)
+    """Tokens of a reply, which is the text's own."""
+    start_seconds: Annotated[
+        DrawField,
+        example(
+            {"distribution": "exponential", "mean": 5}, "seconds", default="exponential, mean 10"
+        ),
+    ] = Draw(distribution="exponential", mean=10)
+    """From the start of a conversation to the start of the next."""
+    think_seconds: Annotated[
+        DrawField,
+        example(
+            {"distribution": "exponential", "mean": 60}, "seconds", default="exponential, mean 30"
+        ),
+    ] = Draw(distribution="exponential", mean=30)
+    """From one turn of a conversation to the next. Replies take no time, so only the ratio to
+    start_seconds matters: it decides how conversations interleave."""
+    trace: Annotated[str | None, example("conversation_trace.jsonl", default="none")] = None
+    """JSONL file of requests with hash ids, as published of Mooncake and of Qwen-Bailian, relative
+    to the spec's file. It replaces the six keys above."""
+    block_tokens: Annotated[
+        PositiveInt | None,
+        example(
+            8, "tokens", default="the trace's own, 512 or 16", trace="conversation_trace.jsonl"
+        ),
+    ] = None
+    """Tokens that one hash id of the trace becomes. All its lengths are scaled alike, so that a
+    small model can serve it. Requests over block_size are left out."""
+    seed: Annotated[NonNegativeInt, example(1)] = 0
+    """Of the load. It does not follow a sweep's seeds: all trials serve one load."""
+    budget: Annotated[PositiveInt | None, example(1e6, "bytes", default="unlimited")] = None
+    """Bytes of the prefix cache, at which the metrics are measured."""
+    budgets: Annotated[
+        TupleOf[PositiveInt],
+        example(
+            [2.5e5, 1e6, 4e6], "bytes", default="1/64 to all of what the load fills, by doubling"
+        ),
+    ] = ()
+    """Further budgets of the curve of the hit rate, in increasing order."""
+    snapshot_tokens: Annotated[PositiveInt, example(32, "tokens")] = 64
+    """Beside the ends of turns, windows are kept every so many tokens."""
+    measured: Annotated[PositiveInt, example(16, "conversations")] = 8
+    """The first conversations (of a trace: requests), which the model itself serves, warm and cold,
+    for times and the reuse gap."""
 
     @model_validator(mode="after")
     def _check(self) -> "ConversationsConfig":

@@ -13,6 +13,7 @@ from kvlab.spec.spec_model import (
     SpecModel,
     TextRule,
     TupleOf,
+    example,
     raise_problems,
 )
 
@@ -62,58 +63,32 @@ class DataConfig(SpecModel):
     )
     omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False}
 
-    source: Annotated[str, OneOf(lambda: SOURCES)] = Field(
-        default="docstrings", description="Where the text comes from.", examples=["fineweb-edu-10b"]
-    )
-    subset: Annotated[str, _CRAWL] | None = Field(
-        default=None,
-        description="The crawl, for source: fineweb-edu-crawl.",
-        examples=["CC-MAIN-2024-10"],
-        json_schema_extra={"given": {"source": "fineweb-edu-crawl"}},
-    )
-    tokenizer: Annotated[str, _TOKENIZER] = Field(
-        default="gpt2",
-        description="gpt2, gpt2:N (its first N ranks), or bytes.",
-        examples=["gpt2:2048"],
-    )
-    paths: TupleOf[str] = Field(
-        default=(),
-        description="Files or folders of text, relative to the spec's file, for source: files.",
-        examples=[["../texts"]],
-        json_schema_extra={"given": {"source": "files"}},
-    )
-    licence: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
-        default=None,
-        description="What the text may be used for, in words, for source: files; recorded with"
-        " the tokens and with every result.",
-        examples=["CC BY 4.0"],
-        json_schema_extra={"given": {"source": "files", "paths": ["../texts"]}},
-    )
-    max_bytes: PositiveInt | None = Field(
-        default=None,
-        description="Stop after this many bytes of text (whole documents).",
-        examples=[4e6],
-        json_schema_extra={"unit": "bytes", "computed_default": "all"},
-    )
-    max_tokens: PositiveInt | None = Field(
-        default=None,
-        description="Stop after this many tokens (whole documents).",
-        examples=[2.2e8],
-        json_schema_extra={"unit": "tokens", "computed_default": "all"},
-    )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.01,
-        description="Share of the documents held out, chosen by document hash.",
-        examples=[0.025],
-        json_schema_extra={"unit": "share"},
-    )
+    source: Annotated[str, OneOf(lambda: SOURCES), example("fineweb-edu-10b")] = "docstrings"
+    """Where the text comes from."""
+    subset: Annotated[
+        Annotated[str, _CRAWL] | None, example("CC-MAIN-2024-10", source="fineweb-edu-crawl")
+    ] = None
+    """The crawl, for source: fineweb-edu-crawl."""
+    tokenizer: Annotated[str, _TOKENIZER, example("gpt2:2048")] = "gpt2"
+    """gpt2, gpt2:N (its first N ranks), or bytes."""
+    paths: Annotated[TupleOf[str], example(["../texts"], source="files")] = ()
+    """Files or folders of text, relative to the spec's file, for source: files."""
+    licence: Annotated[
+        Annotated[str, Field(min_length=1, max_length=500)] | None,
+        example("CC BY 4.0", source="files", paths=["../texts"]),
+    ] = None
+    """What the text may be used for, in words, for source: files; recorded with the tokens and with
+    every result."""
+    max_bytes: Annotated[PositiveInt | None, example(4e6, "bytes", default="all")] = None
+    """Stop after this many bytes of text (whole documents)."""
+    max_tokens: Annotated[PositiveInt | None, example(2.2e8, "tokens", default="all")] = None
+    """Stop after this many tokens (whole documents)."""
+    validation_fraction: Annotated[float, Field(gt=0, lt=1), example(0.025, "share")] = 0.01
+    """Share of the documents held out, chosen by document hash."""
 
-    mask_documents: bool = Field(
-        default=False,
-        description="Attention never crosses from one document into another, and positions start"
-        " at 0 in each; default documents are packed and see those before them.",
-        examples=[True],
-    )
+    mask_documents: Annotated[bool, example(True)] = False
+    """Attention never crosses from one document into another, and positions start at 0 in each;
+    default documents are packed and see those before them."""
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

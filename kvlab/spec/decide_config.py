@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf
+from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf, example
 
 Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
@@ -24,47 +24,29 @@ class DecideConfig(SpecModel):
 
     # The table of metrics stands above this package: commands that read a sweep check the name.
 
-    margin: Margin | None = Field(
-        default=None,
-        description="A cost below it does not matter, in the metric's unit, such as 0.02"
-        " nats/token. Enables the verdict: costs less than the margin.",
-        examples=[0.02],
-        json_schema_extra={"unit": "of decide.metric"},
-    )
-    metric: str | None = Field(
-        default=None,
-        description="The metric that is decided; `kvlab metrics` lists them.",
-        examples=["bits_per_byte_served"],
-        json_schema_extra={"computed_default": "loss_served, if measured"},
-    )
-    claims: Names | None = Field(
-        default=None,
-        description="Claims that are tested, as [heads=mqa, ...].",
-        examples=[["heads=mqa"]],
-        json_schema_extra={
-            "computed_default": "every level but the baseline's and the sizes of `size`"
-        },
-    )
-    alpha: Alpha = Field(
-        default=0.05,
-        description="Probability of any wrong claim, over all claims together.",
-        examples=[0.01],
-        json_schema_extra={"unit": "probability"},
-    )
-    over: dict[str, Names] | None = Field(
-        default=None,
-        description="Levels of other factors that the effect of a level is the mean over, as"
-        " {factor: [level, ...]}.",
-        examples=[{"sharing": ["none", "tied"]}],
-        json_schema_extra={"computed_default": "all that are served as they were trained"},
-    )
-    reference: Names | None = Field(
-        default=None,
-        description="Factors whose levels a cell has in common with the cell that it is compared"
-        " with, beside those that save no bytes.",
-        examples=[["position"]],
-        json_schema_extra={"computed_default": "`size` and `match`"},
-    )
+    margin: Annotated[Margin | None, example(0.02, "of decide.metric")] = None
+    """A cost below it does not matter, in the metric's unit, such as 0.02 nats/token. Enables the
+    verdict: costs less than the margin."""
+    metric: Annotated[
+        str | None, example("bits_per_byte_served", default="loss_served, if measured")
+    ] = None
+    """The metric that is decided; `kvlab metrics` lists them."""
+    claims: Annotated[
+        Names | None,
+        example(["heads=mqa"], default="every level but the baseline's and the sizes of `size`"),
+    ] = None
+    """Claims that are tested, as [heads=mqa, ...]."""
+    alpha: Annotated[Alpha, example(0.01, "probability")] = 0.05
+    """Probability of any wrong claim, over all claims together."""
+    over: Annotated[
+        dict[str, Names] | None,
+        example({"sharing": ["none", "tied"]}, default="all that are served as they were trained"),
+    ] = None
+    """Levels of other factors that the effect of a level is the mean over, as {factor: [level,
+    ...]}."""
+    reference: Annotated[Names | None, example(["position"], default="`size` and `match`")] = None
+    """Factors whose levels a cell has in common with the cell that it is compared with, beside
+    those that save no bytes."""
 
 
 def list_claims(

@@ -12,6 +12,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
+    example,
     raise_problems,
 )
 
@@ -27,23 +28,14 @@ Depth = Annotated[float, Field(ge=0.0, le=1.0)]
 class NeedleConfig(SpecModel):
     """`evaluation.needle`: find a key's answer in real text, by length and depth."""
 
-    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
-        description="Tokens of a row, in increasing order.",
-        examples=[[64, 128, 256]],
-        json_schema_extra={"unit": "tokens"},
-    )
-    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = Field(
-        default=(0.0, 0.25, 0.5, 0.75, 1.0),
-        description="Shares of the text before the needle, in increasing order.",
-        examples=[[0.0, 0.5, 1.0]],
-        json_schema_extra={"unit": "share"},
-    )
-    rows: Annotated[PositiveInt, Field(ge=2)] = Field(
-        default=32,
-        description="Rows of each length and depth; errors are over them.",
-        examples=[64],
-        json_schema_extra={"unit": "rows"},
-    )
+    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1), example([64, 128, 256], "tokens")]
+    """Tokens of a row, in increasing order."""
+    depths: Annotated[TupleOf[Depth], Field(min_length=1), example([0.0, 0.5, 1.0], "share")] = (
+        0.0, 0.25, 0.5, 0.75, 1.0,
+    )  # fmt: skip
+    """Shares of the text before the needle, in increasing order."""
+    rows: Annotated[PositiveInt, Field(ge=2), example(64, "rows")] = 32
+    """Rows of each length and depth; errors are over them."""
 
     @model_validator(mode="after")
     def _check(self) -> "NeedleConfig":
@@ -70,62 +62,34 @@ class EvaluationConfig(SpecModel):
         "precision": "training",
     }
 
-    loss_tokens: PositiveInt = Field(
-        default=65_536,
-        description="Validation tokens of the final loss.",
-        examples=[262144],
-        json_schema_extra={"unit": "tokens"},
-    )
-    loss_bytes: PositiveInt | None = Field(
-        default=None,
-        description="Bytes of validation text of the final loss, in whole documents, in place of"
-        " loss_tokens: the same text for every tokenizer and block size.",
-        examples=[200000],
-        json_schema_extra={"unit": "bytes", "computed_default": "loss_tokens decides"},
-    )
-    hellaswag: Literal["all", "none"] | NonNegativeInt = Field(
-        default="none",
-        description="all, none, or the first N items.",
-        examples=[1000],
-        json_schema_extra={"unit": "items"},
-    )
-    served: bool = Field(
-        default=True, description="Measure again through the serving cache.", examples=[False]
-    )
-    served_tokens: PositiveInt | None = Field(
-        default=None,
-        description="Validation tokens scored through the cache, token by token.",
-        examples=[16384],
-        json_schema_extra={"unit": "tokens", "computed_default": "loss_tokens"},
-    )
-    recall: NonNegativeInt = Field(
-        default=0,
-        description="Rows of the associative recall probe; 0 for none.",
-        examples=[256],
-        json_schema_extra={"unit": "rows"},
-    )
-    positions: bool = Field(
-        default=False,
-        description="Measure the loss by position; over served_tokens if served.",
-        examples=[True],
-    )
-    needle: NeedleConfig | None = Field(
-        default=None,
-        description="The needle probe.",
-        examples=[{"lengths": [64, 128]}],
-        json_schema_extra={"computed_default": "none"},
-    )
-    precision: Literal["training", "float32"] = Field(
-        default="training",
-        description="Of the weights that are evaluated and benchmarked on a GPU: that of the"
-        " training, or float32. On CPU they are always float32.",
-        examples=["float32"],
-    )
-    lm_eval: TupleOf[LmEvalTaskField] = Field(
-        default=(),
-        description="Tasks of lm-eval: names, or {task, limit, definition}.",
-        examples=[["arc_easy", {"task": "piqa", "limit": 500}]],
-    )
+    loss_tokens: Annotated[PositiveInt, example(262144, "tokens")] = 65_536
+    """Validation tokens of the final loss."""
+    loss_bytes: Annotated[
+        PositiveInt | None, example(200000, "bytes", default="loss_tokens decides")
+    ] = None
+    """Bytes of validation text of the final loss, in whole documents, in place of loss_tokens: the
+    same text for every tokenizer and block size."""
+    hellaswag: Annotated[Literal["all", "none"] | NonNegativeInt, example(1000, "items")] = "none"
+    """all, none, or the first N items."""
+    served: Annotated[bool, example(False)] = True
+    """Measure again through the serving cache."""
+    served_tokens: Annotated[
+        PositiveInt | None, example(16384, "tokens", default="loss_tokens")
+    ] = None
+    """Validation tokens scored through the cache, token by token."""
+    recall: Annotated[NonNegativeInt, example(256, "rows")] = 0
+    """Rows of the associative recall probe; 0 for none."""
+    positions: Annotated[bool, example(True)] = False
+    """Measure the loss by position; over served_tokens if served."""
+    needle: Annotated[NeedleConfig | None, example({"lengths": [64, 128]}, default="none")] = None
+    """The needle probe."""
+    precision: Annotated[Literal["training", "float32"], example("float32")] = "training"
+    """Of the weights that are evaluated and benchmarked on a GPU: that of the training, or float32.
+    On CPU they are always float32."""
+    lm_eval: Annotated[
+        TupleOf[LmEvalTaskField], example(["arc_easy", {"task": "piqa", "limit": 500}])
+    ] = ()
+    """Tasks of lm-eval: names, or {task, limit, definition}."""
 
     @model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":

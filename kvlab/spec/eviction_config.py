@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from kvlab.spec.spec_model import (
     FieldMessage,
     NonNegativeInt,
     PositiveInt,
     SpecModel,
+    example,
     raise_problems,
 )
 
@@ -102,65 +103,40 @@ class EvictConfig(SpecModel):
     their own position. The budget is ``keep`` tokens or ``bytes`` of one sequence.
     """
 
-    keep: PositiveInt | None = Field(
-        default=None,
-        description="Tokens that each global layer keeps, the newest included; by snapkv those"
-        " of the prompt.",
-        examples=[64],
-        json_schema_extra={"unit": "tokens"},
-    )
-    bytes: PositiveInt | None = Field(
-        default=None,
-        description="In place of keep: the most bytes that the cache of one sequence of"
-        " block_size tokens may take, over all layers.",
-        examples=[8388608],
-        json_schema_extra={"unit": "bytes"},
-    )
-    by: Literal["recency", "heavy_hitters", "snapkv"] = Field(
-        default="recency",
-        description="Which tokens are kept: the newest, those that received most attention, or"
-        " those of the prompt to which its last tokens attend most.",
-        examples=["heavy_hitters"],
-        json_schema_extra={"given": {"keep": 64}},
-    )
-    sinks: NonNegativeInt | None = Field(
-        default=None,
-        description="First tokens of a text that are always kept.",
-        examples=[8],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "4 by recency, else 0",
-            "given": {"keep": 64},
-        },
-    )
-    recent: PositiveInt | None = Field(
-        default=None,
-        description="Newest tokens that heavy_hitters always keeps; of snapkv the last tokens of"
-        " the prompt, which are kept and whose queries vote for the others.",
-        examples=[16],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "half of the tokens kept; 32 by snapkv",
-            "given": {"keep": 64, "by": "heavy_hitters"},
-        },
-    )
-    prompt: PositiveInt | None = Field(
-        default=None,
-        description="First tokens of a text that snapkv reduces to keep, once it has all of them.",
-        examples=[256],
-        json_schema_extra={"unit": "tokens", "given": {"keep": 64, "by": "snapkv"}},
-    )
-    pool: PositiveInt | None = Field(
-        default=None,
-        description="Neighbouring tokens of which snapkv takes the largest vote, so that it keeps"
-        " what stands beside a token that is attended to; an odd number.",
-        examples=[5],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "7 by snapkv",
-            "given": {"keep": 64, "by": "snapkv", "prompt": 256},
-        },
-    )
+    keep: Annotated[PositiveInt | None, example(64, "tokens")] = None
+    """Tokens that each global layer keeps, the newest included; by snapkv those of the prompt."""
+    bytes: Annotated[PositiveInt | None, example(8388608, "bytes")] = None
+    """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
+    take, over all layers."""
+    by: Annotated[
+        Literal["recency", "heavy_hitters", "snapkv"], example("heavy_hitters", keep=64)
+    ] = "recency"
+    """Which tokens are kept: the newest, those that received most attention, or those of the prompt
+    to which its last tokens attend most."""
+    sinks: Annotated[
+        NonNegativeInt | None, example(8, "tokens", default="4 by recency, else 0", keep=64)
+    ] = None
+    """First tokens of a text that are always kept."""
+    recent: Annotated[
+        PositiveInt | None,
+        example(
+            16,
+            "tokens",
+            default="half of the tokens kept; 32 by snapkv",
+            keep=64,
+            by="heavy_hitters",
+        ),
+    ] = None
+    """Newest tokens that heavy_hitters always keeps; of snapkv the last tokens of the prompt, which
+    are kept and whose queries vote for the others."""
+    prompt: Annotated[PositiveInt | None, example(256, "tokens", keep=64, by="snapkv")] = None
+    """First tokens of a text that snapkv reduces to keep, once it has all of them."""
+    pool: Annotated[
+        PositiveInt | None,
+        example(5, "tokens", default="7 by snapkv", keep=64, by="snapkv", prompt=256),
+    ] = None
+    """Neighbouring tokens of which snapkv takes the largest vote, so that it keeps what stands
+    beside a token that is attended to; an odd number."""
 
     @model_validator(mode="after")
     def _check(self) -> "EvictConfig":

@@ -1,8 +1,9 @@
 """`experiments/*.yaml`: one complete configuration."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
@@ -12,7 +13,7 @@ from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
-from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, raise_problems
+from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, example, raise_problems
 from kvlab.spec.training_config import TrainingConfig
 
 
@@ -32,39 +33,24 @@ class ServedModel(SpecModel):
 class Experiment(SpecModel):
     """One complete configuration of everything that a trial does."""
 
-    name: Name = Field(description="Name of the experiment.", examples=["small"])
-    description: str = Field(
-        default="", description="What it is, for people.", examples=["A tiny GPT on bytes."]
-    )
-    model: ModelConfig = Field(
-        description="The shape of the transformer.", examples=[{"preset": "gpt2"}]
-    )
-    data: DataConfig = Field(
-        default=DataConfig(),
-        description="Which text, and how it becomes tokens.",
-        examples=[{"tokenizer": "bytes"}],
-    )
-    training: TrainingConfig = Field(
-        default=TrainingConfig(), description="The recipe.", examples=[{"tokens": 1e7}]
-    )
-    serving: ServingConfig = Field(
-        default=ServingConfig(),
-        description="What changes only inference.",
-        examples=[{"kv_dtype": "int8"}],
-    )
-    evaluation: EvaluationConfig = Field(
-        default=EvaluationConfig(),
-        description="Which qualities are measured, and on how much.",
-        examples=[{"loss_tokens": 32768}],
-    )
-    benchmark: BenchmarkConfig = Field(
-        default=BenchmarkConfig(),
-        description="Memory and decode speed.",
-        examples=[{"prompt_tokens": 96}],
-    )
-    resources: ResourcesConfig = Field(
-        default=ResourcesConfig(), description="Where a trial runs.", examples=[{"cpus": 2.0}]
-    )
+    name: Annotated[Name, example("small")]
+    """Name of the experiment."""
+    description: Annotated[str, example("A tiny GPT on bytes.")] = ""
+    """What it is, for people."""
+    model: Annotated[ModelConfig, example({"preset": "gpt2"})]
+    """The shape of the transformer."""
+    data: Annotated[DataConfig, example({"tokenizer": "bytes"})] = DataConfig()
+    """Which text, and how it becomes tokens."""
+    training: Annotated[TrainingConfig, example({"tokens": 1e7})] = TrainingConfig()
+    """The recipe."""
+    serving: Annotated[ServingConfig, example({"kv_dtype": "int8"})] = ServingConfig()
+    """What changes only inference."""
+    evaluation: Annotated[EvaluationConfig, example({"loss_tokens": 32768})] = EvaluationConfig()
+    """Which qualities are measured, and on how much."""
+    benchmark: Annotated[BenchmarkConfig, example({"prompt_tokens": 96})] = BenchmarkConfig()
+    """Memory and decode speed."""
+    resources: Annotated[ResourcesConfig, example({"cpus": 2.0})] = ResourcesConfig()
+    """Where a trial runs."""
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

@@ -1,11 +1,7 @@
 """The reference of the YAML files: every key with its type, default, unit and an example.
 
-It is read from the specs themselves. A field states its ``description`` and ``examples``, and in
-``json_schema_extra``:
-
-- ``unit`` of a number; ``none`` where it has none;
-- ``computed_default``: what holds where the key is left out, if that is no constant;
-- ``given``: other keys of its section that the example needs.
+It is read from the specs themselves: the docstring below a field describes the key, and
+`kvlab.spec.spec_model.example` beside its type states an example and the unit.
 """
 
 from collections.abc import Callable, Iterator, Mapping

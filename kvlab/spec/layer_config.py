@@ -17,6 +17,7 @@ from kvlab.spec.spec_model import (
     PositiveFloat,
     PositiveInt,
     SpecModel,
+    example,
     raise_problems,
 )
 
@@ -54,46 +55,22 @@ class RopeScaling(SpecModel):
     it also multiplies queries and keys by 0.1 ln(factor) + 1.
     """
 
-    by: Literal["linear", "yarn"] = Field(
-        description="Which frequencies are divided: all, or those of long waves.",
-        examples=["yarn"],
-        json_schema_extra={"given": {"factor": 4.0, "original": 256}},
-    )
-    factor: Annotated[float, Field(ge=1.0)] = Field(
-        description="By how much the context is longer.",
-        examples=[8.0],
-        json_schema_extra={"unit": "none"},
-    )
-    original: PositiveInt | None = Field(
-        default=None,
-        description="Context length before; yarn needs it.",
-        examples=[4096],
-        json_schema_extra={"unit": "tokens", "given": {"by": "yarn", "factor": 4.0}},
-    )
-    beta_fast: PositiveFloat = Field(
-        default=32.0,
-        description="yarn keeps frequencies that turn at least this often in `original` tokens.",
-        examples=[16.0],
-        json_schema_extra={
-            "unit": "turns",
-            "given": {"by": "yarn", "factor": 4.0, "original": 256},
-        },
-    )
-    beta_slow: PositiveFloat = Field(
-        default=1.0,
-        description="yarn divides frequencies that turn at most this often in `original` tokens.",
-        examples=[2.0],
-        json_schema_extra={
-            "unit": "turns",
-            "given": {"by": "yarn", "factor": 4.0, "original": 256},
-        },
-    )
-    truncate: bool = Field(
-        default=True,
-        description="yarn rounds the two limits to whole pairs of dimensions, outwards.",
-        examples=[False],
-        json_schema_extra={"given": {"by": "yarn", "factor": 4.0, "original": 256}},
-    )
+    by: Annotated[Literal["linear", "yarn"], example("yarn", factor=4.0, original=256)]
+    """Which frequencies are divided: all, or those of long waves."""
+    factor: Annotated[float, Field(ge=1.0), example(8.0, "none")]
+    """By how much the context is longer."""
+    original: Annotated[PositiveInt | None, example(4096, "tokens", by="yarn", factor=4.0)] = None
+    """Context length before; yarn needs it."""
+    beta_fast: Annotated[
+        PositiveFloat, example(16.0, "turns", by="yarn", factor=4.0, original=256)
+    ] = 32.0
+    """yarn keeps frequencies that turn at least this often in `original` tokens."""
+    beta_slow: Annotated[
+        PositiveFloat, example(2.0, "turns", by="yarn", factor=4.0, original=256)
+    ] = 1.0
+    """yarn divides frequencies that turn at most this often in `original` tokens."""
+    truncate: Annotated[bool, example(False, by="yarn", factor=4.0, original=256)] = True
+    """yarn rounds the two limits to whole pairs of dimensions, outwards."""
 
     @model_validator(mode="after")
     def _check(self) -> "RopeScaling":
@@ -116,52 +93,36 @@ class RopeScaling(SpecModel):
 class LayerKind(SpecModel):
     """Settings of one kind of layer. What is left out is as in `model`."""
 
-    n_kv_head: PositiveInt | None = Field(
-        default=None,
-        description="K/V heads of these layers.",
-        examples=[1],
-        json_schema_extra={"unit": "heads", "computed_default": "`model.n_kv_head`"},
+    n_kv_head: Annotated[PositiveInt | None, example(1, "heads", default="`model.n_kv_head`")] = (
+        None
     )
-    head_dim: PositiveInt | None = Field(
-        default=None,
-        description="Width of a head of these layers.",
-        examples=[128],
-        json_schema_extra={"unit": "dimensions", "computed_default": "`model.head_dim`"},
-    )
-    position: Annotated[str, OneOf(lambda: POSITIONS)] | None = Field(
-        default=None,
-        description="How positions enter these layers. A scheme that adds vectors to the tokens"
-        " is a setting of `model` alone.",
-        examples=["none"],
-        json_schema_extra={"computed_default": "`model.position`"},
-    )
-    rope_theta: PositiveFloat | None = Field(
-        default=None,
-        description="Base of the rotary frequencies of these layers.",
-        examples=[1e6],
-        json_schema_extra={"unit": "none", "computed_default": "`model.rope_theta`"},
-    )
-    rotary_share: RotaryShare | None = Field(
-        default=None,
-        description="The part of a head that rotates in these layers.",
-        examples=[0.5],
-        json_schema_extra={"unit": "none", "computed_default": "`model.rotary_share`"},
-    )
-    rope_scaling: RopeScaling | None = Field(
-        default=None,
-        description="Scaling of the rotary frequencies of these layers.",
-        examples=[{"by": "linear", "factor": 8.0}],
-        json_schema_extra={"computed_default": "`model.rope_scaling`"},
-    )
-    window: PositiveInt | None = Field(
-        default=None,
-        description="Tokens that a token of these layers sees, itself included.",
-        examples=[128],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "`model.window` in `local`; elsewhere all before it",
-        },
-    )
+    """K/V heads of these layers."""
+    head_dim: Annotated[
+        PositiveInt | None, example(128, "dimensions", default="`model.head_dim`")
+    ] = None
+    """Width of a head of these layers."""
+    position: Annotated[
+        Annotated[str, OneOf(lambda: POSITIONS)] | None, example("none", default="`model.position`")
+    ] = None
+    """How positions enter these layers. A scheme that adds vectors to the tokens is a setting of
+    `model` alone."""
+    rope_theta: Annotated[
+        PositiveFloat | None, example(1e6, "none", default="`model.rope_theta`")
+    ] = None
+    """Base of the rotary frequencies of these layers."""
+    rotary_share: Annotated[
+        RotaryShare | None, example(0.5, "none", default="`model.rotary_share`")
+    ] = None
+    """The part of a head that rotates in these layers."""
+    rope_scaling: Annotated[
+        RopeScaling | None, example({"by": "linear", "factor": 8.0}, default="`model.rope_scaling`")
+    ] = None
+    """Scaling of the rotary frequencies of these layers."""
+    window: Annotated[
+        PositiveInt | None,
+        example(128, "tokens", default="`model.window` in `local`; elsewhere all before it"),
+    ] = None
+    """Tokens that a token of these layers sees, itself included."""
 
 
 KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
@@ -176,35 +137,18 @@ class LatentKV(SpecModel):
     grouped latent attention (GLA, arXiv 2505.21487): each group of heads has a latent.
     """
 
-    latent: PositiveInt = Field(
-        description="Numbers of a latent vector.",
-        examples=[64],
-        json_schema_extra={"unit": "numbers", "given": {"rotary": 16}},
-    )
-    rotary: NonNegativeInt = Field(
-        default=0,
-        description="Numbers of the rotary key that all heads share; above 0 if and only if"
-        " position is rope.",
-        examples=[16],
-        json_schema_extra={"unit": "numbers", "given": {"latent": 64}},
-    )
-    groups: PositiveInt = Field(
-        default=1,
-        description="Latent vectors a token, each for n_head / groups of the heads.",
-        examples=[2],
-        json_schema_extra={"unit": "vectors", "given": {"latent": 64, "rotary": 16}},
-    )
-    query: PositiveInt | None = Field(
-        default=None,
-        description="Numbers of the vector that a token's queries are mapped from, after an RMS"
-        " norm of its own. It is not stored; it saves weights.",
-        examples=[96],
-        json_schema_extra={
-            "unit": "numbers",
-            "computed_default": "queries are projected directly",
-            "given": {"latent": 64, "rotary": 16},
-        },
-    )
+    latent: Annotated[PositiveInt, example(64, "numbers", rotary=16)]
+    """Numbers of a latent vector."""
+    rotary: Annotated[NonNegativeInt, example(16, "numbers", latent=64)] = 0
+    """Numbers of the rotary key that all heads share; above 0 if and only if position is rope."""
+    groups: Annotated[PositiveInt, example(2, "vectors", latent=64, rotary=16)] = 1
+    """Latent vectors a token, each for n_head / groups of the heads."""
+    query: Annotated[
+        PositiveInt | None,
+        example(96, "numbers", default="queries are projected directly", latent=64, rotary=16),
+    ] = None
+    """Numbers of the vector that a token's queries are mapped from, after an RMS norm of its own.
+    It is not stored; it saves weights."""
 
 
 def _validate_kv(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:

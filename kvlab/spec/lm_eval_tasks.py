@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.spec_model import PositiveInt, SpecModel, TextRule
+from kvlab.spec.spec_model import PositiveInt, SpecModel, TextRule, example
 from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
@@ -34,21 +34,12 @@ _TASK_NAME = TextRule(
 class LmEvalTask(SpecModel):
     """One task of lm-eval."""
 
-    task: Annotated[str, _TASK_NAME] = Field(
-        description="Its name in lm-eval.", examples=["arc_easy"]
-    )
-    limit: PositiveInt | None = Field(
-        default=None,
-        description="Score the first N items.",
-        examples=[500],
-        json_schema_extra={"unit": "items", "computed_default": "all"},
-    )
-    definition: str | None = Field(
-        default=None,
-        description="YAML file that defines the task, where it is not one of lm-eval's own.",
-        examples=["letters.yaml"],
-        json_schema_extra={"computed_default": "lm-eval's own"},
-    )
+    task: Annotated[str, _TASK_NAME, example("arc_easy")]
+    """Its name in lm-eval."""
+    limit: Annotated[PositiveInt | None, example(500, "items", default="all")] = None
+    """Score the first N items."""
+    definition: Annotated[str | None, example("letters.yaml", default="lm-eval's own")] = None
+    """YAML file that defines the task, where it is not one of lm-eval's own."""
 
     @property
     def metric_prefix(self) -> str:

@@ -28,6 +28,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TextRule,
+    example,
     raise_problems,
 )
 
@@ -91,208 +92,115 @@ class ModelConfig(SpecModel):
         "kinds": {},
     }
 
-    vocab_size: PositiveInt = Field(
-        default=50257,
-        description="Tokens in the vocabulary; at least those of data.tokenizer.",
-        examples=[50304],
-        json_schema_extra={"unit": "tokens"},
+    vocab_size: Annotated[PositiveInt, example(50304, "tokens")] = 50257
+    """Tokens in the vocabulary; at least those of data.tokenizer."""
+    block_size: Annotated[PositiveInt, example(512, "tokens")] = 1024
+    """Context length."""
+    n_layer: Annotated[PositiveInt, Field(le=10_000), example(6, "layers")] = 12
+    """Transformer layers."""
+    n_head: Annotated[PositiveInt, Field(le=10_000), example(4, "heads")] = 12
+    """Query heads a layer."""
+    n_kv_head: Annotated[PositiveInt, example(1, "heads", default="n_head")] = Field(
+        default_factory=lambda fields: fields.get("n_head", 1)
     )
-    block_size: PositiveInt = Field(
-        default=1024,
-        description="Context length.",
-        examples=[512],
-        json_schema_extra={"unit": "tokens"},
+    """K/V heads a layer: n_head is multi-head attention, 1 multi-query, a divisor between them
+    grouped-query."""
+    n_embd: Annotated[PositiveInt, Field(le=10**6), example(1536, "dimensions")] = 768
+    """Width of the residual stream."""
+    head_dim: Annotated[PositiveInt, example(128, "dimensions", default="n_embd / n_head")] = Field(
+        default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1))
     )
-    n_layer: PositiveInt = Field(
-        default=12,
-        le=10_000,
-        description="Transformer layers.",
-        examples=[6],
-        json_schema_extra={"unit": "layers"},
-    )
-    n_head: PositiveInt = Field(
-        default=12,
-        le=10_000,
-        description="Query heads a layer.",
-        examples=[4],
-        json_schema_extra={"unit": "heads"},
-    )
-    n_kv_head: PositiveInt = Field(
-        default_factory=lambda fields: fields.get("n_head", 1),
-        description="K/V heads a layer: n_head is multi-head attention, 1"
-        " multi-query, a divisor between them grouped-query.",
-        examples=[1],
-        json_schema_extra={"unit": "heads", "computed_default": "n_head"},
-    )
-    n_embd: PositiveInt = Field(
-        default=768,
-        le=10**6,
-        description="Width of the residual stream.",
-        examples=[1536],
-        json_schema_extra={"unit": "dimensions"},
-    )
-    head_dim: PositiveInt = Field(
-        default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1)),
-        description="Width of a head.",
-        examples=[128],
-        json_schema_extra={"unit": "dimensions", "computed_default": "n_embd / n_head"},
-    )
-    mlp: Annotated[str, OneOf(lambda: MLPS)] = Field(
-        default="gelu",
-        description="Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the"
-        " values (arXiv 2002.05202) with a SiLU (swiglu), a GELU (geglu), or a SiLU whose inputs"
-        " are clamped as in gpt-oss (clamped_swiglu).",
-        examples=["swiglu"],
-    )
-    ffn_dim: PositiveInt = Field(
+    """Width of a head."""
+    mlp: Annotated[str, OneOf(lambda: MLPS), example("swiglu")] = "gelu"
+    """Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the values (arXiv
+    2002.05202) with a SiLU (swiglu), a GELU (geglu), or a SiLU whose inputs are clamped as in
+    gpt-oss (clamped_swiglu)."""
+    ffn_dim: Annotated[
+        PositiveInt,
+        example(
+            2048,
+            "dimensions",
+            default="4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64",
+        ),
+    ] = Field(
         default_factory=lambda fields: _default_ffn_dim(
             fields.get("mlp", "gelu"), fields.get("n_embd", 1)
+        )
+    )
+    """Hidden width of the MLP."""
+    position: Annotated[str, OneOf(lambda: POSITIONS), example("rope")] = "learned"
+    """How positions enter: a learned vector for each, rotary embedding (arXiv 2104.09864), or not
+    at all."""
+    rope_theta: Annotated[PositiveFloat, example(500000, "none", position="rope")] = 10_000.0
+    """Base of the rotary frequencies."""
+    rotary_share: Annotated[RotaryShare, example(0.25, "none", position="rope")] = 1.0
+    """The part of a head that rotates, its leading dimensions as in GPT-NeoX (arXiv 2204.06745): 0
+    is none."""
+    rope_scaling: Annotated[
+        RopeScaling | None, example({"by": "yarn", "factor": 4.0, "original": 256}, position="rope")
+    ] = None
+    """Scaling of the rotary frequencies, for a longer context than they were trained on."""
+    norm: Annotated[Literal["layernorm", "rmsnorm"], example("rmsnorm")] = "layernorm"
+    """Normalization before attention, before the MLP and at the end."""
+    norm_placement: Annotated[Literal["pre", "sandwich"], example("sandwich")] = "pre"
+    """Where a layer normalizes: before attention and MLP, or also what they return, before it is
+    added (sandwich, as in Gemma 3, arXiv 2503.19786)."""
+    qk_norm: Annotated[bool, example(True)] = False
+    """An RMS norm of each head's queries and one of its keys, before they are rotated and stored
+    (arXiv 2302.05442), as in Qwen3 and Gemma 3. Stored keys then have a bounded length, which
+    matters to coarse caches."""
+    attention_scale: Annotated[
+        PositiveFloat | None, example(0.0625, "none", default="1 / sqrt(width of a head's keys)")
+    ] = None
+    """What attention scores are multiplied by."""
+    embedding_scale: Annotated[PositiveFloat, example(27.7, "none")] = 1.0
+    """What the embeddings of tokens are multiplied by as they enter the first layer; Gemma 3 has
+    sqrt(n_embd)."""
+    norm_eps: Annotated[PositiveFloat, example(1e-06, "none")] = 1e-5
+    """Added to the variance before its root is taken."""
+    bias: Annotated[bool, example(False)] = True
+    """Biases in linear layers and layer norms."""
+    tie_embeddings: Annotated[bool, example(False)] = True
+    """The head reuses the token embedding."""
+    window: Annotated[PositiveInt | None, example(256, "tokens", attention_pattern="GLLLLL")] = None
+    """Tokens that a token of a local layer sees, itself included."""
+    sink: Annotated[Literal["none", "learned"], example("learned")] = "none"
+    """A learned logit of each query head that joins the denominator of its softmax, as in gpt-oss
+    (arXiv 2508.10925), so that a head may attend to nothing. It stores no bytes."""
+    sink_tokens: Annotated[
+        NonNegativeInt, example(4, "tokens", window=256, attention_pattern="GLLLLL")
+    ] = 0
+    """The first tokens of a text, or of a packed document, that local layers see beside their
+    window (StreamingLLM, arXiv 2309.17453), in training and in the cache. They keep their
+    positions."""
+    attention_pattern: Annotated[str, _LAYER_LETTERS, example("GLLLLL", window=256)] = "G"
+    """G (global), L (local) or a letter of `kinds` a layer, tiled over depth."""
+    local: Annotated[LayerKind | None, example({"n_kv_head": 1}, **_SETTINGS_BY_KIND)] = None
+    """Settings of the local layers (L) alone."""
+    global_: Annotated[LayerKind | None, example({"rope_theta": 1e6}, **_SETTINGS_BY_KIND)] = Field(
+        default=None, alias="global"
+    )
+    """Settings of the global layers (G) alone; with a window they are local, too."""
+    kinds: Annotated[
+        dict[KindLetter, LayerKind],
+        example({"N": {"position": "none"}}, position="rope", attention_pattern="GGGN"),
+    ] = Field(default={})
+    """More letters of attention_pattern, and the settings of their layers. A kind with a window is
+    local, one without is global."""
+    kv_sharing: Annotated[
+        SharingField,
+        Field(
+            description="Cross-layer K/V sharing in training and serving: "
+            f"{', '.join(pattern.usage for pattern in PATTERNS.values())},"
+            " groups [[0, 6], [1, 2]] or owners [0, 0, 2]."
         ),
-        description="Hidden width of the MLP.",
-        examples=[2048],
-        json_schema_extra={
-            "unit": "dimensions",
-            "computed_default": "4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64",
-        },
-    )
-    position: Annotated[str, OneOf(lambda: POSITIONS)] = Field(
-        default="learned",
-        description="How positions enter: a learned vector for each, rotary"
-        " embedding (arXiv 2104.09864), or not at all.",
-        examples=["rope"],
-    )
-    rope_theta: PositiveFloat = Field(
-        default=10_000.0,
-        description="Base of the rotary frequencies.",
-        examples=[500000],
-        json_schema_extra={"unit": "none", "given": {"position": "rope"}},
-    )
-    rotary_share: RotaryShare = Field(
-        default=1.0,
-        description="The part of a head that rotates, its leading dimensions as in GPT-NeoX"
-        " (arXiv 2204.06745): 0 is none.",
-        examples=[0.25],
-        json_schema_extra={"unit": "none", "given": {"position": "rope"}},
-    )
-    rope_scaling: RopeScaling | None = Field(
-        default=None,
-        description="Scaling of the rotary frequencies, for a longer context than they were"
-        " trained on.",
-        examples=[{"by": "yarn", "factor": 4.0, "original": 256}],
-        json_schema_extra={"given": {"position": "rope"}},
-    )
-    norm: Literal["layernorm", "rmsnorm"] = Field(
-        default="layernorm",
-        description="Normalization before attention, before the MLP and at the end.",
-        examples=["rmsnorm"],
-    )
-    norm_placement: Literal["pre", "sandwich"] = Field(
-        default="pre",
-        description="Where a layer normalizes: before attention and MLP, or also what they return,"
-        " before it is added (sandwich, as in Gemma 3, arXiv 2503.19786).",
-        examples=["sandwich"],
-    )
-    qk_norm: bool = Field(
-        default=False,
-        description="An RMS norm of each head's queries and one of its keys, before they are"
-        " rotated and stored (arXiv 2302.05442), as in Qwen3 and Gemma 3. Stored keys then have a"
-        " bounded length, which matters to coarse caches.",
-        examples=[True],
-    )
-    attention_scale: PositiveFloat | None = Field(
-        default=None,
-        description="What attention scores are multiplied by.",
-        examples=[0.0625],
-        json_schema_extra={
-            "unit": "none",
-            "computed_default": "1 / sqrt(width of a head's keys)",
-        },
-    )
-    embedding_scale: PositiveFloat = Field(
-        default=1.0,
-        description="What the embeddings of tokens are multiplied by as they enter the first"
-        " layer; Gemma 3 has sqrt(n_embd).",
-        examples=[27.7],
-        json_schema_extra={"unit": "none"},
-    )
-    norm_eps: PositiveFloat = Field(
-        default=1e-5,
-        description="Added to the variance before its root is taken.",
-        examples=[1e-06],
-        json_schema_extra={"unit": "none"},
-    )
-    bias: bool = Field(
-        default=True, description="Biases in linear layers and layer norms.", examples=[False]
-    )
-    tie_embeddings: bool = Field(
-        default=True, description="The head reuses the token embedding.", examples=[False]
-    )
-    window: PositiveInt | None = Field(
-        default=None,
-        description="Tokens that a token of a local layer sees, itself included.",
-        examples=[256],
-        json_schema_extra={"unit": "tokens", "given": {"attention_pattern": "GLLLLL"}},
-    )
-    sink: Literal["none", "learned"] = Field(
-        default="none",
-        description="A learned logit of each query head that joins the denominator of its softmax,"
-        " as in gpt-oss (arXiv 2508.10925), so that a head may attend to nothing. It stores no"
-        " bytes.",
-        examples=["learned"],
-    )
-    sink_tokens: NonNegativeInt = Field(
-        default=0,
-        description="The first tokens of a text, or of a packed document, that local layers see"
-        " beside their window (StreamingLLM, arXiv 2309.17453), in training and in the cache. They"
-        " keep their positions.",
-        examples=[4],
-        json_schema_extra={
-            "unit": "tokens",
-            "given": {"window": 256, "attention_pattern": "GLLLLL"},
-        },
-    )
-    attention_pattern: Annotated[str, _LAYER_LETTERS] = Field(
-        default="G",
-        description="G (global), L (local) or a letter of `kinds` a layer, tiled over depth.",
-        examples=["GLLLLL"],
-        json_schema_extra={"given": {"window": 256}},
-    )
-    local: LayerKind | None = Field(
-        default=None,
-        description="Settings of the local layers (L) alone.",
-        examples=[{"n_kv_head": 1}],
-        json_schema_extra={"given": _SETTINGS_BY_KIND},
-    )
-    global_: LayerKind | None = Field(
-        default=None,
-        alias="global",
-        description="Settings of the global layers (G) alone; with a window they are local, too.",
-        examples=[{"rope_theta": 1e6}],
-        json_schema_extra={"given": _SETTINGS_BY_KIND},
-    )
-    kinds: dict[KindLetter, LayerKind] = Field(
-        default={},
-        description="More letters of attention_pattern, and the settings of their layers."
-        " A kind with a window is local, one without is global.",
-        examples=[{"N": {"position": "none"}}],
-        json_schema_extra={"given": {"position": "rope", "attention_pattern": "GGGN"}},
-    )
-    kv_sharing: SharingField = Field(
-        default="none",
-        description="Cross-layer K/V sharing in training and serving: "
-        f"{', '.join(pattern.usage for pattern in PATTERNS.values())},"
-        " groups [[0, 6], [1, 2]] or owners [0, 0, 2].",
-        examples=["adjacent:2"],
-    )
+        example("adjacent:2"),
+    ] = "none"
 
-    kv: KVField = Field(
-        default="separate",
-        description="What a token stores: K and V (separate), one tensor that is both (tied),"
-        " one tensor that is V and half of K beside a shared rotary key (grouped_tied, GTA), or"
-        " latent vectors that K and V are mapped from (a map; MLA and GLA).",
-        examples=["tied"],
-        json_schema_extra={"given": {"position": "rope"}},
-    )
+    kv: Annotated[KVField, example("tied", position="rope")] = "separate"
+    """What a token stores: K and V (separate), one tensor that is both (tied), one tensor that is V
+    and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
+    mapped from (a map; MLA and GLA)."""
 
     @model_validator(mode="before")
     @classmethod

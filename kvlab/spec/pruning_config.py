@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
-from kvlab.spec.spec_model import FieldMessage, PositiveInt, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    example,
+    raise_problems,
+)
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -28,53 +35,33 @@ class PruningConfig(SpecModel):
     that goes on computes.
     """
 
-    rule: Literal["halving", "median"] = Field(
-        description="Which trainings go on at a rung.", examples=["halving"]
-    )
-    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = Field(
-        default=None,
-        validate_default=True,
-        description="halving: one in so many goes on.",
-        examples=[4],
-        json_schema_extra={
-            "unit": "none",
-            "computed_default": "3 under halving",
-            "given": {"rule": "halving"},
-        },
-    )
-    first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = Field(
-        default=None,
-        description="No rung before this fraction of the steps.",
-        examples=[0.2],
-        json_schema_extra={
-            "unit": "share",
-            "computed_default": "0.1",
-            "given": {"rule": "halving"},
-        },
-    )
-    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = Field(
-        default=None,
-        validate_default=True,
-        description="Fractions of the steps.",
-        examples=[[0.2, 0.5]],
-        json_schema_extra={
-            "unit": "share",
-            "computed_default": "halving: 1/factor, 1/factor^2, ... down to first; median:"
+    rule: Annotated[Literal["halving", "median"], example("halving")]
+    """Which trainings go on at a rung."""
+    factor: Annotated[
+        Annotated[PositiveInt, Field(ge=2, le=100)] | None,
+        example(4, "none", default="3 under halving", rule="halving"),
+    ] = Field(default=None, validate_default=True)
+    """halving: one in so many goes on."""
+    first: Annotated[
+        Annotated[float, Field(ge=0.001, lt=1.0)] | None,
+        example(0.2, "share", default="0.1", rule="halving"),
+    ] = None
+    """No rung before this fraction of the steps."""
+    rungs: Annotated[
+        Annotated[TupleOf[Fraction], Field(min_length=1)] | None,
+        example(
+            [0.2, 0.5],
+            "share",
+            default="halving: 1/factor, 1/factor^2, ... down to first; median:"
             " first, and twice as far each time",
-            "given": {"rule": "median"},
-        },
-    )
-    startup: PositiveInt | None = Field(
-        default=None,
-        validate_default=True,
-        description="median: others at a rung before one is pruned.",
-        examples=[8],
-        json_schema_extra={
-            "unit": "trainings",
-            "computed_default": "5 under median",
-            "given": {"rule": "median"},
-        },
-    )
+            rule="median",
+        ),
+    ] = Field(default=None, validate_default=True)
+    """Fractions of the steps."""
+    startup: Annotated[
+        PositiveInt | None, example(8, "trainings", default="5 under median", rule="median")
+    ] = Field(default=None, validate_default=True)
+    """median: others at a rung before one is pruned."""
 
     @field_validator("factor")
     @classmethod

@@ -4,40 +4,28 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvlab.spec.spec_model import PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import PositiveInt, SpecModel, example, raise_problems
 
 
 class ResourcesConfig(SpecModel):
     """`resources`: where a trial runs. Never part of what it computes."""
 
-    cpus: Annotated[float, Field(gt=0, le=4096)] = Field(
-        default=1.0,
-        description="Cores of a trial, and its threads; a fraction shares one.",
-        examples=[2.0],
-        json_schema_extra={"unit": "cores"},
-    )
-    gpus: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        default=0.0,
-        description="A number, a fraction to share one, or auto: as many trials on one as its"
-        " memory holds, measured before they start.",
-        examples=["auto"],
-        json_schema_extra={"unit": "GPUs"},
-    )
-    workers: Annotated[PositiveInt, Field(le=1024)] | None = Field(
-        default=None,
-        description="Processes that train together.",
-        examples=[2],
-        json_schema_extra={"unit": "processes", "computed_default": "one a whole GPU"},
-    )
-    microbatch_tokens: PositiveInt | None = Field(
-        default=None,
-        description="Tokens of a forward pass; smaller needs less memory, same mathematics.",
-        examples=[1024],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "all that a process computes in a step",
-        },
-    )
+    cpus: Annotated[float, Field(gt=0, le=4096), example(2.0, "cores")] = 1.0
+    """Cores of a trial, and its threads; a fraction shares one."""
+    gpus: Annotated[
+        Annotated[float, Field(ge=0, le=1024)] | Literal["auto"], example("auto", "GPUs")
+    ] = 0.0
+    """A number, a fraction to share one, or auto: as many trials on one as its memory holds,
+    measured before they start."""
+    workers: Annotated[
+        Annotated[PositiveInt, Field(le=1024)] | None,
+        example(2, "processes", default="one a whole GPU"),
+    ] = None
+    """Processes that train together."""
+    microbatch_tokens: Annotated[
+        PositiveInt | None, example(1024, "tokens", default="all that a process computes in a step")
+    ] = None
+    """Tokens of a forward pass; smaller needs less memory, same mathematics."""
 
     @model_validator(mode="after")
     def _check(self) -> "ResourcesConfig":

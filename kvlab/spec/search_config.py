@@ -21,6 +21,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
+    example,
     raise_problems,
 )
 from kvlab.spec.validation_errors import format_value
@@ -53,20 +54,16 @@ def format_settings(settings: Mapping[str, Any]) -> str:
 class Range(SpecModel):
     """Numbers from ``low`` to ``high``, both included."""
 
-    low: FiniteFloat = Field(
-        description="Lowest number.", examples=[128], json_schema_extra={"unit": "of the key"}
-    )
-    high: FiniteFloat = Field(
-        description="Highest number.", examples=[1024], json_schema_extra={"unit": "of the key"}
-    )
-    log: bool = Field(default=False, description="Drawn evenly in the logarithm.", examples=[True])
-    whole: bool = Field(default=False, description="Whole numbers only.", examples=[True])
-    step: PositiveFloat | None = Field(
-        default=None,
-        description="Only low, low + step, ...",
-        examples=[64],
-        json_schema_extra={"unit": "of the key"},
-    )
+    low: Annotated[FiniteFloat, example(128, "of the key")]
+    """Lowest number."""
+    high: Annotated[FiniteFloat, example(1024, "of the key")]
+    """Highest number."""
+    log: Annotated[bool, example(True)] = False
+    """Drawn evenly in the logarithm."""
+    whole: Annotated[bool, example(True)] = False
+    """Whole numbers only."""
+    step: Annotated[PositiveFloat | None, example(64, "of the key")] = None
+    """Only low, low + step, ..."""
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
@@ -99,18 +96,14 @@ class Range(SpecModel):
 class Limit(SpecModel):
     """Bounds of a number; one or both."""
 
-    at_most: FiniteFloat | None = Field(
-        default=None,
-        description="Largest value allowed.",
-        examples=[32768],
-        json_schema_extra={"unit": "of the number", "computed_default": "no bound"},
+    at_most: Annotated[FiniteFloat | None, example(32768, "of the number", default="no bound")] = (
+        None
     )
-    at_least: FiniteFloat | None = Field(
-        default=None,
-        description="Smallest value allowed.",
-        examples=[0.25],
-        json_schema_extra={"unit": "of the number", "computed_default": "no bound"},
+    """Largest value allowed."""
+    at_least: Annotated[FiniteFloat | None, example(0.25, "of the number", default="no bound")] = (
+        None
     )
+    """Smallest value allowed."""
 
     @model_validator(mode="after")
     def _check(self) -> "Limit":
@@ -128,64 +121,36 @@ class SearchConfig(SpecModel):
     never trained.
     """
 
-    choices: dict[str, Values] = Field(
-        default_factory=dict,
-        description="Values to choose from, by dotted key.",
-        examples=[{"model.n_kv_head": [1, 2, 4]}],
+    choices: Annotated[dict[str, Values], example({"model.n_kv_head": [1, 2, 4]})] = Field(
+        default_factory=dict
     )
-    ranges: dict[str, Range] = Field(
-        default_factory=dict,
-        description="Ranges of numbers to draw from, by dotted key.",
-        examples=[{"model.ffn_dim": {"low": 64, "high": 512, "whole": True}}],
+    """Values to choose from, by dotted key."""
+    ranges: Annotated[
+        dict[str, Range], example({"model.ffn_dim": {"low": 64, "high": 512, "whole": True}})
+    ] = Field(default_factory=dict)
+    """Ranges of numbers to draw from, by dotted key."""
+    objectives: Annotated[
+        TupleOf[str], Field(min_length=1, max_length=4), example(["loss_served", "kv_bytes"])
+    ]
+    """Numbers to improve; with several, a Pareto front."""
+    limits: Annotated[dict[str, Limit], example({"kv_bytes": {"at_most": 32768}})] = Field(
+        default_factory=dict
     )
-    objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)] = Field(
-        description="Numbers to improve; with several, a Pareto front.",
-        examples=[["loss_served", "kv_bytes"]],
-    )
-    limits: dict[str, Limit] = Field(
-        default_factory=dict,
-        description="Bounds of measured or predicted numbers.",
-        examples=[{"kv_bytes": {"at_most": 32768}}],
-    )
-    sampler: Sampler = Field(
-        default="tpe",
-        description="Optuna's sampler, by name or as {name: tpe, multivariate: true}.",
-        examples=[{"name": "tpe", "multivariate": True}],
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        default=0, description="Seed of the sampler.", examples=[7]
-    )
-    parallel: PositiveInt = Field(
-        default=1,
-        le=1000,
-        description="Suggestions in flight at once.",
-        examples=[2],
-        json_schema_extra={"unit": "trials"},
-    )
-    pruning: PruningConfig | None = Field(
-        default=None,
-        description="Pause trainings early that are far behind.",
-        examples=[{"rule": "halving"}],
-        json_schema_extra={"computed_default": "none"},
-    )
-    trials: PositiveInt | None = Field(
-        default=None,
-        description="Stop after this many trained suggestions.",
-        examples=[24],
-        json_schema_extra={"unit": "trials", "computed_default": "no bound"},
-    )
-    flops: PositiveFloat | None = Field(
-        default=None,
-        description="Stop after these training FLOPs, really spent.",
-        examples=[1e15],
-        json_schema_extra={"unit": "FLOPs", "computed_default": "no bound"},
-    )
-    hours: PositiveFloat | None = Field(
-        default=None,
-        description="Stop after this time of searching.",
-        examples=[8.0],
-        json_schema_extra={"unit": "hours", "computed_default": "no bound"},
-    )
+    """Bounds of measured or predicted numbers."""
+    sampler: Annotated[Sampler, example({"name": "tpe", "multivariate": True})] = "tpe"
+    """Optuna's sampler, by name or as {name: tpe, multivariate: true}."""
+    seed: Annotated[int, Field(ge=0, lt=2**31), example(7)] = 0
+    """Seed of the sampler."""
+    parallel: Annotated[PositiveInt, Field(le=1000), example(2, "trials")] = 1
+    """Suggestions in flight at once."""
+    pruning: Annotated[PruningConfig | None, example({"rule": "halving"}, default="none")] = None
+    """Pause trainings early that are far behind."""
+    trials: Annotated[PositiveInt | None, example(24, "trials", default="no bound")] = None
+    """Stop after this many trained suggestions."""
+    flops: Annotated[PositiveFloat | None, example(1e15, "FLOPs", default="no bound")] = None
+    """Stop after these training FLOPs, really spent."""
+    hours: Annotated[PositiveFloat | None, example(8.0, "hours", default="no bound")] = None
+    """Stop after this time of searching."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":

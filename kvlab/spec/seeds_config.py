@@ -17,7 +17,14 @@ from pydantic import (
     model_validator,
 )
 
-from kvlab.spec.spec_model import FieldMessage, PositiveInt, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    example,
+    raise_problems,
+)
 
 MAX_LOOKS = 20
 MAX_SEED_COUNT = 1000
@@ -56,17 +63,14 @@ class SeedLooks(SpecModel):
     compared with. `kvlab.analysis.sequential` says how the looks share one error.
     """
 
-    looks: Annotated[TupleOf[PositiveInt], Field(min_length=2, max_length=MAX_LOOKS)] = Field(
-        description="Number of seeds at each look, increasing; the last is the most.",
-        examples=[[3, 5, 7, 10]],
-        json_schema_extra={"unit": "seeds"},
-    )
-    first: Seed = Field(
-        default=0,
-        description="The first seed; the others follow it.",
-        examples=[100],
-        json_schema_extra={"given": {"looks": [3, 5, 7, 10]}},
-    )
+    looks: Annotated[
+        TupleOf[PositiveInt],
+        Field(min_length=2, max_length=MAX_LOOKS),
+        example([3, 5, 7, 10], "seeds"),
+    ]
+    """Number of seeds at each look, increasing; the last is the most."""
+    first: Annotated[Seed, example(100, looks=[3, 5, 7, 10])] = 0
+    """The first seed; the others follow it."""
 
     @model_validator(mode="after")
     def _check(self) -> "SeedLooks":

@@ -1,8 +1,11 @@
 """The base class of every spec section, and the field types that the sections share."""
 
+import ast
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -45,12 +48,52 @@ class SpecModel(BaseModel):
             and (key not in self.omitted_defaults or value != self.omitted_defaults[key])
         }
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the JSON Schema, in which the docstring below a field describes it.
+
+        Pydantic's ``use_attribute_docstrings`` reads them when the class is made, which takes
+        250 ms over all sections. They are needed for the schema alone.
+        """
+        written = handler(schema)
+        keys = handler.resolve_ref_schema(written)["properties"]
+        statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+        for field, below in pairwise(statements):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(name)),
+                    ast.Expr(ast.Constant(str(text))),
+                ) if name in cls.model_fields:
+                    key = keys[cls.model_fields[name].alias or name]
+                    below_it = {
+                        fact: key.pop(fact) for fact in ("examples", "title") if fact in key
+                    }
+                    key.update(description=" ".join(text.split()), **below_it)
+        return written
+
 
 def raise_problems(problems: Iterable[FieldMessage]) -> None:
     """Raise one validation error that carries all ``problems``; do nothing if there are none."""
     messages = list(problems)
     if messages:
         raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
+
+
+def example(value: Any, unit: str = "", /, *, default: str = "", **given: Any) -> Any:
+    """Return what `kvlab schema --doc` prints of a key beside the docstring that describes it.
+
+    Args:
+        value: an example.
+        unit: of a number; ``none`` where it has none.
+        default: what holds where the key is left out, if that is no constant.
+        given: other keys of the section that the example needs.
+    """
+    facts = {"unit": unit, "computed_default": default, "given": given}
+    return Field(
+        examples=[value], json_schema_extra={name: fact for name, fact in facts.items() if fact}
+    )
 
 
 class OneOf:

@@ -34,6 +34,7 @@ from kvlab.spec.spec_model import (
     SpecModel,
     TextRule,
     TupleOf,
+    example,
     normalize_level_name,
     raise_problems,
 )
@@ -75,30 +76,15 @@ class FailuresConfig(SpecModel):
     neither gets better when it is tried again.
     """
 
-    killed_retries: NonNegativeInt = Field(
-        default=3,
-        description="Starts again after its process died, in a row without progress.",
-        examples=[5],
-        json_schema_extra={"unit": "starts"},
-    )
-    backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = Field(
-        default=1.0,
-        description="Wait before the first of those; doubled each time, up to 5 min.",
-        examples=[10.0],
-        json_schema_extra={"unit": "seconds"},
-    )
-    out_of_memory: Literal["shrink", "fail"] = Field(
-        default="shrink",
-        description="Of the device or of the host. shrink: again with a smaller microbatch (same"
-        " mathematics), then alone on its GPU.",
-        examples=["fail"],
-    )
-    same_error: NonNegativeInt = Field(
-        default=3,
-        description="Stop when this many trials fail at the same place; 0 never.",
-        examples=[1],
-        json_schema_extra={"unit": "trials"},
-    )
+    killed_retries: Annotated[NonNegativeInt, example(5, "starts")] = 3
+    """Starts again after its process died, in a row without progress."""
+    backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0), example(10.0, "seconds")] = 1.0
+    """Wait before the first of those; doubled each time, up to 5 min."""
+    out_of_memory: Annotated[Literal["shrink", "fail"], example("fail")] = "shrink"
+    """Of the device or of the host. shrink: again with a smaller microbatch (same mathematics),
+    then alone on its GPU."""
+    same_error: Annotated[NonNegativeInt, example(1, "trials")] = 3
+    """Stop when this many trials fail at the same place; 0 never."""
 
 
 class ReportConfig(SpecModel):
@@ -106,12 +92,11 @@ class ReportConfig(SpecModel):
 
     # The table of sections stands above this package: commands that read a sweep check the names.
 
-    sections: Annotated[TupleOf[Name], Field(min_length=1)] | None = Field(
-        default=None,
-        description="Names of sections, in order.",
-        examples=[["answer", "effects", "pareto"]],
-        json_schema_extra={"computed_default": "all that have something to say"},
-    )
+    sections: Annotated[
+        Annotated[TupleOf[Name], Field(min_length=1)] | None,
+        example(["answer", "effects", "pareto"], default="all that have something to say"),
+    ] = None
+    """Names of sections, in order."""
 
     @model_validator(mode="after")
     def _check(self) -> "ReportConfig":
@@ -163,137 +148,96 @@ class Sweep(SpecModel):
     is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
-    name: Name = Field(
-        default="sweep",
-        description="Name of the sweep, of its record and its report.",
-        examples=["heads"],
-        json_schema_extra={"computed_default": "the file's name"},
+    name: Annotated[Name, example("heads", default="the file's name")] = "sweep"
+    """Name of the sweep, of its record and its report."""
+    question: Annotated[str, Field(min_length=1), example("What does each K/V head cost?")]
+    """The question, in words."""
+    experiment: Annotated[str, Field(min_length=1), example("../experiments/small.yaml")]
+    """Path of the base experiment, from this file."""
+    factors: Annotated[
+        dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]],
+        example({"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}}}),
+    ] = Field(default_factory=dict)
+    """By factor and level, what the level changes: a patch of dotted keys."""
+    baseline: Annotated[
+        dict[Name, LevelName], example({"heads": "mqa"}, default="the first level of each factor")
+    ] = Field(default_factory=dict, validate_default=True)
+    """The level of each factor that differences are taken against."""
+    design: Annotated[
+        DesignName,
+        Field(description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N."),
+        example("one_factor"),
+    ] = "full"
+    designs: Annotated[dict[DesignName, Seeds], example({"full": [0], "one_factor": 3})] = Field(
+        default_factory=dict
     )
-    question: str = Field(
-        min_length=1,
-        description="The question, in words.",
-        examples=["What does each K/V head cost?"],
+    """Several designs, each with its seeds, as one."""
+    zip: Annotated[TupleOf[FactorGroup], example([["heads", "width"]])] = ()
+    """Factors that move together, level by level."""
+    when: Annotated[dict[Name, LevelRule], example({"window": {"horizon": "hybrid"}})] = Field(
+        default_factory=dict
     )
-    experiment: str = Field(
-        min_length=1,
-        description="Path of the base experiment, from this file.",
-        examples=["../experiments/small.yaml"],
+    """By factor, the levels of factors above it without which it does not apply."""
+    target: Annotated[dict[Name, LevelName], example({"heads": "mqa"}, design="leave_one_out")] = (
+        Field(default_factory=dict)
     )
-    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
-        default_factory=dict,
-        description="By factor and level, what the level changes: a patch of dotted keys.",
-        examples=[{"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}}}],
-    )
-    baseline: dict[Name, LevelName] = Field(
-        default_factory=dict,
-        validate_default=True,
-        description="The level of each factor that differences are taken against.",
-        examples=[{"heads": "mqa"}],
-        json_schema_extra={"computed_default": "the first level of each factor"},
-    )
-    design: DesignName = Field(
-        default="full",
-        description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N.",
-        examples=["one_factor"],
-    )
-    designs: dict[DesignName, Seeds] = Field(
-        default_factory=dict,
-        description="Several designs, each with its seeds, as one.",
-        examples=[{"full": [0], "one_factor": 3}],
-    )
-    zip: TupleOf[FactorGroup] = Field(
-        default=(),
-        description="Factors that move together, level by level.",
-        examples=[[["heads", "width"]]],
-    )
-    when: dict[Name, LevelRule] = Field(
-        default_factory=dict,
-        description="By factor, the levels of factors above it without which it does not apply.",
-        examples=[{"window": {"horizon": "hybrid"}}],
-    )
-    target: dict[Name, LevelName] = Field(
-        default_factory=dict,
-        description="The reduction of a factor with several other levels.",
-        examples=[{"heads": "mqa"}],
-        json_schema_extra={"given": {"design": "leave_one_out"}},
-    )
-    listed_cells: TupleOf[dict[Name, LevelName]] = Field(
-        default=(),
-        alias="cells",
-        description="The cells of design: cells. A factor that is left out is at its baseline.",
-        examples=[[{"heads": "mqa", "position": "rope"}]],
-        json_schema_extra={"given": {"design": "cells"}},
-    )
-    generators: dict[Name, FactorGroup] = Field(
-        default_factory=dict,
-        description="Of design: fractional, by factor: the factors whose product sets it.",
-        examples=[{"sharing": ["heads", "position", "mlp"]}],
-        json_schema_extra={"given": {"design": "fractional:2"}},
-    )
-    exclude: TupleOf[LevelRule] = Field(
-        default=(),
-        description="Drops every cell that has all of a rule.",
-        examples=[[{"heads": "mqa", "position": "rope"}]],
-    )
-    include: TupleOf[LevelRule] = Field(
-        default=(),
-        description="Adds cells. A factor that is left out is at its baseline.",
-        examples=[[{"heads": "mqa", "position": "rope"}]],
-        json_schema_extra={"given": {"design": "one_factor"}},
-    )
-    match: MatchModes = Field(
-        default=("none",),
-        description="Set model.ffn_dim by cell, so that every cell has the baseline's parameters or"
-        " training FLOPs a token within 0.5%. Several, as in [none, parameters], are a factor.",
-        examples=[["none", "parameters"]],
-    )
-    tune: TuneConfig | None = Field(
-        default=None,
-        description="Find each architecture's learning rate first.",
-        examples=[{"training.learning_rate": [0.001, 0.002, 0.004], "seeds": [100, 101]}],
-        json_schema_extra={"computed_default": "none"},
-    )
-    seeds: SeedsField = Field(
-        default=(0,),
-        description="A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where"
-        " undecided.",
-        examples=[[0, 1, 2]],
-    )
-    failures: FailuresConfig = Field(
-        default=FailuresConfig(),
-        description="What happens after a failure.",
-        examples=[{"killed_retries": 5}],
-    )
-    search: SearchConfig | None = Field(
-        default=None,
-        description="Instead of factors: look for the best in a space.",
-        examples=[
-            {"choices": {"model.n_kv_head": [1, 2, 4]}, "objectives": ["loss_served"], "trials": 20}
-        ],
-        json_schema_extra={"computed_default": "none"},
-    )
-    decide: DecideConfig = Field(
-        default=DecideConfig(),
-        description="The claims that are tested, and the difference that does not matter.",
-        examples=[{"margin": 0.02}],
-    )
-    size: SizeConfig | None = Field(
-        default=None,
-        description="Fit effects against the size of the model, and predict them.",
-        examples=[{"factor": "model"}],
-        json_schema_extra={"computed_default": "none"},
-    )
-    report: ReportConfig = Field(
-        default=ReportConfig(),
-        description="Which sections the report has.",
-        examples=[{"sections": ["answer", "effects"]}],
-    )
-    scales: dict[Name, dict[str, Any]] = Field(
-        default_factory=dict,
-        description="The same question at other sizes, by name: what stands there in place of"
-        f" {', '.join(SCALED_KEYS)}. --scale NAME plans and runs one.",
-        examples=[{"gpu": {"experiment": "../experiments/gpt2-124m.yaml", "seeds": 3}}],
-    )
+    """The reduction of a factor with several other levels."""
+    listed_cells: Annotated[
+        TupleOf[dict[Name, LevelName]],
+        example([{"heads": "mqa", "position": "rope"}], design="cells"),
+    ] = Field(default=(), alias="cells")
+    """The cells of design: cells. A factor that is left out is at its baseline."""
+    generators: Annotated[
+        dict[Name, FactorGroup],
+        example({"sharing": ["heads", "position", "mlp"]}, design="fractional:2"),
+    ] = Field(default_factory=dict)
+    """Of design: fractional, by factor: the factors whose product sets it."""
+    exclude: Annotated[TupleOf[LevelRule], example([{"heads": "mqa", "position": "rope"}])] = ()
+    """Drops every cell that has all of a rule."""
+    include: Annotated[
+        TupleOf[LevelRule], example([{"heads": "mqa", "position": "rope"}], design="one_factor")
+    ] = ()
+    """Adds cells. A factor that is left out is at its baseline."""
+    match: Annotated[MatchModes, example(["none", "parameters"])] = ("none",)
+    """Set model.ffn_dim by cell, so that every cell has the baseline's parameters or training FLOPs
+    a token within 0.5%. Several, as in [none, parameters], are a factor."""
+    tune: Annotated[
+        TuneConfig | None,
+        example(
+            {"training.learning_rate": [0.001, 0.002, 0.004], "seeds": [100, 101]}, default="none"
+        ),
+    ] = None
+    """Find each architecture's learning rate first."""
+    seeds: Annotated[SeedsField, example([0, 1, 2])] = (0,)
+    """A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where undecided."""
+    failures: Annotated[FailuresConfig, example({"killed_retries": 5})] = FailuresConfig()
+    """What happens after a failure."""
+    search: Annotated[
+        SearchConfig | None,
+        example(
+            {
+                "choices": {"model.n_kv_head": [1, 2, 4]},
+                "objectives": ["loss_served"],
+                "trials": 20,
+            },
+            default="none",
+        ),
+    ] = None
+    """Instead of factors: look for the best in a space."""
+    decide: Annotated[DecideConfig, example({"margin": 0.02})] = DecideConfig()
+    """The claims that are tested, and the difference that does not matter."""
+    size: Annotated[SizeConfig | None, example({"factor": "model"}, default="none")] = None
+    """Fit effects against the size of the model, and predict them."""
+    report: Annotated[ReportConfig, example({"sections": ["answer", "effects"]})] = ReportConfig()
+    """Which sections the report has."""
+    scales: Annotated[
+        dict[Name, dict[str, Any]],
+        Field(
+            description="The same question at other sizes, by name: what stands there in place of"
+            f" {', '.join(SCALED_KEYS)}. --scale NAME plans and runs one."
+        ),
+        example({"gpu": {"experiment": "../experiments/gpt2-124m.yaml", "seeds": 3}}),
+    ] = Field(default_factory=dict)
 
     _source: SweepSource | None = PrivateAttr(default=None)
     _cells: tuple[Cell, ...] = PrivateAttr(default=())

@@ -24,6 +24,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
+    example,
     normalize_level_name,
     raise_problems,
 )
@@ -75,187 +76,95 @@ class TrainingConfig(SpecModel):
         "kv_residual": None,
     }
 
-    tokens: NonNegativeInt = Field(
-        default=0,
-        description="Tokens seen in training; 0 trains nothing.",
-        examples=[1e10],
-        json_schema_extra={"unit": "tokens"},
+    tokens: Annotated[NonNegativeInt, example(1e10, "tokens")] = 0
+    """Tokens seen in training; 0 trains nothing."""
+    init_from: Annotated[InitFrom, example("openai-community/gpt2", default="freshly drawn")] = None
+    """First weights: a Hugging Face folder or repository, or the training of another cell, as in
+    {heads: mha}."""
+    batch_tokens: Annotated[PositiveInt, example(524288, "tokens")] = 8192
+    """Tokens of an optimizer step."""
+    learning_rate: Annotated[PositiveFloat, example(0.001, "none")] = 6e-4
+    """Peak learning rate, at the end of the warm-up."""
+    final_learning_rate: Annotated[
+        Annotated[float, Field(ge=0.0)] | None,
+        example(0.0001, "none", default="learning_rate / 10"),
+    ] = Field(default=None, validate_default=True)
+    """Learning rate at the end of the schedule."""
+    schedule: Annotated[Literal["cosine", "wsd"], example("wsd")] = "cosine"
+    """After warm-up: half a cosine, or wsd: stable, then a decay at the end."""
+    decay_tokens: Annotated[
+        PositiveInt | None,
+        example(2e9, "tokens", default="20% of tokens under wsd", schedule="wsd", tokens=1e10),
+    ] = Field(default=None, validate_default=True)
+    """Length of the decay of schedule: wsd, at the end of training."""
+    warmup_tokens: Annotated[
+        NonNegativeInt | None, example(3.75e8, "tokens", default="4% of tokens", tokens=1e10)
+    ] = Field(default=None, validate_default=True)
+    """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase."""
+    weight_decay: Annotated[float, Field(ge=0.0), example(0.05, "none")] = 0.1
+    """Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only."""
+    beta1: Annotated[DecayRate, example(0.95, "none")] = 0.9
+    """Decay rate of AdamW's mean of gradients."""
+    beta2: Annotated[DecayRate, example(0.99, "none")] = 0.95
+    """Decay rate of AdamW's mean of squared gradients."""
+    adam_eps: Annotated[PositiveFloat, example(1e-07, "none")] = 1e-8
+    """Added to the denominator of AdamW's step."""
+    clip: Annotated[PositiveFloat, example(0.5, "none")] = 1.0
+    """Largest norm of the gradient."""
+    spike: Annotated[PositiveFloat | None, example(2.0, "nats/token")] = 1.0
+    """The training has diverged once the mean loss of 32 steps is this many nats above the lowest
+    such mean; null: never."""
+    precision: Annotated[Literal["float32", "bfloat16"], example("bfloat16")] = "float32"
+    """Of the matrix products; weights and optimizer stay in float32."""
+    residual: Annotated[
+        Literal["float32", "bfloat16"], example("bfloat16", precision="bfloat16")
+    ] = "float32"
+    """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
+    bfloat16 moves and keeps half the bytes, and rounds each sum."""
+    int8: Annotated[
+        TupleOf[Int8Product],
+        AfterValidator(_order_products),
+        example(["output", "grad_input", "grad_weight"]),
+    ] = ()
+    """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
+    row and column that is found anew in each pass; embeddings and head are left out. [output,
+    grad_input] is SwitchBack (arXiv 2304.13013)."""
+    int8_weights: Annotated[Literal["none", "nearest", "stochastic"], example("stochastic")] = (
+        "none"
     )
-    init_from: InitFrom = Field(
-        default=None,
-        description="First weights: a Hugging Face folder or repository, or the"
-        " training of another cell, as in {heads: mha}.",
-        examples=["openai-community/gpt2"],
-        json_schema_extra={"computed_default": "freshly drawn"},
-    )
-    batch_tokens: PositiveInt = Field(
-        default=8192,
-        description="Tokens of an optimizer step.",
-        examples=[524288],
-        json_schema_extra={"unit": "tokens"},
-    )
-    learning_rate: PositiveFloat = Field(
-        default=6e-4,
-        description="Peak learning rate, at the end of the warm-up.",
-        examples=[0.001],
-        json_schema_extra={"unit": "none"},
-    )
-    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
-        default=None,
-        validate_default=True,
-        description="Learning rate at the end of the schedule.",
-        examples=[0.0001],
-        json_schema_extra={"unit": "none", "computed_default": "learning_rate / 10"},
-    )
-    schedule: Literal["cosine", "wsd"] = Field(
-        default="cosine",
-        description="After warm-up: half a cosine, or wsd: stable, then a decay at the end.",
-        examples=["wsd"],
-    )
-    decay_tokens: PositiveInt | None = Field(
-        default=None,
-        validate_default=True,
-        description="Length of the decay of schedule: wsd, at the end of training.",
-        examples=[2e9],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "20% of tokens under wsd",
-            "given": {"schedule": "wsd", "tokens": 1e10},
-        },
-    )
-    warmup_tokens: NonNegativeInt | None = Field(
-        default=None,
-        validate_default=True,
-        description="Linear warm-up. Under wsd, token budgets of equal warm-up"
-        " share their stable phase.",
-        examples=[3.75e8],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "4% of tokens",
-            "given": {"tokens": 1e10},
-        },
-    )
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.1,
-        description="Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only.",
-        examples=[0.05],
-        json_schema_extra={"unit": "none"},
-    )
-    beta1: DecayRate = Field(
-        default=0.9,
-        description="Decay rate of AdamW's mean of gradients.",
-        examples=[0.95],
-        json_schema_extra={"unit": "none"},
-    )
-    beta2: DecayRate = Field(
-        default=0.95,
-        description="Decay rate of AdamW's mean of squared gradients.",
-        examples=[0.99],
-        json_schema_extra={"unit": "none"},
-    )
-    adam_eps: PositiveFloat = Field(
-        default=1e-8,
-        description="Added to the denominator of AdamW's step.",
-        examples=[1e-07],
-        json_schema_extra={"unit": "none"},
-    )
-    clip: PositiveFloat = Field(
-        default=1.0,
-        description="Largest norm of the gradient.",
-        examples=[0.5],
-        json_schema_extra={"unit": "none"},
-    )
-    spike: PositiveFloat | None = Field(
-        default=1.0,
-        description="The training has diverged once the mean loss of 32 steps is this many nats"
-        " above the lowest such mean; null: never.",
-        examples=[2.0],
-        json_schema_extra={"unit": "nats/token"},
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Of the matrix products; weights and optimizer stay in float32.",
-        examples=["bfloat16"],
-    )
-    residual: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Of the residual stream, which every layer reads and adds to, under precision:"
-        " bfloat16. bfloat16 moves and keeps half the bytes, and rounds each sum.",
-        examples=["bfloat16"],
-        json_schema_extra={"given": {"precision": "bfloat16"}},
-    )
-    int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = Field(
-        default=(),
-        description="Products of the linear layers of attention and MLPs that are in int8, with a"
-        " scale for each row and column that is found anew in each pass; embeddings and head are"
-        " left out. [output, grad_input] is SwitchBack (arXiv 2304.13013).",
-        examples=[["output", "grad_input", "grad_weight"]],
-    )
-    int8_weights: Literal["none", "nearest", "stochastic"] = Field(
-        default="none",
-        description="Keep the weights of the same layers in int8 between steps, with a scale a row"
-        " and no other copy. Each update is rounded to the nearest code, or to one of both"
-        " neighbours at random so that it is right on average.",
-        examples=["stochastic"],
-    )
-    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
-        default="model",
-        description="The forward pass reads K/V as a cache of this serving.kv_dtype would give"
-        " them back; gradients pass straight through. Without it they are not rounded.",
-        examples=["int8"],
-    )
-    kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = Field(
-        default=None,
-        description="As serving.kv_group, of training.kv_dtype. It does not follow serving's.",
-        examples=[16],
-        json_schema_extra={
-            "unit": "numbers",
-            "computed_default": "that of serving.kv_group in the same kv_dtype",
-            "given": {"kv_dtype": "int4"},
-        },
-    )
-    kv_residual: NonNegativeInt | None = Field(
-        default=None,
-        description="As serving.kv_residual, of training.kv_dtype. It does not follow serving's.",
-        examples=[64],
-        json_schema_extra={
-            "unit": "tokens",
-            "computed_default": "128 for kivi4 and kivi2",
-            "given": {"kv_dtype": "kivi2"},
-        },
-    )
-    compile: bool = Field(default=False, description="torch.compile the model.", examples=[True])
-    evaluate_every: PositiveInt = Field(
-        default=100,
-        description="Steps between validation losses.",
-        examples=[250],
-        json_schema_extra={"unit": "steps"},
-    )
-    evaluate_tokens: PositiveInt = Field(
-        default=65_536,
-        description="Validation tokens of each of those losses.",
-        examples=[8192],
-        json_schema_extra={"unit": "tokens"},
-    )
-    checkpoint_every: PositiveInt | None = Field(
-        default=None,
-        description="Steps between checkpoints. Without it ten minutes, or twenty times as long as"
-        " writing one takes.",
-        examples=[500],
-        json_schema_extra={"unit": "steps", "computed_default": "ten minutes"},
-    )
-    keep_last: PositiveInt = Field(
-        default=2,
-        description="Newest checkpoints kept while training.",
-        examples=[3],
-        json_schema_extra={"unit": "checkpoints"},
-    )
-    keep_best: NonNegativeInt = Field(
-        default=0,
-        description="Checkpoints of lowest validation loss kept, also after the training.",
-        examples=[1],
-        json_schema_extra={"unit": "checkpoints"},
-    )
+    """Keep the weights of the same layers in int8 between steps, with a scale a row and no other
+    copy. Each update is rounded to the nearest code, or to one of both neighbours at random so that
+    it is right on average."""
+    kv_dtype: Annotated[str, OneOf(list_kv_dtypes), example("int8")] = "model"
+    """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
+    gradients pass straight through. Without it they are not rounded."""
+    kv_group: Annotated[
+        Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None,
+        example(
+            16, "numbers", default="that of serving.kv_group in the same kv_dtype", kv_dtype="int4"
+        ),
+    ] = None
+    """As serving.kv_group, of training.kv_dtype. It does not follow serving's."""
+    kv_residual: Annotated[
+        NonNegativeInt | None,
+        example(64, "tokens", default="128 for kivi4 and kivi2", kv_dtype="kivi2"),
+    ] = None
+    """As serving.kv_residual, of training.kv_dtype. It does not follow serving's."""
+    compile: Annotated[bool, example(True)] = False
+    """torch.compile the model."""
+    evaluate_every: Annotated[PositiveInt, example(250, "steps")] = 100
+    """Steps between validation losses."""
+    evaluate_tokens: Annotated[PositiveInt, example(8192, "tokens")] = 65_536
+    """Validation tokens of each of those losses."""
+    checkpoint_every: Annotated[
+        PositiveInt | None, example(500, "steps", default="ten minutes")
+    ] = None
+    """Steps between checkpoints. Without it ten minutes, or twenty times as long as writing one
+    takes."""
+    keep_last: Annotated[PositiveInt, example(3, "checkpoints")] = 2
+    """Newest checkpoints kept while training."""
+    keep_best: Annotated[NonNegativeInt, example(1, "checkpoints")] = 0
+    """Checkpoints of lowest validation loss kept, also after the training."""
 
     @field_validator("final_learning_rate")
     @classmethod

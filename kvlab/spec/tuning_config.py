@@ -19,6 +19,7 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
+    example,
     raise_problems,
 )
 from kvlab.spec.training_config import TrainingConfig
@@ -49,30 +50,22 @@ class TuneConfig(SpecModel):
     `kvlab.analysis.tuning`. Cells that differ in serving alone share it.
     """
 
-    learning_rates: Rates = Field(
-        alias=TUNED_KEY,
-        description="At least three rates, rising.",
-        examples=[[0.001, 0.002, 0.004]],
-        json_schema_extra={"unit": "none"},
+    learning_rates: Annotated[Rates, example([0.001, 0.002, 0.004], "none")] = Field(
+        alias=TUNED_KEY
     )
-    seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = Field(
-        default=(100, 101, 102),
-        description="Seeds of the tuning alone: none of the sweep's own. With fewer than three, one"
-        " training that goes wrong moves the rate.",
-        examples=[[100, 101, 102]],
-    )
-    tokens: PositiveInt | None = Field(
-        default=None,
-        description="Train fewer tokens than the cells do.",
-        examples=[1e6],
-        json_schema_extra={"unit": "tokens", "computed_default": "training.tokens"},
-    )
-    share: TupleOf[Name] = Field(
-        default=(),
-        description="Factors that share a rate: cells that differ in them alone are tuned once, in"
-        " the first of them.",
-        examples=[["position"]],
-    )
+    """At least three rates, rising."""
+    seeds: Annotated[
+        TupleOf[Annotated[int, Field(ge=0, lt=2**31)]],
+        Field(min_length=1),
+        example([100, 101, 102]),
+    ] = (100, 101, 102)
+    """Seeds of the tuning alone: none of the sweep's own. With fewer than three, one training that
+    goes wrong moves the rate."""
+    tokens: Annotated[PositiveInt | None, example(1e6, "tokens", default="training.tokens")] = None
+    """Train fewer tokens than the cells do."""
+    share: Annotated[TupleOf[Name], example(["position"])] = ()
+    """Factors that share a rate: cells that differ in them alone are tuned once, in the first of
+    them."""
 
     @model_validator(mode="after")
     def _check(self) -> "TuneConfig":

@@ -57,10 +57,6 @@ class TestRoofline(MeasureContract):
     name = "roofline"
 
 
-class TestEnergyOnCPU(MeasureContract):
-    name, is_available = "energy", False
-
-
 class TestConversations(MeasureContract):
     name = "conversations"
     settings = {  # noqa: RUF012
@@ -71,14 +67,6 @@ class TestConversations(MeasureContract):
 
 class TestConversationsWithoutALoad(MeasureContract):
     name, is_available = "conversations", False
-
-
-class TestProjection(MeasureContract):
-    name = "projection"
-
-
-class TestArticles(MeasureContract):
-    name = "articles"
 
 
 def test_every_member_has_a_contract_suite():
@@ -122,7 +110,7 @@ def test_without_its_table_line_it_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "gpt2", "--only", "layers"])
     assert "invalid choice: 'layers'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="limit, task, energy"):
+    with pytest.raises(ValueError, match="one of limit, task"):
         BenchmarkConfig(parts=["layers"])
     with pytest.raises((ValueError, UsageError)):
         Measurement(part="layers", metric="layers", variant="toy", value=1, unit="")

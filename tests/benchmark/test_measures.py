@@ -18,7 +18,6 @@ from kvlab.benchmark.measures import (
     decode_throughput,
     generation_task,
     max_batch,
-    size_projection,
 )
 from kvlab.benchmark.measures.generation_task import read_book
 from kvlab.benchmark.session import Variant
@@ -92,20 +91,6 @@ def test_ceilings_do_not_learn_from_the_steps_that_they_predict(tmp_path, monkey
         if line.metric == "efficiency":
             assert line.noisy
             assert line.note.startswith("faster than the ceilings")
-
-
-def test_a_projection_spans_the_efficiencies_that_were_measured():
-    made, _ = make_session()
-    measured = [point.efficiency for point in decode_roofline.roofline_points(made)]
-    line = next(
-        line
-        for line in size_projection.measure(made)
-        if line.metric == "projected_step" and line.against == "gpt3-175b"
-    )
-    floor = line.low * max(measured)
-    assert line.high == pytest.approx(floor / min(measured))
-    assert line.low <= line.value <= line.high
-    assert floor * 1e9 > 4 * 174e9, "all weights are read once"
 
 
 @pytest.fixture

@@ -90,11 +90,6 @@ def test_dtypes_are_variants(small, capsys):
     assert stored == {"float32": 2 * 64 * 2 * 16 * 4, "bfloat16": 2 * 64 * 2 * 16 * 2}
 
 
-def test_the_articles_need_no_measurement(small, capsys):
-    _, out, _ = run(capsys, small, "--only", "articles", *QUICK)
-    assert "4,718,592 bytes; printed: 115.2 MB" in out
-
-
 def test_nothing_measured_is_worth_a_look(small, capsys):
     code, out, err = run(capsys, small, "--only", "task", *QUICK)
     assert (code, out) == (1, "")

@@ -3,6 +3,7 @@
 import pytest
 
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
+from kvlab.layout.article_claims import article_claims
 from kvlab.spec import ModelConfig, ServingConfig
 
 TIED = ServingConfig(tie="character-ai")
@@ -131,6 +132,28 @@ def test_gpt2_xl_flops():
         assert forward_flops(model, tokens) == 3_109_942_400 * tokens + 307_200 * tokens**2
     total = sum(forward_flops(model, tokens) for tokens in range(256, 512))
     assert total == pytest.approx(3.173e14, rel=1e-4)
+
+
+EXACT_NUMBERS_OF_ARTICLES = [
+    4_831_838_208,
+    (1024 + 32 * 256) * 2 * 128 * 2,  # one global and 32 local slots of one head
+    614_400 * 512,
+    sum(3_109_942_400 * t + 307_200 * t**2 for t in range(256, 512)),
+    5_242_880_000,
+    48 * 7168 * 2 * 2 * 1024 * 128,
+    48 * 7168 * 2 * 2 * 2048 * 128,
+    2 * 12 * 12 * 768**2 + 2 * 50257 * 768 + 4 * 768 * 12 * 1024,  # matrices, head, attention
+]
+
+
+def test_numbers_that_findings_quote():
+    assert [claim.exact for claim in article_claims()] == EXACT_NUMBERS_OF_ARTICLES
+
+
+@pytest.mark.parametrize(("item_bytes", "sequences"), [(4, 56), (2, 132)])
+def test_sequences_of_512_tokens_that_fit_beside_gpt2_xl_on_an_rtx_4090(item_bytes, sequences):
+    weights, token_bytes = item_bytes * 1_557_611_200, item_bytes * 153_600
+    assert (24 * 2**30 - 7 * 2**28 - weights) // (token_bytes * 512) == sequences
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
-from kvlab.layout.extrapolation import RescaleError, rescale
+from kvlab.layout.rescaling import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
 from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS, attend

@@ -179,7 +179,7 @@ TEXTS = {
     "needle": ("cell", "scored"), "needle-accuracy": ("cell", "scored"),
     "reuse": ("cell",), "reuse-budgets": ("cell",),
     "recall": ("cell", "scored"), "positions": ("cell", "scored"),
-    "roofline": ("cell", "bound by"), "projection": ("cell", "size"),
+    "roofline": ("cell", "bound by"),
     "starts": ("cell", "starts from"), "provenance": ("what", "value"),
     "failures": ("cell", "trial", "status", "class", "error", "traceback"),
     "pruned": ("cell", "trial"),

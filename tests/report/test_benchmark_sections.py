@@ -1,4 +1,4 @@
-"""Curves, roofline and projection: shown only where the record has them, and right."""
+"""Curves and roofline: shown only where the record has them, and right."""
 
 import pytest
 
@@ -6,11 +6,10 @@ from kvlab.analysis.study import Study
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
-from kvlab.report.document import Figure, Table
+from kvlab.report.document import Table
 from kvlab.report.formatting import format_ratio
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
-from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.spec import ServingConfig, load_served_model
@@ -83,9 +82,7 @@ def table(section, name):
 
 def test_without_lines_there_are_no_sections(tmp_path):
     study = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
-    assert [
-        make(study) for make in (report_benchmark_curves, report_roofline, report_projection)
-    ] == [None] * 3
+    assert [make(study) for make in (report_benchmark_curves, report_roofline)] == [None] * 3
 
 
 def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
@@ -147,26 +144,6 @@ def test_the_roofline_says_from_where_on_a_layout_pays(study):
     batch = rows["mqa"]["batch at the block size (sequences)"]
     assert share(batch, 1024) <= 0.9
     assert batch == 1 or share(batch - 1, 1024) > 0.9
-
-
-def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
-    rows = table(report_projection(study), "projection")
-    first = {(row["cell"], row["size"]): row for row in reversed(rows)}
-    assert first["baseline", "gpt3-175b"]["K/V stored"] == 2 * 4_831_838_208
-    assert first["mqa", "gpt3-175b"]["K/V stored"] == 2 * 50_331_648
-    one = first["mqa", "gpt3-175b"]
-    low, high = 5e-4 / 1.05e-3, 5e-4 / 5.25e-4  # mean times of the seeds' two variants
-    assert one["step, to (s)"] / one["step, from (s)"] == pytest.approx(high / low, rel=0.01)
-
-
-def test_the_projection_is_drawn_against_the_weights(study):
-    (figure,) = (c for c in report_projection(study).contents if isinstance(c, Figure))
-    weights, *layouts = figure.plot.layers
-    assert [layer.name for layer in layouts] == ["baseline", "trained", "mqa"]
-    largest = {layer.name: layer.points[-1] for layer in layouts}
-    assert largest["baseline"].x == 96 * largest["mqa"].x == 64 * 16_384 * 2 * 4_831_838_208 / 1024
-    assert weights.points[-1].x == pytest.approx(4 * 175e9, rel=0.01)
-    assert "baseline: 9 TiB at gpt3-175b" in figure.alt
 
 
 def test_one_place_makes_no_curve():

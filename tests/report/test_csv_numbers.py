@@ -10,13 +10,11 @@ import pytest
 from scipy import stats
 
 from kvlab.analysis.study import Study
-from kvlab.layout.extrapolation import extrapolate
-from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
 from kvlab.report.table_export import table_to_csv
-from kvlab.spec import ServedModel, ServingConfig, load_served_model
+from kvlab.spec import load_served_model
 from kvlab.store.metrics import METRICS
 from tests.report.full_record import (
     BASE,
@@ -179,7 +177,7 @@ CELLS = {
 }  # fmt: skip
 
 OWN_TESTS = {"interval-widths", "effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
-             "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance",
+             "hellaswag-one-shot", "hellaswag-cache", "provenance",
              "break-even", "serving-divergence", "needle", "needle-accuracy"}  # fmt: skip
 """Tables whose numbers have a test of their own below."""
 
@@ -417,24 +415,6 @@ def test_needles_are_nats_and_percent_by_depth(tables):
         assert scored == {"one-shot", "served"} | (
             {"served minus one-shot"} if unit != "%" else set()
         )
-
-
-def test_projections_are_bytes_and_seconds(tables):
-    ceilings = DevicePeaks("made", "float32", 0, 1e9, 1e11, 1e9)
-    for row in tables["projection"]:
-        levels = levels_of(row["cell"])
-        model = load_served_model(
-            "gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}
-        ).model
-        shape = ServedModel(name="made", model=model, serving=ServingConfig())
-        place = (int(row["batch"]), int(row["context"]))
-        one = next(p for p in extrapolate(shape, row["size"], ceilings)
-                   if (p.batch_size, p.context_length) == place)  # fmt: skip
-        near(row["K/V stored (bytes)"], one.kv_bytes)
-        near(row["K/V read per token (bytes)"], one.cost.kv_read_bytes)
-        near(row["weights (bytes)"], one.weight_bytes)
-        shares = float(row["step, to (s)"]), float(row["step, from (s)"])
-        assert 0 < one.seconds / shares[0] <= one.seconds / shares[1] <= 1.01
 
 
 def test_provenance_counts_trials(tables):

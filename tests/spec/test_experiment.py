@@ -65,7 +65,7 @@ def test_keys_beside_a_preset_win():
          "is read only by source: fineweb-edu-crawl, not docstrings"),
         ("tokenizer: bytes", "licence: CC0", "is known for docstrings; set it only for source: files"),
         ("n_layer: 6", "n_layer: 6, position: rotary", "model.position = rotary is not one of learned, rope, none"),
-        ("benchmark: {", "benchmark: {parts: [memory], ", "5:21: benchmark.parts.0 = memory is not one of limit, task, energy"),
+        ("benchmark: {", "benchmark: {parts: [memory], ", "5:21: benchmark.parts.0 = memory is not one of limit, task"),
         ("tokenizer: bytes", "paths: [x.txt]", "is read only by source: files, not docstrings"),
         ("batch_tokens: 256", "batch_tokens: 200",
          "training.batch_tokens = 200 is not a multiple of block_size = 128; use 256"),

@@ -123,7 +123,7 @@ OTHER = {
     "benchmark.context_lengths": [8],
     "benchmark.roofline": True,
     "benchmark.seconds": 60.0,
-    "benchmark.parts": ["energy"],
+    "benchmark.parts": ["task"],
     "benchmark.memory": 10**9,
     "benchmark.retime": "never",
     "benchmark.conversations": {"turns": 1, "prompt_tokens": 4, "reply_tokens": 4},
@@ -283,8 +283,8 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
         ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
         (
-            {"benchmark.parts": ["limit", "energy"], "benchmark.memory": 9},
-            {"benchmark.parts": ["energy", "limit"], "benchmark.memory": 9},
+            {"benchmark.parts": ["limit", "task"], "benchmark.memory": 9},
+            {"benchmark.parts": ["task", "limit"], "benchmark.memory": 9},
         ),
         ({"evaluation.served_tokens": 1000}, {"evaluation.served_tokens": None}),
         (

@@ -41,7 +41,6 @@ examples:
   kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
   kvlab bench experiments/quickstart.yaml 3f2a --only latency throughput --batches 1 8
   kvlab bench gpt2 --only limit --memory 4GiB
-  kvlab bench gpt2 --project --dtype bfloat16
   kvlab bench gpt2 --only task --text moby-dick.txt
   kvlab bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32
 """
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", nargs="+", choices=list(MEASURES), metavar="PART",
         help=f"parts to measure (default: {defaults}; and task, limit with their options)",
     )  # fmt: skip
-    parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
     parser.add_argument(
         "--dtype", nargs="+", choices=DTYPES, default=[None], metavar="DTYPE",
         help=f"of the weights: {', '.join(DTYPES)}; several are variants (default: as trials are"
@@ -153,11 +151,9 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
         value = getattr(options, entry.added_by) if entry.added_by else None
         if not value or name in selected:
             continue
-        is_flag = value is True  # adds measures and is read by none, so it goes with --only
-        is_read = any(entry.added_by in MEASURES[other].reads for other in selected)
-        if options.only and is_read:
-            continue
-        if options.only and not is_flag:
+        if options.only:
+            if any(entry.added_by in MEASURES[other].reads for other in selected):
+                continue
             text = f"--{entry.added_by} is read by the part {name}, which --only leaves out"
             raise UsageError(f"{text}; add {name} to --only, or remove --{entry.added_by}")
         selected.add(name)
@@ -319,14 +315,8 @@ _SHARES = ("hit_rate", "hit_rate_exact", "flops_saved", "top_changed")
 
 
 def format_tables(name: str, lines: Sequence[Measurement]) -> Iterator[str]:
-    """Yield the tables of the measure ``name``, then its notes, each once.
-
-    A measure without tables is a list of claims, each beside the exact number.
-    """
+    """Yield the tables of the measure ``name``, then its notes, each once."""
     layouts: tuple[TableLayout, ...] = import_module(MEASURES[name].module).TABLES
-    if not layouts:
-        yield from _format_claims(lines)
-        return
     for layout in layouts:
         text = _format_layout(layout, lines)
         if text:
@@ -373,8 +363,6 @@ def _format_value(line: Measurement) -> str:
         text = f"{line.value:.1%}"
     elif line.metric.endswith("_ratio") and line.low is not None and line.high is not None:
         text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {_format_verdict(line)}"
-    elif line.metric == "projected_step" and line.low is not None and line.high is not None:
-        text = f"{_format_quantity(line.low, 's')} to {_format_quantity(line.high, 's')}"
     elif line.metric == "step_predicted":
         text += f" ({line.verdict})"
     elif line.relative_error is not None:
@@ -404,10 +392,3 @@ def _format_field(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _format_claims(lines: Iterable[Measurement]) -> Iterator[str]:
-    yield "the articles, and what is exact"
-    for line in lines:
-        printed = (line.against or "").removeprefix("the article's ")
-        yield f"  {line.variant}: {line.value:,} {line.unit}; printed: {printed}\n    {line.note}"

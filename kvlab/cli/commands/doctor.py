@@ -179,7 +179,7 @@ def _check_gpu_memory(index: int, name: str, free: int, total: int) -> Check:
 
 def _check_driver(torch_cuda: str, driver: tuple[int, int] | None) -> Check:
     if driver is None:
-        return Check("driver", "note", "NVML does not answer: no energy, no other processes seen")
+        return Check("driver", "note", "NVML does not answer: no other processes seen")
     built = tuple(map(int, torch_cuda.split(".")[:2]))
     finding = f"serves CUDA {'.'.join(map(str, driver))}, and torch is for {torch_cuda}"
     if driver >= built:

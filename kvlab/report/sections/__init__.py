@@ -19,7 +19,6 @@ from kvlab.report.sections.main_effects import report_effects
 from kvlab.report.sections.matched_sizes import report_matched_sizes
 from kvlab.report.sections.pareto_fronts import report_equal_memory, report_pareto
 from kvlab.report.sections.probes import report_probes
-from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.provenance import report_divergence, report_failures, report_provenance
 from kvlab.report.sections.quantized_training import report_quantized_training
 from kvlab.report.sections.reuse import report_reuse
@@ -84,7 +83,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "speed": SectionEntry(report_speed),
     "benchmark-curves": SectionEntry(report_benchmark_curves),
     "roofline": SectionEntry(report_roofline),
-    "projection": SectionEntry(report_projection),
     "design": SectionEntry(report_factors),
     "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "starts": SectionEntry(report_starting_weights),

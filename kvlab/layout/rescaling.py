@@ -1,30 +1,17 @@
-"""The same K/V reductions on models of other sizes: exact bytes, and the least time of a step.
+"""The same K/V reductions on models of other sizes."""
 
-The roofline is a lower bound. Reports print extrapolated times together with the measured ratio
-of real times to it.
-"""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.layout.kv_layout import KVLayout
-from kvlab.layout.roofline_model import Bound, DevicePeaks, StepCost, decode_step_cost
 from kvlab.sharing import KIND_NAMES
-from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.flops import parameter_count
 from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.validation_errors import list_field_errors
 
 RESCALE_PRESETS = ("gpt2", "gpt2-xl", "llama-7b", "video-30b", "gpt3-175b")
-EXTRAPOLATION_PRESETS = ("gpt2-xl", "llama-7b", "video-30b", "gpt3-175b")
-CONTEXT_LENGTHS = (1024, 16_384)
-BATCH_SIZES = (1, 64)
 
 
 class RescaleError(ValueError):
@@ -106,43 +93,3 @@ def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:
     if model.kv != "tied" and model.position_scheme.is_rotary:
         fields["position"] = model.position
     return fields
-
-
-@dataclass(frozen=True)
-class Extrapolation:
-    """One size at one batch and context. ``seconds`` is the roofline's time of a decode step."""
-
-    size: str
-    batch_size: int
-    context_length: int
-    kv_bytes: int
-    weight_bytes: int
-    cost: StepCost
-    seconds: float
-    bound: Bound
-
-
-def extrapolate(served: ServedModel, preset: str, peaks: DevicePeaks) -> Iterator[Extrapolation]:
-    """Yield the costs of ``served`` rescaled to a preset, in the dtype of ``peaks``.
-
-    One for each of `CONTEXT_LENGTHS` and `BATCH_SIZES`.
-
-    Raises:
-        RescaleError: the reductions cannot be applied at that size.
-    """
-    target, dtype = rescale(served, preset), peaks.dtype
-    layout = KVLayout.of(target.model, target.serving)
-    weights = parameter_count(target.model) * DTYPES[dtype].item_bytes
-    for context in CONTEXT_LENGTHS:
-        for batch in BATCH_SIZES:
-            cost = decode_step_cost(target.model, target.serving, batch, context, dtype)
-            yield Extrapolation(
-                preset,
-                batch,
-                context,
-                layout.stored_bytes(batch, context, dtype),
-                weights,
-                cost,
-                cost.seconds(peaks),
-                cost.bound(peaks),
-            )

@@ -1,0 +1,110 @@
+"""Noise: what other processes use of the machine and, by NVML, of its GPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+from kvlab.benchmark.device_peaks import needed_cores
+from kvlab.benchmark.interleaving import Noise, NoiseWatch
+from kvlab.benchmark.nvml import Nvml
+
+
+def test_noise_counts_what_others_use():
+    assert Noise(0.05).note == ""
+    assert Noise(0.5).note == "other processes used 50% of this machine's cores"
+    assert Noise(0.0, 1).note == "another process computed on this GPU"
+    watch, start = NoiseWatch(), time.monotonic()
+    burn = "import time\nwhile time.process_time() < 0.6: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    seconds = watch.read_noise().cpu_share * (time.monotonic() - start) * psutil.cpu_count()
+    assert seconds > 0.5, "what the child used, whatever else ran"
+
+
+def test_beside_a_gpu_only_the_cores_that_the_work_needs_have_to_be_free(monkeypatch):
+    """Of 16 cores others use 8, then 15.5: the last is too much, and on CPU half is."""
+    times = SimpleNamespace(user=0.0, system=0.0)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 16)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    monkeypatch.setattr("kvlab.benchmark.interleaving.time.monotonic", lambda: times.user / used)
+    for used, needed, is_noisy in ((8.0, 1, False), (15.5, 1, True), (8.0, None, True)):
+        times.user = 0.0
+        watch = NoiseWatch(None, needed)
+        times.user += 10 * used
+        assert bool(watch.read_noise().note) == is_noisy
+
+
+def test_work_on_a_gpu_needs_few_cores_however_many_threads_there_are(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert needed_cores(torch.device("cuda")) == 2
+    assert needed_cores(torch.device("cpu")) is None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert needed_cores(torch.device("cuda")) == 1
+
+
+class FakeDriver:
+    """NVML with processes that use the GPU: (pid, time, percent)."""
+
+    def __init__(self, monkeypatch, uses):
+        self.uses = uses
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", self.list_uses)
+
+    def list_uses(self, _handle, since):
+        later = [use for use in self.uses if use[1] > since]
+        if not later:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return [SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=sm) for pid, stamp, sm in later]
+
+
+def test_other_processes_on_the_gpu_are_noise(monkeypatch):
+    own = os.getpid()
+    driver = FakeDriver(monkeypatch, uses=[(own, 5, 90), (77, 5, 80)])
+    watch = NoiseWatch(Nvml(None))
+    assert watch.read_noise().gpu_processes == 0, "what ran before does not count"
+    driver.uses = [(own, 6, 90), (77, 7, 80), (78, 7, 2), (79, 8, 40)]
+    assert watch.read_noise().gpu_processes == 2, "one of them hardly did anything"
+    driver.uses = [(4001, 9, 90), (4002, 9, 80)]
+    assert watch.read_noise().gpu_processes == 1, "this process has another id there"
+    assert "computed on this GPU" in watch.read_noise().note
+
+
+FAKE_LIBRARY = """
+#include <string.h>
+int nvmlInitWithFlags(unsigned int flags) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = (void *)0x123456789abc;
+    return strcmp(uuid, "GPU-1") ? 6 : 0;
+}
+"""
+
+READ = """
+from kvlab.benchmark.nvml import Nvml
+device = Nvml.open("GPU-1")
+print(device is not None, Nvml.open("GPU-2"), device and device.read_utilization())
+"""
+
+
+def read_in_new_process(folder):
+    """What a process finds whose loader looks for libraries in ``folder`` first."""
+    env = os.environ | {"LD_LIBRARY_PATH": str(folder)}
+    process = subprocess.run(
+        [sys.executable, "-c", READ], env=env, capture_output=True, text=True, check=True
+    )
+    return process.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_a_device_is_opened_by_its_uuid(tmp_path):
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text(FAKE_LIBRARY)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert read_in_new_process(tmp_path) == "True None []"
+    library.write_bytes(b"no library")
+    assert read_in_new_process(tmp_path) == "False None None"
