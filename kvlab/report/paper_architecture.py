@@ -47,11 +47,6 @@ _MODEL_METHODS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, tuple[str,
     (lambda m: bool(m.get("qk_norm")), "normalized queries and keys", ("dehghani2023vit22b",)),
     (lambda m: m.get("norm_placement") == "sandwich", "norms on both sides of each block", ()),
     (lambda m: m.get("mlp") == "geglu", "GEGLU feed-forward layers", ("shazeer2020glu",)),
-    (
-        lambda m: m.get("mlp") == "clamped_swiglu",
-        "clamped SwiGLU feed-forward layers",
-        ("shazeer2020glu", "openai2025oss"),
-    ),
     (lambda m: m.get("norm") == "rmsnorm", "RMSNorm", ("zhang2019rmsnorm",)),
     (lambda m: m.get("mlp") == "swiglu", "SwiGLU feed-forward layers", ("shazeer2020glu",)),
 )

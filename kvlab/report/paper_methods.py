@@ -149,9 +149,6 @@ _SCHEDULES = {
 }
 
 
-_ROUNDINGS = {"nearest": "to the nearest code", "stochastic": "stochastically"}
-
-
 def _describe_recipe(facts: Facts) -> Iterator[str]:
     """Yield the optimizer and its settings, as far as they are recorded."""
     if batch := facts.span("training", "batch_tokens"):
@@ -179,8 +176,6 @@ def _describe_recipe(facts: Facts) -> Iterator[str]:
         scales = "with a dynamic scale for each row and column"
         cited = cite("wortsman2023stable")
         yield f"; of linear layers these products are in int8, {scales}{cited}: {listed}"
-    if kept := [name for name in facts.values("training", "int8_weights") if name != "none"]:
-        yield f"; weights kept in int8 are rounded {join([_ROUNDINGS[name] for name in kept])}"
 
 
 def _describe_seeds(study: Study) -> Iterator[str]:

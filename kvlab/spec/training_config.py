@@ -69,7 +69,6 @@ class TrainingConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "residual": "float32",
         "int8": [],
-        "int8_weights": "none",
         "kv_dtype": "model",
         "kv_group": None,
         "kv_residual": None,
@@ -190,13 +189,6 @@ class TrainingConfig(SpecModel):
         " scale for each row and column that is found anew in each pass; embeddings and head are"
         " left out. [output, grad_input] is SwitchBack (arXiv 2304.13013).",
         examples=[["output", "grad_input", "grad_weight"]],
-    )
-    int8_weights: Literal["none", "nearest", "stochastic"] = Field(
-        default="none",
-        description="Keep the weights of the same layers in int8 between steps, with a scale a row"
-        " and no other copy. Each update is rounded to the nearest code, or to one of both"
-        " neighbours at random so that it is right on average.",
-        examples=["stochastic"],
     )
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
         default="model",
