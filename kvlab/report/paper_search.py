@@ -16,14 +16,14 @@ from kvlab.spec.search_config import format_setting, short_keys
 _SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tpe": ("a tree-structured Parzen estimator", ("bergstra2011algorithms",)),
     "gp": ("a Gaussian process", ()),
-    "nsga2": ("NSGA-II", ("deb2002nsga2",)),
-    "nsga3": ("NSGA-III", ("deb2014nsga3",)),
+    "nsgaii": ("NSGA-II", ("deb2002nsga2",)),
+    "nsgaiii": ("NSGA-III", ("deb2014nsga3",)),
     "qmc": ("a quasi-random sequence", ()),
     "random": ("uniform random draws", ()),
     "grid": ("the points of a grid in random order", ()),
-    "brute_force": ("every point of the space in random order", ()),
+    "bruteforce": ("every point of the space in random order", ()),
 }
-"""Short name of a sampler -> its words and what to cite. Others are named as they are."""
+"""Optuna's class without its ending -> its words and what to cite. Others are named as they are."""
 
 _OUTCOMES = {
     "ok": "measured within the limits",
@@ -64,7 +64,8 @@ def _describe_space(search: SearchResults) -> str:
 def _describe_goals(search: SearchResults) -> str:
     sampler = search.config["sampler"]
     name = str(sampler if isinstance(sampler, str) else sampler.get("name", ""))
-    words, keys = _SAMPLERS.get(name, (f"the sampler {escape_latex(name)}", ()))
+    short_name = name.lower().removesuffix("sampler")
+    words, keys = _SAMPLERS.get(short_name, (f"the sampler {escape_latex(name)}", ()))
     goals = join(
         f"{'lowest' if one.is_minimized else 'highest'} {escape_latex(objective_title(one.name))}"
         for one in search.objectives
