@@ -11,7 +11,7 @@ from kvlab.report.formatting import format_percent
 from kvlab.report.paper_text import cite, count_noun, format_latex_number, join
 from kvlab.report.search_tables import describe_limits, objective_title
 from kvlab.report.table_export import escape_latex
-from kvlab.spec.search_config import format_setting, short_keys
+from kvlab.spec.search_config import format_setting, short_keys, split_sampler
 
 _SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tpe": ("a tree-structured Parzen estimator", ("bergstra2011algorithms",)),
@@ -62,8 +62,7 @@ def _describe_space(search: SearchResults) -> str:
 
 
 def _describe_goals(search: SearchResults) -> str:
-    sampler = search.config["sampler"]
-    name = str(sampler if isinstance(sampler, str) else sampler.get("name", ""))
+    name, _ = split_sampler(search.config["sampler"])
     short_name = name.lower().removesuffix("sampler")
     words, keys = _SAMPLERS.get(short_name, (f"the sampler {escape_latex(name)}", ()))
     goals = join(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from kvlab.errors import SpecError
 from kvlab.humanize import summarize_error
-from kvlab.spec.search_config import Limit, Range, SearchConfig, split_sampler
+from kvlab.spec.search_config import Limit, SearchConfig, split_sampler
 from kvlab.spec.sweep import Sweep
 from kvlab.spec.yaml_reader import Key
 from kvlab.store.metrics import METRICS
@@ -174,24 +174,20 @@ def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
 
 
 def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
+    kinds = optuna.distributions
     distributions: dict[str, Any] = {
-        key: optuna.distributions.CategoricalDistribution(list(range(len(values))))
+        key: kinds.CategoricalDistribution(list(range(len(values))))
         for key, values in config.choices.items()
     }
     for key, values in config.ranges.items():
-        distributions[key] = _make_distribution(optuna, values)
+        low, high, step = values.low, values.high, values.step
+        if values.whole:
+            distributions[key] = kinds.IntDistribution(
+                int(low), int(high), log=values.log, step=int(step or 1)
+            )
+        else:
+            distributions[key] = kinds.FloatDistribution(low, high, log=values.log, step=step)
     return distributions
-
-
-def _make_distribution(optuna: Any, values: Range) -> Any:
-    if values.whole:
-        step = int(values.step or 1)
-        return optuna.distributions.IntDistribution(
-            int(values.low), int(values.high), log=values.log, step=step
-        )
-    return optuna.distributions.FloatDistribution(
-        values.low, values.high, log=values.log, step=values.step
-    )
 
 
 def _make_frozen_trial(
@@ -200,39 +196,27 @@ def _make_frozen_trial(
     distributions: dict[str, Any],
     directions: Sequence[Direction],
 ) -> Any:
-    constraints = {**observation.violations, **_pruned_constraint(observation, directions)}
+    """Return an observation as a trial of Optuna.
+
+    With one objective a pruned trial has the losses at its rungs, signed as the objective, by which
+    TPE ranks it. With several, samplers read no such values. There it violates a constraint, so
+    that it counts as worse than any measured one, the less so the further it came.
+    """
+    constraints, rung_values = dict(observation.violations), None
+    if observation.state == "pruned" and len(directions) == 1:
+        sign = 1 if directions[0] == "minimize" else -1
+        rung_values = {rung: sign * loss for rung, loss in enumerate(observation.rung_losses)}
+    elif observation.state == "pruned":
+        constraints["pruned"] = 1.0 / len(observation.rung_losses)
     return optuna.trial.create_trial(
         state=optuna.trial.TrialState[_STATES[observation.state]],
         params=observation.params,
         distributions=distributions,
         values=observation.values if observation.state == "ok" else None,
         constraints=constraints or None,
-        intermediate_values=_intermediate_values(observation, directions),
+        intermediate_values=rung_values,
         system_attrs=observation.sampler_attrs,
     )
-
-
-def _intermediate_values(
-    observation: Observation, directions: Sequence[Direction]
-) -> dict[int, float] | None:
-    """Return the losses at the rungs, signed as the objective; TPE ranks pruned trials by them."""
-    if observation.state != "pruned" or len(directions) > 1:
-        return None
-    sign = 1 if directions[0] == "minimize" else -1
-    return {rung: sign * loss for rung, loss in enumerate(observation.rung_losses)}
-
-
-def _pruned_constraint(
-    observation: Observation, directions: Sequence[Direction]
-) -> dict[str, float]:
-    """Return a violated constraint for a pruned trial of several objectives.
-
-    Samplers read no intermediate values there. With it a pruned trial counts as worse than any
-    measured one, the less so the further it came.
-    """
-    if observation.state != "pruned" or len(directions) == 1:
-        return {}
-    return {"pruned": 1.0 / len(observation.rung_losses)}
 
 
 def _is_json(value: Any) -> bool:
