@@ -41,7 +41,7 @@ def format_settings(settings: Mapping[str, Any]) -> str:
 
 def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of a sampler, and its arguments."""
-    arguments = {"name": sampler} if isinstance(sampler, str) else dict(sampler)
+    arguments: dict[str, Any] = {"name": sampler} if isinstance(sampler, str) else dict(sampler)
     return arguments.pop("name", None), arguments
 
 
@@ -214,5 +214,5 @@ class SearchConfig(SpecModel):
             yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:
             yield "trials", "is missing, as are flops and hours; give one of them"
-        if not isinstance(split_sampler(self.sampler)[0], str):
+        if not isinstance(self.sampler, str) and not isinstance(self.sampler.get("name"), str):
             yield "sampler", "has no name; write one such as {name: TPESampler, multivariate: true}"

@@ -117,7 +117,7 @@ def train(
         load_final_weights(model, directory)
     else:
         device = run.device.type
-        with keep_freed_memory(device), closing(run.checkpoints), closing(run.stepper):
+        with keep_freed_memory(device), closing(run.checkpoints):
             record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.workers.is_rank_zero:
         run.checkpoints.remove_all_but_best()
