@@ -81,7 +81,7 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         "ffn_dim": rng.choice([4, 16]),
         "position": rng.choice(["learned", "rope", "none"]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
-        "mlp": rng.choice(["gelu", "swiglu", "geglu", "clamped_swiglu"]),
+        "mlp": rng.choice(["gelu", "swiglu", "geglu"]),
         "norm_placement": rng.choice(["pre", "pre", "sandwich"]),
         "qk_norm": rng.random() < 0.3,
         "attention_scale": rng.choice([None, None, 0.1, 1.0]),

@@ -6,11 +6,10 @@ from pathlib import Path
 from kvlab.analysis.search_results import SearchResults
 from kvlab.humanize import format_number
 from kvlab.spec import Sweep
-from kvlab.spec.samplers import split_sampler
-from kvlab.spec.search_config import format_settings
+from kvlab.spec.search_config import format_settings, split_sampler
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
-from kvlab.sweep.search.optuna_sampler import check_objectives, objective_direction
+from kvlab.sweep.search.optuna_sampler import check_search, objective_direction
 from kvlab.sweep.search.searcher import Searcher
 
 MAX_BEST = 10
@@ -21,9 +20,9 @@ def format_search_space(sweep: Sweep) -> Iterator[str]:
     """Yield the space, the objectives and the budget of a search.
 
     Raises:
-        SpecError: If an objective or a limit is not a number that trials measure.
+        SpecError: As `check_search`.
     """
-    check_objectives(sweep)
+    check_search(sweep)
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
     for key, values in search.choices.items():

@@ -10,7 +10,7 @@ from kvlab.layout.cpu_attention_memory import find_tile_window, saved_probabilit
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.flops import linear_weights, parameter_count
+from kvlab.spec.flops import parameter_count
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -120,11 +120,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     activations = tokens * activation_bytes(experiment) // _MARGIN
     probabilities = 0 if on_gpu else _probability_bytes(experiment, rows)
     passing = activations + probabilities + _logit_bytes(experiment, tokens, on_gpu=on_gpu)
-    if experiment.training.int8_weights == "none":
-        return states + passing
-    # weights are decoded for the optimizer alone, when nothing of a pass is left
-    codes_save = (_WEIGHT_BYTES - 1) * linear_weights(experiment.model)
-    return max(states, states - codes_save + passing)
+    return states + passing
 
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:

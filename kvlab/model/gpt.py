@@ -68,21 +68,10 @@ def _geglu(x: Tensor) -> Tensor:
     return gelu(gate) * value
 
 
-def _clamped_swiglu(x: Tensor) -> Tensor:
-    """Return that of gpt-oss (arXiv 2508.10925): a steeper sigmoid, and one added to the values."""
-    gate, value = x.chunk(2, -1)
-    gate, value = gate.clamp(max=CLAMP), value.clamp(-CLAMP, CLAMP)
-    return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (value + 1)
-
-
-CLAMP, SIGMOID_GAIN = 7.0, 1.702
-"""Of ``clamped_swiglu``."""
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "swiglu": _swiglu,
     "geglu": _geglu,
-    "clamped_swiglu": _clamped_swiglu,
 }
 """`model.mlp` -> the MLP between its two matrices."""
 

@@ -335,72 +335,6 @@ def _is_whole(number: float) -> bool:
     return abs(number - round(number)) < 1e-6 * number
 
 
-class GptOss(Llama):
-    """gpt-oss (arXiv 2508.10925) with one expert: Llama with learned sinks, windows in every second
-    layer, scaled frequencies, biases and a clamped SwiGLU.
-
-    The one expert's weight is 1, whatever the router gives. Rows of its gate and of its values
-    alternate.
-    """
-
-    model_type, hf_class = "gpt_oss", "GptOssForCausalLM"
-    ignored_suffixes = (".mlp.router.weight", ".mlp.router.bias")
-    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "hidden_act": ("silu",),
-        "attention_bias": (True,),
-        "swiglu_alpha": (1.702,),
-        "swiglu_limit": (7.0,),
-    }
-    required: ClassVar[dict[str, Any]] = {
-        **Llama.required,
-        "mlp": "clamped_swiglu",
-        "bias": True,
-        "sink": "learned",
-    }
-
-    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        experts = hf_config.get("num_local_experts", 128)
-        if experts != 1:
-            text = f"config.json: num_local_experts = {experts} makes mixtures of experts, which"
-            raise PretrainedError(f"{text} are not supported; only 1, a dense MLP, is")
-        return {**super().read_config(hf_config), **read_layer_types(hf_config, 2)}
-
-    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
-        windows = {layer.window for layer in config.layers} - {None}
-        problems = list_differences(config, _ROTATED)
-        return problems + (["window differs between local layers"] if len(windows) > 1 else [])
-
-    def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        hf_config = super().write_config(config)
-        del hf_config["mlp_bias"], hf_config["rope_theta"]
-        experts = {"num_local_experts": 1, "num_experts_per_tok": 1, "attention_bias": True}
-        return {**hf_config, **write_layer_types(config), **experts}
-
-    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
-        rows = (*range(0, 2 * config.ffn_dim, 2), *range(1, 2 * config.ffn_dim, 2))
-        for mapping in super().iter_weights(config):
-            block, _, name = mapping.name.partition(".attention.")
-            layer = block.replace("blocks.", "model.layers.")
-            if ".mlp." not in mapping.name:
-                yield mapping
-            if name in ("qkv.weight", "proj.weight"):
-                biases = tuple(one.replace(".weight", ".bias") for one in mapping.hf_names)
-                bias = mapping.name.replace(".weight", ".bias")
-                yield replace(mapping, name=bias, hf_names=biases)
-            if name == "proj.weight":
-                yield WeightMapping(f"{block}.attention.sink", (f"{layer}.self_attn.sinks",))
-                experts = f"{layer}.mlp.experts"
-                for part, hf_part, order in (("up", "gate_up", rows), ("down", "down", ())):
-                    for kind, suffix in (("weight", ""), ("bias", "_bias")):
-                        yield WeightMapping(
-                            f"{block}.mlp.{part}.{kind}",
-                            (f"{experts}.{hf_part}_proj{suffix}",),
-                            transposed=kind == "weight",
-                            order=order,
-                            has_expert_dim=True,
-                        )
-
-
 class Mistral(Llama):
     """Llama with a sliding window of W tokens, the token itself included, in every layer."""
 
@@ -578,5 +512,4 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": SmolLM3(),
     "qwen3": Qwen3(),
     "gemma3_text": Gemma3(),
-    "gpt_oss": GptOss(),
 }

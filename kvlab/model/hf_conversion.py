@@ -27,7 +27,6 @@ class WeightMapping:
         transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
         order: for each row of the parameter its row in the stacked tensors; empty if equal.
         offset: what the parameter has more than the tensors.
-        has_expert_dim: the tensors have a leading dimension, of one expert.
     """
 
     name: str
@@ -36,12 +35,9 @@ class WeightMapping:
     transposed: bool = False
     order: tuple[int, ...] = ()
     offset: float = 0.0
-    has_expert_dim: bool = False
 
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the parameter's values from the checkpoint's tensors."""
-        if self.has_expert_dim:
-            tensors = [tensor.squeeze(0) for tensor in tensors]
         if self.transposed:
             tensors = [tensor.transpose(0, -1) for tensor in tensors]
         value = torch.cat(list(tensors))
@@ -58,8 +54,6 @@ class WeightMapping:
         parts = torch.split(value, list(self.rows)) if self.rows else (value,)
         if self.transposed:
             parts = tuple(part.T for part in parts)
-        if self.has_expert_dim:
-            parts = tuple(part[None] for part in parts)
         return {
             name: part.contiguous().clone() for name, part in zip(self.hf_names, parts, strict=True)
         }

@@ -77,5 +77,6 @@ def cell_experiment(study: Study, levels: Levels) -> Experiment | None:
     """Return a cell's recorded experiment; None if no trial of it has ended."""
     for row in study.cells.get(levels, {}).values():
         if "experiment" in row.record:
-            return Experiment.model_validate(row.record["experiment"])
+            # a record may have settings of an earlier version, at what was their default
+            return Experiment.model_validate(row.record["experiment"], extra="ignore")
     return None

@@ -121,15 +121,12 @@ def cell_key(study: Study, one: SuggestedTrial) -> str:
 def settings_columns(search: SearchResults) -> tuple[Column, ...]:
     """Return one column for each varied key."""
     names = short_keys(search.keys)
-    return tuple(
-        Column(names[key], _is_numeric(search, key), key if names[key] != key else "")
-        for key in search.keys
-    )
-
-
-def _is_numeric(search: SearchResults, key: str) -> bool:
-    choices = search.config["choices"].get(key, ())
-    return all(isinstance(value, int | float) for value in choices)
+    columns = []
+    for key in search.keys:
+        choices = search.config["choices"].get(key, ())
+        is_numeric = all(isinstance(value, int | float) for value in choices)
+        columns.append(Column(names[key], is_numeric, key if names[key] != key else ""))
+    return tuple(columns)
 
 
 def settings_cells(search: SearchResults, one: SuggestedTrial) -> tuple[Cell, ...]:
@@ -166,7 +163,8 @@ def trials_table(
 
     The base experiment comes last, as it is what the trials are compared with.
     """
-    shown = _shown_numbers(search)
+    objectives = (objective.name for objective in search.objectives)
+    shown = tuple(dict.fromkeys((*objectives, *search.config["limits"], "kv_bytes")))
     rows = []
     for one in trials:
         row = row_of(study, one)
@@ -197,12 +195,6 @@ def trials_table(
         Column("id"),
     )
     return Table(name, caption, columns, tuple(rows))
-
-
-def _shown_numbers(search: SearchResults) -> tuple[str, ...]:
-    """Return the objectives, the limits and the bytes of the cache, each once."""
-    objectives = (objective.name for objective in search.objectives)
-    return tuple(dict.fromkeys((*objectives, *search.config["limits"], "kv_bytes")))
 
 
 def _base_setting(base: TrialRow, key: str) -> Cell:

@@ -56,7 +56,7 @@ _LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as
 KindLetter = Annotated[
     str, TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
 ]
-MLPS = {"gelu": False, "swiglu": True, "geglu": True, "clamped_swiglu": True}
+MLPS = {"gelu": False, "swiglu": True, "geglu": True}
 """`model.mlp` -> whether a gate multiplies the values, so that ``up`` has twice the rows."""
 
 _SETTINGS_BY_KIND: dict[str, Any] = {
@@ -113,8 +113,7 @@ class ModelConfig(SpecModel):
     """Width of a head."""
     mlp: Annotated[str, OneOf(lambda: MLPS), example("swiglu")] = "gelu"
     """Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the values (arXiv
-    2002.05202) with a SiLU (swiglu), a GELU (geglu), or a SiLU whose inputs are clamped as in
-    gpt-oss (clamped_swiglu)."""
+    2002.05202) with a SiLU (swiglu) or a GELU (geglu)."""
     ffn_dim: Annotated[
         PositiveInt,
         example(

@@ -33,7 +33,6 @@ _GPT_OSS = {
     **_LLAMA, "vocab_size": 201_088, "block_size": 131_072, "n_head": 64, "n_kv_head": 8,
     "n_embd": 2880, "head_dim": 64, "ffn_dim": 4 * 2880, "norm_eps": 1e-5, "bias": True,
     "rope_theta": 150_000.0, "window": 128, "attention_pattern": "LG", "sink": "learned",
-    "mlp": "clamped_swiglu",
     "rope_scaling": {"by": "yarn", "factor": 32.0, "original": 4096, "truncate": False},
 }  # fmt: skip
 _GEMMA_3: dict[str, Any] = {
@@ -123,6 +122,10 @@ _ACTIVE = (
 PRESET_NOTES: dict[str, str] = {
     "deepseek-v2-lite": _ACTIVE,
     "deepseek-v3": _ACTIVE,
-    **{name: _ACTIVE for name in PRESETS if name.startswith("gpt-oss-")},
+    **{
+        name: f"{_ACTIVE}; its SwiGLU is not clamped"
+        for name in PRESETS
+        if name.startswith("gpt-oss-")
+    },
 }  # fmt: skip
 """What a preset leaves out of the published model; it changes no byte of K/V."""

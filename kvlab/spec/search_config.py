@@ -1,20 +1,12 @@
 """`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from kvlab.spec.pruning_config import PruningConfig, find_pruning_problems
-from kvlab.spec.samplers import (
-    MAX_POINTS,
-    SAMPLERS,
-    parse_sampler,
-    sampler_schema,
-    split_sampler,
-)
 from kvlab.spec.spec_model import (
     FieldMessage,
     PositiveFloat,
@@ -27,9 +19,6 @@ from kvlab.spec.spec_model import (
 from kvlab.spec.validation_errors import format_value
 
 Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
-Sampler = Annotated[
-    str | dict[str, Any], BeforeValidator(parse_sampler), WithJsonSchema(sampler_schema())
-]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -49,6 +38,12 @@ def format_settings(settings: Mapping[str, Any]) -> str:
     """Return the settings of a suggestion, such as ``n_kv_head=1 window=32``."""
     names = short_keys(settings)
     return " ".join(f"{names[key]}={format_setting(value)}" for key, value in settings.items())
+
+
+def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a sampler, and its arguments."""
+    arguments: dict[str, Any] = {"name": sampler} if isinstance(sampler, str) else dict(sampler)
+    return arguments.pop("name", None), arguments
 
 
 class Range(SpecModel):
@@ -137,8 +132,11 @@ class SearchConfig(SpecModel):
         default_factory=dict
     )
     """Bounds of measured or predicted numbers."""
-    sampler: Annotated[Sampler, example({"name": "tpe", "multivariate": True})] = "tpe"
-    """Optuna's sampler, by name or as {name: tpe, multivariate: true}."""
+    sampler: Annotated[
+        str | dict[str, Any], example({"name": "TPESampler", "multivariate": True})
+    ] = "TPESampler"
+    """A class of optuna.samplers, with its arguments as {name: TPESampler, multivariate: true}. Case
+    and the ending Sampler may be left out."""
     seed: Annotated[int, Field(ge=0, lt=2**31), example(7)] = 0
     """Seed of the sampler."""
     parallel: Annotated[PositiveInt, Field(le=1000), example(2, "trials")] = 1
@@ -158,7 +156,6 @@ class SearchConfig(SpecModel):
             [
                 *self._find_space_problems(),
                 *self._find_goal_problems(),
-                *self._find_size_problems(),
                 *find_pruning_problems(self.pruning, [*self.choices, *self.ranges]),
             ]
         )
@@ -184,19 +181,5 @@ class SearchConfig(SpecModel):
             yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:
             yield "trials", "is missing, as are flops and hours; give one of them"
-
-    def _find_size_problems(self) -> Iterator[FieldMessage]:
-        """Yield why an exhaustive sampler cannot go through every point of the space."""
-        name, _ = split_sampler(self.sampler)
-        if not SAMPLERS[name].is_exhaustive:
-            return
-        total = math.prod(map(len, self.choices.values()))
-        for key, numbers in self.ranges.items():
-            count = numbers.count()
-            if count is None:
-                yield "sampler", f"goes through every point, and {key} has no step; give it one"
-                return
-            total *= count
-        if total > MAX_POINTS:
-            text = f"goes through every point, and there are {total:,}, over {MAX_POINTS:,}"
-            yield "sampler", f"{text}; use another sampler or a smaller space"
+        if not isinstance(self.sampler, str) and not isinstance(self.sampler.get("name"), str):
+            yield "sampler", "has no name; write one such as {name: TPESampler, multivariate: true}"

@@ -70,7 +70,6 @@ class TrainingConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "residual": "float32",
         "int8": [],
-        "int8_weights": "none",
         "kv_dtype": "model",
         "kv_group": None,
         "kv_residual": None,
@@ -129,12 +128,6 @@ class TrainingConfig(SpecModel):
     """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
     row and column that is found anew in each pass; embeddings and head are left out. [output,
     grad_input] is SwitchBack (arXiv 2304.13013)."""
-    int8_weights: Annotated[Literal["none", "nearest", "stochastic"], example("stochastic")] = (
-        "none"
-    )
-    """Keep the weights of the same layers in int8 between steps, with a scale a row and no other
-    copy. Each update is rounded to the nearest code, or to one of both neighbours at random so that
-    it is right on average."""
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes), example("int8")] = "model"
     """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
     gradients pass straight through. Without it they are not rounded."""

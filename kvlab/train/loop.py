@@ -117,7 +117,7 @@ def train(
         load_final_weights(model, directory)
     else:
         device = run.device.type
-        with keep_freed_memory(device), closing(run.checkpoints), closing(run.stepper):
+        with keep_freed_memory(device), closing(run.checkpoints):
             record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.workers.is_rank_zero:
         run.checkpoints.remove_all_but_best()
@@ -289,8 +289,7 @@ class _Run:
         if state.step > self.saved_step:
             start = time.monotonic()
             if self.workers.is_rank_zero:
-                with self.stepper.decoded_weights():
-                    self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
+                self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - start
             state.checkpoint_seconds += self.save_seconds
@@ -327,7 +326,6 @@ class _Run:
             int8=self.stepper.describe_int8(),
             **self.mfu_meter.record_fields(rate),
         )
-        self.stepper.close()
         if self.workers.is_rank_zero:
             parameters = dict(self.stepper.model.named_parameters())
             write_tensors(self.directory / FINAL_WEIGHTS, parameters, self.fence)

@@ -1,16 +1,12 @@
-"""AdamW and the learning-rate schedule, as published reproductions of GPT-2 use them, and weights
-that are kept in int8."""
+"""AdamW and the learning-rate schedule, as published reproductions of GPT-2 use them."""
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch.optim import AdamW
 
 from kvlab.model import GPT
-from kvlab.model.kernels import Linear, quantize_weight
 from kvlab.spec import TrainingConfig
 
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
@@ -30,63 +26,6 @@ def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
         eps=training.adam_eps,
         fused=model.device.type in FUSED_DEVICES,
     )
-
-
-class Int8Weights:
-    """The weights of linear layers in int8 between the optimizer's steps, with no other copy.
-
-    Quantized training as in torchao: a step decodes the weights, changes them in float32, and
-    rounds them again. In between a parameter has a shape and a gradient, but no values; its layer
-    has the codes. The random numbers are a function of seed and step, so that workers agree and a
-    resumed training draws the same.
-
-    Args:
-        layers: whose weights are kept so.
-        rounding: `TrainingConfig.int8_weights`, not ``none``.
-    """
-
-    def __init__(self, layers: Sequence[Linear], rounding: str, seed: int):
-        self._layers, self._rounding, self._seed = layers, rounding, seed
-
-    def encode(self, step: int | None = None) -> None:
-        """Replace the values of the weights by codes.
-
-        Args:
-            step: just taken, for stochastic rounding. Without it the nearest codes are taken, which
-                for values that were codes before are the same.
-        """
-        generator = None
-        if step is not None and self._rounding == "stochastic":
-            digest = hashlib.sha256(f"{self._seed}:{step}:int8_weights".encode()).digest()
-            generator = torch.Generator(self._layers[0].weight.device)
-            generator.manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-        for layer in self._layers:
-            layer.codes = quantize_weight(layer.weight.data, generator)
-            _drop_values(layer)
-
-    def decode(self) -> None:
-        """Give the parameters their values back."""
-        for layer in self._layers:
-            if layer.codes is not None:
-                layer.weight.data = layer.codes.decode()
-                layer.codes = None
-
-    @contextmanager
-    def decoded(self) -> Iterator[None]:
-        """Give the parameters their values inside the block, which must not change them."""
-        for layer in self._layers:
-            assert layer.codes is not None, "encoded before"
-            layer.weight.data = layer.codes.decode()
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                _drop_values(layer)
-
-
-def _drop_values(layer: Linear) -> None:
-    weight = layer.weight
-    weight.data = weight.data.new_zeros(()).expand(weight.shape)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -4,7 +4,7 @@ Shapes: R rows of a step, T tokens of a block.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.training_config import INT8_PRODUCTS
 from kvlab.train.distributed import WorkerGroup
 from kvlab.train.divergence import check_finite
-from kvlab.train.optimizer import Int8Weights, learning_rate, make_optimizer, set_learning_rate
+from kvlab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 
 
 class TokenSplits(Protocol):
@@ -39,7 +39,7 @@ class SummedLoss(nn.Module):
     """The summed loss of tokens and targets (R, T), in the training's precision.
 
     Attributes:
-        int8: computes linear layers with int8 products or weights; None without any.
+        int8: computes linear layers with int8 products; None without any.
     """
 
     def __init__(self, model: GPT, training: TrainingConfig, document_start: int | None):
@@ -79,7 +79,7 @@ class SummedLoss(nn.Module):
 
 
 def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear | None:
-    if not training.int8 and training.int8_weights == "none":
+    if not training.int8:
         return None
     return Int8Linear(
         **{product: product in training.int8 for product in INT8_PRODUCTS},
@@ -109,26 +109,10 @@ class TrainStepper:
         self.loss = SummedLoss(model, self.training, experiment.data.document_start)
         self.wrapped_loss: nn.Module = self.loss
         self.attention: set[str] | None = None
-        layers, rounding = list(model.linear_layers().values()), self.training.int8_weights
-        self.int8_weights = None if rounding == "none" else Int8Weights(layers, rounding, seed)
 
     def connect_workers(self) -> None:
-        """Average gradients over the workers. All start from the weights of rank zero.
-
-        Weights that are kept in int8 are so from then on.
-        """
+        """Average gradients over the workers. All start from the weights of rank zero."""
         self.wrapped_loss = self.workers.wrap_module(self.loss, self.device)
-        if self.int8_weights is not None:
-            self.int8_weights.encode()
-
-    def decoded_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which every parameter has its values, which must not change."""
-        return nullcontext() if self.int8_weights is None else self.int8_weights.decoded()
-
-    def close(self) -> None:
-        """Give every parameter its values for good."""
-        if self.int8_weights is not None:
-            self.int8_weights.decode()
 
     def step(self, step: int) -> float:
         """Take the optimizer step ``step`` and return its mean loss.
@@ -143,16 +127,8 @@ class TrainStepper:
         loss_value, norm_value = torch.stack([loss, norm]).tolist()  # one synchronization
         check_finite("loss", loss_value, self.training, step)
         check_finite("gradient's norm", norm_value, self.training, step)
-        self.update_weights(step)
-        return float(loss_value)
-
-    def update_weights(self, step: int) -> None:
-        if self.int8_weights is None:
-            self.optimizer.step()
-            return
-        self.int8_weights.decode()
         self.optimizer.step()
-        self.int8_weights.encode(step)
+        return float(loss_value)
 
     def accumulate_gradient(self, step: int) -> Tensor:
         """Add up the gradient of the mean loss over the step's tokens; return that loss."""
@@ -195,8 +171,7 @@ class TrainStepper:
         if self.loss.int8 is None:
             return None
         tokens = self.microbatch_rows * self.block_size
-        facts = self.loss.int8.describe(self.model.linear_shapes(), tokens)
-        return {**facts, "weights": self.training.int8_weights}
+        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
 
     def get_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this worker's tokens and targets (R, T) of a step, a function of the step."""

@@ -83,7 +83,8 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     if result is None or not store.is_trained(result["training"]):
         raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")
     with refuse_malformed(trial_id):
-        experiment = Experiment.model_validate(result["experiment"])
+        # a record may have settings of an earlier version, at what was their default
+        experiment = Experiment.model_validate(result["experiment"], extra="ignore")
     model = GPT(experiment.model)
     model.trained_kv = experiment.training.kv
     load_final_weights(model, store.training_directory(result["training"]))

@@ -180,7 +180,6 @@ def _train(model: "GPT", experiment: Experiment, seed: int) -> None:
     for step in range(STEPS):
         stepper.step(step)
     check_finite("validation loss", stepper.validation_loss(), experiment.training, STEPS)
-    stepper.close()
 
 
 def _score(model: "GPT", experiment: Experiment) -> None:

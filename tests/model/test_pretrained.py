@@ -139,32 +139,6 @@ class TestGemma3(HFArchitectureContract):
             yield transformers.Gemma3ForCausalLM(config)
 
 
-class TestGptOss(HFArchitectureContract):
-    model_type = "gpt_oss"
-    unsupported = (
-        ({"num_local_experts": 4}, "num_local_experts = 4 makes mixtures of experts, which"),
-        ({"swiglu_limit": 5.0}, "swiglu_limit = 5.0 is not supported; only 7.0 is"),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 3.0}},
-            "attention_factor of yarn is not supported",
-        ),
-    )
-
-    def reference_models(self):
-        shape = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9}
-        shape |= {"num_local_experts": 1, "num_experts_per_tok": 1}
-        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-        yield transformers.GptOssForCausalLM(transformers.GptOssConfig(**shape))
-        for more in ({"truncate": False, "beta_fast": 8.0}, {}):
-            config = transformers.GptOssConfig(
-                **shape, rope_parameters={**yarn, **more}, layer_types=[FULL, LOCAL, FULL]
-            )
-            theirs = transformers.GptOssForCausalLM(config)
-            for layer in theirs.model.layers:  # gates and values that are clamped
-                torch.nn.init.normal_(layer.mlp.experts.gate_up_proj)
-            yield theirs
-
-
 def test_every_architecture_has_its_suite():
     suites = {suite.model_type for suite in HFArchitectureContract.__subclasses__()}
     assert suites == set(ARCHITECTURES)

@@ -26,8 +26,6 @@ WAYS: dict[str, dict[str, object]] = {
     "output": {"int8": PRODUCTS[:1]},
     "output, grad_input": {"int8": PRODUCTS[:2]},
     "all three": {"int8": PRODUCTS},
-    "all, weights stochastic": {"int8": PRODUCTS, "int8_weights": "stochastic"},
-    "float32, weights stochastic": {"int8_weights": "stochastic"},
 }
 ROUNDS = 5
 

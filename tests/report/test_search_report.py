@@ -106,6 +106,11 @@ def test_the_best_are_listed_with_settings_as_columns(report):
     assert rows[0][1:5] == ["3.2000", "2 MiB", "2", "0.002"]
 
 
+def test_shares_of_what_mattered_are_listed(report):
+    rows = table_rows(section(report, "What mattered"), first="setting")
+    assert rows == [["learning_rate", "75.0%"], ["n_kv_head", "25.0%"]]
+
+
 def test_what_was_not_measured_is_listed_with_its_reason(report):
     text = report[report.index("Pruned, failed and refused") :]
     for words in (

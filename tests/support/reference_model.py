@@ -289,16 +289,14 @@ class ReferenceModel:
 
     def mlp(self, x: Array, name: str) -> Array:
         x = x @ self.weights[name + "up.weight"].T + self.weights.get(name + "up.bias", 0.0)
-        gate, gain = x, 1.0
+        gate = x
         if self.config.mlp != "gelu":
             gate, x = np.split(x, 2, -1)
-        if self.config.mlp == "clamped_swiglu":
-            gate, x, gain = np.minimum(gate, 7.0), np.clip(x, -7.0, 7.0) + 1, 1.702
         if self.config.mlp in ("gelu", "geglu"):
             smooth = 0.5 * gate
             smooth = smooth * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
         else:
-            smooth = gate / (1 + np.exp(-gain * gate))
+            smooth = gate / (1 + np.exp(-gate))
         x = smooth if self.config.mlp == "gelu" else smooth * x
         return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
 

@@ -10,7 +10,6 @@ from kvlab.model.kernels import (
     INT8_KERNELS,
     Int8Linear,
     Linear,
-    quantize_weight,
     select_int8_kernel,
 )
 from kvlab.train import load_training_record, train
@@ -32,10 +31,8 @@ def losses(record):
     return [point[2] for point in record.train_curve]
 
 
-@pytest.mark.parametrize("rounding", ["none", "stochastic"])
-def test_a_resumed_training_is_bitwise_the_same(tmp_path, rounding):
-    recipe = {**ALL, "int8_weights": rounding}
-    of = experiment({"mlp": "swiglu", "position": "rope", "kv": "tied"}, recipe)
+def test_a_resumed_training_is_bitwise_the_same(tmp_path):
+    of = experiment({"mlp": "swiglu", "position": "rope", "kv": "tied"}, ALL)
     record, weights = run(of, tmp_path / "whole")
     with pytest.raises(Stopped):
         run(of, tmp_path / "parts", should_stop=partial(next, iter([False] * 9 + [True])))
@@ -74,7 +71,7 @@ def test_microbatches_change_the_gradient_of_the_weight_alone():
 
 
 def test_two_workers_train_as_one(tmp_path):
-    short = {**ALL, "int8_weights": "stochastic", "tokens": 64 * 4}
+    short = {**ALL, "tokens": 64 * 4}
     one = experiment(training=short, resources={"microbatch_tokens": 16})
     two = experiment(training=short, resources={"microbatch_tokens": 16, "workers": 2})
     alone, _ = run(one, tmp_path / "one")
@@ -84,11 +81,9 @@ def test_two_workers_train_as_one(tmp_path):
     assert losses(together) == pytest.approx(losses(alone), abs=1e-5)
 
 
-@pytest.mark.parametrize("codes", [None, quantize_weight(torch.randn(24, 16))])
-def test_a_compiled_layer_is_one_graph_and_the_same_layer(codes):
+def test_a_compiled_layer_is_one_graph_and_the_same_layer():
     layer = Linear(16, 24)
     layer.int8 = Int8Linear(True, True, True, select_int8_kernel(torch.device("cpu")))
-    layer.codes = codes
     x, results = torch.randn(2, 20, 16), []
     for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         inputs = x.clone().requires_grad_()
@@ -99,44 +94,6 @@ def test_a_compiled_layer_is_one_graph_and_the_same_layer(codes):
         results.append((out, inputs.grad, layer.weight.grad, layer.bias.grad))
     for found, expected in zip(*results, strict=True):
         assert torch.equal(found, expected)
-
-
-def test_kept_weights_are_codes_between_steps_and_learn(tmp_path):
-    of = {
-        rounding: experiment(training={"int8_weights": rounding, "learning_rate": 1e-3})
-        for rounding in ("none", "nearest", "stochastic")
-    }
-    ends = {}
-    for rounding, one in of.items():
-        record, weights = run(one, tmp_path / rounding)
-        ends[rounding] = losses(record)
-        names = [name for name, _ in model(one).named_parameters()]
-        by_name = dict(zip(names, weights, strict=True))
-        for layer in model(one).linear_layers():
-            weight = by_name[f"{layer}.weight"]
-            is_coded = torch.equal(quantize_weight(weight).decode(), weight)
-            assert is_coded == (rounding != "none")
-    assert len({str(end) for end in ends.values()}) == 3
-    assert record.int8["products"] == []
-    assert record.int8["weights"] == "stochastic"
-    assert ends["stochastic"] == pytest.approx(ends["none"], abs=0.05)
-
-
-def test_parameters_have_no_values_between_steps():
-    of = experiment(training={"int8_weights": "stochastic"})
-    trained = model(of)
-    stepper = TrainStepper(trained, DATA, of, 0)
-    stepper.connect_workers()
-    stepper.step(0)
-    weight = trained.blocks[0].mlp.up.weight
-    assert weight.untyped_storage().nbytes() == 4
-    with stepper.decoded_weights():
-        assert torch.equal(weight, trained.blocks[0].mlp.up.codes.decode())
-    assert weight.untyped_storage().nbytes() == 4
-    loss = stepper.validation_loss()
-    stepper.close()
-    assert weight.untyped_storage().nbytes() == 4 * weight.numel()
-    assert stepper.validation_loss() == loss
 
 
 def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path, monkeypatch):

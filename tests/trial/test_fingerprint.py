@@ -91,7 +91,6 @@ OTHER = {
     "training.kv_residual": 8,
     "training.residual": "bfloat16",
     "training.int8": ["output"],
-    "training.int8_weights": "stochastic",
     "training.compile": True,
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,

@@ -9,7 +9,7 @@ from kvlab.errors import UsageError
 
 EPILOG = """\
 The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama,
-mistral, smollm3, qwen3, gemma3_text, gpt_oss or deepseek_v2 (rope, rmsnorm, a gated MLP). Others
+mistral, smollm3, qwen3, gemma3_text or deepseek_v2 (rope, rmsnorm, a gated MLP). Others
 are refused with the reason. The tokenizer is not written, because other programs have their own
 files of GPT-2's ranks; config.json has the id of its end of text.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
 from kvlab.model.kernels.gelu import gelu
-from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, quantize_weight, select_int8_kernel
+from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, select_int8_kernel
 from kvlab.model.kernels.linear import Linear, linear, matmul_transposed
 from kvlab.model.kernels.malloc import (
     keep_freed_memory,
@@ -40,7 +40,6 @@ __all__ = [
     "keep_freed_memory",
     "linear",
     "matmul_transposed",
-    "quantize_weight",
     "read_status_bytes",
     "reset_resident_peak",
     "return_free_memory",

@@ -66,14 +66,6 @@ class Codes(NamedTuple):
     def mT(self) -> "Codes":
         return Codes(self.codes.mT, self.scales.mT)
 
-    def rows(self, rows: slice) -> "Codes":
-        """Return some rows of codes with a scale a row."""
-        return Codes(self.codes[rows], self.scales[rows])
-
-    def decode(self) -> Tensor:
-        """Return the values, of float32."""
-        return self.codes * self.scales
-
 
 def quantize(x: Tensor, dim: int) -> Codes:
     """Return x (M, N) as codes with one scale for all values along ``dim``.
@@ -95,36 +87,6 @@ def quantize(x: Tensor, dim: int) -> Codes:
     for part, own, target in zip(parts, row_scales, _iter_rows(codes), strict=True):
         target.copy_((part / own).round_())
     return Codes(codes, scales)
-
-
-def quantize_weight(weight: Tensor, generator: torch.Generator | None = None) -> Codes:
-    """Return a weight (N, K) as codes with a scale a row, to be kept in place of its values.
-
-    A scale has 16 significant bits, and the largest magnitude of a row has the code 127. So values
-    are exact products of code and scale, and they give the same codes and scales again.
-
-    Args:
-        generator: draws which of its two neighbours a value gets, with probabilities by which it
-            is right on average (stochastic rounding). Without it the nearest one.
-    """
-    parts = [_quantize_weight_rows(rows, generator) for rows in _iter_rows(weight)]
-    return Codes(*map(torch.cat, zip(*parts, strict=True)))
-
-
-def _quantize_weight_rows(weight: Tensor, generator: torch.Generator | None) -> Codes:
-    magnitudes = weight.abs()
-    largest = magnitudes.amax(1, keepdim=True)
-    bits = (largest / LARGEST_CODE).clamp_min(_SMALLEST_SCALE).view(torch.int32)
-    scales = (bits + 0xFF & ~0xFF).view(torch.float32)  # rounded up
-    values = weight / scales
-    if generator is None:
-        codes = values.round()
-    else:
-        codes = values.floor()
-        draws = torch.rand(values.shape, generator=generator, device=values.device)
-        codes += draws < values - codes
-    codes = torch.where(magnitudes == largest, LARGEST_CODE * weight.sign(), codes)
-    return Codes(codes.to(torch.int8), scales)
 
 
 def _iter_rows(x: Tensor, rows: int | None = None) -> Iterator[Tensor]:
@@ -282,23 +244,18 @@ class Int8Linear:
             "padded": padded,
         }
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, codes: Codes | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N).
 
         Differentiable once. Under autocast the result and the products that are not in int8 have
         its dtype.
-
-        Args:
-            codes: of `quantize_weight`; its values are then used, and ``weight`` gets the gradient.
         """
         device = x.device.type
         is_reduced = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_reduced else x.dtype
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
         out: Tensor = _Int8LinearFunction.apply(  # type: ignore[no-untyped-call]
-            rows, weight, bias, *(codes or (None, None)), *self.in_int8, self.kernel
+            rows, weight, bias, *self.in_int8, self.kernel
         )
         return out.view(*x.shape[:-1], len(weight))
 
@@ -310,45 +267,39 @@ class _Int8LinearFunction(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        codes: Tensor | None,
-        code_scales: Tensor | None,
         output: bool,
         grad_input: bool,
         grad_weight: bool,
         kernel: str,
     ) -> Tensor:
         ctx.grad_input, ctx.grad_weight, ctx.kernel = grad_input, grad_weight, kernel
-        ctx.weight_dtype, ctx.is_kept = weight.dtype, codes is not None
-        kept = None if codes is None or code_scales is None else Codes(codes, code_scales)
+        ctx.weight_dtype = weight.dtype
         # the gradient of the weight then needs the codes of x alone
         saved = quantize(x, 0) if grad_weight and weight.requires_grad else (x, None)
-        ctx.save_for_backward(*saved, *(kept or (weight, None)))
+        ctx.save_for_backward(*saved, weight)
         if output:
-            right = quantize(weight, 1) if kept is None else kept
-            return multiply(quantize(x, 1), right.mT, kernel, bias, x.dtype)
-        values = weight if kept is None else kept.decode()
-        product = _multiply_floats(x, values.to(x.dtype))
+            return multiply(quantize(x, 1), quantize(weight, 1).mT, kernel, bias, x.dtype)
+        product = _multiply_floats(x, weight.to(x.dtype))
         return product if bias is None else product + bias.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, x_scales, weight, weight_scales = ctx.saved_tensors
+        x, x_scales, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         to_input = to_weight = None
         if needs_input:
-            values = Codes(weight, weight_scales).decode() if ctx.is_kept else weight
             if ctx.grad_input:
-                left, right = quantize(grad_output, 1), quantize(values, 0)
+                left, right = quantize(grad_output, 1), quantize(weight, 0)
                 to_input = multiply(left, right, ctx.kernel, dtype=grad_output.dtype)
             else:
-                to_input = _multiply_floats(grad_output, values.to(grad_output.dtype).mT)
+                to_input = _multiply_floats(grad_output, weight.to(grad_output.dtype).mT)
         if needs_weight and ctx.grad_weight:
             left = quantize(grad_output, 0).mT
             to_weight = multiply(left, Codes(x, x_scales), ctx.kernel, dtype=ctx.weight_dtype)
         elif needs_weight:
             to_weight = (grad_output.mT @ x).to(ctx.weight_dtype)
         to_bias = grad_output.sum(0, dtype=ctx.weight_dtype) if needs_bias else None
-        return to_input, to_weight, to_bias, *[None] * 6
+        return to_input, to_weight, to_bias, *[None] * 4
 
 
 def _multiply_floats(x: Tensor, weight: Tensor) -> Tensor:

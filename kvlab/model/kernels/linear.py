@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 
 if TYPE_CHECKING:
-    from kvlab.model.kernels.int8 import Codes, Int8Linear
+    from kvlab.model.kernels.int8 import Int8Linear
 
 TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MIN_WEIGHT = 1536, 2**15
 """The largest K and the smallest K N for the transposed product. A smaller weight stays in a core's
@@ -82,24 +82,19 @@ class Linear(nn.Linear):
 
     Attributes:
         int8: computes the layer instead.
-        codes: the values of the weight where they are kept in int8; `weight` then has a shape and
-            a gradient, but no values.
     """
 
     int8: "Int8Linear | None" = None
-    codes: "Codes | None" = None
 
     def forward(self, x: Tensor, rows: slice | None = None) -> Tensor:
         """Return the outputs (..., N) of x (..., K), or those in ``rows`` alone."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
-        codes = self.codes
         if rows is not None:
             weight, bias = weight[rows], None if bias is None else bias[rows]
-            codes = codes and codes.rows(rows)
         if self.int8 is not None:
-            return self.int8(x, weight, bias, codes)
-        return linear(x, weight if codes is None else codes.decode(), bias)
+            return self.int8(x, weight, bias)
+        return linear(x, weight, bias)
 
 
 def matmul_transposed_plain(x: Tensor, weight: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from kvlab.report.sections.search_answer import (
 )
 from kvlab.report.sections.search_figures import (
     report_importances,
-    report_parallel_coordinates,
     report_search_front,
     report_search_history,
 )
@@ -96,7 +95,6 @@ SEARCH_SECTIONS: dict[str, SectionEntry] = {
     "best": SectionEntry(report_best_trials),
     "next": SectionEntry(report_next_sweep),
     "front": SectionEntry(report_search_front),
-    "parallel": SectionEntry(report_parallel_coordinates),
     "history": SectionEntry(report_search_history),
     "importances": SectionEntry(report_importances),
     "space": SectionEntry(report_search_setup),

@@ -38,7 +38,6 @@ from kvlab.store.metrics import METRICS
 
 _FLOAT: dict[str, Any] = {
     "int8": [],
-    "int8_weights": "none",
     "kv_dtype": "model",
     "kv_group": None,
     "kv_residual": None,
@@ -69,7 +68,7 @@ def report_quantized_training(study: Study) -> Section | None:
 
 
 _INTRODUCTION = (
-    "Linear layers whose products or weights are int8, and K/V that training rounds as a cache"
+    "Linear layers whose products are int8, and K/V that training rounds as a cache"
     " would, each against the same recipe without, paired by seed. Tokens per second and peak"
     " memory are those of the trainings themselves, beside whatever else the machine did; a ratio"
     " below 1 of tokens per second is a slower training. All weights are evaluated with products in"
@@ -106,7 +105,6 @@ def _table(study: Study, pairs: Pairs) -> Table:
         Column("cell"),
         Column("int8 products"),
         Column("other products", hint="their precision"),
-        Column("weights"),
         Column("K/V"),
         Column("kernel", hint="that multiplied the codes"),
         mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
@@ -151,10 +149,8 @@ def _describe(study: Study, levels: Levels) -> Iterator[Cell]:
     row = next(row for row in study.cells[levels].values() if row.is_done)
     quantized = _quantized(row)
     record = (row.record.get("training_record") or {}).get("int8") or {}
-    rounding = quantized.get("int8_weights")
     yield cell(", ".join(quantized.get("int8", ())) or "none")
     yield cell(str(_training(row).get("precision", "float32")))
-    yield cell(f"int8, {rounding}" if rounding else "float32")
     yield cell(str(quantized.get("kv_dtype", "model")))
     yield cell(str(record["kernel"])) if record.get("products") else EMPTY_CELL
 

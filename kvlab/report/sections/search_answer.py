@@ -44,7 +44,12 @@ def report_search_answer(study: Study) -> Section:
     contents: list[Content] = [paragraph(Strong(str(study.sweep["question"])))]
     contents += _describe_best(study, search) if search.eligible else [_describe_nothing(search)]
     if not search.stop_reason:
-        contents.append(_describe_unfinished(search))
+        ended = sum(one.state != "open" for one in search.trials)
+        planned = search.config.get("trials")
+        of_budget = f" of {format_count(planned, 'trial')}" if planned else ""
+        text = f" {ended:,}{of_budget} ended; every number here is of those."
+        text += " Submit it again to go on."
+        contents.append(paragraph(Strong("The search has not ended:"), text))
     return Section("The answer", tuple(contents))
 
 
@@ -98,24 +103,19 @@ def _describe_trust(study: Study, search: SearchResults) -> Paragraph:
     if len(search.eligible) > 1:
         text = f" every trial ran once, at seed {seeds}, and the best of {len(search.eligible):,}"
         text += " noisy numbers looks better than it is."
-    gap = _describe_runner_up(search) if len(search.objectives) == 1 else ""
+    gap, ranked = "", search.ranked(0)
+    if len(search.objectives) == 1 and len(ranked) > 1:
+        distance = _format_gap(search.objectives[0], ranked[0], ranked[1])
+        gap = f" Trial {ranked[1].number} is behind it by {distance}."
+        if not distance:
+            title = objective_title(search.objectives[0].name)
+            gap = f" Trial {ranked[1].number} has the same {title}."
     tuned = [key for key in search.keys if key.startswith("training.")]
     if tuned:
         gap += f" The search also tuned {' and '.join(tuned)}, which the base experiment has as"
         gap += " written, so part of a difference from it may be the recipe's."
     hint = " Confirm the best on fresh seeds (What to do next) before you rely on it."
     return paragraph(Strong("This is a suggestion, not a finding:"), f"{text}{gap}{hint}")
-
-
-def _describe_runner_up(search: SearchResults) -> str:
-    ranked = search.ranked(0)
-    if len(ranked) < 2:
-        return ""
-    name = search.objectives[0].name
-    gap = _format_gap(search.objectives[0], ranked[0], ranked[1])
-    if not gap:
-        return f" Trial {ranked[1].number} has the same {objective_title(name)}."
-    return f" Trial {ranked[1].number} is behind it by {gap}."
 
 
 def _format_gap(objective: Objective, best: SuggestedTrial, other: SuggestedTrial) -> str:
@@ -141,14 +141,6 @@ def _describe_nothing(search: SearchResults) -> Paragraph:
     else:
         text = "No trial has been measured yet, so there is no answer."
     return Paragraph((text,), tone="lead")
-
-
-def _describe_unfinished(search: SearchResults) -> Paragraph:
-    ended = sum(one.state != "open" for one in search.trials)
-    planned = search.config.get("trials")
-    of_budget = f" of {format_count(planned, 'trial')}" if planned else ""
-    text = f" {ended:,}{of_budget} ended; every number here is of those."
-    return paragraph(Strong("The search has not ended:"), f"{text} Submit it again to go on.")
 
 
 def report_best_trials(study: Study) -> Section | None:

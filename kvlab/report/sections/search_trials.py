@@ -30,7 +30,7 @@ from kvlab.report.search_tables import (
     settings_columns,
     trials_table,
 )
-from kvlab.spec.search_config import format_setting
+from kvlab.spec.search_config import format_setting, split_sampler
 
 MAX_REASON_LENGTH = 300
 """Characters of a reason that are shown."""
@@ -47,7 +47,9 @@ def report_search_setup(study: Study) -> Section:
     limits = describe_limits(search)
     spans: list[Span] = [f"The search was to {goals}"]
     spans.append(f", with {limits}. " if limits else ". ")
-    spans += ["Suggestions came from Optuna's sampler ", Code(_name_sampler(search))]
+    name, arguments = split_sampler(search.config["sampler"])
+    sampler = [name, *(f"{key}={format_setting(value)}" for key, value in arguments.items())]
+    spans += ["Suggestions came from Optuna's sampler ", Code(" ".join(sampler))]
     spans.append(f" with seed {search.config['seed']}, {search.config['parallel']} at once. ")
     spans.append(_describe_pruning(search))
     seeds = ", ".join(map(str, study.seeds))
@@ -60,14 +62,6 @@ def report_search_setup(study: Study) -> Section:
         (paragraph(*spans), _space_table(search), _budget_table(study, search)),
         is_appendix=True,
     )
-
-
-def _name_sampler(search: SearchResults) -> str:
-    sampler = search.config["sampler"]
-    if isinstance(sampler, str):
-        return sampler
-    settings = (f"{key}={format_setting(v)}" for key, v in sampler.items() if key != "name")
-    return " ".join([str(sampler.get("name", "")), *settings])
 
 
 def _describe_pruning(search: SearchResults) -> str:

@@ -166,8 +166,8 @@ def smoke_test_key(planned: PlannedTrial) -> str:
         training.compile,
         training.steps > 0,
     ]
-    if training.int8 or training.int8_weights != "none":
-        step.append([list(training.int8), training.int8_weights])
+    if training.int8:
+        step.append(list(training.int8))
     facts = [architecture_key(planned), step, experiment.resources.model_dump(mode="json")]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 

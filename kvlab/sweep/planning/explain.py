@@ -193,8 +193,9 @@ def _read_record(store: Store, trial_id: str) -> _Record | None:
             result = store.result(trial_id) or {}
             digest = result["provenance"]["data"]["digest"]
             training["data"] = {"tokenizer": training["data"]["tokenizer"], "digest": digest}
-        # JSON has no tuples, so it is validated as JSON
-        experiment = Experiment.model_validate_json(json.dumps(record["experiment"]))
+        # JSON has no tuples, so it is validated as JSON; earlier versions had other settings
+        text = json.dumps(record["experiment"])
+        experiment = Experiment.model_validate_json(text, extra="ignore")
         return _Record(experiment, _identity_fields(experiment, training))
     except (FileNotFoundError, StoreError, ValidationError, KeyError, TypeError):
         return None

@@ -19,7 +19,6 @@ from typing import Any
 from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
-from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 
@@ -89,10 +88,6 @@ def load_training_rate(
     return rate
 
 
-_NEWER = {key: TrainingConfig.omitted_defaults[key] for key in ("int8", "int8_weights")}
-"""Settings of a training that a speed depends on, with the defaults of speeds measured before."""
-
-
 def make_short_training(experiment: Experiment) -> dict[str, Any]:
     """Return, as plain data, an experiment of few layers and short steps for the measurement."""
     model, training = (
@@ -107,7 +102,7 @@ def make_short_training(experiment: Experiment) -> dict[str, Any]:
         "training": {
             "tokens": 8 * tokens, "batch_tokens": tokens, "evaluate_tokens": block,
             "precision": training["precision"],
-            **{key: training[key] for key in _NEWER if training[key] != _NEWER[key]},
+            **({"int8": training["int8"]} if training["int8"] else {}),
         },
         "benchmark": {"prompt_tokens": 1, "new_tokens": 1},
     }  # fmt: skip

@@ -1,23 +1,26 @@
 """Suggest parameters with Optuna's samplers, and estimate how much each parameter matters.
 
-The only module that imports optuna. `check_objectives` says which metrics a search may optimize or
-keep within limits.
+The only module that imports optuna. `check_search` says which metrics a search may optimize or
+keep within limits, and asks Optuna whether it has the sampler and takes its arguments.
 
 A study is rebuilt from the history for every suggestion. The seed of its sampler follows from the
 search's seed and the number of the suggestion. So a suggestion depends on the seed and the history
 alone, and a search that was killed goes on as if it had not been.
 """
 
+import inspect
 import json
 import logging
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
 from kvlab.errors import SpecError
-from kvlab.spec.samplers import SAMPLERS, split_sampler
-from kvlab.spec.search_config import Limit, Range, SearchConfig
+from kvlab.humanize import summarize_error
+from kvlab.spec.search_config import Limit, SearchConfig, split_sampler
 from kvlab.spec.sweep import Sweep
 from kvlab.spec.yaml_reader import Key
 from kvlab.store.metrics import METRICS
@@ -27,15 +30,18 @@ from kvlab.sweep.search.search_history import Observation
 Direction = Literal["minimize", "maximize"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "tpe": {"constant_liar": True},
-    "nsga2": {"population_size": 20},  # with Optuna's 50 most of a small budget is random
-    "nsga3": {"population_size": 20},
-    "gp": {"deterministic_objective": True},
+    "TPESampler": {"constant_liar": True},
+    "NSGAIISampler": {"population_size": 20},  # with Optuna's 50 most of a small budget is random
+    "NSGAIIISampler": {"population_size": 20},
+    "GPSampler": {"deterministic_objective": True},
 }
 """Arguments whose defaults differ from Optuna's."""
 
-_FIXED_SEED_SAMPLERS = ("qmc", "grid")
+_FIXED_SEED_SAMPLERS = ("QMCSampler", "GridSampler")
 """Samplers whose seed shuffles one sequence, so that it must stay the same."""
+
+_MAX_GRID = 10_000
+"""Points of the largest space of a GridSampler, which lists them all."""
 
 _SEQUENCE_PREFIX = "qmc:"
 """Prefix of the position in such a sequence, which Optuna keeps with the study."""
@@ -129,43 +135,59 @@ def _sequence_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
 
 def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
     name, arguments = split_sampler(config.sampler)
+    name = _list_samplers(optuna)[_shorten(name)]
     arguments = {**_DEFAULTS.get(name, {}), **arguments}
     for kind in ("crossover", "mutation"):
-        if kind in arguments:
+        if hasattr(optuna.samplers.nsgaii, str(arguments.get(kind))):
             arguments[kind] = getattr(optuna.samplers.nsgaii, arguments[kind])()
-    if name == "grid":
+    if name == "GridSampler":
         arguments["search_space"] = _grid_search_space(config)
-    offset = 0 if name in _FIXED_SEED_SAMPLERS else number
-    arguments["seed"] = (config.seed * 1_000_003 + offset) % 2**32
-    return getattr(optuna.samplers, SAMPLERS[name].class_name)(**arguments)
+    sampler_class = getattr(optuna.samplers, name)
+    if "seed" in inspect.signature(sampler_class).parameters:
+        offset = 0 if name in _FIXED_SEED_SAMPLERS else number
+        arguments["seed"] = (config.seed * 1_000_003 + offset) % 2**32
+    return sampler_class(**arguments)
+
+
+def _list_samplers(optuna: Any) -> dict[str, str]:
+    """Return Optuna's samplers: name without its ending, in small letters -> name of the class."""
+    names = (name for name in optuna.samplers.__all__ if name.endswith("Sampler"))
+    return {_shorten(name): name for name in names if not name.startswith("Base")}
+
+
+def _shorten(name: str) -> str:
+    return name.replace("_", "").lower().removesuffix("sampler")
 
 
 def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
-    choices: dict[str, list[Any]] = {
-        key: list(range(len(values))) for key, values in config.choices.items()
-    }
-    return choices | {key: values.points() or [] for key, values in config.ranges.items()}
+    counts: dict[str, int] = {key: len(values) for key, values in config.choices.items()}
+    for key, numbers in config.ranges.items():
+        count = numbers.count()
+        if count is None:
+            raise ValueError(f"it goes through every point, and {key} has no step; give it one")
+        counts[key] = count
+    if (total := math.prod(counts.values())) > _MAX_GRID:
+        text = f"it goes through every point, and there are {total:,}, over {_MAX_GRID:,}"
+        raise ValueError(f"{text}; use another sampler or a smaller space")
+    choices: dict[str, list[Any]] = {key: list(range(counts[key])) for key in config.choices}
+    return choices | {key: numbers.points() or [] for key, numbers in config.ranges.items()}
 
 
 def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
+    kinds = optuna.distributions
     distributions: dict[str, Any] = {
-        key: optuna.distributions.CategoricalDistribution(list(range(len(values))))
+        key: kinds.CategoricalDistribution(list(range(len(values))))
         for key, values in config.choices.items()
     }
     for key, values in config.ranges.items():
-        distributions[key] = _make_distribution(optuna, values)
+        low, high, step = values.low, values.high, values.step
+        if values.whole:
+            distributions[key] = kinds.IntDistribution(
+                int(low), int(high), log=values.log, step=int(step or 1)
+            )
+        else:
+            distributions[key] = kinds.FloatDistribution(low, high, log=values.log, step=step)
     return distributions
-
-
-def _make_distribution(optuna: Any, values: Range) -> Any:
-    if values.whole:
-        step = int(values.step or 1)
-        return optuna.distributions.IntDistribution(
-            int(values.low), int(values.high), log=values.log, step=step
-        )
-    return optuna.distributions.FloatDistribution(
-        values.low, values.high, log=values.log, step=values.step
-    )
 
 
 def _make_frozen_trial(
@@ -174,39 +196,27 @@ def _make_frozen_trial(
     distributions: dict[str, Any],
     directions: Sequence[Direction],
 ) -> Any:
-    constraints = {**observation.violations, **_pruned_constraint(observation, directions)}
+    """Return an observation as a trial of Optuna.
+
+    With one objective a pruned trial has the losses at its rungs, signed as the objective, by which
+    TPE ranks it. With several, samplers read no such values. There it violates a constraint, so
+    that it counts as worse than any measured one, the less so the further it came.
+    """
+    constraints, rung_values = dict(observation.violations), None
+    if observation.state == "pruned" and len(directions) == 1:
+        sign = 1 if directions[0] == "minimize" else -1
+        rung_values = {rung: sign * loss for rung, loss in enumerate(observation.rung_losses)}
+    elif observation.state == "pruned":
+        constraints["pruned"] = 1.0 / len(observation.rung_losses)
     return optuna.trial.create_trial(
         state=optuna.trial.TrialState[_STATES[observation.state]],
         params=observation.params,
         distributions=distributions,
         values=observation.values if observation.state == "ok" else None,
         constraints=constraints or None,
-        intermediate_values=_intermediate_values(observation, directions),
+        intermediate_values=rung_values,
         system_attrs=observation.sampler_attrs,
     )
-
-
-def _intermediate_values(
-    observation: Observation, directions: Sequence[Direction]
-) -> dict[int, float] | None:
-    """Return the losses at the rungs, signed as the objective; TPE ranks pruned trials by them."""
-    if observation.state != "pruned" or len(directions) > 1:
-        return None
-    sign = 1 if directions[0] == "minimize" else -1
-    return {rung: sign * loss for rung, loss in enumerate(observation.rung_losses)}
-
-
-def _pruned_constraint(
-    observation: Observation, directions: Sequence[Direction]
-) -> dict[str, float]:
-    """Return a violated constraint for a pruned trial of several objectives.
-
-    Samplers read no intermediate values there. With it a pruned trial counts as worse than any
-    measured one, the less so the further it came.
-    """
-    if observation.state != "pruned" or len(directions) == 1:
-        return {}
-    return {"pruned": 1.0 / len(observation.rung_losses)}
 
 
 def _is_json(value: Any) -> bool:
@@ -216,18 +226,19 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-# Objectives
+# What a search may ask for
 
 
 PLANNED_METRICS = ("parameters", "kv_bytes", "kv_bytes_per_token", "training_flops")
 """Metrics that are known before a trial runs; lower is better."""
 
 
-def check_objectives(sweep: Sweep) -> None:
-    """Raise SpecError unless every objective and limit is a metric that is planned or measured."""
+def check_search(sweep: Sweep) -> None:
+    """Raise SpecError unless Optuna has the sampler and takes its arguments, and every objective
+    and limit is a metric that is planned or measured."""
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
-    problems = []
+    problems = [sweep.source.document.problem(*problem) for problem in _check_sampler(search)]
     fields: list[tuple[tuple[Key, ...], str]] = [
         (("search", "objectives", number), name) for number, name in enumerate(search.objectives)
     ]
@@ -246,6 +257,41 @@ def check_objectives(sweep: Sweep) -> None:
             problems.append(sweep.source.document.problem(path, text))
     if problems:
         raise SpecError(problems)
+
+
+def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Yield what is wrong with the sampler, by its path; Optuna tries it on two suggestions."""
+    import optuna
+
+    name, arguments = split_sampler(config.sampler)
+    path: tuple[str, ...] = ("search", "sampler")
+    if not isinstance(config.sampler, str):
+        path = (*path, "name")
+    samplers = _list_samplers(optuna)
+    if _shorten(name) not in samplers:
+        near = get_close_matches(name, [*samplers, *samplers.values()], 1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(samplers.values())}"
+        yield path, f"{'.'.join(path)} = {name} is no sampler of Optuna; {hint}"
+        return
+    class_name = samplers[_shorten(name)]
+    parameters = inspect.signature(getattr(optuna.samplers, class_name)).parameters
+    usable = [parameter for parameter in parameters if parameter not in ("seed", "search_space")]
+    unknown = [argument for argument in arguments if argument not in usable]
+    for argument in unknown:
+        near = get_close_matches(str(argument), usable, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(usable) or 'none'}"
+        text = f"search.sampler.{argument} is not an argument of {class_name} that a file can set"
+        yield ("search", "sampler", argument), f"{text}; {hint}"
+    if unknown:
+        return
+    history: list[Observation] = []
+    directions = [objective_direction(objective) for objective in config.objectives]
+    try:
+        for value in (0.0, 1.0):
+            one = suggest_params(config, directions, history)
+            history.append(replace(one, state="ok", values=[value] * len(directions)))
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        yield path, f"search.sampler: Optuna refuses {class_name}: {summarize_error(error)}"
 
 
 def objective_direction(objective: str) -> Direction:

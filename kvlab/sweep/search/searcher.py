@@ -23,7 +23,7 @@ from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.search.optuna_sampler import (
-    check_objectives,
+    check_search,
     estimate_importances,
     limit_violations,
     objective_direction,
@@ -65,7 +65,7 @@ class Searcher:
         stop_reason: Why no more suggestions are made; empty as long as they are.
 
     Raises:
-        SpecError: An objective or a limit is not a metric that is planned or measured.
+        SpecError: As `check_search`.
         StoreError: The history on disk is of another search.
     """
 
@@ -77,7 +77,7 @@ class Searcher:
         identify: IdentifyDataset | None = None,
     ):
         assert base.sweep.search is not None, "only for sweeps with a search"
-        check_objectives(base.sweep)
+        check_search(base.sweep)
         self._config, self._store = base.sweep.search, store
         named = (replace(planned, name="base experiment") for planned in base.trials)
         self.plan = self._base = replace(base, trials=tuple(named))

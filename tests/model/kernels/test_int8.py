@@ -8,7 +8,7 @@ import torch
 
 from kvlab.model import GPT
 from kvlab.model.kernels import INT8_KERNELS, Int8Linear, int8, select_int8_kernel, use_plain_code
-from kvlab.model.kernels.int8 import Codes, multiply, quantize, quantize_weight
+from kvlab.model.kernels.int8 import Codes, multiply, quantize
 from kvlab.spec.model_config import ModelConfig
 
 CPU = torch.device("cpu")
@@ -169,48 +169,6 @@ def test_under_autocast_values_are_rounded_to_its_dtype_and_sums_are_not():
     expected = multiply_coded(gradient.T, rounded)
     assert w.grad.dtype == torch.float32, "the sum is not rounded to bfloat16"
     assert np.abs(w.grad.numpy() - expected).max() <= 2e-6 * np.abs(expected).max()
-
-
-def kept(weight):
-    """What a float64 model computes with: the values of codes, exactly."""
-    codes, scales = weight
-    values = codes.double() * scales.double()
-    assert torch.equal(weight.decode().double(), values), "exact in float32"
-    return values.numpy()
-
-
-@pytest.mark.parametrize("flags", [(False, False, False), (True, True, True)])
-def test_a_layer_of_kept_codes_computes_with_their_values(flags):
-    x, w, g = (draw(*size) for size in ((40, 16), (24, 16), (40, 24)))
-    weight = quantize_weight(torch.from_numpy(w), torch.Generator().manual_seed(0))
-    stub = torch.nn.Parameter(torch.zeros(()).expand(24, 16))
-    values, times = kept(weight), multiply_coded if flags[0] else np.matmul
-    inputs = torch.from_numpy(x).requires_grad_()
-    Int8Linear(*flags, select_int8_kernel(CPU))(inputs, stub, None, weight).backward(
-        torch.from_numpy(g)
-    )
-    for found, expected in (
-        (inputs.grad, times(g, values.astype(np.float32))),
-        (stub.grad, times(g.T, x)),
-    ):
-        assert np.abs(found.numpy() - expected).max() <= 2e-6 * np.abs(expected).max()
-
-
-def test_kept_codes_are_unbiased_and_give_themselves_again():
-    w = torch.from_numpy(draw(6, 500))
-    nearest = quantize_weight(w)
-    assert ((nearest.decode() - w).abs() <= 0.5001 * nearest.scales).all()
-    generator = torch.Generator().manual_seed(1)
-    draws = [quantize_weight(w, generator) for _ in range(400)]
-    for codes in (nearest, draws[0]):
-        again = quantize_weight(codes.decode())
-        assert torch.equal(again.codes, codes.codes)
-        assert torch.equal(again.scales, codes.scales)
-    error = torch.stack([codes.decode() for codes in draws]).mean(0) - w
-    assert ((draws[0].decode() - w).abs() <= 1.0001 * nearest.scales).all()
-    # of one draw at most half a scale; by the 400 of them a twentieth of that
-    assert (error.abs() <= 6 * nearest.scales / 40).all()
-    assert error[1:].mean(1).abs().max() < 0.01 * nearest.scales.max()
 
 
 MODELS = {

@@ -236,7 +236,7 @@ def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
     assert store.sweep("s")["cells"]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "gp"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "gp"])
 @pytest.mark.parametrize("objectives", ["[loss]", "[loss, kv_bytes]"])
 def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sampler, objectives):
     text = SEARCH.replace("sampler: random", f"sampler: {sampler}").replace("[loss]", objectives)
@@ -312,7 +312,7 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
     assert abs(means[1] - 0.8) < 0.15
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "gp"])
+@pytest.mark.parametrize("sampler", ["tpe", "nsgaii", "gp"])
 def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampler):
     config = SearchConfig.model_validate(
         {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": ["loss", "kv_bytes"],
