@@ -135,8 +135,8 @@ class SearchConfig(SpecModel):
     sampler: Annotated[
         str | dict[str, Any], example({"name": "TPESampler", "multivariate": True})
     ] = "TPESampler"
-    """A class of optuna.samplers, with its arguments as {name: TPESampler, multivariate: true}. Case
-    and the ending Sampler may be left out."""
+    """A class of optuna.samplers, with its arguments as {name: TPESampler, multivariate: true}.
+    Case and the ending Sampler may be left out."""
     seed: Annotated[int, Field(ge=0, lt=2**31), example(7)] = 0
     """Seed of the sampler."""
     parallel: Annotated[PositiveInt, Field(le=1000), example(2, "trials")] = 1
