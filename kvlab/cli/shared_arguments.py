@@ -67,14 +67,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help="of a Ray cluster with a job server; for a store that only the cluster can read",
-    )
-
-
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
 
