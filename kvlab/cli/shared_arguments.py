@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kvlab.cli.project_folders import default_store, find_project_root, project_path
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
 from kvlab.store import Store
@@ -23,6 +22,30 @@ _BYTES = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
     "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
+
+
+def find_project_root() -> Path:
+    """Return the nearest folder, from this one upwards, that holds a project; else this one.
+
+    A project has the folders ``sweeps`` and ``experiments``, or a record in ``runs``.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        record = folder / "runs"
+        if all((folder / name).is_dir() for name in ("sweeps", "experiments")) or all(
+            (record / name).is_dir() for name in ("sweeps", "trials")
+        ):
+            return folder
+    return here
+
+
+def project_path(name: str) -> str:
+    """Return a folder of the project as seen from here: ``runs``, or ``../runs`` from below."""
+    return os.path.relpath(find_project_root() / name)
+
+
+def default_store() -> str:
+    return os.environ.get("KVLAB_STORE") or project_path("runs")
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:

@@ -50,8 +50,4 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvlab.cli.commands.schema",
         "describe every key of the YAML files, or print their JSON Schema",
     ),
-    "completion": (
-        "kvlab.cli.commands.completion",
-        "print a script with which a shell completes commands, sweeps and trials",
-    ),
 }

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.project_folders import find_project_root
 from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
 from kvlab.cli.shared_arguments import (
     add_json,
     add_reports,
     add_scale,
     add_store,
+    find_project_root,
     find_sweep_file,
     read_sweep,
 )
