@@ -94,6 +94,13 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
 
 
+def add_memory(parser: argparse.ArgumentParser, use: str) -> None:
+    parser.add_argument(
+        "--memory", type=memory_size, metavar="SIZE",
+        help=f"memory of the device, such as 80GB or 24GiB: {use}",
+    )  # fmt: skip
+
+
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=positive_int, metavar="N",
