@@ -33,6 +33,8 @@ _MARKS: dict[CheckState, str] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG
 
 MIN_FREE_BYTES = 2 * 10**9
 
+NAME_WIDTH = len("data folder")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
@@ -40,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    checks = list(run_checks(Path(options.store)))
+    checks = []
+    for check in run_checks(Path(options.store)):
+        checks.append(check)
+        if not options.json:  # at once: Ray takes seconds to start
+            print(f"{_MARKS[check.state]}  {check.name:<{NAME_WIDTH}}  {check.found}", flush=True)
+            if check.way_out:
+                print(f"{'':<{NAME_WIDTH + 9}}-> {check.way_out}")
     if options.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{_MARKS[check.state]}  {check.name:<{width}}  {check.found}")
-            if check.way_out:
-                print(f"{'':<{width + 9}}-> {check.way_out}")
     return int(any(check.state == "wrong" for check in checks))
 
 
