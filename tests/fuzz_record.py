@@ -55,7 +55,6 @@ from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import DataConfig
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE, TimedTrial, TimingSession, write_timings
-from kvlab.sweep.ops.detached_driver import create_driver_folder, record_driver
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.track import Tracker
 from kvlab.track.fetch import fetch_record
@@ -89,7 +88,7 @@ _KINDS = (
 )  # fmt: skip
 """Ways to damage a file; those that are alike at every draw come seldom."""
 
-UNSEALED = ("progress.json", "driver.json", "driver.log", "log.txt", "traceback.txt", "stop")
+UNSEALED = ("progress.json", "log.txt", "traceback.txt", "stop")
 """Files of the record that nothing is computed from, so that they have no seal."""
 
 DATABASE = "mlflow.db"
@@ -116,7 +115,6 @@ class Readable:
         _make_written_sweeps(self.path)
         _make_running(store)
         _make_training(store)
-        _make_driver(store)
         self.dataset = _make_dataset(folder)
         (self.path / "tracking.id").write_text("0" * 32 + "\n")
         self.sweeps = store.sweep_names()
@@ -284,13 +282,6 @@ def _make_training(store: Store) -> None:
         )  # fmt: skip
     newest = max((store.training_directory(_TRAINING) / "checkpoints").glob("step-*"))
     shutil.copytree(newest, store.trunk_directory("e" * 16) / newest.name)
-
-
-def _make_driver(store: Store) -> None:
-    number = create_driver_folder(store, "s")
-    with record_driver(store, "s", number, None) as codes:
-        codes.append(1)
-    (store.sweep_directory("s") / "drivers" / str(number) / "driver.log").write_text("a\nb\n")
 
 
 def _make_dataset(folder: Path) -> Path:

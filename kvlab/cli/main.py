@@ -28,7 +28,6 @@ def main(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         options = build_parser(words).parse_args(words)
-        options.words = words  # as typed, to start a detached driver with
         code: int = options.run(options)
         sys.stdout.flush()
         return code

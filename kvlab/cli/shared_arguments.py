@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kvlab.cli.project_folders import default_store, find_project_root, project_path
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
 from kvlab.store import Store
@@ -23,6 +22,30 @@ _BYTES = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
     "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
+
+
+def find_project_root() -> Path:
+    """Return the nearest folder, from this one upwards, that holds a project; else this one.
+
+    A project has the folders ``sweeps`` and ``experiments``, or a record in ``runs``.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        record = folder / "runs"
+        if all((folder / name).is_dir() for name in ("sweeps", "experiments")) or all(
+            (record / name).is_dir() for name in ("sweeps", "trials")
+        ):
+            return folder
+    return here
+
+
+def project_path(name: str) -> str:
+    """Return a folder of the project as seen from here: ``runs``, or ``../runs`` from below."""
+    return os.path.relpath(find_project_root() / name)
+
+
+def default_store() -> str:
+    return os.environ.get("KVLAB_STORE") or project_path("runs")
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
@@ -67,16 +90,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help="of a Ray cluster with a job server; for a store that only the cluster can read",
-    )
-
-
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def add_memory(parser: argparse.ArgumentParser, use: str) -> None:
+    parser.add_argument(
+        "--memory", type=memory_size, metavar="SIZE",
+        help=f"memory of the device, such as 80GB or 24GiB: {use}",
+    )  # fmt: skip
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

@@ -132,16 +132,11 @@ def _run(command: list[str], text: str = "") -> bool:
 
 def describe_sharing() -> str:
     """Return how trials share a GPU of this machine, a clause."""
-    if can_share():
+    if is_mps_running() or (shutil.which(MPS_CONTROL) is not None and not _served_nobody()):
         return "trials on one GPU compute at the same time, by NVIDIA's MPS"
     if shutil.which(MPS_CONTROL) is None:
         return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
     return "trials on one GPU take turns: NVIDIA's MPS was started here and served no process"
-
-
-def can_share() -> bool:
-    """Return whether trials on one GPU compute at the same time, as far as it was tried."""
-    return is_mps_running() or (shutil.which(MPS_CONTROL) is not None and not _served_nobody())
 
 
 def device_share(count: int) -> float:

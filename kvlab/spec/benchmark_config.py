@@ -74,7 +74,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "kvlab.benchmark.measures.max_batch",
         "the largest batch that fits, by trying",
         "parts",
-        added_by="memory",
+        added_by="limit",
     ),
     "task": MeasureEntry(
         "kvlab.benchmark.measures.generation_task",

@@ -9,7 +9,7 @@ suggestions wherever it is read.
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +75,19 @@ class StorePaths:
         path = self.sweep_directory(name) / "drivers" / secrets.token_hex(8)
         return Lock(path, remove_on_release=True)
 
-    def driver_locks(self, name: str) -> Iterator[Lock]:
-        """Iterate over the locks of all drivers, running or not."""
+    def held_driver_locks(self, name: str) -> list[Lock]:
+        """Return the locks of the drivers that run this sweep now."""
         folder = self.sweep_directory(name) / "drivers"
-        for driver in sorted({file.partition(".")[0] for file in list_names(folder)}):
-            if ID_PATTERN.match(driver):
-                yield Lock(folder / driver)
+        drivers = sorted({file.partition(".")[0] for file in list_names(folder)})
+        locks = [Lock(folder / driver) for driver in drivers if ID_PATTERN.match(driver)]
+        return [lock for lock in locks if seems_held(lock.path)]
 
     def is_running(self, trial_id: str) -> bool:
         return seems_held(self.trial_directory(trial_id) / "lock")
 
     def is_driven(self, name: str) -> bool:
         """Return whether a driver runs this sweep now."""
-        return any(seems_held(lock.path) for lock in self.driver_locks(name))
+        return bool(self.held_driver_locks(name))
 
 
 def _check_id(text: str) -> str:

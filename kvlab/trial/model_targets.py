@@ -14,7 +14,10 @@ from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig, load_experiment, load_served_model
 from kvlab.spec.dtypes import MODEL_DTYPE
+from kvlab.spec.experiment import ServedModel
+from kvlab.spec.overrides import apply_patch
 from kvlab.spec.presets import PRESETS
+from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.train import load_final_weights
@@ -107,6 +110,27 @@ def _guess_tokenizer(config: ModelConfig) -> str | None:
     return "gpt2" if config.vocab_size == GPT2_VOCABULARY else None
 
 
+def override_serving(opened: OpenedModel, changes: Mapping[str, Any]) -> ServingConfig:
+    """Return how a model is served, with ``changes`` by dotted key, such as ``serving.tie``.
+
+    Raises:
+        UsageError: A change is not of ``serving``, or does not suit the model's layers.
+    """
+    if not changes:
+        return opened.serving
+    other = next((key for key in changes if not key.startswith("serving.")), None)
+    if other:
+        text = f"{other} changes a model whose weights are given ({opened.name})"
+        raise UsageError(f"{text}; change serving.* only, or name a preset or spec file")
+    serving = opened.serving.model_dump()
+    data = {"name": opened.name, "model": opened.model.config, "serving": serving}
+    data = apply_patch(data, changes)
+    try:
+        return ServedModel.model_validate(data).serving
+    except ValidationError as error:
+        raise UsageError(list_field_errors(error, ServedModel, data)[0].message) from None
+
+
 class VariantFactory:
     """Open targets as variants of a benchmark; equal random models share their weights.
 
@@ -143,14 +167,10 @@ class VariantFactory:
         """
         if target in PRESETS or target.endswith((".yaml", ".yml")):
             return self._make_from_spec(target, changes, name, dtype)
-        model_key = next((key for key in changes if not key.startswith("serving.")), None)
-        if model_key:
-            text = f"{model_key} changes a model whose weights are given ({target})"
-            raise UsageError(f"{text}; change serving.* only, or name a preset or spec file")
         opened = open_model(target, self._store)
         if opened.cpus is not None:
             self.cpus[target] = opened.cpus
-        serving = _override_serving(opened.serving, changes)
+        serving = override_serving(opened, changes)
         dtype = dtype or self._default_dtype(opened.experiment)
         model = opened.model.to(self._device, getattr(torch, dtype)).eval()
         return Variant(name, model, serving, opened.tokenizer)
@@ -176,15 +196,3 @@ class VariantFactory:
             tokenizer = experiment.data.tokenizer
             self.cpus[target] = experiment.resources.cpus
         return Variant(name, self._random_models[key], spec.serving, tokenizer)
-
-
-def _override_serving(serving: ServingConfig, changes: Mapping[str, Any]) -> ServingConfig:
-    if not changes:
-        return serving
-    values = {key.removeprefix("serving."): value for key, value in changes.items()}
-    try:
-        return ServingConfig.model_validate(serving.model_dump() | values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, first["loc"]))
-        raise UsageError(f"serving.{path} = {first['input']}: {first['msg']}") from None

@@ -150,7 +150,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "said"), [(generation_task, "gutenberg.org/ebooks/2701"), (max_batch, "--memory 8GiB")]
+    ("part", "said"), [(generation_task, "gutenberg.org/ebooks/2701"), (max_batch, "--limit 8GiB")]
 )
 def test_what_is_left_out_is_said(part, said):
     made, told = make_session()

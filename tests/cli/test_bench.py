@@ -153,7 +153,7 @@ def test_a_narrower_schema_is_seen(change):
         (["small.yaml", "small.yaml"], "is named twice"),
         (["small.yaml", "--rounds", "3", "2"], "the most is below the least"),
         (["small.yaml", "--only", "memory", "--text", "x"], "add task to --only"),
-        (["small.yaml", "--only", "latency", "--memory", "1GiB"], "add limit to --only"),
+        (["small.yaml", "--only", "latency", "--limit", "1GiB"], "add limit to --only"),
     ],
 )
 def test_wrong_input_exits_with_2(small, words, wanted, capsys):
@@ -164,7 +164,7 @@ def test_wrong_input_exits_with_2(small, words, wanted, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["--relative-error", "2"], ["--only", "speed"], ["--batches", "0"], ["--memory", "x"]]
+    "words", [["--relative-error", "2"], ["--only", "speed"], ["--batches", "0"], ["--limit", "x"]]
 )
 def test_wrong_arguments_exit_with_2(small, words, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -33,17 +33,17 @@ def test_the_largest_batch_beside_the_weights(memory, batch, capsys):
     assert json.loads(out)[0]["largest_batch"] == batch
 
 
-def test_scale_adds_other_contexts_batches_and_sizes(capsys):
+def test_sizes_adds_other_contexts_batches_and_sizes(capsys):
     _, out, _ = run(
-        capsys, "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--scale", "--json"
+        capsys, "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--sizes", "--json"
     )
-    scale = {(r["size"], r["context_length"]): r["kv_bytes"] for r in json.loads(out)[0]["scale"]}
-    assert scale["gpt3-175b", 1024]["1"] == 50_331_648
-    assert scale["gpt2", 1024]["8"] == 8 * 6_291_456 // 2
+    sizes = {(r["size"], r["context_length"]): r["kv_bytes"] for r in json.loads(out)[0]["sizes"]}
+    assert sizes["gpt3-175b", 1024]["1"] == 50_331_648
+    assert sizes["gpt2", 1024]["8"] == 8 * 6_291_456 // 2
 
 
-def test_scale_explains_why_a_layout_does_not_fit_another_size(capsys):
-    _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--scale")
+def test_sizes_explains_why_a_layout_does_not_fit_another_size(capsys):
+    _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--sizes")
     assert "its groups name layers by number" in out
 
 

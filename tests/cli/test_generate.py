@@ -119,7 +119,7 @@ def test_serving_overrides_that_of_the_trial(trial, model, capsys, change):
     serving = make_tiny_experiment(SHAPE, serving={key: value}).serving
     expected = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
     words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
-    assert rows(capsys, *words, "--serving", change) == expected
+    assert rows(capsys, *words, "--set", f"serving.{change}") == expected
 
 
 def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
@@ -151,10 +151,14 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
         (["--prompt", "a", "--new-tokens", "-1"], "new_tokens = -1 is below 0"),
         (["--prompt", "a", "--new-tokens", "100"], "exceed block_size = 64"),
         (["--prompt", "a", "--stop", "ab"], "--stop 'ab' is 2 tokens"),
-        (["--prompt", "a", "--serving", "tie"], "is not key=value"),
-        (["--prompt", "a", "--serving", "kv_dtype=int9"], "serving.kv_dtype = int9 is not one of"),
-        (["--prompt", "a", "--serving", "kv_dtyp=int8"], "did you mean kv_dtype?"),
-        (["--prompt", "a", "--serving", "tie=adjacent:x"], "serving.tie = adjacent:x"),
+        (["--prompt", "a", "--set", "serving.tie"], "is not key=value"),
+        (
+            ["--prompt", "a", "--set", "serving.kv_dtype=int9"],
+            "serving.kv_dtype = int9 is not one of",
+        ),
+        (["--prompt", "a", "--set", "serving.kv_dtyp=int8"], "did you mean kv_dtype?"),
+        (["--prompt", "a", "--set", "serving.tie=adjacent:x"], "serving.tie = adjacent:x"),
+        (["--prompt", "a", "--set", "model.n_head=2"], "change serving.* only"),
         (["--prompt", "a", "--random-weights"], "--random-weights is for presets"),
     ],
 )

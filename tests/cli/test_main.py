@@ -7,8 +7,7 @@ import pytest
 
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
-from kvlab.cli.project_folders import default_store, project_path
-from kvlab.cli.shared_arguments import find_sweep_file
+from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
 from kvlab.errors import UsageError
 
 TOY_COMMAND = """

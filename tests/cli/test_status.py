@@ -1,11 +1,13 @@
 """`kvlab status` of a sweep in the middle of its work."""
 
 import json
+import os
 
 from kvlab.cli.main import main
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
 from kvlab.sweep import Driver
+from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import StubRun, tiny_plan
@@ -35,4 +37,16 @@ def test_status_shows_counts_rate_time_left_and_failures(tmp_path, capsys):
         facts = json.loads(capsys.readouterr().out)
     assert facts["pace"]["tokens_per_second"] == 1234
     assert 0 < facts["pace"]["seconds_left"] <= 9
-    assert facts["driver"] is None
+    assert facts["drivers"] == []
+
+
+def test_status_names_the_drivers(tmp_path, capsys):
+    store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
+    description = describe_sweep(planned, yaml="", experiment_yaml="", command="kvlab submit")
+    with (
+        join_sweep(store, "s", description, exclusive=False),
+        join_sweep(store, "s", None, exclusive=False),
+    ):
+        assert main(["status", "s", "--store", str(store.path)]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.count(f"by process {os.getpid()} since ") == 2

@@ -164,7 +164,7 @@ def test_logs(store):
     assert run_kvlab("logs", trial, "--follow")[1] == out, "an ended attempt is not waited for"
 
 
-def test_the_logs_of_a_sweep_in_the_foreground_are_those_of_its_trials(store):
+def test_the_logs_of_a_sweep_are_those_of_its_trials(store):
     trial = failed(store)
     log = (store.attempt_directory(trial, 1) / "log.txt").read_text().splitlines()
     code, out, error = run_kvlab("logs", "s")

@@ -33,7 +33,7 @@ def measure(session: Session) -> Iterator[Measurement]:
     """
     device, memory = session.device, session.settings.memory
     if device.type != "cuda" and memory is None:
-        session.on_notice("limit is left out: on CPU it needs --memory, such as --memory 8GiB")
+        session.on_notice("limit is left out: on CPU it needs --limit, such as --limit 8GiB")
         return
     with move_off_device([variant.model for variant in session.variants]):
         available, source = _available_memory(device, memory)
@@ -76,7 +76,7 @@ def _available_memory(device: torch.device, memory: int | None) -> tuple[int, st
     if memory is None:
         return free, f"{free:,} bytes free on the device"
     if memory > total:
-        raise UsageError(f"--memory {memory:,} is over the device's {total:,}; give less")
+        raise UsageError(f"--limit {memory:,} is over the device's {total:,}; give less")
     if memory > free:
         return free, f"{free:,} bytes free on the device, below the {memory:,} given"
     return memory, f"{memory:,} bytes given"

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "check every file of the record, and move aside what is damaged",
     ),
     "gc": ("kvlab.cli.commands.gc", "show or remove what nothing in the store needs any more"),
-    "doctor": ("kvlab.cli.commands.doctor", "check what is installed and usable"),
+    "doctor": ("kvlab.cli.commands.doctor", "check whether kvlab can run here"),
     "init": ("kvlab.cli.commands.init", "make a folder with commented example specs"),
     "metrics": (
         "kvlab.cli.commands.metrics",
@@ -52,9 +52,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": (
         "kvlab.cli.commands.schema",
         "describe every key of the YAML files, or print their JSON Schema",
-    ),
-    "completion": (
-        "kvlab.cli.commands.completion",
-        "print a script with which a shell completes commands, sweeps and trials",
     ),
 }

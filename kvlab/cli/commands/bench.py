@@ -40,7 +40,7 @@ EXAMPLES = """
 examples:
   kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
   kvlab bench experiments/quickstart.yaml 3f2a --only latency throughput --batches 1 8
-  kvlab bench gpt2 --only limit --memory 4GiB
+  kvlab bench gpt2 --only limit --limit 4GiB
   kvlab bench gpt2 --only task --text moby-dick.txt
   kvlab bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32
 """
@@ -91,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start no round after this time, per context or batch"
         f" (default {DEFAULTS.seconds:.0f})",
     )  # fmt: skip
-    parser.add_argument("--memory", type=memory_size, help="what the part limit may use")
+    parser.add_argument(
+        "--limit", type=memory_size, metavar="SIZE", help="bytes that the part limit may use"
+    )
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
     parser.add_argument(
         "--load", nargs="+", metavar="KEY=VALUE",
@@ -223,7 +225,7 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         batches=tuple(sorted(set(options.batches))),
         stop_rule=stop_rule(options),
         text=options.text,
-        memory=options.memory,
+        memory=options.limit,
         conversations=_read_load(options, block_size),
     )
 

@@ -1,28 +1,39 @@
-"""`kvlab doctor`: check what is installed and usable, with a hint for each gap."""
+"""`kvlab doctor`: check whether kvlab can run here, with a hint for each gap."""
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.data import get_data_dir, list_prepared_datasets
 from kvlab.data.hellaswag_dataset import find_hellaswag_file
-from kvlab.errors import StoreError
+from kvlab.errors import KvlabError, StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes
-from kvlab.layout.gpu_sharing import can_share, describe_sharing
+from kvlab.sweep.executors import make_executor
+from kvlab.sweep.executors.capacity import cpu_count
 
-_MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+CheckState = Literal["ok", "note", "wrong"]
+
+_MARKS: dict[CheckState, str] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+
+MIN_FREE_BYTES = 2 * 10**9
+
+NAME_WIDTH = len("data folder")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,39 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    checks = list(run_checks(options.store))
+    checks = []
+    for check in run_checks(Path(options.store)):
+        checks.append(check)
+        if not options.json:  # at once: Ray takes seconds to start
+            print(f"{_MARKS[check.state]}  {check.name:<{NAME_WIDTH}}  {check.found}", flush=True)
+            if check.way_out:
+                print(f"{'':<{NAME_WIDTH + 9}}-> {check.way_out}")
     if options.json:
-        print(json.dumps([check.as_dict() for check in checks], indent=1))
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{_MARKS[check.state]}  {check.name:<{width}}  {check.finding}")
-            if check.hint:
-                print(f"{'':<{width + 9}}-> {check.hint}")
+        print(json.dumps([asdict(check) for check in checks], indent=1))
     return int(any(check.state == "wrong" for check in checks))
-
-
-CheckState = Literal["ok", "note", "wrong"]
-
-MIN_FREE_BYTES = 2 * 10**9
-
-MIN_FREE_GPU_SHARE = 0.9
-"""With less of a GPU's memory free something else is at work there."""
-
-PACKAGES = {
-    "torch": "trains and measures",
-    "ray": "runs several trials at once; without it use --executor inline",
-    "mlflow": "browses results; without it the record and the reports are all there",
-    "optuna": "searches; needed by sweeps with `search:` alone",
-    "numpy": "reads the tokens",
-    "tiktoken": "makes tokens of text",
-    "scipy": "makes the intervals of reports",
-    "matplotlib": "draws the figures of reports",
-}
-
-
-JOB_SERVER_MODULES = ("aiohttp_cors", "grpc", "opencensus", "prometheus_client")
-"""Modules of ray[default] without which the dashboard of a Ray head accepts no jobs."""
 
 
 @dataclass(frozen=True)
@@ -71,200 +59,129 @@ class Check:
     """The result of one check.
 
     Attributes:
-        finding: What is there, or what is wrong.
-        hint: What to do about it; empty if there is nothing to do.
+        found: What is there, or what is wrong.
+        way_out: What to do about it; empty if there is nothing to do.
     """
 
     name: str
     state: CheckState
-    finding: str
-    hint: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return {
-            "name": self.name, "state": self.state, "found": self.finding, "way_out": self.hint,
-        }  # fmt: skip
+    found: str
+    way_out: str = ""
 
 
-def run_checks(store: str) -> Iterator[Check]:
+def run_checks(store: Path) -> Iterator[Check]:
     """Run every check. None raises an error, and none leaves files behind."""
-    yield _check_python()
-    yield from _check_packages()
-    yield _check_processor()
-    yield from _check_gpus()
-    yield _check_writable("store", Path(store), "--store or KVLAB_STORE")
-    yield _check_writable("data folder", get_data_dir(), "KVLAB_DATA")
-    yield _check_datasets()
-    yield _check_hellaswag()
-    yield _check_mlflow()
-    yield _check_job_server()
-
-
-def _check_python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 11) <= sys.version_info < (3, 15):
-        return Check("python", "ok", version)
-    return Check("python", "wrong", version, "use Python 3.11 to 3.14")
-
-
-def _check_packages() -> Iterator[Check]:
-    for name, purpose in PACKAGES.items():
-        try:
-            yield Check(name, "ok", importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            state: CheckState = "wrong" if name in ("torch", "numpy", "tiktoken") else "note"
-            yield Check(name, state, f"not installed; it {purpose}", f"pip install {name}")
-
-
-def _check_processor() -> Check:
-    import psutil
-
-    from kvlab.sweep.executors.capacity import cpu_count
-
+    version, fits = platform.python_version(), (3, 11) <= sys.version_info < (3, 15)
+    yield Check("python", "ok" if fits else "wrong", version, "" if fits else "use 3.11 to 3.14")
+    yield from _check_torch()
     memory = psutil.virtual_memory()
-    text = f"{cpu_count()} cores, {format_bytes(memory.available)} of {format_bytes(memory.total)}"
-    return Check("processor", "ok", f"{text} memory free")
+    free, total = format_bytes(memory.available), format_bytes(memory.total)
+    yield Check("machine", "ok", f"{cpu_count()} cores, {free} of {total} memory free")
+    yield _check_ray()
+    yield _check_folder("store", store, "--store or KVLAB_STORE")
+    yield _check_folder("data folder", get_data_dir(), "KVLAB_DATA")
+    yield _check_mlflow(store)
+    yield from _check_data()
 
 
-def _check_gpus() -> Iterator[Check]:
+def _check_torch() -> Iterator[Check]:
+    """Check torch, and the GPUs that it sees or should see."""
     try:
         import torch
     except ImportError:
+        yield Check("torch", "wrong", "not installed; it trains and measures", "pip install torch")
         return
-    if not torch.cuda.is_available():
-        yield _explain_missing_gpu(torch.__version__, torch.version.cuda, _driver_cuda())
-        return
+    yield Check("torch", "ok", torch.__version__)
     for index in range(torch.cuda.device_count()):
+        free, total = map(format_bytes, torch.cuda.mem_get_info(index))
         name = torch.cuda.get_device_properties(index).name
-        yield _check_gpu_memory(index, name, *torch.cuda.mem_get_info(index))
-    yield _check_driver(torch.version.cuda or "", _driver_cuda())
-    yield _check_kernel_compiler()
-    yield _check_nccl(torch.cuda.device_count())
-    yield Check("sharing", "ok" if can_share() else "note", describe_sharing())
-
-
-def _driver_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the driver serves; None without a driver."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    except pynvml.NVMLError:
-        return None
-    return version // 1000, version % 1000 // 10
-
-
-def _explain_missing_gpu(
-    torch_version: str, torch_cuda: str | None, driver: tuple[int, int] | None
-) -> Check:
-    if driver is None:
-        return Check("GPU", "note", "none visible; experiments with resources.gpus need one")
-    served = ".".join(map(str, driver))
-    if torch_cuda is None:
-        text = f"an NVIDIA driver is here (CUDA {served}), and torch {torch_version} is for CPU"
-        return Check("GPU", "wrong", text, f"pip install a torch for CUDA {driver[0]}")
-    text = f"torch for CUDA {torch_cuda} sees no GPU, and the driver serves CUDA {served}"
-    hint = "update the driver, or pip install a torch for its CUDA; or unset CUDA_VISIBLE_DEVICES"
-    return Check("GPU", "wrong", text, hint)
-
-
-def _check_gpu_memory(index: int, name: str, free: int, total: int) -> Check:
-    finding = f"{name}, {format_bytes(free)} of {format_bytes(total)} memory free"
-    if free >= MIN_FREE_GPU_SHARE * total:
-        return Check(f"GPU {index}", "ok", finding)
-    hint = "another process holds the rest: nvidia-smi lists it. Times beside it do not count"
-    return Check(f"GPU {index}", "note", finding, hint)
-
-
-def _check_driver(torch_cuda: str, driver: tuple[int, int] | None) -> Check:
-    if driver is None:
-        return Check("driver", "note", "NVML does not answer: no other processes seen")
-    built = tuple(map(int, torch_cuda.split(".")[:2]))
-    finding = f"serves CUDA {'.'.join(map(str, driver))}, and torch is for {torch_cuda}"
-    if driver >= built:
-        return Check("driver", "ok", finding)
-    # within a major version newer programs run on older drivers, without what is new
-    hint = f"update the driver, or pip install a torch for CUDA {driver[0]}.{driver[1]}"
-    return Check("driver", "note" if driver[0] == built[0] else "wrong", finding, hint)
+        yield Check(f"GPU {index}", "ok", f"{name}, {free} of {total} memory free")
+    if torch.cuda.is_available():
+        yield _check_kernel_compiler()
+    elif shutil.which("nvidia-smi") is None:
+        yield Check("GPU", "note", "none visible; experiments with resources.gpus need one")
+    else:
+        cuda = torch.version.cuda
+        built = f"CUDA {cuda}" if cuda else "CPU"
+        text = f"an NVIDIA driver is here, and torch {torch.__version__} for {built} sees no GPU"
+        hint = "pip install a torch for the CUDA that nvidia-smi shows; unset CUDA_VISIBLE_DEVICES"
+        yield Check("GPU", "wrong", text, hint)
 
 
 def _check_kernel_compiler() -> Check:
-    """Check what Triton needs for training.compile, windows while training, and our kernels."""
     if importlib.util.find_spec("triton") is None:
-        text = (
-            "Triton is not installed: no training.compile, and windows, losses and steps are slow"
-        )
+        text = "no Triton, which training.compile and kernels of kvlab need"
         return Check("compiler", "wrong", text, "pip install triton")
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     if compiler is None or shutil.which(compiler) is None:
-        text = "no C compiler, which Triton needs for training.compile and for kernels of kvlab"
+        text = "no C compiler, which Triton needs"
         return Check("compiler", "wrong", text, "install gcc, or name one with CC")
     return Check("compiler", "ok", f"Triton, with {compiler}")
 
 
-def _check_nccl(gpus: int) -> Check:
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return Check("NCCL", "ok", version)
-    state: CheckState = "wrong" if gpus > 1 else "note"
-    return Check("NCCL", state, "not in this torch: no training on several GPUs")
-
-
-def _check_writable(name: str, folder: Path, setting: str) -> Check:
-    """Check that files can be written, locked and renamed in ``folder``, without making it."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    hint = f"choose another with {setting}, or change its permissions"
-    if not existing.is_dir():
-        return Check(name, "wrong", f"{existing} is a file", hint)
+def _check_ray() -> Check:
+    """Start a local cluster, as `kvlab submit` does, and end it."""
+    hint = "use --executor inline, which runs one trial after the other without Ray"
+    if importlib.util.find_spec("ray") is None:
+        return Check("ray", "note", "not installed; it runs several trials at once", hint)
     try:
-        with tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=existing) as scratch:
-            _try_files(Path(scratch))
+        executor = make_executor("ray", lambda _: "done")
+    except KvlabError as error:
+        return Check("ray", "wrong", str(error), hint)
+    executor.close()
+    return Check("ray", "ok", "a local cluster starts")
+
+
+def _make_scratch(folder: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Return a new folder in ``folder``, or in the nearest one above it that exists."""
+    parents = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in parents if path.exists())
+    return tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=existing)
+
+
+def _check_folder(name: str, folder: Path, setting: str) -> Check:
+    """Check that files can be written, locked and renamed in ``folder``, without making it."""
+    try:
+        with _make_scratch(folder) as scratch, Lock(Path(scratch, "lock")).hold():
+            write_atomic(Path(scratch, "file"), "")
+            free = shutil.disk_usage(scratch).free
     except (OSError, StoreError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        return Check(name, "wrong", f"{folder} cannot be used: {reason}", hint)
-    free = shutil.disk_usage(existing).free
+        hint = f"choose another with {setting}, or change its permissions"
+        return Check(name, "wrong", f"{folder} cannot be used: {error}", hint)
     finding = f"{folder} is writable, {format_bytes(free)} free"
     if free < MIN_FREE_BYTES:
         return Check(name, "note", finding, "free some space: checkpoints take three times a model")
     return Check(name, "ok", finding)
 
 
-def _try_files(folder: Path) -> None:
-    with Lock(folder / "lock").hold():
-        write_atomic(folder / "file", "")
-
-
-def _check_datasets() -> Check:
-    datasets = list_prepared_datasets()
-    if datasets:
-        return Check("text", "ok", f"{len(datasets)} prepared in {get_data_dir()}")
-    hint = "none needed: it is prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
-    return Check("text", "note", "none prepared yet", hint)
-
-
-def _check_hellaswag() -> Check:
-    path = find_hellaswag_file()
-    if path is not None:
-        return Check("HellaSwag", "ok", f"in {path.parent}")
-    hint = "none needed without evaluation.hellaswag; else `kvlab data get hellaswag`"
-    return Check("HellaSwag", "note", "not here yet", hint)
-
-
-def _check_mlflow() -> Check:
+def _check_mlflow(store: Path) -> Check:
+    """Check that MLflow is there, and that the file system of the store carries its database."""
+    if importlib.util.find_spec("mlflow") is None:
+        return Check("MLflow", "note", "not installed; the record and the reports do without it")
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri is None:
-        return Check("MLflow", "ok", "a database in the store (MLFLOW_TRACKING_URI is not set)")
-    return Check("MLflow", "note", f"MLFLOW_TRACKING_URI = {uri}; `kvlab sync` tries it")
+    if uri is not None:
+        return Check("MLflow", "note", f"MLFLOW_TRACKING_URI = {uri}; `kvlab sync` tries it")
+    try:
+        with (
+            _make_scratch(store) as scratch,
+            closing(sqlite3.connect(Path(scratch, "mlflow.db"))) as database,
+        ):
+            database.execute("CREATE TABLE a (b)")
+    except (OSError, sqlite3.Error) as error:
+        hint = "use a server: --tracking-uri or MLFLOW_TRACKING_URI"
+        return Check("MLflow", "wrong", f"no database can be made in {store}: {error}", hint)
+    return Check("MLflow", "ok", "a database in the store (MLFLOW_TRACKING_URI is not set)")
 
 
-def _check_job_server() -> Check:
-    missing = [name for name in JOB_SERVER_MODULES if importlib.util.find_spec(name) is None]
-    if not missing:
-        return Check("job server", "ok", "a Ray head here takes `submit --detach` from elsewhere")
-    hint = "none needed, but on a cluster's head: pip install 'kvlab[cluster]'"
-    return Check("job server", "note", f"Ray's needs {', '.join(missing)}", hint)
+def _check_data() -> Iterator[Check]:
+    """Check what text and evaluation data is here; either comes at its first use."""
+    if datasets := list_prepared_datasets():
+        yield Check("text", "ok", f"{len(datasets)} prepared in {get_data_dir()}")
+    else:
+        hint = "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
+        yield Check("text", "note", "none prepared yet", hint)
+    if path := find_hellaswag_file():
+        yield Check("HellaSwag", "ok", f"in {path.parent}")
+    else:
+        hint = "none needed without evaluation.hellaswag; else `kvlab data get hellaswag`"
+        yield Check("HellaSwag", "note", "not here yet", hint)

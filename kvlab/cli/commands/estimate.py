@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.shared_arguments import add_variants, list_variants, memory_size, positive_int
+from kvlab.cli.shared_arguments import add_memory, add_variants, list_variants, positive_int
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table
 from kvlab.humanize import format_number
 from kvlab.layout import (
@@ -48,13 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized),
         help="the model's dtype (default float32)",
     )  # fmt: skip
+    add_memory(parser, "prints the largest batch that fits")
     parser.add_argument(
-        "--memory",
-        type=memory_size,
-        help="of the device, such as 80GB or 24GiB: print the largest batch that fits",
-    )
-    parser.add_argument(
-        "--scale", action="store_true",
+        "--sizes", action="store_true",
         help="add the same layout at other contexts, batches and sizes of model",
     )  # fmt: skip
     parser.add_argument(
@@ -77,21 +73,21 @@ def run(options: argparse.Namespace) -> int:
         )
         for shape in shapes
     ]
-    scaled = [_estimate_scaled(shape, options.dtype) for shape in shapes] if options.scale else []
+    sizes = [_estimate_sizes(shape, options.dtype) for shape in shapes] if options.sizes else []
     if options.json:
         rows = [asdict(item) for item in estimates]
-        for row, scale in zip(rows, scaled, strict=False):
-            row["scale"] = scale
+        for row, elsewhere in zip(rows, sizes, strict=False):
+            row["sizes"] = elsewhere
         print(json.dumps(rows, indent=1))
         return 0
     print(_format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates))
-    for shape, scale in zip(shapes, scaled, strict=False):
+    for shape, elsewhere in zip(shapes, sizes, strict=False):
         print(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {options.dtype}")
-        print(_format_scale(scale))
+        print(_format_sizes(elsewhere))
     return 0
 
 
-def _estimate_scaled(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
+def _estimate_sizes(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):
@@ -112,7 +108,7 @@ def _estimate_scaled(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _format_scale(rows: list[dict[str, Any]]) -> str:
+def _format_sizes(rows: list[dict[str, Any]]) -> str:
     lines = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
     for row in rows:
         if "reason" in row:

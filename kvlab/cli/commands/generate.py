@@ -21,16 +21,16 @@ from kvlab.cli.shared_arguments import (
 )
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count
+from kvlab.spec import parse_override
 
 if TYPE_CHECKING:
     from kvlab.model.turns import Conversation
-from kvlab.spec import parse_override
 
 EPILOG = """\
 examples:
   kvlab generate 3f2a --prompt "The array is"        (a trial, by the first digits of its id)
   kvlab generate path/to/gpt2 --prompt "Call me" --temperature 0.8 --top-p 0.95 --seed 1
-  kvlab generate 3f2a --prompt "The" --serving tie=adjacent:2 --serving kv_dtype=int8
+  kvlab generate 3f2a --prompt "The" --set serving.kv_dtype=int8
   kvlab generate 3f2a --chat --show-reuse            (a conversation, with what turns take over)
 """
 
@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also end a row at this text, which must be exactly one token",
     )  # fmt: skip
     parser.add_argument(
-        "--serving", action="append", default=[], metavar="KEY=VALUE",
-        help="change how the model is served: kv_dtype=int8, tie=adjacent:2, tie_rule=owner",
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="change how the model is served, as in serving.tie=adjacent:2; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--uncached", action="store_true", help="generate without a cache, the slow baseline"
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from kvlab.model.generate import Sampling, generate
     from kvlab.store import Store
-    from kvlab.trial.model_targets import open_model
+    from kvlab.trial.model_targets import open_model, override_serving
 
     _check_chat(options)
     try:
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     device = resolve_device(options.device)
     threads = set_threads(options.threads, opened.cpus)
     text_interface = _TextInterface(opened.tokenizer, options)
-    serving = _override_serving(opened, options.serving)
+    serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()
     if options.chat:
         return _Chat(options, text_interface, model, serving, sampling).run()
@@ -160,27 +160,6 @@ def _warn_beyond_block(prompts: list[list[int]], rows: list[list[int]], block_si
         text = f"{text} sequences of {block_size:,} (block_size); what it wrote after that many is"
         hint = f"keep prompt and --new-tokens within {block_size:,} together"
         print(f"{text} beyond what any measurement of it covers; {hint}", file=sys.stderr)
-
-
-def _override_serving(opened: Any, changes: list[str]) -> Any:
-    """Return the model's serving with ``changes``.
-
-    Raises:
-        UsageError: If the changes are invalid, or do not suit the model's layers.
-    """
-    from pydantic import ValidationError
-
-    from kvlab.spec.experiment import ServedModel
-    from kvlab.spec.validation_errors import list_field_errors
-
-    patch = dict(map(parse_override, changes))
-    serving = {**opened.serving.model_dump(), **patch}
-    data = {"name": opened.name, "model": opened.model.config, "serving": serving}
-    try:
-        return ServedModel.model_validate(data).serving
-    except ValidationError as error:
-        _, message, _ = list_field_errors(error, ServedModel, data)[0]
-        raise UsageError(f"--serving: {message}") from None
 
 
 class _TextInterface:

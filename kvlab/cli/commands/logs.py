@@ -1,62 +1,47 @@
-"""`kvlab logs`: show the log of a trial, of a detached driver, or of the trials that run."""
+"""`kvlab logs`: show the log of a trial, or of the trials of a sweep that run."""
 
 import argparse
 import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.cli.progress_display import ID_DIGITS
-from kvlab.cli.shared_arguments import add_cluster, add_json, add_store
+from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import open_regular
 from kvlab.store import Store
-from kvlab.sweep.ops.detached_driver import (
-    driver_log,
-    list_driver_numbers,
-    list_driver_sweeps,
-    read_driver,
-    read_last_driver,
-)
 
 POLL_SECONDS = 0.3
-START_SECONDS = 15.0
-"""How long a new driver may take to record itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="TRIAL|SWEEP",
-        help="a trial's id, or its first digits; or a sweep: its detached driver, else the trials"
-        " that run, else those that failed",
+        help="a trial's id, or its first digits; or a sweep: the trials that run, else those that"
+        " failed, else the last one that ended",
     )
     parser.add_argument(
         "--attempt",
         type=int,
         metavar="N",
-        help="number of the attempt at a trial, or of the driver of a sweep (default: the last)",
+        help="number of the attempt at a trial (default: the last)",
     )
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="print until it ends; for a detached driver, exit with its exit code",
+        help="print until it ends",
     )
     add_store(parser)
-    add_cluster(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.address:
-        return _show_remote_log(options)
     store = Store(options.store)
-    if options.name in list_driver_sweeps(store):
-        if _has_detached_driver(store, options):
-            return _show_driver_log(store, options)
+    if options.name in store.sweep_names():
         return _show_trial_logs(store, options)
     trial = store.find_trial(options.name)
     attempt = _select_attempt(store, trial, options.attempt)
@@ -79,21 +64,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _has_detached_driver(store: Store, options: argparse.Namespace) -> bool:
-    """Return whether a sweep's detached driver is to be shown: not if another one runs it now."""
-    last = read_last_driver(store, options.name)
-    if last is None:
-        return bool(list_driver_numbers(store, options.name))  # one has just been started
-    is_foreground = last[1] != "running" and store.is_driven(options.name)
-    return options.attempt is not None or not is_foreground
-
-
 def _show_trial_logs(store: Store, options: argparse.Namespace) -> int:
     """Print the logs of a sweep's trials that run, else failed, else the last one that ended."""
     name = options.name
     if options.attempt is not None:
-        text = f"--attempt = {options.attempt} is of one trial or of a detached driver"
-        raise UsageError(f"{text}, and {name} has none; name a trial: see `kvlab status {name}`")
+        text = f"--attempt = {options.attempt} is of one trial, and {name} is a sweep"
+        raise UsageError(f"{text}; name a trial: see `kvlab status {name}`")
     trials = [trial for trial in store.sweep_trials(name) if store.attempts(trial)]
     shown = _select_trials(store, trials)
     if options.json:
@@ -138,42 +114,6 @@ def _print_lines(positions: dict[Path, int]) -> None:
             print(f"{trial}  {line}", flush=True)
 
 
-def _show_driver_log(store: Store, options: argparse.Namespace) -> int:
-    """Print the log of a detached driver; if followed to its end, return its exit code."""
-    name = options.name
-    numbers = list_driver_numbers(store, name)
-    number = _select_number(numbers, options.attempt, f"the drivers of {name}")
-    log = driver_log(store, name, number)
-    driver = read_driver(store, name, number)
-    if options.json:
-        facts = asdict(driver[0]) if driver else {"number": number}
-        print(json.dumps({"sweep": name, **facts, "log": _read_log(log)}, indent=1))
-        return 0
-
-    def is_running() -> bool:
-        nonlocal driver
-        started = time.monotonic()
-        while (driver := read_driver(store, name, number)) is None:  # it has just been started
-            if time.monotonic() - started > START_SECONDS:
-                return False
-            time.sleep(POLL_SECONDS)
-        return driver[1] == "running"
-
-    _print_following(log, lambda: options.follow and is_running())
-    if not options.follow or driver is None:
-        return 0
-    code = driver[0].exit_code
-    return 1 if code is None else code
-
-
-def _show_remote_log(options: argparse.Namespace) -> int:
-    from kvlab.cli.remote_commands import remote_logs
-
-    words = [f"--attempt={options.attempt}"] if options.attempt is not None else []
-    words += ["--follow"] * options.follow + ["--json"] * options.json
-    return remote_logs(options.address, options.name, options.store, words, follow=options.follow)
-
-
 def _print_following(path: Path, is_growing: Callable[[], bool]) -> None:
     """Print a file, and what is appended to it while ``is_growing``."""
     position = _print_from(path, 0)
@@ -187,14 +127,10 @@ def _select_attempt(store: Store, trial: str, number: int | None) -> int:
     attempts = store.attempts(trial)
     if not attempts:
         raise UsageError(f"trial = {trial} has no attempt yet")
-    return _select_number(attempts, number, f"the attempts at trial {trial}")
-
-
-def _select_number(numbers: list[int], number: int | None, what: str) -> int:
-    if number is not None and number not in numbers:
-        text = ", ".join(map(str, numbers))
-        raise UsageError(f"--attempt = {number} is none of {what}; use one of {text}")
-    return numbers[-1] if number is None else number
+    if number is not None and number not in attempts:
+        text = f"--attempt = {number} is none of the attempts at trial {trial}"
+        raise UsageError(f"{text}; use one of {', '.join(map(str, attempts))}")
+    return attempts[-1] if number is None else number
 
 
 def _read_log(path: Path) -> str | None:

@@ -12,9 +12,9 @@ from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli.search_summary import format_search_space
 from kvlab.cli.shared_arguments import (
     add_json,
+    add_memory,
     add_scale,
     add_store,
-    memory_size,
     positive_float,
     read_sweep,
 )
@@ -59,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training FLOPs per second of one trial (default: measured from finished trials)",
     )  # fmt: skip
     parser.add_argument("--price", type=positive_float, help="of one GPU or CPU core per hour")
-    parser.add_argument(
-        "--memory", type=memory_size,
-        help="of the device, such as 80GB (default for CPU trials: this machine's)",
-    )  # fmt: skip
+    add_memory(parser, "warns of trainings that exceed it (default on CPU: this machine's)")
     parser.add_argument(
         "--why", nargs="?", const="", metavar="TRIAL",
         help="show which fields have changed since trials were finished that no longer match; or"

@@ -1,7 +1,6 @@
 """`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -11,16 +10,14 @@ from typing import Any
 from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
-from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, open_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
-from kvlab.fs.atomic_files import read_regular
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
-from kvlab.sweep.driver.sweep_progress import SweepPace, estimate_pace
-from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
+from kvlab.sweep.driver.sweep_progress import estimate_pace
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
@@ -28,16 +25,10 @@ STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     add_store(parser, archive=True)
-    add_cluster(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.address:
-        from kvlab.cli.remote_commands import remote_status
-
-        name = None if options.sweep is None else sweep_name(options.sweep)
-        return remote_status(options.address, name, as_json=options.json)
     store = open_store(options.store)
     if options.sweep is None:
         sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
@@ -51,18 +42,12 @@ def run(options: argparse.Namespace) -> int:
 
 def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     """Return the counts by state, and every trial with its cell, state and details."""
-    driver = _collect_driver_facts(store, name)
-    if driver is not None and name not in store.sweep_names():  # ended before it recorded the sweep
-        return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
-                "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
     with refuse_malformed(name):
-        return _collect_facts(store, name, sweep, driver)
+        return _collect_facts(store, name, sweep)
 
 
-def _collect_facts(
-    store: Store, name: str, sweep: dict[str, Any], driver: dict[str, Any] | None
-) -> dict[str, Any]:
+def _collect_facts(store: Store, name: str, sweep: dict[str, Any]) -> dict[str, Any]:
     search = SearchResults.from_sweep(sweep)
     trials: dict[str, dict[str, Any]] = {}
     for cell in list_cells(sweep):
@@ -74,33 +59,18 @@ def _collect_facts(
     counts = Counter(facts["state"] for facts in trials.values())
     by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
     pace = estimate_pace(store, by_state["done"], by_state["running"], counts["missing"])
+    drivers = [lock.describe_holder() for lock in store.held_driver_locks(name)]
     return {
         "sweep": name,
         "question": sweep["question"],
         "stage": (sweep.get("stages") or {}).get("name"),
-        "driven": store.is_driven(name),
-        "driver": driver,
+        "driven": bool(drivers),
+        "drivers": drivers,
         "states": {state: counts[state] for state in STATES if counts[state]},
         "pace": asdict(pace),
         **({} if search is None else {"search": list(format_search(search))}),
         "trials": list(trials.values()),
     }
-
-
-def _collect_driver_facts(store: Store, name: str) -> dict[str, Any] | None:
-    """Return the newest detached driver, with the last line of its log if it failed."""
-    last = read_last_driver(store, name)
-    if last is None:
-        return None
-    driver, state = last
-    facts: dict[str, Any] = {**asdict(driver), "state": state, "place": driver.location}
-    if state == "killed" or driver.exit_code:
-        log = driver_log(store, name, driver.number)
-        lines: list[str] = []
-        with contextlib.suppress(OSError):
-            lines = read_regular(log).decode("utf-8", "replace").splitlines()
-        facts["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
-    return facts
 
 
 def _collect_trial_facts(store: Store, trial: str) -> dict[str, Any]:
@@ -127,12 +97,11 @@ def _format_overview(sweeps: list[dict[str, Any]], store: str) -> str:
 
 def _format_sweep(facts: dict[str, Any]) -> str:
     counts = ", ".join(f"{number} {state}" for state, number in facts["states"].items())
-    detached = facts["driver"]
-    is_driven = facts["driven"] or (detached is not None and detached["state"] == "running")
-    driver = "a driver is running" if is_driven else "no driver is running"
+    drivers = facts["drivers"]
+    driven = f"driven by {' and by '.join(drivers)}" if drivers else "no driver is running"
     total = len(facts["trials"])
-    lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
-    lines += [*_format_driver(detached), *_format_pace(facts["pace"])]
+    lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driven}"]
+    lines += _format_pace(facts["pace"])
     lines += [f"stage: {facts['stage']}"] if facts.get("stage") else []
     lines += facts.get("search", [])
     for trial in facts["trials"]:
@@ -140,19 +109,6 @@ def _format_sweep(facts: dict[str, Any]) -> str:
             label = f"{trial['trial'][:ID_DIGITS]} {trial['settings']} seed={trial['seed']}"
             lines.append(f"{trial['state']:<8} {label}  {trial['detail']}")
     return "\n".join(lines)
-
-
-def _format_driver(driver: dict[str, Any] | None) -> Iterator[str]:
-    if driver is None:
-        return
-    line = f"driver {driver['number']}: {driver['place']}, started {driver['started']}"
-    if driver["state"] == "ended":
-        line += f", ended {driver['ended']} with exit code {driver['exit_code']}"
-    elif driver["state"] == "killed":
-        line += ", was killed; submit again to go on"
-    yield line
-    if driver.get("last_line"):
-        yield f"  last line of its log: {driver['last_line']}"
 
 
 def _format_pace(pace: dict[str, float | None]) -> Iterator[str]:

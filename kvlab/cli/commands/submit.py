@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
-from kvlab.cli.detach import submit_detached
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.project_folders import find_project_root
 from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
 from kvlab.cli.shared_arguments import (
     add_json,
     add_reports,
     add_scale,
     add_store,
+    find_project_root,
     find_sweep_file,
     read_sweep,
 )
@@ -48,10 +47,10 @@ from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, st
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
 from kvlab.sweep.driver.retiming import plan_retiming, time_again
 from kvlab.sweep.driver.retry_policy import reopen_tuning
+from kvlab.sweep.driver.shared_store import check_store_is_shared
 from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
@@ -80,12 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + f" (default: {DEFAULT_EXECUTOR})",
     )
     parser.add_argument("--address", help="of a running Ray cluster (default: start a local one)")
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="return at once and let the driver run in a process of its own, or with --address"
-        " as a job of that cluster",
-    )
     parser.add_argument(
         "--smoke",
         action=argparse.BooleanOptionalAction,
@@ -136,8 +129,6 @@ def run(options: argparse.Namespace) -> int:
     if options.address is not None and not EXECUTORS[options.executor].takes_address:
         names = " or ".join(name for name, entry in EXECUTORS.items() if entry.takes_address)
         raise UsageError(f"--address = {options.address} needs --executor {names}; leave out one")
-    if options.detach:
-        return submit_detached(options)
     with tolerate_broken_output():
         return _submit(options)
 

@@ -64,7 +64,7 @@ def _leave_sweep(store: Store, name: str, own_lock: Lock) -> None:
         with contextlib.suppress(StoreError):  # the disk is full: leave all the same
             stack.enter_context(_hold_registry_lock(store, name))
         own_lock.release()
-        if not _other_drivers(store, name):
+        if not store.is_driven(name):
             store.stop_flag(name).unlink(missing_ok=True)
 
 
@@ -83,14 +83,10 @@ def _exclusive_lock(store: Store, name: str) -> Lock:
     return Lock(store.sweep_directory(name) / "alone")
 
 
-def _other_drivers(store: Store, name: str) -> list[Lock]:
-    return [lock for lock in store.driver_locks(name) if seems_held(lock.path)]
-
-
 def _check_can_join(
     store: Store, name: str, description: Mapping[str, Any] | None, exclusive: bool
 ) -> None:
-    others = _other_drivers(store, name)
+    others = store.held_driver_locks(name)
     if not others:
         return
     text = f"sweep = {name} is being run by {others[0].describe_holder()}"

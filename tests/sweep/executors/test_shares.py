@@ -17,7 +17,7 @@ def test_as_many_trials_as_share_a_gpu_run_at_once_and_no_more(tmp_path):
     with ray_head("--num-gpus=1") as head:
         # in a process of its own: Ray keeps for good how the first cluster wanted its token
         subprocess.run(
-            [sys.executable, "-m", "tests.sweep.executors.test_shares", head.address, tmp_path],
+            [sys.executable, "-m", "tests.sweep.executors.test_shares", head, tmp_path],
             cwd=ROOT,
             check=True,
             env={**os.environ, "RAY_AUTH_MODE": "disabled"},

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import UsageError
-from kvlab.sweep.ops import shared_store
-from kvlab.sweep.ops.shared_store import check_store_is_shared
+from kvlab.sweep.driver import shared_store
+from kvlab.sweep.driver.shared_store import check_store_is_shared
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Operations: detached drivers, jobs on a Ray cluster, the shared store."""
