@@ -5,7 +5,7 @@ import torch
 
 from kvlab.model import generate
 from kvlab.model.kernels import use_plain_code
-from tests.fuzz_model import TOLERANCE, draw_case, run_case
+from tests.studies.fuzz_model import TOLERANCE, draw_case, run_case
 from tests.support.random_model import random_model
 
 CASES, PLAIN_CASES, PARTS = 400, 100, 4
