@@ -10,8 +10,11 @@ from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.causal_mask import CausalMask
 
 N_HEAD, HEAD_DIM = 4, 8
-WINDOWS = (None, 1, 5, 9, 70, 130, 200, 299, 400)
-WHOLE_PASS = tuple((length, window) for length in (17, 130, 300) for window in WINDOWS)
+WHOLE_PASS = (
+    *((17, window) for window in (None, 1, 5, 400)),
+    *((130, window) for window in (None, 9, 70, 130)),
+    *((300, window) for window in (None, 1, 70, 130, 200, 299, 400)),
+)
 WITH_PAST = ((5, 30, None), (5, 30, 7), (140, 200, 70), (1, 40, 16))
 
 
@@ -111,7 +114,7 @@ class AttentionBackendContract:
             )
 
     def test_values_may_be_wider_or_narrower_than_keys(self, attend):
-        for (length, window), v_width in zip(self.whole_pass[::6], (4, 24) * 2, strict=False):
+        for (length, window), v_width in zip(self.whole_pass[::4], (4, 24) * 2, strict=False):
             self.agree(
                 lambda q, k, v, w=window: attend(q, k, v, CausalMask(w)),
                 lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
