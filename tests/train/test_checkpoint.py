@@ -19,16 +19,9 @@ from kvlab.train import checkpoint, load_training_record, loop, train
 from kvlab.train.checkpoint import Trunk
 from tests.support.tiny_training import dataset, experiment, model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
 OF = experiment()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(directory, of=OF, **options):
