@@ -61,7 +61,9 @@ def list_changes(node: ast.AST) -> Iterator[dict[str, object]]:
             yield {"value": not value}
         case ast.Constant(value=int(value) | float(value)):
             yield {"value": value + 1}
-        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if not isinstance(
+            test, ast.UnaryOp
+        ):  # a `not` is a node of its own
             yield {"test": ast.UnaryOp(ast.Not(), test)}
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield {"operand": ast.UnaryOp(ast.Not(), operand)}
