@@ -10,6 +10,7 @@ are equivalent to the code, or show where a test is missing. All happens in a co
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import shutil
@@ -95,8 +96,10 @@ def run_tests(tree: Path, tests: list[str], seconds: float | None = None) -> boo
         try:
             return process.wait(seconds) == 0
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # a group of its own, with what tests started
             return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what tests started and left
 
 
 def main() -> int:
@@ -107,6 +110,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", help="by default the package's own")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of every `finally`
     tests = options.tests or [f"tests/{options.package}"]
     with tempfile.TemporaryDirectory() as name:
         tree, noticed = Path(name), 0
