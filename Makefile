@@ -65,7 +65,7 @@ bench: $(READY)
 
 # with the Python that is here, if nothing was set up: the box may have torch and no network
 gpu:
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_page
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.studies gpu_page
 
 clean:
 	rm -rf .venv runs build docs/generated

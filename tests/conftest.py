@@ -18,6 +18,17 @@ def code_path(request):
         yield request.param
 
 
+@pytest.fixture
+def one_thread():
+    """Run the test on one thread of torch."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def mlflow_template(tmp_path_factory, request):
     """New MLflow databases are copies of one that all workers share; see `copy_new_databases`."""

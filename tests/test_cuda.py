@@ -11,8 +11,8 @@ from kvlab.model import attention_backends
 from kvlab.model.attention_backends import BACKENDS, record_kernels, scaled_dot_product
 from kvlab.model.causal_mask import CausalMask
 from kvlab.train import train
-from tests import fuzz_model
-from tests.gpu_page import DECODED, Setting, SmallSweep, compare_decoders
+from tests.studies import fuzz_model
+from tests.studies.gpu_page import DECODED, Setting, SmallSweep, compare_decoders
 from tests.support.tiny_training import dataset, experiment, model
 
 pytestmark = [

@@ -8,7 +8,7 @@ from kvlab.analysis.scaling import SizeLaw
 from kvlab.analysis.study import Study
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import describe_sweep
-from tests.size_laws import NOISES, coverage
+from tests.studies.size_laws import NOISES, coverage
 from tests.support.record_factory import SIZES, SizedRecord
 from tests.support.stub_trials import StubRun, drive, tiny_plan
 
@@ -72,7 +72,7 @@ def test_the_line_is_that_of_least_squares_and_the_miss_of_a_refit(tmp_path):
 
 @pytest.mark.parametrize("name", NOISES)
 def test_synthetic_laws_are_covered(name):
-    """`python -m tests.size_laws` has more sweeps, seeds and sizes."""
+    """`python -m tests.studies size_laws` has more sweeps, seeds and sizes."""
     assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=250) == pytest.approx(
         (0.945,) * 3, abs=0.04
     )

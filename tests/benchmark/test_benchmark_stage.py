@@ -19,6 +19,7 @@ from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
 
 
@@ -29,14 +30,6 @@ def experiment(**settings):
         data={"tokenizer": "bytes"},
         benchmark={"prompt_tokens": 480, "new_tokens": 32, "repeats": 2, **settings},
     )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_all_of_it_under_the_known_names():

@@ -6,7 +6,6 @@ import torch
 from kvlab.cache import TreePass
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
 from kvlab.model.generate import StaticDecoder
 from kvlab.spec import ModelConfig
 from tests.support.random_model import random_model
@@ -111,18 +110,3 @@ def test_a_static_step_and_a_tree_see_the_sinks():
         tree = TreePass(SINKS.kv_owners, SINKS.layers, positions, branches, torch.float64)
         whole = model.compute_logits(model.run_pass(words, tree))
     assert (whole - expected).abs().max() < 1e-10
-
-
-def test_a_sink_of_minus_infinity_is_the_model_without():
-    plain = ModelConfig(**{**SINKS.model_dump(), "sink": "none"})
-    model, words = random_model(SINKS), text(rows=2)
-    without = GPT(plain, dtype=torch.float64)
-    for name, parameter in model.named_parameters():
-        if name.endswith("attention.sink"):
-            parameter.data.fill_(-torch.inf)
-        else:
-            without.get_parameter(name).data.copy_(parameter)
-    cache = model.new_cache(2, 30)
-    with torch.no_grad():
-        steps = torch.cat([model(words[:, i : i + 1], cache=cache) for i in range(30)], 1)
-        assert (steps - without(words)).abs().max() < 1e-12

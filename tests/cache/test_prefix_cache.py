@@ -15,7 +15,7 @@ from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model.turns import Turn
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.prefix_conversations import TRAITS, Session
+from tests.studies.prefix_conversations import TRAITS, Session
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,

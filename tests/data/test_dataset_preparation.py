@@ -248,23 +248,6 @@ def kill_after_pieces(child, home, count):
     return True
 
 
-@pytest.mark.faults
-def test_repeated_kills_do_not_change_the_result(tmp_path, data_home, monkeypatch):
-    paths = [
-        str(write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(600, seed=number)))
-        for number in range(12)
-    ]
-    for count in (1, 5, 8):
-        assert kill_after_pieces(start_script(PREPARE, paths, 2), data_home, count)
-        assert list_prepared_datasets() == []
-    last = start_script(PREPARE, paths, 2)
-    out, _ = last.communicate(timeout=60)
-    assert last.returncode == 0
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "undisturbed"))
-    data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
-    assert out.split()[0] == prepare_dataset(data, workers=1).digest
-
-
 def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(6)]
     assert kill_after_pieces(start_script(PREPARE, paths, 1), data_home, 2)

@@ -1,6 +1,7 @@
-"""A few random kills under a real sweep on a Ray cluster of two nodes.
+"""A few random kills of the studies that kill processes at random; the studies do more.
 
-For more, also on `submit`'s own cluster: ``python -m tests.faults.chaos --kills 100 --seed 0``.
+``python -m tests.studies chaos`` kills under sweeps on clusters, ``kill_heal`` while files are
+damaged and `kvlab verify --heal` races a submit.
 """
 
 import subprocess
@@ -10,25 +11,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-CHAOS = [sys.executable, "-m", "tests.faults.chaos", "--seed", "0"]
 TIMEOUT_SECONDS = 280.0
 
 
 @pytest.mark.faults
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans a new parent")
-def test_six_kills_lose_nothing():
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["chaos", "--kills", "6", "--seeds", "1", "--steps", "250", "--where", "two nodes"],
+            " 6 kills {",
+        ),
+        (["kill_heal", "--kills", "16"], "all numbers and weights as undisturbed"),
+    ],
+)
+def test_a_few_kills_lose_nothing(words, said):
     process = subprocess.Popen(
-        [*CHAOS, "--kills", "6", "--seeds", "1", "--steps", "250", "--where", "two nodes"],
+        [sys.executable, "-m", "tests.studies", *words, "--seed", "0"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     try:
-        said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         if process.poll() is None:
             process.terminate()  # ends what it started
             process.communicate(timeout=15)
-    assert process.returncode == 0, said
-    assert " 6 kills {" in said
+    assert process.returncode == 0, output
+    assert said in output

@@ -1,8 +1,8 @@
-"""Damaged records; `python -m tests.fuzz_record` runs any number of cases."""
+"""Damaged records; `python -m tests.studies fuzz_record` runs any number of cases."""
 
 import pytest
 
-from tests.fuzz_record import run_cases
+from tests.studies.fuzz_record import run_cases
 
 CASES = 300
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 from kvlab.layout.training_memory import _MARGIN, activation_bytes
 from kvlab.spec import Experiment
 from kvlab.spec.flops import linear_weights
-from tests.support import cuda_lowering as lowering
+from tests.studies import cuda_lowering as lowering
 
 pytestmark = [
     pytest.mark.cuda_code,

@@ -1,14 +1,18 @@
 """Cached logits equal the dense reference's for random layouts, chunks, rows and tie rules."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kvlab.model import generate
 from kvlab.model.kernels import use_plain_code
-from tests.fuzz_model import TOLERANCE, draw_case, run_case
+from tests.studies.fuzz_model import TOLERANCE, draw_case, make_model, run_case
 from tests.support.random_model import random_model
+from tests.support.reference_model import ReferenceModel, read_weights
 
 CASES, PLAIN_CASES, PARTS = 400, 100, 4
+ONE_SHOT_CASES = 40
 MORE_CASES = 3_000
 
 
@@ -26,6 +30,18 @@ def test_every_logit_agrees_with_the_reference(part):
 def test_every_logit_agrees_without_the_cpu_kernels():
     with use_plain_code():
         check_cases(0, PLAIN_CASES)
+
+
+def test_one_shot_logits_agree_with_the_reference():
+    for number in range(ONE_SHOT_CASES):
+        case = replace(draw_case(number), dtype=torch.float64)
+        model, config = make_model(case), case.config
+        draw = torch.Generator().manual_seed(number)
+        text = torch.randint(config.vocab_size, (1, config.block_size), generator=draw)
+        reference = ReferenceModel(config, read_weights(model), list(config.kv_owners))
+        expected = torch.from_numpy(reference.logits(text[0].tolist()))
+        with torch.inference_mode():
+            assert (model(text)[0] - expected).abs().max() < TOLERANCE[case.dtype], case
 
 
 @pytest.mark.faults

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig
 from tests.support.random_model import random_model
-from tests.support.reference_model import ReferenceModel, read_weights
 
 SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
 HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "position": "rope"}
@@ -19,45 +16,6 @@ HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "
 def tokens(rows, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 29, (rows, count), generator=generator)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    kv_heads=st.sampled_from([1, 2, 4]),
-    position=st.sampled_from(["learned", "rope", "none"]),
-    pattern=st.sampled_from(["G", "GL", "LLG"]),
-    window=st.integers(1, 40),
-    sharing=st.sampled_from(["none", "adjacent:2", "adjacent:3", "sandwich"]),
-    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12),
-)
-def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, sharing, cuts):
-    config = ModelConfig(
-        **SMALL,
-        n_kv_head=kv_heads,
-        position=position,
-        attention_pattern=pattern,
-        window=window if "L" in pattern else None,
-        kv_sharing=sharing,
-    )
-    model = random_model(config, dtype=torch.float32)
-    text = tokens(2, 32)
-    cache = model.new_cache(2, 32)
-    assert cache.nbytes == KVLayout.of(config).stored_bytes(2, 32, "float32")
-    with torch.inference_mode():
-        whole, parts, start = model(text), [], 0
-        for cut in [*cuts, 32]:
-            if start < 32:
-                parts.append(model(text[:, start : start + cut], cache=cache))
-                start += cut
-    assert (torch.cat(parts, 1) - whole).abs().max() <= 2e-5
-
-
-def test_one_shot_agrees_with_the_reference():
-    config = ModelConfig(**HYBRID, kv_sharing="adjacent:2")
-    model, text = random_model(config), tokens(1, 32)
-    reference = ReferenceModel(config, read_weights(model), list(config.kv_owners))
-    expected = torch.from_numpy(reference.logits(text[0].tolist()))
-    assert (model(text)[0] - expected).abs().max() < 1e-10
 
 
 KIND_FIELDS = {
@@ -98,30 +56,6 @@ def test_local_and_global_layers_store_heads_of_their_own():
     expected = 2 * 4 * (slots[0] * 5 * head_dim + slots[1] * 30 * 4 * 16)
     assert layout.stored_bytes(1, 30, "float32") == GPT(config).new_cache(1, 30).nbytes == expected
     assert layout.bytes_per_token_at_limit() == 2 * 4 * slots[1] * 4 * 16
-
-
-def test_tying_shows_only_through_the_cache():
-    model, text = random_model(ModelConfig(**HYBRID)), tokens(2, 24)
-    one_shot = model(text)
-    for rule in ("overwrite", "owner"):
-        cache = model.new_cache(2, 24, ServingConfig(tie="character-ai", tie_rule=rule))
-        steps = torch.cat([model(text[:, i : i + 1], cache=cache) for i in range(24)], 1)
-        assert (steps - one_shot).abs().max() > 1e-2
-    cache = model.new_cache(2, 24, ServingConfig(tie="character-ai", tie_rule="overwrite"))
-    assert (model(text, cache=cache) - one_shot).abs().max() < 1e-10
-
-
-def test_tied_by_owner_equals_a_model_trained_that_way():
-    config = ModelConfig(**HYBRID)
-    serving = ServingConfig(tie="character-ai", tie_rule="owner")
-    model, text = random_model(config), tokens(2, 24)
-    shared = GPT(ModelConfig(**HYBRID, kv_sharing="character-ai"), dtype=torch.float64)
-    state = model.state_dict()
-    cut = {name: state[name][: len(p)] for name, p in shared.state_dict().items()}
-    shared.load_state_dict(cut)
-    cache = model.new_cache(2, 24, serving)
-    split = [model(text[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 24))]
-    assert (torch.cat(split, 1) - shared(text)).abs().max() < 1e-10
 
 
 def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():

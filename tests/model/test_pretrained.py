@@ -187,13 +187,6 @@ def test_every_mismatch_is_listed(tmp_path):
     assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
 
 
-def test_pickles_are_not_read(tmp_path):
-    gpt2().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(PretrainedError, match="has no \\*.safetensors"):
-        GPT.from_pretrained(tmp_path)
-
-
 def test_a_model_without_a_published_form_says_why(tmp_path):
     with pytest.raises(PretrainedError, match="not gpt2: n_kv_head is not 4.*not llama: position"):
         GPT(ModelConfig(vocab_size=9, n_layer=2, n_head=4, n_kv_head=1, n_embd=8)).save_pretrained(

@@ -6,7 +6,7 @@ python -m tests.performance [decode context-length]
 import sys
 
 from tests.performance import BENCHMARKS
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 
 
 def main() -> int:

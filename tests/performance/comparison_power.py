@@ -16,7 +16,7 @@ from kvlab.benchmark.session import Variant
 from kvlab.benchmark.timing_statistics import Comparison, compare_timings
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 
 LAYERS, PROMPT, STEPS, TRIES = 20, 16, 16, 40
 SECONDS = 400.0

@@ -1,19 +1,13 @@
-"""Time per token by context length: windows against global layers, a cache against none.
-
-Writes the plot ``runs/benchmarks/context-length.png`` and ``.svg``, and prints its numbers.
-"""
+"""Time per token by context length: windows against global layers, a cache against none."""
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from kvlab.model import GPT
 from kvlab.model.generate import generate, make_decoder
 from kvlab.spec import ModelConfig
-
-OUTPUT_FOLDER = Path("runs/benchmarks")
 
 # Small weights and many K/V: at batch 8 and 4,096 tokens the global layers read 134 MB a step.
 SHAPE = {"vocab_size": 512, "block_size": 8192, "n_layer": 4, "n_head": 8, "n_embd": 128}
@@ -51,7 +45,6 @@ def run() -> Iterator[str]:
     for name, curve in totals.items():
         cells = "".join(f"{dict(curve)[count]:8.2f}" for count in marks)
         yield f"{name:40}{cells}   {_fit_exponent(curve):.2f}"
-    yield from _plot(costs, totals)
 
 
 def _time_steps() -> dict[str, Curve]:
@@ -113,28 +106,3 @@ def _fit_exponent(curve: Curve) -> float:
     """Return k where the time grows as n^k, over the second half."""
     later = [(n, seconds) for n, seconds in curve if n >= WRITTEN // 2]
     return _fit_line(torch.tensor(later, dtype=torch.float64).log().tolist())[0]
-
-
-def _plot(costs: dict[str, Curve], totals: dict[str, Curve]) -> Iterator[str]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, curve in costs.items():
-        left.plot([n for n, _ in curve], [s * 1e3 for _, s in curve], marker="o", label=name)
-    left.set(xlabel="tokens in the cache", ylabel="ms a decode step", title="Cost of a token")
-    for name, curve in totals.items():
-        label = f"{name}: n^{_fit_exponent(curve):.1f} at the end"
-        right.loglog([n for n, _ in curve], [s for _, s in curve], label=label)
-    right.set(xlabel="tokens generated", ylabel="seconds in all", title="Cost of a text")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    left.set_ylim(bottom=0)
-    OUTPUT_FOLDER.mkdir(parents=True, exist_ok=True)
-    for kind in ("png", "svg"):
-        figure.savefig(OUTPUT_FOLDER / f"context-length.{kind}", dpi=150)
-        yield str(OUTPUT_FOLDER / f"context-length.{kind}")
-    pyplot.close(figure)

@@ -1,8 +1,9 @@
 """Reuse between turns: SGLang's five rounds, and the time to first token at a hit of 95%."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from kvlab.model import GPT
 from kvlab.model.generate import prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.conversations_config import ConversationsConfig
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed, time_in_turn
 
 PUBLISHED = (0.0, 0.506317, 0.659690, 0.736573, 0.791948)
 """Of github.com/sgl-project/sglang/pull/10203: 4 clients, 5 rounds, replies of one token. Its
@@ -96,14 +97,9 @@ def _time_both(model: GPT, serving: ServingConfig) -> tuple[float, float]:
         cache.reset()
         _run(model, cache, prompt)
 
-    works: tuple[Callable[[], None], ...] = serve_warm, serve_cold
-    times: tuple[list[float], list[float]] = [], []
-    for number in range(TIMED_ROUNDS + 1):
-        for work, found in list(zip(works, times, strict=True))[:: -1 if number % 2 else 1]:
-            start = time.perf_counter()
-            work()
-            found.append(time.perf_counter() - start)
-    return sorted(times[0][1:])[TIMED_ROUNDS // 2], sorted(times[1][1:])[TIMED_ROUNDS // 2]
+    works = {"warm": serve_warm, "cold": serve_cold}
+    warm, cold = time_in_turn(works, TIMED_ROUNDS, clock=time.perf_counter).values()
+    return median(warm), median(cold)
 
 
 def _run(model: GPT, cache: KVCache, tokens: list[int]) -> None:

@@ -12,7 +12,7 @@ import torch
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed, time_in_turn
 
 STEPS, ROUNDS = 24, 7
 
@@ -39,7 +39,7 @@ def run() -> Iterator[str]:
             text = torch.randint(0, 50257, (batch, context - STEPS))
             mine, other = _kvlab(ours, text), _static(theirs, text, context)
             assert (mine() - other()).abs().max() < 1e-3  # they compute the same logits
-            a, b = _in_turn(mine, other)
+            a, b = _time_both(mine, other)
             yield (
                 f"{context:7}  {batch:5}  {_median(a):7.2f}  {_median(b):12.2f}"
                 f"  {_median(b) / _median(a):5.2f}  {min(b) / min(a):5.2f}"
@@ -50,7 +50,7 @@ def run() -> Iterator[str]:
         for batch in (1, 8):
             text = torch.randint(0, 50257, (batch, context - STEPS))
             coarse = _kvlab(ours, text, ServingConfig(kv_dtype="int8"))
-            a, b = _in_turn(_kvlab(ours, text), coarse)
+            a, b = _time_both(_kvlab(ours, text), coarse)
             ratios.append(min(b) / min(a))
             yield (
                 f"{context:7}  {batch:5}  {_median(a):7.2f}  {_median(b):12.2f}"
@@ -109,16 +109,11 @@ def _static(model: torch.nn.Module, text: torch.Tensor, context: int) -> Step:
     return once
 
 
-def _in_turn(*steps: Step) -> list[list[float]]:
-    """Return the milliseconds per step of each in every round, measured A B A B."""
-    found: list[list[float]] = [[] for _ in steps]
-    for _ in range(ROUNDS):
-        for step, times in zip(steps, found, strict=True):
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                step()
-            times.append((time.perf_counter() - start) / STEPS * 1e3)
-    return found
+def _time_both(*pair: Step) -> list[list[float]]:
+    """Return the milliseconds a step of each in every round."""
+    works = dict(zip("ab", pair, strict=True))
+    times = time_in_turn(works, ROUNDS, STEPS, time.perf_counter)
+    return [[1e3 * one for one in each] for each in times.values()]
 
 
 def _median(values: list[float]) -> float:

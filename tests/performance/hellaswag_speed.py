@@ -2,8 +2,8 @@
 and kvlab's own evaluation, on the same weights and items in one run. Compares predictions too."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
 from tests.performance.decode_speed import transformers_model
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed, least_in_turn
 from tests.support import lm_eval_reference
 from tests.support.hellaswag_items import ITEMS
 from tests.support.lm_eval_reference import Predictions
@@ -57,7 +57,9 @@ def run() -> Iterator[str]:
         adapted = harness_model(OpenedModel("made", model.eval(), ServingConfig(), "gpt2"))
         ways["lm-eval, kvlab's model"] = _by_lm_eval(adapted, task)
         ways[OURS] = lambda: _by_kvlab(model, items)
-        seconds, found = _in_turn(ways)
+        found: dict[str, Predictions] = {}
+        works = {name: partial(_keep, found, name, way) for name, way in ways.items()}
+        seconds = least_in_turn(works, ROUNDS)
     yield f"{len(items)} items, GPT-2 124M, float32, {torch.get_num_threads()} threads;"
     yield f"processor seconds of the best of {ROUNDS} rounds in turn"
     reference = min((name for name in ways if "transformers" in name), key=seconds.__getitem__)
@@ -101,15 +103,5 @@ def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
     ]
 
 
-def _in_turn(
-    ways: dict[str, Callable[[], Predictions]],
-) -> tuple[dict[str, float], dict[str, Predictions]]:
-    """The least seconds of this process of each, A B A B, and what it found. A machine that
-    others use too delays them, but takes none of the process's own time."""
-    seconds, found = dict.fromkeys(ways, float("inf")), {}
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            began = time.process_time()
-            found[name] = way()
-            seconds[name] = min(seconds[name], time.process_time() - began)
-    return seconds, found
+def _keep(found: dict[str, Predictions], name: str, way: Callable[[], Predictions]) -> None:
+    found[name] = way()

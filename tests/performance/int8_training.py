@@ -15,7 +15,7 @@ from kvlab.model import GPT
 from kvlab.model.kernels import keep_freed_memory, select_int8_kernel
 from kvlab.spec import Experiment
 from kvlab.train.train_step import TrainStepper
-from tests.performance.stored_forms import compare_in_turn
+from tests.performance.timing import least_in_turn
 
 WIDTHS = {64: 2048, 256: 2048, 768: 1024}
 """n_embd -> tokens of a step."""
@@ -48,7 +48,7 @@ def run() -> Iterator[str]:
 
 def _compare(width: int, mlp: str, tokens: int) -> Iterator[str]:
     of = {name: _describe(width, mlp, tokens, way) for name, way in WAYS.items()}
-    found = compare_in_turn({name: _make_step(one) for name, one in of.items()}, ROUNDS)
+    found = least_in_turn({name: _make_step(one) for name, one in of.items()}, ROUNDS)
     for name, seconds in found.items():
         flops = training_flops(of[name]) / of[name].training.steps / seconds / 1e9
         speed = found["float32"] / seconds

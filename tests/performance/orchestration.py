@@ -27,7 +27,7 @@ from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.trial import Trial
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 3.0

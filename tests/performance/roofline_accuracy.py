@@ -20,7 +20,7 @@ from kvlab.layout.roofline_model import StepCost, decode_step_cost
 from kvlab.model import GPT
 from kvlab.model.kernels import linear
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 
 LAYERS, STEPS, PROMPTS, ROUNDS = 6, 8, (64, 480, 1000), 8
 WITHIN = 0.25

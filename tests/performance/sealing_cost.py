@@ -28,8 +28,8 @@ from kvlab.report import write_report
 from kvlab.spec import Experiment, load_experiment
 from kvlab.store import store as store_module
 from kvlab.train.train_step import TrainStepper
-from tests.performance.limits import LimitMissed
 from tests.performance.report_speed import SIZES, big_record
+from tests.performance.timing import LimitMissed
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
 MOST_RECORD, MOST_TRAINING = 1.3, 1.02

@@ -6,7 +6,6 @@ its FLOPs explain has its reason in `kvlab/benchmark/LOG.md`. Beside them, decod
 has codes, as multiples of those of the same form without.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 
@@ -19,6 +18,7 @@ from kvlab.model.generate import make_decoder
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import Experiment, ServingConfig
 from kvlab.train.train_step import TrainStepper
+from tests.performance.timing import least_in_turn
 
 SHAPE = {
     "vocab_size": 4096, "block_size": 512, "n_layer": 4, "n_head": 8, "n_embd": 512,
@@ -64,7 +64,7 @@ def run() -> Iterator[str]:
     torch.set_num_threads(1)
     try:
         with keep_freed_memory():
-            training = compare_in_turn(
+            training = least_in_turn(
                 {name: _make_training(name) for name in FORMS}, TRAINING_ROUNDS
             )
         decoding = [_compare_decoding(*held) for held in CONTEXTS]
@@ -103,7 +103,7 @@ def _make_training(name: str) -> Callable[[], object]:
 @torch.inference_mode()
 def _compare_decoding(rows: int, held: int) -> dict[str, float]:
     """Return the seconds of a decode step that sees about ``held`` tokens, of each form."""
-    return compare_in_turn(
+    return least_in_turn(
         {name: _make_decoding(name, rows, held) for name in FORMS}, DECODING_ROUNDS, STEPS
     )
 
@@ -113,7 +113,7 @@ def _compare_codes(rows: int, held: int) -> dict[tuple[str, str], float]:
     """Return a decode step with a cache of codes as a multiple of the same form's without."""
     ratios = {}
     for name in STORED_FORMS:
-        times = compare_in_turn(
+        times = least_in_turn(
             {
                 how: _make_decoding(name, rows, held, serving)
                 for how, serving in {"plain": {}, **COARSE}.items()
@@ -136,18 +136,3 @@ def _make_decoding(
     cache.advance(held - (1 + DECODING_ROUNDS) * STEPS)
     decoder, tokens = make_decoder(model, cache), torch.arange(rows)
     return lambda: decoder(tokens)
-
-
-def compare_in_turn(
-    steps: dict[str, Callable[[], object]], rounds: int, repeats: int = 1
-) -> dict[str, float]:
-    """Return the least processor time of each in any round, in turn, after one of warm-up."""
-    least = dict.fromkeys(steps, float("inf"))
-    for number in range(rounds + 1):
-        for name, step in steps.items():
-            began = time.process_time()
-            for _ in range(repeats):
-                step()
-            seconds = (time.process_time() - began) / repeats
-            least[name] = min(least[name], seconds) if number else least[name]
-    return least

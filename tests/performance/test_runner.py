@@ -1,7 +1,7 @@
 """What `python -m tests.performance` answers with when a benchmark misses its limit."""
 
 from tests.performance import __main__ as runner
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 
 
 def missing():

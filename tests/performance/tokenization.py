@@ -5,8 +5,7 @@ Processor seconds of this process, its threads included: what others do meanwhil
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, write_piece
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.spec import DataConfig
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed, least_in_turn
 
 MEGABYTES, ROUNDS = 12, 5
 LIMIT = 0.8
@@ -37,7 +36,7 @@ def run() -> Iterator[str]:
         ways = {"tiktoken alone": partial(_tiktoken, texts)}
         for path in (_jsonl(folder, texts), _parquet(folder, texts)):
             ways[f"{path.suffix[1:]} read, hashed, tokenised and written"] = partial(_ours, path)
-        seconds = _in_turn(ways)
+        seconds = least_in_turn(ways, ROUNDS)
     yield f"{size:.0f} MB of text, {len(texts):,} documents, gpt2; processor seconds, best of"
     yield f"{ROUNDS} rounds in turn"
     alone = seconds.pop("tiktoken alone")
@@ -47,16 +46,6 @@ def run() -> Iterator[str]:
     share = alone / max(seconds.values())
     if share < LIMIT:
         raise LimitMissed(f"{share:.1%} of tiktoken's speed is below {LIMIT:.0%}")
-
-
-def _in_turn(ways: dict[str, Callable[[], None]]) -> dict[str, float]:
-    seconds = dict.fromkeys(ways, float("inf"))
-    for _ in range(ROUNDS):
-        for way, act in ways.items():
-            began = time.process_time()
-            act()
-            seconds[way] = min(seconds[way], time.process_time() - began)
-    return seconds
 
 
 def _tiktoken(texts: list[str]) -> None:

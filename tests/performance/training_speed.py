@@ -27,7 +27,7 @@ from kvlab.model import GPT
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import Experiment, load_experiment
 from kvlab.train.train_step import TrainStepper
-from tests.performance.limits import LimitMissed
+from tests.performance.timing import LimitMissed
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
 WINDOWS = {"attention_pattern": "GLLLLL", "window": 256, "position": "rope"}

@@ -1,10 +1,16 @@
-"""Mutated specs; `python -m tests.fuzz_specs` runs any number."""
+"""Mutated specs; `python -m tests.studies fuzz_specs` runs any number."""
 
 import re
 
 import pytest
 
-from tests.fuzz_specs import Workspace, check_case, find_problems, make_files, search_problems
+from tests.studies.fuzz_specs import (
+    Workspace,
+    check_case,
+    find_problems,
+    make_files,
+    search_problems,
+)
 
 
 def test_mutated_specs_are_recorded_or_refused():
@@ -30,7 +36,7 @@ def test_a_file_outside_the_store_is_noticed(tmp_path):
 
 
 def test_an_error_message_without_a_place_is_a_problem(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fuzz_specs.ERROR_LINE", re.compile("nowhere"))
+    monkeypatch.setattr("tests.studies.fuzz_specs.ERROR_LINE", re.compile("nowhere"))
     with Workspace(tmp_path).entered() as workspace:
         problems = [check_case(number, workspace) for number in range(5)]
     assert any(text and text.startswith("no place in") for text in problems)

@@ -1,4 +1,4 @@
-"""Every file of the record x every damage: healed, refused in one line, or harmless.
+"""Files of the record x ways to damage them: healed, refused in one line, or harmless.
 
 No damage may be silent, a traceback, or a hang.
 """
@@ -29,6 +29,11 @@ FILES = {
     "sweep.json": "sweeps/*/sweep.json",
     "progress.json": "trials/*/progress.json",
 }
+BY_NAME = dict.fromkeys(FILES, ("flip", "gone", "pipe"))
+BY_NAME |= dict.fromkeys(("result.json", "model.safetensors", "progress.json"), DAMAGES)
+"""A seal tells the ways to be damaged apart no further; these three are sealed in their own file,
+in that of another, and not at all."""
+
 MAY_BE_GONE = {"sweep.json", "progress.json", "trial.json", "result.json", "training.json"}
 """Files without which the record is smaller, but not wrong."""
 
@@ -72,8 +77,9 @@ def measurements(store):
     return {trial: store.result(trial)["measurements"] for trial in store.trial_ids()}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "damage"), [(name, damage) for name in FILES for damage in BY_NAME[name]]
+)
 def test_damage_is_found_and_healed(tmp_path, whole, name, damage, capsys):
     shutil.copytree(whole, tmp_path / "s")
     store = Store(tmp_path / "s" / "runs")

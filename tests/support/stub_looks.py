@@ -52,10 +52,11 @@ def load_looks(folder, text=LOOKS):
     return load_sweep(write_sweep(folder, text))
 
 
-def drive_looks(sweep, store, *, lines=None, on_stage=None, **stages):
+def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **stages):
     """Run all stages of a sweep on the inline executor; return the summary.
 
     Args:
+        run: Class of the stub run.
         lines: Receives what was decided.
         on_stage: Called with every stage that has trials to run, before it runs them.
         stages: Arguments of the stub stages.
@@ -67,14 +68,14 @@ def drive_looks(sweep, store, *, lines=None, on_stage=None, **stages):
             lines.extend(stage.lines)
         return stage
 
-    def run(stage):
-        executor = InlineExecutor(KnownRun(store.path, **stages))
+    def run_stage(stage):
+        executor = InlineExecutor(run(store.path, **stages))
         description = describe_stage(stage, yaml="", experiment_yaml="", command="")
         prepare = None if on_stage is None else lambda missing, _: (on_stage(stage), missing)[1]
         driver = Driver(stage.plan, store, executor, description=description, prepare=prepare)
         return driver.run()
 
-    return run_stages(next_stage(), run, next_stage)
+    return run_stages(next_stage(), run_stage, next_stage)
 
 
 def read_decisions(store: Store):

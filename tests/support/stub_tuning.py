@@ -3,22 +3,9 @@
 import math
 
 from kvlab.errors import Diverged
-from tests.support.stub_trials import StubRun, StubStages
+from tests.support.stub_trials import SWEEP, StubRun, StubStages
 
-TUNED = """\
-question: What does it cost?
-experiment: e.yaml
-factors:
-  heads:
-    mha: {}
-    mqa: {model.n_kv_head: 1}
-  serving:
-    plain: {}
-    tied: {serving.tie: "adjacent:2"}
-seeds: [0, 1]
-tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}
-"""
-
+TUNED = SWEEP + "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}\n"
 
 SURFACES = {2: {"best": 1.7e-3}, 1: {"best": 9e-3}}
 """By ``n_kv_head``; the second one's best is two steps above the grid."""

@@ -16,7 +16,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.track import Tracker
 from kvlab.track.run_description import tracked_name
-from tests.faults.chaos_checks import is_reproducible
+from tests.support.chaos_checks import is_reproducible
 from tests.support.mlflow_contents import read_contents
 from tests.support.mlflow_server import Server, free_port
 from tests.support.record_factory import Record

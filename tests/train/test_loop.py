@@ -16,15 +16,8 @@ from kvlab.train import load_final_weights, load_training_record, loop, train
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import dataset, experiment, model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(of, directory, seed=0, **options):

@@ -21,7 +21,7 @@ def test_a_machine_that_joins_is_used():
 
 
 def grow(folder):
-    from tests.faults.chaos_processes import TwoNodes, set_environment
+    from tests.support.chaos_processes import TwoNodes, set_environment
 
     class Growing(TwoNodes):
         """A cluster whose second node joins later."""

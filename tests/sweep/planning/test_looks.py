@@ -1,13 +1,10 @@
 """Looks of a sweep: what is trained after each, what is recorded, what is refused."""
 
-import random
-
 import pytest
 
 from kvlab.errors import SpecError
 from kvlab.store import Store
 from kvlab.sweep.planning.stages import plan_at_most, plan_stage
-from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks, read_decisions
 from tests.support.stub_trials import identify
 
@@ -128,16 +125,6 @@ def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new,
     assert message in str(caught.value)
     renamed = load_looks(folder, f"name: anew\n{LOOKS.replace(old, new)}")
     assert plan_stage(renamed, Store(folder / "runs"), identify=identify).plan.trials
-
-
-def test_a_driver_killed_at_any_file_that_it_writes_takes_the_same_looks(driven, tmp_path):
-    calm, _ = driven
-    sweep, store = load_looks(tmp_path), Store(tmp_path / "runs")
-    rng = random.Random(1)
-    assert count_deaths(lambda: drive_looks(sweep, store), rng, fewest=40, most=200) >= 3
-    assert read_decisions(store) == read_decisions(Store(calm / "runs"))
-    planned = plan_stage(sweep, store, identify=identify)
-    assert (planned.is_last, planned.lines) == (True, ())
 
 
 def test_before_the_first_look_a_declaration_may_change(tmp_path):

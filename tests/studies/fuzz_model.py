@@ -1,6 +1,6 @@
 """Differential fuzzing of the model and its caches against a dense float64 reference.
 
-    python -m tests.fuzz_model --cases 100000 --first 0 --device cuda
+    python -m tests.studies fuzz_model --cases 100000 --first 0 --device cuda
 
 A case is a random configuration, dtype, cache format, chunking, batch, row lengths, sharing and
 tie rule, a function of its number alone. Cache entries that hold nothing are poisoned: with NaN

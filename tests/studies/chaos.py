@@ -1,6 +1,6 @@
 """Kill processes at random under sweeps of real trainings, and check that nothing is lost.
 
-    python -m tests.faults.chaos --kills 100 --seed 0
+    python -m tests.studies chaos --kills 100 --seed 0
 
 Rounds alternate between a Ray cluster of two nodes (``submit --address``) and the cluster that
 ``submit`` starts itself. Each round is a sweep in its own store. Drivers, workers, raylets and
@@ -26,8 +26,8 @@ from pathlib import Path
 import psutil
 
 from kvlab.store import Store
-from tests.faults.chaos_checks import Watch, check_mlflow, check_record, numbers
-from tests.faults.chaos_processes import (
+from tests.support.chaos_checks import Watch, check_mlflow, check_record, numbers
+from tests.support.chaos_processes import (
     TwoNodes,
     adopt_orphans,
     bury,

@@ -1,6 +1,6 @@
 """Fuzzing of the record: damaged files through everything that reads them.
 
-    python -m tests.fuzz_record --cases 10000 --first 0 --processes 1
+    python -m tests.studies fuzz_record --cases 10000 --first 0 --processes 1
 
 A case damages one file of a store, or up to three of one sweep: bits flipped, bytes put in or taken
 out, cut, emptied, zeroed, replaced by a file of another kind, by deep or long JSON, by a pipe, or

@@ -1,6 +1,6 @@
 """Coverage and family error of `kvlab.analysis.scaling` over synthetic laws of size.
 
-    python -m tests.size_laws [--sweeps 2000]
+    python -m tests.studies size_laws [--sweeps 2000]
 
 Every law is a straight line of log10 N plus noise. Printed are the shares of sweeps in which an
 interval covers the truth: that of the slope, that of the line at ten times the largest size, and

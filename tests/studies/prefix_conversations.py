@@ -1,6 +1,6 @@
 """Random branching conversations through a prefix cache, against cold runs and a plain reference.
 
-    python -m tests.prefix_conversations --conversations 1000
+    python -m tests.studies prefix_conversations --conversations 1000
 
 A session is a random layout (rings, sinks, eviction, sharing, ties, formats, kinds of attention),
 a budget, and ten conversations that continue or leave earlier ones anywhere. It is a function of
@@ -29,7 +29,7 @@ from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.turns import Turn
 from kvlab.spec import ServingConfig
-from tests.fuzz_model import LONGEST, Case, draw_case, make_model, poison
+from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison
 
 TOLERANCE = 1e-10
 CONVERSATIONS = 10

@@ -1,6 +1,6 @@
 """Kill drivers, workers and healers of one record at random, while files of it are damaged.
 
-    python -m tests.faults.kill_heal --kills 100 --seed 0
+    python -m tests.studies kill_heal --kills 100 --seed 0
 
 A driver runs a sweep of real trainings with two workers, each in a process of its own. Beside it
 `kvlab verify --heal` runs again and again. Meanwhile a finished file of the record or of the tokens
@@ -45,8 +45,8 @@ from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import TorchStages
 from kvlab.trial.task import Task
-from tests.faults.chaos_checks import numbers
-from tests.faults.chaos_processes import adopt_orphans
+from tests.support.chaos_checks import numbers
+from tests.support.chaos_processes import adopt_orphans
 from tests.support.tiny_sweep import write_tiny_sweep
 
 EXPERIMENT = """\

@@ -1,6 +1,6 @@
 """Fuzzing of specs: mutated experiments and sweeps through the commands that read them.
 
-    python -m tests.fuzz_specs --cases 10000 --first 0
+    python -m tests.studies fuzz_specs --cases 10000 --first 0
 
 A case takes a valid experiment and sweep, damages one of them in one to four places (values,
 keys, structure, or bytes), and plans it. Every case must end with exit code 0, or with 2 and an

@@ -4,7 +4,7 @@ Tensors are fake: they have shapes and no memory. Inductor makes its kernels for
 compiles them to machine code. Nothing runs. A build of torch without CUDA does all of this once it
 has a device guard and hooks for CUDA, which the C++ code below gives it.
 
-    python -m tests.support.cuda_lowering LIBRARY [CASE ...]
+    python -m tests.studies cuda_lowering LIBRARY [CASE ...]
 
 writes one JSON line for each case of `CASES`: its name, and the facts of each graph (see `describe`).
 """
