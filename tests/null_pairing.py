@@ -40,7 +40,7 @@ STRUCTURES: dict[str, Callable[[int], tuple[list[float], float]]] = {
 
 
 def main(sweeps: int) -> None:
-    for cells, seeds in ((4, 3), (8, 3), (8, 5), (12, 5)):
+    for cells, seeds in ((8, 3), (8, 5), (4, 3)):
         print(f"{cells} cells, {seeds} seeds; {sweeps} sweeps each")
         fewer = seeds - 1
         for name, structure in STRUCTURES.items():
@@ -92,12 +92,14 @@ def judge_within_seeds(trainings: Trainings) -> list[tuple[float, StandardError]
 
 
 def judge_unpaired(trainings: Trainings) -> list[tuple[float, StandardError]]:
-    """Judge differences of means: the larger of Welch's error and one pooled over trainings."""
+    """Judge differences of means: the larger of Welch's error and the pooled one."""
     counts = np.array([len(row) for row in trainings])
     variances = np.array([row.var(ddof=1) for row in trainings])
-    squares = variances * (counts - 1)
-    pooled = squares.sum() / (counts - 1).sum()
-    pooled_df = min((counts - 1).sum(), squares.sum() ** 2 / (squares**2 / (counts - 1)).sum())
+    shares = np.array([1 / 2, *[1 / (len(trainings) - 1) / 2] * (len(trainings) - 1)])
+    parts = shares * variances
+    pooled = parts.sum()
+    freedoms = [one.sum() ** 2 / (one**2 / (counts - 1)).sum() for one in (shares, parts)]
+    pooled_df = min(freedoms)
     found = []
     for number in range(1, len(trainings)):
         ends = [0, number]
