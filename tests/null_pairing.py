@@ -14,9 +14,10 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
+from kvlab.analysis.standard_errors import MIN_UNPAIRED, SEED_ALPHA
+
 Array = np.ndarray
 ALPHA = 0.05
-SEED_ALPHA = 0.05
 
 
 def one_factor(count: int) -> tuple[Array, Array]:
@@ -37,6 +38,7 @@ def three_factors() -> tuple[Array, Array]:
 DESIGNS = {
     "1 level": one_factor(1),
     "2 levels of one factor": one_factor(2),
+    "3 levels of one factor": one_factor(3),
     "5 levels of one factor": one_factor(5),
     "18 levels of one factor": one_factor(18),
     "4 levels of three factors": three_factors(),
@@ -103,16 +105,17 @@ def find_errors(values: Array, weights: Array, *, by_rule: bool = True) -> tuple
     explained = (within**2).sum(axis=(1, 2)) - (left**2).sum(axis=(1, 2))
     ratio = explained / (seeds - 1) / ((left**2).sum(axis=(1, 2)) / left_df)
     is_paired = stats.f.sf(ratio, seeds - 1, left_df)[:, None] < SEED_ALPHA
-    if not by_rule or len(weights) == 1:
+    if not by_rule or len(weights) < MIN_UNPAIRED:
         is_paired[:] = True
     variances = values.var(axis=2, ddof=1)
-    apart = find_errors_of_trainings(variances, np.full(cells, seeds), weights)
+    counts = np.full(cells, seeds)
+    apart = find_errors_of_trainings(variances, counts, weights, (left**2).sum(axis=2))
     found, degrees = (np.where(is_paired, *both) for both in zip(paired, apart, strict=True))
     return found, degrees
 
 
 def find_errors_of_trainings(
-    variances: Array, counts: Array, weights: Array
+    variances: Array, counts: Array, weights: Array, noise: Array
 ) -> tuple[Array, Array]:
     """Return the variances of differences of means, without pairs, and their degrees of freedom.
 
@@ -120,13 +123,16 @@ def find_errors_of_trainings(
         variances: Variance of the trainings (sweeps, cells).
         counts: Number of each cell's trainings.
         weights: Weights by effect and cell.
+        noise: Variances that the degrees of freedom are found with, but for a factor.
     """
     lengths = (weights**2).sum(axis=1)
     shares = (weights**2 / lengths[:, None]).mean(axis=0)
-    parts = shares * variances
-    equal = shares.sum() ** 2 / (shares**2 / (counts - 1)).sum()
-    df = np.minimum(equal, parts.sum(axis=1) ** 2 / (parts**2 / (counts - 1)).sum(axis=1))
-    pooled, df = parts.sum(axis=1)[:, None] * (weights**2 / counts).sum(axis=1), df[:, None]
+    equal, found = (
+        one.sum(axis=1) ** 2 / (one**2 / (counts - 1)).sum(axis=1)
+        for one in (shares[None], shares * noise)
+    )
+    df = np.minimum(equal, found)[:, None]
+    pooled = (shares * variances).sum(axis=1)[:, None] * (weights**2 / counts).sum(axis=1)
     single = weights**2 * variances[:, None, :] / counts
     own = single.sum(axis=2)
     welch = own**2 / (single**2 / (counts - 1)).sum(axis=2)
@@ -153,7 +159,7 @@ def move_seeds(cells: int, seeds: int, sweeps: int, random: np.random.Generator)
         rows = [random.normal(size=(sweeps, count)) for count in counts]
         variances = np.stack([row.var(axis=1, ddof=1) for row in rows], axis=1)
         means = np.stack([row.mean(axis=1) for row in rows], axis=1)
-        errors = find_errors_of_trainings(variances, counts, weights)
+        errors = find_errors_of_trainings(variances, counts, weights, variances)
         found = summarize(means @ weights.T, *errors, lengths)
         lines.append(f"  {fewer} each, {counts[0]} of the reference".ljust(46) + found)
     return lines

@@ -4,9 +4,10 @@ The unit is the *spread*: the standard deviation over seeds of the trainings of 
 equal in all cells. An effect is a weighted sum of trainings, so its standard error is the spread
 times the root of the sum of squared weights over the seeds that they share. Its interval holds for
 all claims together (Bonferroni). With looks the error is the claim's own. With a list of seeds it
-is pooled over trainings, as if seeds explained nothing; reports use the claim's own where it is
-larger. Where seeds explain much, intervals are narrower, and the report says by how much spreads
-are. The levels of serving have a noise of their own, which no design knows.
+is pooled, from three claims on over trainings, as if seeds explained nothing; reports use the
+claim's own where it is larger. Where seeds explain much, intervals are narrower, and the report
+says how much less differences spread. The levels of serving have a noise of their own, which no
+design knows.
 """
 
 import math
@@ -14,11 +15,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import TOLERANCE, Factors
 from kvlab.analysis.sequential import t_bounds
+from kvlab.analysis.standard_errors import MIN_UNPAIRED
 from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
 
@@ -72,16 +75,22 @@ class DesignPrecision:
         return min((math.hypot(*own.values()) for own in self.weights.values()), default=0.0)
 
     def _degrees_of_freedom(self) -> float:
-        """Return those of the error that is pooled over trainings of equal spread."""
-        if len(self.weights) == 1:
-            return self.fewest_seeds - 1
+        """Return those of the pooled error, for trainings of equal spread: Satterthwaite's."""
+        units = [
+            {key: weight / math.hypot(*own.values()) for key, weight in own.items()}
+            for own in self.weights.values()
+        ]
+        if len(units) < MIN_UNPAIRED:
+            cosines = (
+                sum(weight * theirs.get(key, 0.0) for key, weight in ours.items())
+                for ours, theirs in product(units, repeat=2)
+            )
+            return len(units) ** 2 / sum(one * one for one in cosines) * (self.fewest_seeds - 1)
         shares: Counter[Levels] = Counter()
-        for own in self.weights.values():
-            length = math.hypot(*own.values())
-            for key, weight in own.items():
-                shares[key] += (weight / length) ** 2
+        for own in units:
+            shares.update({key: weight**2 for key, weight in own.items()})
         parts = (share**2 / (self.seeds[key] - 1) for key, share in shares.items())
-        return len(self.weights) ** 2 / sum(parts)
+        return len(units) ** 2 / sum(parts)
 
     def look_bounds(self) -> dict[int, float]:
         """Return the |t| at which each look calls one of the claims, by its number of seeds."""

@@ -9,8 +9,9 @@ own and the pooled one.
 Equal seeds mean equal batches and equal initial weights. Whether that makes the trainings of
 different architectures alike is a question to the record, not an assumption: where an F test of the
 seeds (`SeedEffect`) finds that they explain something, variances are those of differences within a
-seed; elsewhere they are those of trainings, which have more degrees of freedom. A single difference
-is tested by its paired t-test.
+seed; elsewhere they are those of trainings, which have more degrees of freedom. One or two
+differences always keep their pairs: where their cells spread unequally, errors of trainings after
+such a test are wrong in 6 to 7% of sweeps of two or three seeds.
 
 *Within seeds*: the variance over seeds of each difference, divided by the squared length of its
 contrast, estimates the variance of a training. The degrees of freedom of the average are
@@ -24,7 +25,7 @@ that was seen at fewer seeds than another gets fewer in proportion.
 variances, times their squared weights. So a baseline that all levels are compared with has half of
 it: were all trainings to count alike, a baseline that is noisier than its levels would make too
 many differences wrong together. The degrees of freedom are Satterthwaite's, too, the fewer of those
-with equal and with the trainings' own variances.
+with equal variances and with the residual ones.
 
 Where a difference's own error is the larger, its degrees of freedom are the geometric mean of the
 pooled and its own; at two seeds of differences within seeds its own single one.
@@ -48,6 +49,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 SEED_ALPHA = 0.05
 """Probability of the F test of seeds to find an effect where there is none."""
+
+MIN_UNPAIRED = 3
+"""Differences from which on pairs may be given up; with fewer, intervals are wrong too often."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,13 @@ def pool_variance(
     matrix /= np.sqrt((matrix**2).sum(axis=1, keepdims=True))
     used = [values[key] for key in keys]
     seeds = measure_seed_effect(used)
-    is_paired = len(differences) == 1 or seeds is None or seeds.is_found
+    is_paired = len(differences) < MIN_UNPAIRED or seeds is None or seeds.is_found
     if is_paired:
         lengths = [math.fsum(weight * weight for weight in one.values()) for one in weights]
         variance, df = _pool_within_seeds(differences, lengths, matrix, used)
     else:
         counts = [len(one) - 1 for one in differences]
-        variance, df = _pool_over_trainings(counts, matrix, [own[key] for key in keys])
+        variance, df = _pool_over_trainings(counts, matrix, [own[key] for key in keys], used)
     most = max(len(one) for one in differences)
     return PooledVariance(variance, df, most, len(differences), is_paired, own)
 
@@ -206,17 +210,19 @@ def _pool_within_seeds(
 
 
 def _pool_over_trainings(
-    counts: Sequence[int], matrix: "Array", own: Sequence[tuple[float, int]]
+    counts: Sequence[int],
+    matrix: "Array",
+    own: Sequence[tuple[float, int]],
+    values: Sequence[Mapping[int, float]],
 ) -> tuple[float, float]:
     """Average the variance of differences of independent trainings; its degrees of freedom."""
     import numpy as np
 
     shares = np.average(matrix**2, axis=0, weights=counts)
     variances, freedom = np.array(own).T
-    parts = shares * variances
-    pooled = float(parts.sum())
-    fewest = [one.sum() ** 2 / (one**2 / freedom).sum() for one in (shares, parts) if one.any()]
-    return pooled, float(min(fewest))
+    parts = (shares, shares * _residual_variances(values))
+    df = min(float(one.sum() ** 2 / (one**2 / freedom).sum()) for one in parts)
+    return float((shares * variances).sum()), df
 
 
 def pool_errors(

@@ -98,7 +98,7 @@ def brute_force_best(table, higher):
     residuals = loss - loss.mean(1)[:, None] - loss.mean(0)[None, :] + loss.mean()
     left_df = (n_cells - 1) * (n_seeds - 1)
     of_seeds = n_cells * loss.mean(0).var(ddof=1) / ((residuals**2).sum() / left_df)
-    is_paired = n_cells == 2 or stats.f.sf(of_seeds, n_seeds - 1, left_df) < 0.05
+    is_paired = n_cells <= 3 or stats.f.sf(of_seeds, n_seeds - 1, left_df) < 0.05
     contrasts = np.hstack([-np.ones((n_cells - 1, 1)), np.eye(n_cells - 1)])
     pooled, effective = differences.var(axis=1, ddof=1).mean() / 2, math.inf
     for noise in (np.ones(n_cells), (residuals**2).sum(1)):
@@ -108,7 +108,7 @@ def brute_force_best(table, higher):
     if not is_paired:
         shares = (contrasts**2).mean(axis=0) / 2
         pooled, effective = shares @ variances, math.inf
-        for parts in (shares, shares * variances):
+        for parts in (shares, shares * (residuals**2).sum(1)):
             effective = min(effective, (n_seeds - 1) * parts.sum() ** 2 / (parts**2).sum())
     left, bounds = [], {}
     for one in range(n_cells):

@@ -86,10 +86,11 @@ def test_where_seeds_explain_nothing_the_variance_is_that_of_the_trainings():
     differences = [dict(enumerate((values[n] - values[0]).tolist())) for n in range(1, 5)]
     pooled = pool_variance(differences, weights, rows)
     own, shares = values.var(axis=1, ddof=1), np.array([1 / 2, *[1 / 8] * 4])
-    parts = shares * own
+    left = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    parts, residual = shares * own, shares * (left**2).sum(axis=1)
     assert not pooled.is_paired
     assert pooled.variance == pytest.approx(parts.sum())
-    freedoms = [3 * one.sum() ** 2 / (one**2).sum() for one in (shares, parts)]
+    freedoms = [3 * one.sum() ** 2 / (one**2).sum() for one in (shares, residual)]
     assert pooled.df == pytest.approx(min(freedoms))
     for number, error in enumerate(pool_errors(differences, weights, rows), start=1):
         larger = max(own[number] + own[0], 2 * parts.sum())
@@ -104,6 +105,14 @@ def test_a_single_difference_has_its_paired_t_test():
     difference = dict(enumerate((values[1] - values[0]).tolist()))
     (error,) = pool_errors([difference], [{1: 1.0, 0: -1.0}], by_seed(values))
     assert (error.value, error.df) == (pytest.approx(stats.sem(values[1] - values[0])), 4)
+
+
+def test_two_differences_keep_their_pairs_whatever_seeds_explain():
+    values = table(3, 5, common=0, number=2)
+    differences = [dict(enumerate((row - values[0]).tolist())) for row in values[1:]]
+    weights = [{1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}]
+    assert not measure_seed_effect(list(by_seed(values).values())).is_found
+    assert pool_variance(differences, weights, by_seed(values)).is_paired
 
 
 def test_where_seeds_explain_most_the_errors_are_those_of_differences():

@@ -106,9 +106,9 @@ class PooledVariance:
         own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
         most_seeds = max(len(one.by_seed) for one, _ in differences)
         values = {name: values[name] for _, weights in differences for name in weights}
-        if len(differences) == 1 or do_seeds_explain(values):
+        if len(differences) < 3 or do_seeds_explain(values):
             return cls(*pool_within_seeds(differences, values), most_seeds, True, own)
-        return cls(*pool_over_trainings(differences, own), most_seeds, False, own)
+        return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own)
 
     def larger(self, one: Difference, weights: Mapping[Cell, float]) -> Difference:
         """Give a difference the larger of its own error and the pooled one."""
@@ -164,12 +164,14 @@ def pool_within_seeds(
 
 def pool_over_trainings(
     differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
+    values: Mapping[Cell, BySeed],
     own: Mapping[Cell, tuple[float, int]],
 ) -> tuple[float, float]:
     """Return the variance of a training from those of each difference's trainings, and its freedom.
 
     Args:
         differences: Each with the weight of every training in it.
+        values: Values of every training in them by seed.
         own: The variance of every training over its seeds, with its degrees of freedom.
     """
     shares: dict[Cell, float] = {}
@@ -179,9 +181,12 @@ def pool_over_trainings(
             part = weight**2 / squared_length(weights) * (len(one.by_seed) - 1) / degrees
             shares[name] = shares.get(name, 0.0) + part
     pooled = sum(share * own[name][0] for name, share in shares.items())
-    equal = 1 / sum(share**2 / own[name][1] for name, share in shares.items())
-    found = sum((share * own[name][0]) ** 2 / own[name][1] for name, share in shares.items())
-    return pooled, min(equal, pooled**2 / found)
+    freedoms = []
+    for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
+        parts = {name: share * noise[name] for name, share in shares.items()}
+        spread = sum(part**2 / own[name][1] for name, part in parts.items())
+        freedoms.append(sum(parts.values()) ** 2 / spread)
+    return pooled, min(freedoms)
 
 
 def squared_length(weights: Mapping[Cell, float]) -> float:
