@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from kvlab.analysis.standard_errors import MIN_UNPAIRED, SEED_ALPHA
+from kvlab.analysis.standard_errors import SEED_ALPHA, can_give_up_pairs
 
 Array = np.ndarray
 ALPHA = 0.05
@@ -105,7 +105,10 @@ def find_errors(values: Array, weights: Array, *, by_rule: bool = True) -> tuple
     explained = (within**2).sum(axis=(1, 2)) - (left**2).sum(axis=(1, 2))
     ratio = explained / (seeds - 1) / ((left**2).sum(axis=(1, 2)) / left_df)
     is_paired = stats.f.sf(ratio, seeds - 1, left_df)[:, None] < SEED_ALPHA
-    if not by_rule or len(weights) < MIN_UNPAIRED:
+    named = [
+        {cell: weight for cell, weight in enumerate(one) if weight} for one in weights.tolist()
+    ]
+    if not by_rule or not can_give_up_pairs(named):
         is_paired[:] = True
     variances = values.var(axis=2, ddof=1)
     counts = np.full(cells, seeds)

@@ -4,15 +4,14 @@ The unit is the *spread*: the standard deviation over seeds of the trainings of 
 equal in all cells. An effect is a weighted sum of trainings, so its standard error is the spread
 times the root of the sum of squared weights over the seeds that they share. Its interval holds for
 all claims together (Bonferroni). With looks the error is the claim's own. With a list of seeds it
-is pooled, from three claims on over trainings, as if seeds explained nothing; reports use the
-claim's own where it is larger. Where seeds explain much, intervals are narrower, and the report
+is pooled as in a report of a sweep whose seeds explain nothing; reports use the claim's own where
+it is larger. Where seeds explain much, intervals are narrower, and the report
 says how much less differences spread. The levels of serving have a noise of their own, which no
 design knows.
 """
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +20,7 @@ from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import TOLERANCE, Factors
 from kvlab.analysis.sequential import t_bounds
-from kvlab.analysis.standard_errors import MIN_UNPAIRED
+from kvlab.analysis.standard_errors import can_give_up_pairs
 from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
 
@@ -80,15 +79,15 @@ class DesignPrecision:
             {key: weight / math.hypot(*own.values()) for key, weight in own.items()}
             for own in self.weights.values()
         ]
-        if len(units) < MIN_UNPAIRED:
+        if not can_give_up_pairs(units):
             cosines = (
                 sum(weight * theirs.get(key, 0.0) for key, weight in ours.items())
                 for ours, theirs in product(units, repeat=2)
             )
             return len(units) ** 2 / sum(one * one for one in cosines) * (self.fewest_seeds - 1)
-        shares: Counter[Levels] = Counter()
-        for own in units:
-            shares.update({key: weight**2 for key, weight in own.items()})
+        shares: dict[Levels, float] = {}
+        for key, weight in (item for own in units for item in own.items()):
+            shares[key] = shares.get(key, 0.0) + weight**2
         parts = (share**2 / (self.seeds[key] - 1) for key, share in shares.items())
         return len(units) ** 2 / sum(parts)
 

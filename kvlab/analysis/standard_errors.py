@@ -9,9 +9,11 @@ own and the pooled one.
 Equal seeds mean equal batches and equal initial weights. Whether that makes the trainings of
 different architectures alike is a question to the record, not an assumption: where an F test of the
 seeds (`SeedEffect`) finds that they explain something, variances are those of differences within a
-seed; elsewhere they are those of trainings, which have more degrees of freedom. One or two
-differences always keep their pairs: where their cells spread unequally, errors of trainings after
-such a test are wrong in 6 to 7% of sweeps of two or three seeds.
+seed; elsewhere they are those of trainings, which have more degrees of freedom. Only three or more
+differences of single cells may so give up their pairs (`can_give_up_pairs`). With one or two whose
+cells spread unequally, errors of trainings are wrong in 6 to 7% of sweeps of two or three seeds. A
+mean over several settings is wrong in 6 to 8% where levels vary with the seed: its trainings then
+have noise in common that the F test of all cells does not find.
 
 *Within seeds*: the variance over seeds of each difference, divided by the squared length of its
 contrast, estimates the variance of a training. The degrees of freedom of the average are
@@ -52,6 +54,8 @@ SEED_ALPHA = 0.05
 
 MIN_UNPAIRED = 3
 """Differences from which on pairs may be given up; with fewer, intervals are wrong too often."""
+
+_PAIR = 2  # a cell and the one that it is compared with
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,15 @@ def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | N
     )
 
 
+def can_give_up_pairs(weights: Sequence[Mapping[Key, float]]) -> bool:
+    """Whether differences may be judged by errors of trainings, if seeds explain nothing.
+
+    Args:
+        weights: Of each difference, the weight of every training in it.
+    """
+    return len(weights) >= MIN_UNPAIRED and all(len(one) == _PAIR for one in weights)
+
+
 def pool_variance(
     differences: Sequence[Mapping[int, float]],
     weights: Sequence[Mapping[Key, float]],
@@ -181,7 +194,7 @@ def pool_variance(
     matrix /= np.sqrt((matrix**2).sum(axis=1, keepdims=True))
     used = [values[key] for key in keys]
     seeds = measure_seed_effect(used)
-    is_paired = len(differences) < MIN_UNPAIRED or seeds is None or seeds.is_found
+    is_paired = not can_give_up_pairs(weights) or seeds is None or seeds.is_found
     if is_paired:
         lengths = [math.fsum(weight * weight for weight in one.values()) for one in weights]
         variance, df = _pool_within_seeds(differences, lengths, matrix, used)

@@ -54,9 +54,8 @@ def test_a_single_claim_has_the_interval_of_a_t_test():
 
 
 def test_orthogonal_effects_share_all_degrees_of_freedom():
-    """All 8 cells have equal weights in all effects."""
     found = make_design(TWO_LEVELS, 3).half_widths()
-    expected = stats.t.isf(0.05 / 6, 8 * 2) * math.sqrt(8 * (1 / 4) ** 2 / 3)
+    expected = stats.t.isf(0.05 / 6, 3 * 2) * math.sqrt(8 * (1 / 4) ** 2 / 3)
     assert found == dict.fromkeys(["a=1", "b=1", "c=1"], pytest.approx(expected))
 
 

@@ -107,11 +107,21 @@ def test_a_single_difference_has_its_paired_t_test():
     assert (error.value, error.df) == (pytest.approx(stats.sem(values[1] - values[0])), 4)
 
 
-def test_two_differences_keep_their_pairs_whatever_seeds_explain():
-    values = table(3, 5, common=0, number=2)
-    differences = [dict(enumerate((row - values[0]).tolist())) for row in values[1:]]
-    weights = [{1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}]
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [{1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}],
+        [{3: 0.5, 2: 0.5, 1: -0.5, 0: -0.5}, {1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}],
+    ],
+    ids=["two differences", "a mean over settings"],
+)
+def test_few_differences_and_means_over_settings_keep_their_pairs(weights):
+    values = table(4, 5, common=0, number=2)
     assert not measure_seed_effect(list(by_seed(values).values())).is_found
+    differences = [
+        dict(enumerate(sum(weight * values[n] for n, weight in one.items()).tolist()))
+        for one in weights
+    ]
     assert pool_variance(differences, weights, by_seed(values)).is_paired
 
 

@@ -106,7 +106,8 @@ class PooledVariance:
         own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
         most_seeds = max(len(one.by_seed) for one, _ in differences)
         values = {name: values[name] for _, weights in differences for name in weights}
-        if len(differences) < 3 or do_seeds_explain(values):
+        can_be_apart = len(differences) > 2 and {len(own) for _, own in differences} == {2}
+        if not can_be_apart or do_seeds_explain(values):
             return cls(*pool_within_seeds(differences, values), most_seeds, True, own)
         return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own)
 
