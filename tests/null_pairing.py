@@ -1,134 +1,203 @@
-"""What pairing by seeds, and more seeds for the reference, do to the intervals of cells.
+"""What the rule for pairing by seeds, and more seeds for the reference, do to errors and intervals.
 
-    python -m tests.null_pairing [SWEEPS]
-
-Simulates cells that are compared with one reference and do not differ from it. For each structure
-of noise it prints how often any simultaneous interval excludes zero, with its standard error, and
-the median half width in spreads of a training: with the errors that the seeds ask for, with those
-of differences within a seed alone, and with the trainings of one seed of all cells given to the
-reference instead.
+`python -m tests.null_pairing` simulates sweeps whose levels do nothing, with arrays of all sweeps at
+once; `tests/analysis/test_null_pairing.py` holds that against `kvlab.analysis.standard_errors`. For
+each structure it prints how often any simultaneous interval excludes zero and the median half width
+in spreads of a training, by the rule and with differences within a seed always. Then it prints the
+same of one reference and other cells, with equal seeds and with seeds moved to the reference.
 """
 
-import sys
-from collections.abc import Callable, Sequence
+import argparse
+import itertools
+from collections.abc import Callable
 
 import numpy as np
+from scipy import stats
 
-from kvlab.analysis.standard_errors import PooledVariance, StandardError, pool_variance
-from kvlab.analysis.verdicts import judge_family
+from kvlab.analysis.standard_errors import SEED_ALPHA, can_give_up_pairs
 
+Array = np.ndarray
 ALPHA = 0.05
 
-Trainings = list[np.ndarray]
-"""Losses of each cell's trainings, the reference's first; in the order of their seeds."""
 
-STRUCTURES: dict[str, Callable[[int], tuple[list[float], float]]] = {
-    "equal": lambda cells: ([1.0] * (cells + 1), 0.0),
-    "seeds explain a fifth": lambda cells: ([1.0] * (cells + 1), 0.5),
-    "seeds explain half": lambda cells: ([1.0] * (cells + 1), 1.0),
-    "seeds explain most": lambda cells: ([1.0] * (cells + 1), 2.0),
-    "one cell 3 times as noisy": lambda cells: ([1.0] * cells + [3.0], 0.0),
-    "one cell 10 times as noisy": lambda cells: ([1.0] * cells + [10.0], 0.0),
-    "half of the cells twice as noisy": lambda cells: (
-        [1.0] * (cells + 1 - cells // 2) + [2.0] * (cells // 2),
-        0.0,
-    ),
-    "reference twice as noisy": lambda cells: ([2.0] + [1.0] * cells, 0.0),
-    "reference 4 times as noisy": lambda cells: ([4.0] + [1.0] * cells, 0.0),
+def one_factor(count: int) -> tuple[Array, Array]:
+    """Return levels by cell, and weights by effect and cell, of levels beside one baseline."""
+    levels = np.vstack([np.zeros(count), np.eye(count)])
+    return levels, np.hstack([-np.ones((count, 1)), np.eye(count)])
+
+
+def three_factors() -> tuple[Array, Array]:
+    """Return the same of the full design of two factors with two levels and one with three."""
+    cells = np.array(list(itertools.product((0, 1), (0, 1), (0, 1, 2))))
+    changes = ((0, 1), (1, 1), (2, 1), (2, 2))
+    levels = np.stack([cells[:, f] == level for f, level in changes], axis=1).astype(float)
+    base = np.stack([cells[:, f] == 0 for f, _ in changes], axis=1)
+    return levels, ((levels - base) / levels.sum(axis=0)).T
+
+
+DESIGNS = {
+    "1 level": one_factor(1),
+    "2 levels of one factor": one_factor(2),
+    "3 levels of one factor": one_factor(3),
+    "5 levels of one factor": one_factor(5),
+    "18 levels of one factor": one_factor(18),
+    "4 levels of three factors": three_factors(),
 }
-"""Structure -> spread of each cell's trainings, and of what all cells share at a seed."""
+
+Noise = Callable[[np.random.Generator, Array, tuple[int, int, int]], Array]
+"""``(random, levels by cell, shape)`` to the noise of trainings (sweeps, cells, seeds)."""
 
 
-def main(sweeps: int) -> None:
-    for cells, seeds in ((4, 3), (8, 3), (8, 5), (12, 5)):
-        print(f"{cells} cells, {seeds} seeds; {sweeps} sweeps each")
-        fewer = seeds - 1
-        for name, structure in STRUCTURES.items():
-            spreads, shared = structure(cells)
-            equal, moved = [seeds] * (cells + 1), [seeds + cells] + [fewer] * cells
-            rows = [
-                simulate(sweeps, spreads, shared, equal, judge_by_the_rule),
-                simulate(sweeps, spreads, shared, equal, judge_within_seeds),
-                simulate(sweeps, spreads, shared, moved, judge_unpaired),
-            ]
-            text = "   ".join(f"{e:6.2%} ± {s:.2%} {half:6.2f}" for e, s, half in rows)
-            print(f"  {name:34} {text}", flush=True)
+def scaled(factor: float, place: int) -> Noise:
+    """Return noise that is larger in one cell."""
+
+    def draw(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+        scales = np.ones(len(levels))
+        scales[place] = factor
+        return random.normal(size=shape) * scales[:, None]
+
+    return draw
 
 
-def simulate(
-    sweeps: int,
-    spreads: Sequence[float],
-    shared: float,
-    seeds: Sequence[int],
-    judge: Callable[[Trainings], list[tuple[float, StandardError]]],
-) -> tuple[float, float, float]:
-    """Return the share of sweeps with a false interval, its error, and the median half width."""
-    random, wrong, halves = np.random.default_rng(1), 0, []
-    for _ in range(sweeps):
-        common = random.normal(0.0, shared, max(seeds))
-        trainings = [
-            random.normal(0.0, spread, count) + common[:count]
-            for spread, count in zip(spreads, seeds, strict=True)
+def noisy_level(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+    return random.normal(size=shape) * (1 + 9 * levels[:, 0])[:, None]
+
+
+def level_by_seed(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+    together = random.normal(size=(shape[0], levels.shape[1], shape[2]))
+    return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels, together)
+
+
+NOISES: dict[str, Noise] = {
+    "alike": scaled(1, 0),
+    "skewed": lambda random, _levels, shape: random.exponential(size=shape),
+    "a cell 10 times": scaled(10, -1),
+    "a level 10 times": noisy_level,
+    "baseline 3 times": scaled(3, 0),
+    "baseline 10 times": scaled(10, 0),
+    "levels by seed": level_by_seed,
+}
+
+
+def find_errors(values: Array, weights: Array, *, by_rule: bool = True) -> tuple[Array, Array]:
+    """Return the variances of mean differences and their degrees of freedom (sweeps, effects).
+
+    Args:
+        values: Losses (sweeps, cells, seeds).
+        weights: Weights by effect and cell.
+        by_rule: Whether pairing is used only where the F test finds it; else always.
+    """
+    cells, seeds = values.shape[1:]
+    lengths = (weights**2).sum(axis=1)
+    within = values - values.mean(axis=2, keepdims=True)
+    left = within - within.mean(axis=1, keepdims=True)
+    own = np.einsum("kc,xcs->xks", weights, values).var(axis=2, ddof=1)
+    unit = weights / np.sqrt(lengths)[:, None]
+    freedoms = []
+    for noise in (np.ones((1, cells)), (left**2).sum(axis=2)):
+        covariance = np.einsum("kc,xc,jc->xkj", unit, noise, unit)
+        trace = np.einsum("xkk->x", covariance)
+        freedoms.append((seeds - 1) * trace**2 / (covariance**2).sum(axis=(1, 2)))
+    pooled, df = (own / lengths).mean(axis=1)[:, None] * lengths, np.minimum(*freedoms)[:, None]
+    own_df = np.ones_like(df) if seeds == 2 else np.sqrt(df * (seeds - 1))
+    paired = np.maximum(pooled, own) / seeds, np.where(pooled >= own, df, own_df)
+    left_df = (cells - 1) * (seeds - 1)
+    explained = (within**2).sum(axis=(1, 2)) - (left**2).sum(axis=(1, 2))
+    ratio = explained / (seeds - 1) / ((left**2).sum(axis=(1, 2)) / left_df)
+    is_paired = stats.f.sf(ratio, seeds - 1, left_df)[:, None] < SEED_ALPHA
+    named = [
+        {cell: weight for cell, weight in enumerate(one) if weight} for one in weights.tolist()
+    ]
+    if not by_rule or not can_give_up_pairs(named):
+        is_paired[:] = True
+    variances = values.var(axis=2, ddof=1)
+    counts = np.full(cells, seeds)
+    apart = find_errors_of_trainings(variances, counts, weights, (left**2).sum(axis=2))
+    found, degrees = (np.where(is_paired, *both) for both in zip(paired, apart, strict=True))
+    return found, degrees
+
+
+def find_errors_of_trainings(
+    variances: Array, counts: Array, weights: Array, noise: Array
+) -> tuple[Array, Array]:
+    """Return the variances of differences of means, without pairs, and their degrees of freedom.
+
+    Args:
+        variances: Variance of the trainings (sweeps, cells).
+        counts: Number of each cell's trainings.
+        weights: Weights by effect and cell.
+        noise: Variances that the degrees of freedom are found with, but for a factor.
+    """
+    lengths = (weights**2).sum(axis=1)
+    shares = (weights**2 / lengths[:, None]).mean(axis=0)
+    equal, found = (
+        one.sum(axis=1) ** 2 / (one**2 / (counts - 1)).sum(axis=1)
+        for one in (shares[None], shares * noise)
+    )
+    df = np.minimum(equal, found)[:, None]
+    pooled = (shares * variances).sum(axis=1)[:, None] * (weights**2 / counts).sum(axis=1)
+    single = weights**2 * variances[:, None, :] / counts
+    own = single.sum(axis=2)
+    welch = own**2 / (single**2 / (counts - 1)).sum(axis=2)
+    return np.maximum(pooled, own), np.where(pooled >= own, df, np.sqrt(df * welch))
+
+
+def summarize(differences: Array, variances: Array, df: Array, lengths: Array) -> str:
+    """Return the rate of sweeps with a false interval, its error, and the median half width."""
+    reach = stats.t.isf(ALPHA / 2 / differences.shape[1], df) * np.sqrt(variances)
+    rate = float((np.abs(differences) > reach).any(axis=1).mean())
+    error = (rate * (1 - rate) / len(differences)) ** 0.5
+    return f"{rate:6.1%} ± {error:.1%} {np.median(reach / np.sqrt(lengths)):7.2f}"
+
+
+def move_seeds(cells: int, seeds: int, sweeps: int, random: np.random.Generator) -> list[str]:
+    """Describe equal seeds, by the rule, and then as many trainings of which the reference has more."""
+    _, weights = one_factor(cells)
+    lengths = np.full(cells, 2.0)
+    values = random.normal(size=(sweeps, cells + 1, seeds))
+    equal = summarize(values.mean(axis=2) @ weights.T, *find_errors(values, weights), lengths)
+    lines = [f"{cells} cells, {seeds} seeds each".ljust(46) + equal]
+    for fewer in range(seeds - 1, 1, -1):
+        counts = np.array([seeds + cells * (seeds - fewer), *[fewer] * cells])
+        rows = [random.normal(size=(sweeps, count)) for count in counts]
+        variances = np.stack([row.var(axis=1, ddof=1) for row in rows], axis=1)
+        means = np.stack([row.mean(axis=1) for row in rows], axis=1)
+        errors = find_errors_of_trainings(variances, counts, weights, variances)
+        found = summarize(means @ weights.T, *errors, lengths)
+        lines.append(f"  {fewer} each, {counts[0]} of the reference".ljust(46) + found)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=5000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 5))
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument("--only", default="", help="designs whose names contain this")
+    options = parser.parse_args()
+    print(
+        f"{'design, noise, seeds, spread of a seed':60}  by the rule   half   always paired   half"
+    )
+    for (design, (levels, weights)), (name, noise), seeds, common in itertools.product(
+        DESIGNS.items(), NOISES.items(), options.seeds, (0.0, 0.5, 1.0)
+    ):
+        if options.only not in design:
+            continue
+        random = np.random.default_rng(options.seed)
+        shape = (options.sweeps, len(levels), seeds)
+        values = noise(random, levels, shape)
+        values = values + common * random.normal(size=(shape[0], 1, seeds))
+        differences = values.mean(axis=2) @ weights.T
+        found = [
+            summarize(differences, *find_errors(values, weights, by_rule=by_rule), lengths)
+            for lengths in [(weights**2).sum(axis=1)]
+            for by_rule in (True, False)
         ]
-        values, errors = zip(*judge(trainings), strict=True)
-        tests = judge_family(values, errors, ALPHA, None, [1 / len(values)] * len(values))
-        wrong += any(test.low > 0 or test.high < 0 for test in tests)
-        halves += [(test.high - test.low) / 2 for test in tests]
-    rate = wrong / sweeps
-    return rate, (rate * (1 - rate) / sweeps) ** 0.5, float(np.median(halves))
-
-
-def judge_by_the_rule(trainings: Trainings) -> list[tuple[float, StandardError]]:
-    """Judge paired differences with the errors of reports."""
-    return _judge(*_pool(trainings))
-
-
-def judge_within_seeds(trainings: Trainings) -> list[tuple[float, StandardError]]:
-    """Judge paired differences with the errors of differences within a seed."""
-    common = np.random.default_rng(0).normal(0.0, 1e6, len(trainings[0]))
-    differences, pooled = _pool([row + common for row in trainings])  # so much is always found
-    assert pooled.is_paired
-    return _judge(differences, pooled)
-
-
-def judge_unpaired(trainings: Trainings) -> list[tuple[float, StandardError]]:
-    """Judge differences of means: the larger of Welch's error and one pooled over trainings."""
-    counts = np.array([len(row) for row in trainings])
-    variances = np.array([row.var(ddof=1) for row in trainings])
-    squares = variances * (counts - 1)
-    pooled = squares.sum() / (counts - 1).sum()
-    pooled_df = min((counts - 1).sum(), squares.sum() ** 2 / (squares**2 / (counts - 1)).sum())
-    found = []
-    for number in range(1, len(trainings)):
-        ends = [0, number]
-        parts = variances[ends] / counts[ends]
-        own, of_pool = parts.sum(), pooled * (1 / counts[ends]).sum()
-        df = pooled_df
-        if own > of_pool:
-            welch = own**2 / (parts**2 / (counts[ends] - 1)).sum()
-            df = (welch * pooled_df) ** 0.5
-        error = StandardError(float(max(own, of_pool) ** 0.5), float(df))
-        found.append((float(trainings[number].mean() - trainings[0].mean()), error))
-    return found
-
-
-def _pool(trainings: Trainings) -> tuple[list[dict[int, float]], PooledVariance[int]]:
-    rows = {n: dict(enumerate(row.tolist())) for n, row in enumerate(trainings)}
-    differences = [dict(enumerate((row - trainings[0]).tolist())) for row in trainings[1:]]
-    weights = [{n: 1.0, 0: -1.0} for n in range(1, len(trainings))]
-    return differences, pool_variance(differences, weights, rows)
-
-
-def _judge(
-    differences: list[dict[int, float]], pooled: PooledVariance[int]
-) -> list[tuple[float, StandardError]]:
-    found = []
-    for number, one in enumerate(differences, start=1):
-        values = np.array(list(one.values()))
-        error = pooled.error({number: 1.0, 0: -1.0}, float(values.var(ddof=1)), len(values))
-        found.append((float(values.mean()), error))
-    return found
+        print(f"{design}, {name}, {seeds}, {common:g}".ljust(60), *found, flush=True)
+    for cells, seeds in ((4, 4), (8, 4), (8, 5), (18, 5)):
+        random = np.random.default_rng(options.seed)
+        print(*move_seeds(cells, seeds, options.sweeps, random), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main()

@@ -21,15 +21,20 @@ from typing import Literal
 import numpy as np
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
+from kvlab.analysis.went_wrong import find_wrong_trainings
 from tests.null_looks import list_names, print_tallies
 from tests.support.holm import holm_correction
 
 Factors = Mapping[str, tuple[str, ...]]
 Array = np.ndarray
 POWER_SIZE = 3.0
+WRONG_COST = 20.0
+TIES = {"serving": {"tied": {"serving.tie": "adjacent:2"}}}
 CHUNK = 1000
+NO_PAIRS = "seeds explain nothing"
 
 
 def binary(count: int) -> Factors:
@@ -89,6 +94,9 @@ class Structure:
         noise: Noise of the trainings.
         one_factor: Whether the cells are the baseline and each other level alone.
         has_trial: ``(index of the cell, seed)`` to whether the trial has ended.
+        common: Spread of what all trainings share at a seed. Where it is 0, seeds explain nothing.
+        served: Spread that ties at serving add, by that of a training.
+        goes_wrong: Probability that a training of the first level goes wrong, by `WRONG_COST`.
         diverges: Of which side of the first level the worse half of the trainings diverges.
         effects: True cost of each level, in deviations of one training; the rest have none.
         margin: A cost that does not matter.
@@ -99,6 +107,9 @@ class Structure:
     noise: Noise = alike
     one_factor: bool = False
     has_trial: Callable[[int, int], bool] = lambda _cell, _seed: True
+    common: float = 10.0
+    served: float = 1.0
+    goes_wrong: float = 0.0
     diverges: Literal["", "level", "baseline"] = ""
     effects: tuple[float, ...] = ()
     margin: float | None = None
@@ -118,7 +129,9 @@ class Structure:
 
     def truth(self) -> dict[str, float]:
         effects = (*self.effects, *(0.0,) * (len(self.level_names) - len(self.effects)))
-        return dict(zip(self.level_names, effects, strict=True))
+        found = dict(zip(self.level_names, effects, strict=True))
+        found[self.level_names[0]] += self.goes_wrong * WRONG_COST
+        return found
 
 
 def simulate(
@@ -126,7 +139,7 @@ def simulate(
     sweeps: int,
     random: np.random.Generator,
     *,
-    hides_divergence: bool = False,
+    as_before: bool = False,
 ) -> Iterator[list[Effect]]:
     """Yield the effects of one simulated sweep after the other, as a report has them.
 
@@ -134,7 +147,7 @@ def simulate(
         structure: The kind of sweep.
         sweeps: Number of sweeps.
         random: Source of the noise.
-        hides_divergence: Record diverged trials as failed: as reports took them before.
+        as_before: Record diverged trials as failed, and flag no training that went wrong.
     """
     cells = structure.cells
     trained = [tuple("plain" if level == "tied" else level for level in c) for c in cells]
@@ -149,7 +162,9 @@ def simulate(
             for c in cells
         ]
     )  # fmt: skip
-    costs = in_cells @ np.array(list(structure.truth().values()))
+    planted = (*structure.effects, *(0.0,) * (len(structure.level_names) - len(structure.effects)))
+    costs = in_cells @ np.array(planted)
+    estimand = Estimand(cells, structure.factors, TIES)
     rows = {
         c: {
             s: TrialRow(c, s, f"{n}.{s}", "done", f"{place[n]}.{s}", {"loss": 0.0})
@@ -161,8 +176,11 @@ def simulate(
     for start in range(0, sweeps, CHUNK):
         count = min(CHUNK, sweeps - start)
         noise = structure.noise(random, levels, structure.seeds, count)
-        served = random.normal(size=(count, len(cells), structure.seeds))
-        shared = 10 * random.normal(size=(count, 1, structure.seeds))
+        if structure.goes_wrong:
+            is_wrong = random.random(noise.shape) < structure.goes_wrong
+            noise = noise + WRONG_COST * is_wrong * (levels[:, 0] > 0)[:, None]
+        served = structure.served * random.normal(size=(count, len(cells), structure.seeds))
+        shared = structure.common * random.normal(size=(count, 1, structure.seeds))
         is_tied = np.array([float("tied" in c) for c in cells])[:, None]
         losses = noise[:, place] + shared + costs[:, None] + is_tied * served
         sides = {"level": levels[:, 0] > 0, "baseline": levels[:, 0] == 0}
@@ -173,10 +191,20 @@ def simulate(
                 for seed, row in by_seed.items():
                     row.measurements["loss"] = one[number][seed]
                     if structure.diverges:
-                        status = "failed" if hides_divergence else "diverged"
+                        status = "failed" if as_before else "diverged"
                         has_ended = not is_bad[place[number]][seed]
                         rows[levels_of][seed] = replace(row, status="done" if has_ended else status)
-            yield estimate_main_effects(rows, structure.factors, "loss", margin=structure.margin)
+            effects = estimate_main_effects(
+                rows, structure.factors, "loss", estimand=estimand, margin=structure.margin
+            )
+            if structure.goes_wrong and not as_before:
+                wrong = {training.split(".")[0] for training in find_wrong_trainings(rows)}
+                names = {c: str(place[n]) for n, c in enumerate(cells)}
+                effects = [
+                    replace(e, went_wrong=len(wrong & {names[c] for c in e.weights}))
+                    for e in effects
+                ]
+            yield effects
 
 
 @dataclass
@@ -200,14 +228,12 @@ def is_false(effect: Effect, truth: float) -> bool:
     }.get(name, False)
 
 
-def measure(
-    structure: Structure, sweeps: int, seed: int, *, hides_divergence: bool = False
-) -> Rates:
+def measure(structure: Structure, sweeps: int, seed: int, *, as_before: bool = False) -> Rates:
     """Return how often the statements about a structure are false."""
     truth = structure.truth()
     own = report = covered = undecided = tested = 0
     random = np.random.default_rng(seed)
-    for effects in simulate(structure, sweeps, random, hides_divergence=hides_divergence):
+    for effects in simulate(structure, sweeps, random, as_before=as_before):
         null = [e for e in effects if e.is_tested and truth[e.name] == 0]
         p_values = holm_correction([e.estimate.p for e in null])  # of effects that have none
         own += min(p_values, default=1.0) <= ALPHA
@@ -244,16 +270,21 @@ def list_structures() -> dict[str, Structure]:
         for noise in noises:
             name = f"{noise.__name__.replace('_', ' ')}, {seeds} seeds"
             found[f"1 level, {name}"] = Structure(binary(1), seeds, noise)
-            found[f"5 levels of one factor, {name}"] = Structure(ONE_OF_5, seeds, noise)
-            found[f"4 levels of three factors, {name}"] = Structure(THREE, seeds, noise)
-        found[f"18 levels of one factor, {seeds} seeds"] = Structure(ONE_OF_18, seeds)
-        found[f"18 levels, noisy baseline, {seeds} seeds"] = Structure(
-            ONE_OF_18, seeds, noisy_baseline
-        )
+            for design, factors in (("5 levels of one factor", ONE_OF_5),
+                                    ("4 levels of three factors", THREE)):  # fmt: skip
+                found[f"{design}, {name}"] = Structure(factors, seeds, noise)
+                found[f"{design}, {name}, {NO_PAIRS}"] = Structure(factors, seeds, noise, common=0)
+        for noise in (alike, noisy_baseline):
+            name = f"18 levels, {noise.__name__.replace('_', ' ')}, {seeds} seeds"
+            found[name] = Structure(ONE_OF_18, seeds, noise)
+            found[f"{name}, {NO_PAIRS}"] = Structure(ONE_OF_18, seeds, noise, common=0)
         found[f"5 factors, one at a time, {seeds} seeds"] = Structure(
             binary(5), seeds, one_factor=True
         )
-        found[f"serving ties, {seeds} seeds"] = Structure(SERVED, seeds)
+        for size in (1, 10):
+            name = f"serving ties of {size} times the spread, {seeds} seeds"
+            found[name] = Structure(SERVED, seeds, served=size)
+            found[f"{name}, {NO_PAIRS}"] = Structure(SERVED, seeds, served=size, common=0)
         found[f"4 levels, two of them costly, {seeds} seeds"] = Structure(
             THREE, seeds, effects=(50.0, 50.0)
         )
@@ -267,6 +298,10 @@ def list_structures() -> dict[str, Structure]:
             THREE, seeds, effects=(50.0, 50.0, 2.0, 2.0), margin=2.0
         )
     for seeds in (3, 5):
+        for design, factors in (("5 levels of one factor", ONE_OF_5), ("4 levels", THREE)):
+            found[f"{design}, trainings of one go wrong, {seeds} seeds"] = Structure(
+                factors, seeds, goes_wrong=0.2, margin=3.0
+            )
         found[f"5 levels, trials missing, {seeds} seeds"] = Structure(
             ONE_OF_5, seeds, has_trial=lambda cell, seed: cell < 3 or seed < 2
         )
@@ -312,8 +347,8 @@ def main() -> None:
         start = time.monotonic()
         rates = measure(structure, options.sweeps, options.seed)
         line = f"{name:62} {rates.own:6.3f} {rates.report:7.3f} {rates.coverage:9.3f}"
-        if structure.diverges:
-            before = measure(structure, options.sweeps, options.seed, hides_divergence=True)
+        if structure.diverges or structure.goes_wrong:
+            before = measure(structure, options.sweeps, options.seed, as_before=True)
             line += f"  (before: {before.report:.3f})"
         elif structure.noise is alike and not structure.effects:
             powers = measure_power(structure, max(1, options.sweeps // 10), options.seed)

@@ -5,9 +5,13 @@ at a factor e, as in twelve-layers) with noise of a training and of a seed, at t
 seeds, and tunes twice: as they are, and with 0.1 nats added to one of the nine trainings. Means are
 the same functions with means over seeds in place of `polish_losses`. It fails if the medians' rate
 moves by more than `LIMIT` in 9 of 10 sweeps, or if a tuned rate's standard error is told too small.
+
+Then it simulates sweeps of `CELLS` cells that are equal at their best rates, each tuned by itself,
+one of them with such a training, and counts those in which a report calls any of them different.
 """
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -16,14 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 
+import numpy as np
+
 from kvlab.analysis import tuning
+from kvlab.analysis.standard_errors import pool_errors
 from kvlab.analysis.tuning import Optimum, TunedPoint, find_optimum, propose_value
+from kvlab.analysis.verdicts import judge_family
 
 GRID = (4e-3, 8e-3, 16e-3)
 SEEDS = (100, 101, 102)
 CURVATURE, SEED_SPREAD, SHIFT = 0.1, 0.02, 0.1
 NOISES = (0.005, 0.01, 0.02)
 """Deviations of a training from others at its seed and rate, in nats."""
+CELLS = 6
 LIMIT = 0.12
 """Of nine tenths of the moves, where the noise is 0.01 or less."""
 
@@ -59,10 +68,11 @@ class Moves:
 class Trainings:
     """Losses of the trainings of one sweep by rate and seed: the same however often they are asked."""
 
-    def __init__(self, draw: random.Random, noise: float):
+    def __init__(self, draw: random.Random, noise: float, seeds: Sequence[int] = SEEDS):
         self.best = math.exp(draw.uniform(math.log(GRID[0] * 1.1), math.log(GRID[-1] / 1.1)))
-        self._bad = (draw.choice(GRID), draw.choice(SEEDS))
-        self._shared = {seed: draw.gauss(0, SEED_SPREAD) for seed in SEEDS}
+        self._seeds = seeds
+        self._bad = (draw.choice(GRID), draw.choice(seeds))
+        self._shared = {seed: draw.gauss(0, SEED_SPREAD) for seed in seeds}
         self._own: dict[tuple[float, int], float] = {}
         self._draw, self._noise = draw, noise
 
@@ -75,7 +85,7 @@ class Trainings:
 
     def _point(self, rate: float, has_bad: bool) -> TunedPoint:
         losses = {}
-        for seed in SEEDS:
+        for seed in self._seeds:
             own = self._own.setdefault((rate, seed), self._draw.gauss(0, self._noise))
             shift = SHIFT if has_bad and (rate, seed) == self._bad else 0.0
             away = math.log(rate / self.best)
@@ -101,6 +111,29 @@ def simulate(noise: float, sweeps: int, seed: int = 0) -> dict[str, Moves]:
     return found
 
 
+def simulate_sweeps(
+    noise: float, sweeps: int, tuning_seeds: Sequence[int], seeds: int, has_bad: bool
+) -> float:
+    """Return how often a report calls any of several equal cells different, at their tuned rates."""
+    draw, wrong = random.Random(1), 0
+    weights = [{number: 1.0, 0: -1.0} for number in range(1, CELLS)]
+    for _ in range(sweeps):
+        rows = {}
+        common = [draw.gauss(0, SEED_SPREAD) for _ in range(seeds)]
+        for number in range(CELLS):
+            trainings = Trainings(draw, noise, tuning_seeds)
+            value = trainings.tune(has_bad=has_bad and number == 1).value
+            assert value is not None, "nothing fails here"
+            cost = CURVATURE * math.log(value / trainings.best) ** 2
+            rows[number] = {s: one + cost + draw.gauss(0, noise) for s, one in enumerate(common)}
+        differences = [{s: rows[n][s] - rows[0][s] for s in rows[0]} for n in range(1, CELLS)]
+        errors = pool_errors(differences, weights, rows)
+        values = [float(np.mean(list(one.values()))) for one in differences]
+        tests = judge_family(values, errors, 0.05)
+        wrong += any(test.low > 0 or test.high < 0 for test in tests)
+    return wrong / sweeps
+
+
 def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(statistics.fmean(value * value for value in values))
 
@@ -122,6 +155,16 @@ def main() -> int:
             )
         fails |= found["medians"].honesty() < 0.95
         fails |= noise <= NOISES[1] and found["medians"].tenth() > LIMIT
+    print(
+        "\n| noise of a training | seeds | tuned at 3 seeds | one went wrong | 1 seed | one went wrong |"
+    )
+    print("|---|---|---|---|---|---|")
+    for noise, seeds in itertools.product(NOISES, (3, 5)):
+        rates = [
+            simulate_sweeps(noise, max(1, sweeps // 2), tuned, seeds, has_bad)
+            for tuned, has_bad in itertools.product((SEEDS, SEEDS[:1]), (False, True))
+        ]
+        print(f"| {noise} | {seeds} | {' | '.join(f'{rate:.1%}' for rate in rates)} |", flush=True)
     return int(fails)
 
 

@@ -2,21 +2,25 @@
 
 The unit is the *spread*: the standard deviation over seeds of the trainings of one cell, taken as
 equal in all cells. An effect is a weighted sum of trainings, so its standard error is the spread
-times the root of the sum of squared weights over seeds. Its interval holds for all claims together
-(Bonferroni). With looks the error is the claim's own. With a list of seeds it is pooled; reports
-use the claim's own where it is larger, so their intervals are wider: by a quarter at three seeds,
-an eighth at five. The levels of serving have a noise of their own, which no design knows.
+times the root of the sum of squared weights over the seeds that they share. Its interval holds for
+all claims together (Bonferroni). With looks the error is the claim's own. With a list of seeds it
+is pooled as in a report of a sweep whose seeds explain nothing; reports use the claim's own where
+it is larger. Where seeds explain much, intervals are narrower, and the report
+says how much less differences spread. The levels of serving have a noise of their own, which no
+design knows.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import TOLERANCE, Factors
 from kvlab.analysis.sequential import t_bounds
+from kvlab.analysis.standard_errors import can_give_up_pairs
 from kvlab.analysis.statistics import sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels, TrialRow
 
@@ -56,30 +60,36 @@ class DesignPrecision:
         if not self.weights or self.fewest_seeds < 2:
             return {}
         lengths = {
-            claim: math.sqrt(sum(w * w / self.seeds[key] for key, w in weights.items()))
-            for claim, weights in self.weights.items()
+            claim: math.hypot(*own.values()) / math.sqrt(min(self.seeds[key] for key in own))
+            for claim, own in self.weights.items()
         }
         if self.looks:
             bound = self.look_bounds()[self.looks[-1]]
         else:
-            df = self._independent_claims() * (self.fewest_seeds - 1)
-            bound = t_quantile(1 - self.alpha / self.claims / 2, df)
+            bound = t_quantile(1 - self.alpha / self.claims / 2, self._degrees_of_freedom())
         return {claim: bound * length for claim, length in lengths.items()}
 
     def smallest_error(self) -> float:
         """Return the least standard error of a claim at one seed, in spreads; 0 without one."""
         return min((math.hypot(*own.values()) for own in self.weights.values()), default=0.0)
 
-    def _independent_claims(self) -> float:
-        """Return of how many independent claims the pooled error is: Satterthwaite's number."""
-        lengths = {name: math.hypot(*own.values()) for name, own in self.weights.items()}
-        cosines = (
-            sum(weight * theirs.get(key, 0.0) for key, weight in ours.items())
-            / (lengths[one] * lengths[other])
-            for one, ours in self.weights.items()
-            for other, theirs in self.weights.items()
-        )
-        return len(lengths) ** 2 / sum(cosine * cosine for cosine in cosines)
+    def _degrees_of_freedom(self) -> float:
+        """Return those of the pooled error, for trainings of equal spread: Satterthwaite's."""
+        units = [
+            {key: weight / math.hypot(*own.values()) for key, weight in own.items()}
+            for own in self.weights.values()
+        ]
+        if not can_give_up_pairs(units):
+            cosines = (
+                sum(weight * theirs.get(key, 0.0) for key, weight in ours.items())
+                for ours, theirs in product(units, repeat=2)
+            )
+            return len(units) ** 2 / sum(one * one for one in cosines) * (self.fewest_seeds - 1)
+        shares: dict[Levels, float] = {}
+        for key, weight in (item for own in units for item in own.items()):
+            shares[key] = shares.get(key, 0.0) + weight**2
+        parts = (share**2 / (self.seeds[key] - 1) for key, share in shares.items())
+        return len(units) ** 2 / sum(parts)
 
     def look_bounds(self) -> dict[int, float]:
         """Return the |t| at which each look calls one of the claims, by its number of seeds."""

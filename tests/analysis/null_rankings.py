@@ -9,21 +9,26 @@ import itertools
 import numpy as np
 
 from kvlab.analysis.rankings import Ranking
+from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.study import Study
 from kvlab.analysis.sweep_shifts import estimate_shifts
 from kvlab.analysis.trial_rows import TrialRow
+from kvlab.analysis.verdicts import judge_family
 from kvlab.store import Store
 
-STRUCTURES = (
-    "alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing",
-    "shared trainings", "tied at serving",
-)  # fmt: skip
+NO_PAIRS = ", no pairs"
+"""Of structures in which seeds explain nothing."""
+
+APART = ("alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing")
+SHARED = ("shared trainings", "tied at serving")
+STRUCTURES = (*(one + more for one in (*APART, *SHARED) for more in ("", NO_PAIRS)),)
 
 
 def draw_values(structure, random, cells, seeds):
     """Draw one sweep whose cells are equal in truth: (cells, seeds), NaN where missing."""
     noise = random.normal(size=(cells, seeds))
-    shared = 5 * random.normal(size=seeds)
+    shared = 0.0 if structure.endswith(NO_PAIRS) else 5 * random.normal(size=seeds)
+    structure = structure.removesuffix(NO_PAIRS)
     if structure == "one noisy cell":
         noise[0] *= 10
     elif structure == "spreads of 1 to 20":
@@ -50,10 +55,12 @@ def simulate_rankings(structure, cells, seeds, sweeps):
     Returns:
         ``best excluded``: the truly best cell is not among those that may be the best. Cells are
         equal, so this is the rate of the cell that is excluded most often. ``told apart``: the cell
-        with the best mean is called better than another cell, the worst of these rates.
+        with the best mean is called better than another cell, the worst of these rates. ``any
+        interval``: a simultaneous interval of a cell minus the first one excludes zero, judged as
+        by `kvlab.analysis.cell_comparisons`.
     """
     random = np.random.default_rng(sum(map(ord, structure)) + 100 * cells + seeds)
-    excluded, apart = np.zeros(cells), np.zeros(cells)
+    excluded, apart, outside = np.zeros(cells), np.zeros(cells), 0
     names = [(f"c{i}",) for i in range(cells)]
     for _ in range(sweeps):
         table = draw_values(structure, random, cells, seeds)
@@ -61,9 +68,9 @@ def simulate_rankings(structure, cells, seeds, sweeps):
             name: {seed: float(v) for seed, v in enumerate(row) if not np.isnan(v)}
             for name, row in zip(names, table, strict=True)
         }
-        pairs = structure in ("shared trainings", "tied at serving")
+        pairs = structure.startswith(SHARED)
         ids = {name: [f"{n // 2 if pairs else n}"] for n, name in enumerate(names)}
-        noisy = names[1::2] if structure == "tied at serving" else ()
+        noisy = names[1::2] if structure.startswith("tied at serving") else ()
         ranking = Ranking(values, names[0], ids, noisy=noisy)
         found = ranking.best(names)
         left = {found.levels, *found.rivals}
@@ -72,8 +79,17 @@ def simulate_rankings(structure, cells, seeds, sweeps):
         others = [bool(values[name]) and name != best for name in names]
         apart += [is_other and ranking.told_apart(best, name)
                   for is_other, name in zip(others, names, strict=True)]  # fmt: skip
-    rates = {"best excluded": excluded, "told apart": apart}
-    return {name: float(counts.max()) / sweeps for name, counts in rates.items()}
+        outside += any(test.low > 0 or test.high < 0 for test in judge_cells(ranking, names))
+    rates = {"best excluded": excluded.max(), "told apart": apart.max(), "any interval": outside}
+    return {name: float(count) / sweeps for name, count in rates.items()}
+
+
+def judge_cells(ranking, names):
+    """Judge all cells against the first one together."""
+    found = [ranking.difference(name, names[0]) for name in names[1:]]
+    tested = [one for one in found if one is not None and one.kind == "tested"]
+    errors = [StandardError(one.standard_error, one.df) for one in tested]
+    return judge_family([one.value for one in tested], errors, 0.05)
 
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "sharing": ("none", "trained")}
@@ -112,16 +128,20 @@ def simulate_comparisons(structure, paired, seeds, pairs):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweeps", type=int, default=1000)
-    sweeps = parser.parse_args().sweeps
-    print(f"{'structure':<20} cells seeds  best excluded  told apart")
+    parser.add_argument("--cells", type=int, nargs="+", default=(2, 6, 20))
+    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 5))
+    options = parser.parse_args()
+    sweeps = options.sweeps
+    print(f"{'structure':<28} cells seeds  best excluded  told apart  any interval")
     for structure in STRUCTURES:
-        for cells in (2, 6, 20):
-            for seeds in (2, 3, 5):
+        for cells in options.cells:
+            for seeds in options.seeds:
                 wrong = simulate_rankings(structure, cells, seeds, sweeps)
                 rates = f"{wrong['best excluded']:13.1%}  {wrong['told apart']:10.1%}"
-                print(f"{structure:<20} {cells:5} {seeds:5}  {rates}", flush=True)
+                rates += f"  {wrong['any interval']:12.1%}"
+                print(f"{structure:<28} {cells:5} {seeds:5}  {rates}", flush=True)
     print(f"\n{'structure':<20} {'seeds':<12} compare calls a change")
-    for structure in STRUCTURES[:-2]:
+    for structure in APART:
         for paired in (True, False):
             rate = simulate_comparisons(structure, paired, 3, max(1, sweeps // 10))
             print(f"{structure:<20} {'3 shared' if paired else '3 and 3 other':<13} {rate:21.1%}")

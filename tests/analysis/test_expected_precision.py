@@ -60,16 +60,19 @@ def test_orthogonal_effects_share_all_degrees_of_freedom():
 
 
 def test_levels_beside_one_baseline_share_fewer():
-    """Contrasts that correlate by 1/2 are worth 4K/(K+3) independent ones."""
+    """The baseline has half of the pool, each of K levels 1/(2K): worth 4K/(K+1) cells."""
     found = make_design(ONE_FACTOR, 5).half_widths()
-    expected = stats.t.isf(0.05 / 10, int(20 / 8 * 4)) * math.sqrt(2 / 5)
+    expected = stats.t.isf(0.05 / 10, 20 / 6 * 4) * math.sqrt(2 / 5)
     assert list(found.values()) == pytest.approx([expected] * 5)
 
 
-def test_more_seeds_of_the_baseline_narrow_all():
+def test_seeds_of_the_baseline_alone_tell_its_spread_but_enter_no_difference():
+    """Differences are means over the seeds that both cells have."""
     design = make_design(ONE_FACTOR, 4)
     more = DesignPrecision(5, design.weights, 0.05, {**design.seeds, ("base",): 12})
-    assert max(more.half_widths().values()) < 0.85 * max(design.half_widths().values())
+    freedom = 1 / (0.5**2 / 11 + 5 * 0.1**2 / 3)
+    expected = stats.t.isf(0.05 / 10, freedom) * math.sqrt(2 / 4)
+    assert list(more.half_widths().values()) == pytest.approx([expected] * 5)
 
 
 def test_levels_of_serving_have_no_spread_of_trainings():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvlab.analysis.rankings import Ranking
-from tests.analysis.null_rankings import simulate_rankings
+from tests.analysis.null_rankings import NO_PAIRS, simulate_rankings
 
 SERVING_GAP = {
     "plain": (4.7374881, 4.6134603, 4.5663203, 4.5998475, 4.491521),
@@ -86,51 +86,68 @@ def test_two_cells_are_the_paired_t_test():
 def brute_force_best(table, higher):
     """Multiple comparisons with the best, cell by cell and pair by pair.
 
-    The pooled variance is the mean variance over seeds of the differences from the first cell, over
-    the squared length of these contrasts. Its degrees of freedom are Satterthwaite's, from the
-    covariance of the contrasts with equal variances and with those of the residuals.
+    The pooled variance is the mean variance of the differences from the first cell, over the
+    squared length of these contrasts: over seeds of the differences where seeds explain something,
+    else of both cells' trainings. Its degrees of freedom are Satterthwaite's, with equal variances
+    and with those that were found.
     """
     loss = -table if higher else table
     n_cells, n_seeds = loss.shape
-    pooled = np.var(loss[1:] - loss[0], axis=1, ddof=1).mean() / 2
+    differences = loss[1:] - loss[0]
+    variances = loss.var(axis=1, ddof=1)
     residuals = loss - loss.mean(1)[:, None] - loss.mean(0)[None, :] + loss.mean()
+    left_df = (n_cells - 1) * (n_seeds - 1)
+    of_seeds = n_cells * loss.mean(0).var(ddof=1) / ((residuals**2).sum() / left_df)
+    is_paired = n_cells <= 3 or stats.f.sf(of_seeds, n_seeds - 1, left_df) < 0.05
     contrasts = np.hstack([-np.ones((n_cells - 1, 1)), np.eye(n_cells - 1)])
-    effective = math.inf
-    for variances in (np.ones(n_cells), (residuals**2).sum(1)):
-        covariance = contrasts @ np.diag(variances) @ contrasts.T
+    pooled, effective = differences.var(axis=1, ddof=1).mean() / 2, math.inf
+    for noise in (np.ones(n_cells), (residuals**2).sum(1)):
+        covariance = contrasts @ np.diag(noise) @ contrasts.T
         freedom = (n_seeds - 1) * np.trace(covariance) ** 2 / (covariance**2).sum()
         effective = min(effective, freedom)
+    if not is_paired:
+        shares = (contrasts**2).mean(axis=0) / 2
+        pooled, effective = shares @ variances, math.inf
+        for parts in (shares, shares * (residuals**2).sum(1)):
+            effective = min(effective, (n_seeds - 1) * parts.sum() ** 2 / (parts**2).sum())
     left, bounds = [], {}
     for one in range(n_cells):
         ends = {}
         for other in set(range(n_cells)) - {one}:
-            differences = loss[one] - loss[other]
-            own = differences.var(ddof=1)
-            freedom = effective if 2 * pooled >= own else math.sqrt(effective * (n_seeds - 1))
+            values = loss[one] - loss[other]
+            own, own_df = values.var(ddof=1), n_seeds - 1
+            if not is_paired:
+                pair = variances[[one, other]]
+                own, own_df = pair.sum(), (n_seeds - 1) * pair.sum() ** 2 / (pair**2).sum()
+            freedom = effective if 2 * pooled >= own else math.sqrt(effective * own_df)
             error = math.sqrt(max(own, 2 * pooled) / n_seeds)
-            ends[other] = differences.mean() - stats.t.isf(0.05 / (n_cells - 1), freedom) * error
+            ends[other] = values.mean() - stats.t.isf(0.05 / (n_cells - 1), freedom) * error
         bounds[one] = ends
         if max(ends.values()) <= 0:
             left.append(one)
     best = min(left, key=lambda one: loss[one].mean())
-    return best, set(left) - {best}, max([0, *(-bounds[i][best] for i in left if i != best)])
+    rivals = set(left) - {best}
+    return best, rivals, max([0, *(-bounds[i][best] for i in rivals)]), is_paired
 
 
 @pytest.mark.parametrize("higher", [False, True])
 def test_the_best_by_brute_force(higher):
     random = np.random.default_rng(7)
-    seen = set()
-    for _ in range(40):
+    seen, kinds = set(), set()
+    for number in range(40):
         n_cells, n_seeds = random.integers(2, 8), random.integers(3, 7)
         table = random.normal(0, 1, (n_cells, n_seeds)) + random.normal(0, 4, (n_cells, 1))
+        table += number % 2 * random.normal(0, 2, n_seeds)
         ranking = made(table, higher_is_better=higher)
         found = ranking.best(ranking.cells)
-        best, rivals, bound = brute_force_best(table, higher)
+        best, rivals, bound, is_paired = brute_force_best(table, higher)
         assert found.levels == (f"c{best}",)
         assert set(found.rivals) == {(f"c{i}",) for i in rivals}
         assert found.largest_loss == pytest.approx(bound)
         seen.add(len(rivals))
+        kinds.add(is_paired)
     assert {0, 1} < seen
+    assert kinds == {True, False}
 
 
 def test_one_seed_tells_nothing_apart():
@@ -179,12 +196,13 @@ def test_any_table_is_ranked(rows, share_trainings):
             assert (one.p > 0.05 + 1e-6) <= (one.low <= 0 <= one.high)
 
 
+@pytest.mark.parametrize("pairs", ["", NO_PAIRS])
 @pytest.mark.parametrize(
     "structure", ["alike", "one noisy cell", "levels by seed", "missing", "tied at serving"]
 )
-def test_null_sweeps(structure):
+def test_null_sweeps(structure, pairs):
     """Of 200 sweeps 5% are 10, with a standard error of 3."""
-    wrong = simulate_rankings(structure, cells=6, seeds=3, sweeps=200)
+    wrong = simulate_rankings(structure + pairs, cells=6, seeds=3, sweeps=200)
     assert max(wrong.values()) <= 0.05 + 2 * 0.0154, wrong
 
 

@@ -1,11 +1,15 @@
 """Pooled errors: against arithmetic by hand, simulated spreads, and small null sweeps."""
 
+from collections import Counter
+from itertools import product
+
 import numpy as np
 import pytest
 
-from kvlab.analysis.standard_errors import pool_errors
+from kvlab.analysis.standard_errors import pool_errors, pool_variance
 from tests.null_sweeps import (
     ONE_OF_5,
+    ONE_OF_18,
     THREE,
     Structure,
     binary,
@@ -53,14 +57,16 @@ def test_orthogonal_effects_have_k_times_s_minus_1_degrees_of_freedom():
 
 
 @pytest.mark.parametrize("design", ["one baseline cell", "seeds missing"])
-def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design):
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design, is_paired):
     """A variance with so many degrees of freedom has a relative variance of 2 / df."""
     random = np.random.default_rng(3)
     keys = ["base", *(f"l{n}" for n in range(6))]
     weights = [{"base": -1.0, key: 1.0} for key in keys[1:]]
     variances, degrees = [], []
     for _ in range(800):
-        values = {key: dict(enumerate(random.normal(size=5))) for key in keys}
+        common = 10 * random.normal(size=5) if is_paired else np.zeros(5)
+        values = {key: dict(enumerate(common + random.normal(size=5))) for key in keys}
         if design == "seeds missing":
             values = {
                 k: {s: v for s, v in one.items() if k in ("base", "l0", "l1") or s < 3}
@@ -69,10 +75,11 @@ def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design):
         differences = [
             {s: v - values["base"][s] for s, v in values[key].items()} for key in keys[1:]
         ]
-        found = pool_errors(differences, weights, values)
-        pooled = [(one, len(d)) for one, d in zip(found, differences, strict=True) if one.is_pooled]
-        variances.append(pooled[0][0].value ** 2 * pooled[0][1])
-        degrees.append(pooled[0][0].df)
+        pooled = pool_variance(differences, weights, values)
+        if pooled.is_paired == is_paired:
+            variances.append(pooled.variance)
+            degrees.append(pooled.df)
+    assert len(variances) > 600
     relative = np.var(variances) / np.mean(variances) ** 2
     assert 0.6 * 2 / relative < np.mean(degrees) <= 1.1 * 2 / relative
 
@@ -89,16 +96,26 @@ def test_levels_of_serving_keep_their_own_error():
 
 
 def test_an_error_is_never_smaller_than_the_levels_own():
-    for structure in (Structure(THREE, 3), Structure(ONE_OF_5, 2, level_by_seed)):
-        for effects in simulate(structure, 50, np.random.default_rng(5)):
-            for effect in effects:
-                assert effect.tested_error.value >= effect.estimate.standard_error * (1 - 1e-12)
+    """Its own is that of its differences where seeds explain something, else of its trainings."""
+    weights, kinds = [{0: -1.0, n: 1.0} for n in range(1, 5)], Counter()
+    for number, common in product(range(50), (0.0, 10.0)):
+        random = np.random.default_rng(number)
+        table = random.normal(size=(5, 3)) * random.uniform(1, 5, (5, 1))
+        table += common * random.normal(size=3)
+        for error, row in zip(contrasts(dict(enumerate(table)), weights), table[1:], strict=True):
+            paired, apart = np.var(row - table[0], ddof=1), np.var([row, table[0]], 1, ddof=1).sum()
+            own = paired if error.is_paired else apart
+            assert error.value**2 * 3 >= own * (1 - 1e-12)
+            kinds[error.is_paired] += 1
+    assert min(kinds.values()) > 100
 
 
 MOST = {
     "alike": Structure(THREE, 3),
+    "alike, seeds explain nothing": Structure(ONE_OF_5, 3, common=0),
     "one noisy cell": Structure(THREE, 3, one_noisy_cell),
     "noisy baseline cell": Structure(ONE_OF_5, 2, noisy_baseline),
+    "noisy baseline, seeds explain nothing": Structure(ONE_OF_18, 3, noisy_baseline, common=0),
     "levels that vary with the seed": Structure(THREE, 3, level_by_seed),
     "costly levels beside none": Structure(THREE, 3, effects=(50.0, 50.0)),
     "at the margin": Structure(THREE, 3, effects=(2.0, 2.0, 0.0, 0.0), margin=2.0),
@@ -128,7 +145,7 @@ def test_pooling_finds_more():
 def test_divergence_was_called_better():
     """Ten seeds, the worse half of a level diverges: what its survivors alone would say."""
     structure = Structure(binary(1), 10, diverges="level")
-    assert measure(structure, 200, 0, hides_divergence=True).report > 0.12
+    assert measure(structure, 200, 0, as_before=True).report > 0.12
     assert measure(structure, 200, 0).report <= 0.05
 
 

@@ -106,12 +106,10 @@ class PooledVariance:
         own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
         most_seeds = max(len(one.by_seed) for one, _ in differences)
         values = {name: values[name] for _, weights in differences for name in weights}
-        if do_seeds_explain(values):
+        can_be_apart = len(differences) > 2 and {len(own) for _, own in differences} == {2}
+        if not can_be_apart or do_seeds_explain(values):
             return cls(*pool_within_seeds(differences, values), most_seeds, True, own)
-        parts = [own[name] for name in values if name in own]
-        total, degrees = sum(v * df for v, df in parts), sum(df for _, df in parts)
-        fewest = total**2 / sum(v * v * df for v, df in parts)
-        return cls(total / degrees, min(degrees, fewest), most_seeds, False, own)
+        return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own)
 
     def larger(self, one: Difference, weights: Mapping[Cell, float]) -> Difference:
         """Give a difference the larger of its own error and the pooled one."""
@@ -163,6 +161,33 @@ def pool_within_seeds(
                 mean += freedom * covariance if one is other else 0.0
         freedoms.append(mean**2 / spread)
     return total / degrees, min(freedoms)
+
+
+def pool_over_trainings(
+    differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
+    values: Mapping[Cell, BySeed],
+    own: Mapping[Cell, tuple[float, int]],
+) -> tuple[float, float]:
+    """Return the variance of a training from those of each difference's trainings, and its freedom.
+
+    Args:
+        differences: Each with the weight of every training in it.
+        values: Values of every training in them by seed.
+        own: The variance of every training over its seeds, with its degrees of freedom.
+    """
+    shares: dict[Cell, float] = {}
+    degrees = sum(len(one.by_seed) - 1 for one, _ in differences)
+    for one, weights in differences:
+        for name, weight in weights.items():
+            part = weight**2 / squared_length(weights) * (len(one.by_seed) - 1) / degrees
+            shares[name] = shares.get(name, 0.0) + part
+    pooled = sum(share * own[name][0] for name, share in shares.items())
+    freedoms = []
+    for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
+        parts = {name: share * noise[name] for name, share in shares.items()}
+        spread = sum(part**2 / own[name][1] for name, part in parts.items())
+        freedoms.append(sum(parts.values()) ** 2 / spread)
+    return pooled, min(freedoms)
 
 
 def squared_length(weights: Mapping[Cell, float]) -> float:
