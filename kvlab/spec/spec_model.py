@@ -90,7 +90,7 @@ def example(value: Any, unit: str = "", /, *, default: str = "", **given: Any) -
         default: what holds where the key is left out, if that is no constant.
         given: other keys of the section that the example needs.
     """
-    facts = {"unit": unit, "computed_default": default, "given": given}
+    facts: dict[str, Any] = {"unit": unit, "computed_default": default, "given": given}
     return Field(
         examples=[value], json_schema_extra={name: fact for name, fact in facts.items() if fact}
     )
