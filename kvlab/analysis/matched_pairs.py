@@ -104,8 +104,9 @@ class Contrasts:
         """Yield the interactions with a non-zero weight in a sum of cells, smallest first."""
         import numpy as np
 
+        varied = [factor for factor, levels in self._factors.items() if len(levels) > 1]
         for size in ALIAS_SIZES:
-            for factors in combinations(self._factors, size):
+            for factors in combinations(varied, size):
                 columns = np.ones((len(self._cells), 1))
                 for factor in factors:
                     own = np.column_stack([self._column((term,)) for term in self._levels(factor)])

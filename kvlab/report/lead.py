@@ -169,7 +169,8 @@ def _describe_costs(study: Study) -> list[Span]:
 
     A level of serving is judged in every setting apart: its largest cost is named.
     """
-    effects = study.effects(study.primary_metric)
+    free = {effect.name for effect in _list_free_effects(study)}
+    effects = [one for one in study.effects(study.primary_metric) if one.name not in free]
     worse = [effect for effect in effects if _is_clearly_worse(study, effect)]
     found: dict[str, str] = {}
     for effect in worse:
@@ -189,19 +190,25 @@ def _describe_costs(study: Study) -> list[Span]:
     return [*spans, f"; and {more} more. " if more > 0 else ". "] if found else []
 
 
-def _describe_free_levels(study: Study) -> list[Span]:
-    """Say what factors do that save no byte, where it is more than the margin.
-
-    Their cells are references of others.
-    """
+def _list_free_effects(study: Study) -> list[Effect]:
+    """Return what factors do that save no byte, where it is more than the margin."""
     free, margin = study.estimand.free_levels, study.decide.margin or 0.0
+    if len(study.estimand.references) < 2:
+        return []
+    return [
+        effect
+        for effect in study.effects(study.primary_metric)
+        if all((effect.change[0][0], one) in free for one in study.factors[effect.change[0][0]][1:])
+        and effect.is_significant
+        and abs(effect.value) >= margin
+    ]
+
+
+def _describe_free_levels(study: Study) -> list[Span]:
+    """Say what factors do that save no byte: their cells are references of others."""
     spans: list[Span] = []
-    for effect in study.effects(study.primary_metric):
-        factor, _ = effect.change[0]
-        is_free = all((factor, level) in free for level in study.factors[factor][1:])
-        matters = effect.is_significant and abs(effect.value) >= margin
-        if is_free and matters and len(study.estimand.references) > 1:
-            value = format_difference(effect.metric, effect.value)
-            spans += ["; " if spans else "Without saving a byte: "]
-            spans += [Strong(effect.name), f" {value} ({effect.verdict})"]
+    for effect in _list_free_effects(study):
+        value = format_difference(effect.metric, effect.value)
+        spans += ["; " if spans else "Without saving a byte: "]
+        spans += [Strong(effect.name), f" {value} ({effect.verdict})"]
     return [*spans, "."] if spans else []

@@ -51,6 +51,13 @@ def test_aliases_of_the_textbook_half_fraction():
     assert aliases(contrasts, "b", "d") == {"ac"}
 
 
+def test_a_factor_with_one_level_changes_no_contrast():
+    factors = {"text": ("long",), **FACTORS}
+    contrasts = Contrasts([("long", *levels) for levels in HALF], factors)
+    assert aliases(contrasts, "a") == {"bcd"}
+    assert aliases(contrasts, "a", "b") == {"cd"}
+
+
 def test_aliases_of_a_resolution_three_fraction():
     """c = ab: every main effect is aliased with the interaction of the other two."""
     factors = dict.fromkeys("abc", ("off", "on"))
