@@ -46,6 +46,7 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy kvlab
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.code_size
 	@$(BIN)/python -m tests.checks
 	@echo "== compiling for GPUs that need not be here, interpreting their kernels"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_code -n auto --dist loadfile
