@@ -34,9 +34,8 @@ def count_code_lines(path: Path) -> int:
         tokens = [one for one in tokenize.tokenize(file.readline) if one.type not in _LAYOUT]
     lines = {line for one in tokens for line in range(one.start[0], one.end[0] + 1)}
     for node in ast.walk(ast.parse(path.read_bytes())):
-        # a string that stands alone is a docstring, of an attribute too
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
+        match node:  # a string that stands alone is a docstring, of an attribute too
+            case ast.Expr(value=ast.Constant(value=str())):
                 lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
