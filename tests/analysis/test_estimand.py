@@ -179,10 +179,12 @@ def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
 
 
 def test_tokens_of_the_weights_that_a_training_starts_from_count():
-    study = make_study()
+    """The levels are the sweep's own: another sweep, with other factors, may have run the trial."""
     source = {"heads": "mha", "position": "learned", "sharing": "none"}
+    trained = {"training.tokens": 125, "training.init_from": source}
+    study = make_study(patches={**PATCHES, "sharing": {**PATCHES["sharing"], "trained": trained}})
     for row in study.cells["mha", "learned", "trained"].values():
-        row.record["experiment"]["training"] = {"tokens": 125, "init_from": source}
+        row.record["experiment"]["training"] = {"tokens": 125, "init_from": {"phase": "first"}}
     assert study.trained_tokens(("mha", "learned", "trained")) == 1125
 
 

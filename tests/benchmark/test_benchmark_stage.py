@@ -207,7 +207,7 @@ def test_a_trial_may_measure_the_task_by_batch():
         ({"parts": ["limit"]}, "on CPU limit needs it; give bytes"),
         ({"memory": 10**9}, "add limit to parts"),
         ({"parts": ["task", "task"]}, "names one twice"),
-        ({"parts": ["speed"]}, "one of limit, task"),
+        ({"parts": ["speed"]}, "should be limit, task"),
     ],
 )
 def test_parts_that_cannot_be_measured_are_refused(settings, said):

@@ -110,7 +110,7 @@ def test_without_its_table_line_it_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "gpt2", "--only", "layers"])
     assert "invalid choice: 'layers'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="one of limit, task"):
+    with pytest.raises(ValueError, match="should be limit, task"):
         BenchmarkConfig(parts=["layers"])
     with pytest.raises((ValueError, UsageError)):
         Measurement(part="layers", metric="layers", variant="toy", value=1, unit="")

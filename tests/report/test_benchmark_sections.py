@@ -82,7 +82,7 @@ def table(section, name):
 
 def test_without_lines_there_are_no_sections(tmp_path):
     study = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
-    assert [make(study) for make in (report_benchmark_curves, report_roofline)] == [None] * 3
+    assert [make(study) for make in (report_benchmark_curves, report_roofline)] == [None] * 2
 
 
 def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):

@@ -115,7 +115,7 @@ def test_the_front_of_memory_is_of_differences_from_the_own_reference(tmp_path):
     found = Study.load(record.write(tmp_path / "store"), "made")
     points = {p.levels: p for p in memory_front(found)}
     assert {c: round(p.quality, 9) for c, p in points.items()} == {
-        ("mha", "learned"): 0.0, ("mha", "rope"): 0.0, **record.costs
+        ("mha", "learned"): 0.0, ("mha", "rope"): 0.0, **costs
     }  # fmt: skip
     # Both references cost nothing, and tie; gqa at 2,000 bytes is beaten by mqa+rope at 1,000.
     on_front = {c for c, p in points.items() if p.is_on_front}
