@@ -1,8 +1,8 @@
-"""The family error and the coverage of sweeps with looks, in small; see tests/null_looks.py."""
+"""The family error and the coverage of sweeps with looks, in small; see tests/studies/null_looks.py."""
 
 import pytest
 
-from tests.null_looks import STRUCTURES, simulate
+from tests.studies.null_looks import STRUCTURES, simulate
 
 SWEEPS = 300
 SLACK = 3 * (0.05 * 0.95 / SWEEPS) ** 0.5

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.standard_errors import pool_errors
-from tests.null_pairing import DESIGNS, NOISES, find_errors
+from tests.studies.null_pairing import DESIGNS, NOISES, find_errors
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvlab.analysis.rankings import Ranking
-from tests.analysis.null_rankings import NO_PAIRS, simulate_rankings
+from tests.studies.null_rankings import NO_PAIRS, simulate_rankings
 
 SERVING_GAP = {
     "plain": (4.7374881, 4.6134603, 4.5663203, 4.5998475, 4.491521),

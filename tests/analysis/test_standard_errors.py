@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.standard_errors import pool_errors, pool_variance
-from tests.null_sweeps import (
+from tests.studies.null_sweeps import (
     ONE_OF_5,
     ONE_OF_18,
     THREE,
@@ -129,7 +129,7 @@ MOST = {
 
 @pytest.mark.parametrize("structure", MOST.values(), ids=MOST)
 def test_sweeps_say_something_false_5_percent_of_the_time_at_most(structure):
-    """A small version of `python -m tests.null_sweeps`."""
+    """A small version of `python -m tests.studies.null_sweeps`."""
     sweeps = 200
     rates = measure(structure, sweeps, 0)
     most = 0.05 + 2 * (0.05 * 0.95 / sweeps) ** 0.5

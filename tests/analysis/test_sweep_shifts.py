@@ -9,8 +9,8 @@ from scipy import stats
 from kvlab.analysis.study import Study
 from kvlab.analysis.sweep_shifts import estimate_shifts
 from kvlab.store import Store
-from tests.analysis.null_rankings import simulate_comparisons
 from tests.analysis.test_effects import Memory
+from tests.studies.null_rankings import simulate_comparisons
 
 
 def study(cells):

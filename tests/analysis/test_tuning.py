@@ -14,7 +14,7 @@ from kvlab.analysis.tuning import (
     predict_loss,
     propose_value,
 )
-from tests.null_tuning import simulate
+from tests.studies.null_tuning import simulate
 
 GRID = (1e-3, 2e-3, 4e-3)
 
@@ -101,7 +101,7 @@ def test_one_wrong_training_moves_no_difference_of_losses_that_are_a_sum(seeds, 
 
 
 def test_one_wrong_training_of_nine_hardly_moves_the_rate():
-    """A small version of `python -m tests.null_tuning`."""
+    """A small version of `python -m tests.studies.null_tuning`."""
     found = simulate(noise=0.01, sweeps=300)
     assert found["medians"].tenth() < 0.12
     assert found["means"].tenth() > 0.2

@@ -7,7 +7,7 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
 from kvlab.report.lead import write_lead
-from tests.null_answers import write_sentences
+from tests.studies.null_answers import write_sentences
 from tests.support.record_factory import Record
 
 TIMES = "\N{MULTIPLICATION SIGN}"

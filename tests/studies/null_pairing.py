@@ -1,6 +1,6 @@
 """What the rule for pairing by seeds, and more seeds for the reference, do to errors and intervals.
 
-`python -m tests.null_pairing` simulates sweeps whose levels do nothing, with arrays of all sweeps at
+`python -m tests.studies.null_pairing` simulates sweeps whose levels do nothing, with arrays of all sweeps at
 once; `tests/analysis/test_null_pairing.py` holds that against `kvlab.analysis.standard_errors`. For
 each structure it prints how often any simultaneous interval excludes zero and the median half width
 in spreads of a training, by the rule and with differences within a seed always. Then it prints the

@@ -1,6 +1,6 @@
 """Sweeps without any effect: how often does a report say something false?
 
-`python -m tests.null_sweeps` simulates 10,000 sweeps of every structure, with the functions that
+`python -m tests.studies.null_sweeps` simulates 10,000 sweeps of every structure, with the functions that
 reports are made with. Per structure it prints
 
 - *own t*: the share of sweeps in which the levels' own paired t-tests with Holm's correction call
@@ -25,7 +25,7 @@ from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.analysis.went_wrong import find_wrong_trainings
-from tests.null_looks import list_names, print_tallies
+from tests.studies.null_looks import list_names, print_tallies
 from tests.support.holm import holm_correction
 
 Factors = Mapping[str, tuple[str, ...]]

@@ -1,6 +1,6 @@
 """Move every loss a little: does the answer of a report keep its sentences?
 
-    python -m tests.null_answers [TRIES] [REPORT ...]
+    python -m tests.studies.null_answers [TRIES] [REPORT ...]
 
 For each committed report, the losses of every training are moved by one number that is drawn evenly
 within `MOVE`, about what another processor changes. Trials of the same weights move together; what

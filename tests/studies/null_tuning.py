@@ -1,6 +1,6 @@
 """Tune rates where one training goes wrong: how far the rate moves, by medians and by means.
 
-`python -m tests.null_tuning` plants losses that are quadratic in the logarithm of the rate (0.1 nats
+`python -m tests.studies.null_tuning` plants losses that are quadratic in the logarithm of the rate (0.1 nats
 at a factor e, as in twelve-layers) with noise of a training and of a seed, at three rates and three
 seeds, and tunes twice: as they are, and with 0.1 nats added to one of the nine trainings. Means are
 the same functions with means over seeds in place of `polish_losses`. It fails if the medians' rate

@@ -1,4 +1,4 @@
-"""Simulate sweeps with looks: family error, coverage, power, seeds; part of `python -m tests.null_sweeps`.
+"""Simulate sweeps with looks: family error, coverage, power, seeds; part of `python -m tests.studies.null_sweeps`.
 
 The statistics are those that drivers and reports use, `kvlab.analysis.sequential`. Simulated is one
 baseline and one cell a claim, so that all differences share the baseline's noise.

@@ -1,6 +1,6 @@
 """Null sweeps for rankings and comparisons: how often a report says what is not true.
 
-`python -m tests.analysis.null_rankings --sweeps 10000` prints every structure.
+`python -m tests.studies.null_rankings --sweeps 10000` prints every structure.
 """
 
 import argparse
