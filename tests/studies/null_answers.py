@@ -30,7 +30,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import extract_archive
 
-REPORTS = Path(__file__).parents[1] / "reports"
+REPORTS = Path(__file__).parents[2] / "reports"
 MOVE = 0.002
 """Largest change of a training's losses, in nats per token."""
 LOSSES = ("loss", "loss_paired", "loss_served")
