@@ -385,7 +385,11 @@ def _estimate_effects(
         matched = estimand.select(list(find_matched_corners(cells, factors, change)))
         contrast = None
         if not sum(len(_shared_seeds(cells, corners)) for corners in matched):
-            contrast = trained.of(change) or contrasts.of(change)
+            contrast = trained.of(change)
+            # what serving does beside other levels is judged by setting, not mixed with them
+            is_served = len(change) > 1 and any(map(estimand.changes_serving_alone, zip(change)))
+            if contrast is None and not is_served:
+                contrast = contrasts.of(change)
         effects.append(
             _estimate_matched(cells, factors, change, metric, matched)
             if contrast is None

@@ -57,6 +57,9 @@ MIN_UNPAIRED = 3
 
 _PAIR = 2  # a cell and the one that it is compared with
 
+_ROUNDING = 1e-9
+"""Relative difference of variances that are equal but for rounding, which machines do not share."""
+
 
 @dataclass(frozen=True)
 class StandardError:
@@ -133,7 +136,7 @@ class PooledVariance(Generic[Key]):
             own = math.fsum(part for part, _ in parts)
             squares = math.fsum(part * part / df for part, df in parts)
             own_df = own * own / squares if squares else own_df
-        if pooled >= own:
+        if pooled >= (1 - _ROUNDING) * own:
             is_pooled = self.contrasts > 1
             return StandardError(math.sqrt(pooled / seeds), pooled_df, is_pooled, self.is_paired)
         df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(pooled_df * own_df)

@@ -121,7 +121,7 @@ class PooledVariance:
             parts = [(w**2 * self.own[name][0], self.own[name][1]) for name, w in weights.items()]
             variance = sum(v for v, _ in parts)
             own_df = variance**2 / sum(v**2 / n for v, n in parts)
-        if pooled >= variance:
+        if pooled >= (1 - 1e-9) * variance:  # equal but for rounding
             return replace(one, error=math.sqrt(pooled / seeds), df=df)
         own_df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(df * own_df)
         return replace(one, error=math.sqrt(variance / seeds), df=own_df)
