@@ -30,6 +30,9 @@ the others maximize the smallest difference between any two under every kind of 
 
 GRID_COLOR = "#e6e8eb"
 
+MAX_LINE = 30
+"""Characters of a line of a name beside its row; longer lines leave no room for the marks."""
+
 MAX_NAME = 44
 """Characters of a name beside an axis or in a legend."""
 
@@ -53,6 +56,7 @@ def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
         "axes.grid": True, "grid.color": GRID_COLOR, "grid.linewidth": 0.6, "axes.axisbelow": True,
         "lines.linewidth": 1.4, "lines.markersize": 5.5, "axes.formatter.useoffset": False,
+        "figure.dpi": 200,  # as files are saved: texts are as wide as they were laid out for
         "axes.formatter.limits": [-4, 6], "axes.unicode_minus": True,
     }  # fmt: skip
     with matplotlib.rc_context():
@@ -136,7 +140,8 @@ def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
         axes.set_yticks([])
         axes.spines[["left", "bottom"]].set_visible(False)
     if plot.y.kind == "names":
-        axes.set_yticks(range(len(plot.y.names)), [_literal(name) for name in plot.y.names])
+        lines = [textwrap.wrap(_literal(name), MAX_LINE) for name in plot.y.names]
+        axes.set_yticks(range(len(lines)), ["\n".join(one) for one in lines])
         axes.set_ylim(len(plot.y.names) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
 
