@@ -128,7 +128,7 @@ def answer_text(study: Study) -> str:
 
     What it stresses are the paragraphs that begin in bold and go on: the report is partial, or the
     record does not verify. The section's figures, tables and other paragraphs are left out. Each
-    paragraph is one line, each item of a list one that begins with ``- ``.
+    paragraph is one line, each item of a list one that begins with a hyphen.
     """
     with refuse_malformed(study.name):
         section = choose_sections(study.search is not None)["answer"].make(study)
