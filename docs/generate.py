@@ -157,6 +157,8 @@ LISTED = ((1, 0, 0), (1, 1, 1))
 DESIGN_NOTES: Mapping[str, str] = {
     "full": "Every effect and every interaction can be estimated, each from all cells.",
     "one_factor": "The cheapest. An effect holds beside the baseline; interactions are not seen.",
+    "baseline": "Beside another design, in `designs:`, for more seeds of the cell that all others"
+    " are compared with.",
     "leave_one_out": "What each reduction adds to all others together.",
     "cumulative": "A path from the baseline to all reductions; an effect depends on the order.",
     "pairwise": "The fewest cells that show every interaction of two factors.",

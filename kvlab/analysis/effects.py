@@ -147,7 +147,8 @@ class Effect:
     @property
     def value(self) -> float:
         """The estimated difference, 0 without an estimate."""
-        return self.estimate.value if self.estimate else 0.0
+        shift = self.error.shift if self.error else 0.0
+        return self.estimate.value + shift if self.estimate else 0.0
 
     @property
     def is_tested(self) -> bool:
@@ -265,7 +266,8 @@ def estimate_main_effects(
     effects = _estimate_effects(cells, factors, changes, metric, estimand)
     if claims is not None:
         effects = [replace(effect, is_claimed=effect.claim in claims) for effect in effects]
-    return judge_together(_with_pooled_errors(effects, cells, metric), alpha, margin)
+    judged = _with_pooled_errors(effects, cells, metric, estimand)
+    return judge_together(judged, alpha, margin)
 
 
 def tell_settings_apart(
@@ -295,7 +297,8 @@ def tell_settings_apart(
     if not effects or len(parts) == len(effects):
         return list(effects)
     metric, first = effects[0].metric, effects[0]
-    return judge_together(_with_pooled_errors(parts, cells, metric), first.alpha, first.margin)
+    judged = _with_pooled_errors(parts, cells, metric, estimand)
+    return judge_together(judged, first.alpha, first.margin)
 
 
 def _disagreeing_factors(
@@ -366,7 +369,8 @@ def estimate_interactions(
     effects = _estimate_effects(cells, factors, changes, metric, estimand)
     designed = [one for one in effects if one.pairs_designed]
     distinct = _join_equal_contrasts(designed, factors)
-    return judge_together(_with_pooled_errors(distinct, cells, metric), alpha * SPLIT_SHARE, margin)
+    judged = _with_pooled_errors(distinct, cells, metric, estimand)
+    return judge_together(judged, alpha * SPLIT_SHARE, margin)
 
 
 def _estimate_effects(
@@ -501,7 +505,9 @@ def _is_judged(effect: Effect) -> bool:
     return effect.is_tested and effect.is_claimed and not effect.is_disturbed
 
 
-def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> list[Effect]:
+def _with_pooled_errors(
+    effects: list[Effect], cells: Cells, metric: str, estimand: Estimand | None
+) -> list[Effect]:
     """Set the errors of the effects that change training."""
     trainings = name_trainings(cells)
     pooled: dict[int, dict[Levels, float]] = {}
@@ -519,7 +525,8 @@ def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> lis
     compared = {levels: by_seed for levels, by_seed in cells.items() if levels in used}
     values = average_by_training(compared, trainings, metric)
     differences = [dict(effects[number].by_seed) for number in pooled]
-    errors = pool_errors(differences, list(pooled.values()), values)
+    all_seeds = estimand is not None and estimand.all_seeds
+    errors = pool_errors(differences, list(pooled.values()), values, all_seeds=all_seeds)
     by_number = dict(zip(pooled, errors, strict=True))
     return [replace(one, error=by_number.get(n)) for n, one in enumerate(effects)]
 

@@ -38,6 +38,8 @@ class Estimand:
         kv_bytes: Bytes of every cell's cache, where they are known.
         kept: Factors whose levels a reference keeps, whatever they store.
         over: Factor -> levels whose settings enter a mean, where the sweep declares them.
+        all_seeds: Whether means without pairs are over all seeds of each cell, as they were listed
+            before the first result.
     """
 
     cells: Sequence[Levels]
@@ -46,6 +48,7 @@ class Estimand:
     kv_bytes: Mapping[Levels, int] = field(default_factory=dict)
     kept: Collection[str] = ()
     over: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    all_seeds: bool = False
 
     @cached_property
     def baseline(self) -> Levels:

@@ -59,9 +59,14 @@ class DesignPrecision:
         """Return half the width of each claim's interval, in spreads; none of one seed."""
         if not self.weights or self.fewest_seeds < 2:
             return {}
+        weights = list(self.weights.values())
+        if not self.looks and can_give_up_pairs(weights):
+            seeds = [{key: self.seeds[key] for key in own} for own in weights]
+        else:  # pairs need seeds that both have
+            seeds = [dict.fromkeys(own, min(self.seeds[key] for key in own)) for own in weights]
         lengths = {
-            claim: math.hypot(*own.values()) / math.sqrt(min(self.seeds[key] for key in own))
-            for claim, own in self.weights.items()
+            claim: math.sqrt(math.fsum(w * w / count[key] for key, w in own.items()))
+            for (claim, own), count in zip(self.weights.items(), seeds, strict=True)
         }
         if self.looks:
             bound = self.look_bounds()[self.looks[-1]]

@@ -80,6 +80,7 @@ class Ranking:
         higher_is_better: The direction of the metric.
         in_steps: Whether the metric is a share of items, whose differences may be equal by chance.
         alpha: Probability of any false claim among those that are made together.
+        all_seeds: As of `kvlab.analysis.standard_errors.pool_variance`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Ranking:
         higher_is_better: bool = False,
         in_steps: bool = False,
         alpha: float = 0.05,
+        all_seeds: bool = False,
     ):
         import numpy as np
 
@@ -105,6 +107,7 @@ class Ranking:
         self._is_noisy = np.array([levels in noisy for levels in self.cells], dtype=bool)
         self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
         self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
+        self._all_seeds = all_seeds
         self._rows: dict[int, _Differences] = {}
 
     @cached_property
@@ -255,8 +258,10 @@ class Ranking:
             apart = ~self._is_noisy & (self._groups != self._groups[one]) & (seeds > 1)
             for other in np.flatnonzero(apart & (not self._is_noisy[one])).tolist():
                 pair = {one: 1.0, other: -1.0}
-                found = self._pooled.error(pair, float(own[other]), int(seeds[other]))
+                common = np.flatnonzero(is_shared[other]).tolist()
+                found = self._pooled.error(pair, float(own[other]), common)
                 error[other], df[other] = found.value, found.df
+                value[other] += found.shift
         if self._in_steps:
             error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
         error[seeds < 2] = np.nan
@@ -286,8 +291,10 @@ class Ranking:
         quiet = np.flatnonzero(~self._is_noisy).tolist()
         rows = {n: dict(enumerate(self._losses[n].tolist())) for n in quiet}
         values = {n: {s: v for s, v in by_seed.items() if v == v} for n, by_seed in rows.items()}
-        pooled = pool_variance(differences, weights, values) if differences else None
-        return pooled if pooled is not None and pooled.variance > 0 else None
+        if not differences:
+            return None
+        pooled = pool_variance(differences, weights, values, all_seeds=self._all_seeds)
+        return pooled if pooled.variance > 0 else None
 
 
 def _group_by_training(trainings: Sequence[Collection[str]]) -> "NDArray[np.intp]":

@@ -34,8 +34,10 @@ pooled and its own; at two seeds of differences within seeds its own single one.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvlab.analysis.statistics import f_tail
@@ -70,12 +72,14 @@ class StandardError:
         df: Its degrees of freedom.
         is_pooled: Whether it is the pooled one, the larger of the two.
         is_paired: Whether it is that of differences within a seed, not that of trainings.
+        shift: What trainings at further seeds add to the mean of the differences within a seed.
     """
 
     value: float
     df: float
     is_pooled: bool = False
     is_paired: bool = True
+    shift: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ class PooledVariance(Generic[Key]):
         most_seeds: The largest number of seeds of a contrast in it.
         contrasts: Number of contrasts in it.
         is_paired: Whether variances are those of differences within a seed.
-        own: Training -> its variance over its seeds, and the degrees of freedom of that.
+        own: Training -> its values by seed, and their variance.
+        all_seeds: Whether the mean of a training is over all of its seeds, not the contrast's.
     """
 
     variance: float
@@ -115,32 +120,45 @@ class PooledVariance(Generic[Key]):
     most_seeds: int
     contrasts: int
     is_paired: bool
-    own: Mapping[Key, tuple[float, int]]
+    own: Mapping[Key, tuple[Mapping[int, float], float]]
+    all_seeds: bool = False
 
     def error(
-        self, weights: Mapping[Key, float], paired_variance: float, seeds: int
+        self, weights: Mapping[Key, float], paired_variance: float, seeds: Collection[int]
     ) -> StandardError:
         """Return the larger of a mean contrast's own and the pooled standard error.
 
         Args:
             weights: The contrast: the weight of every training in it.
             paired_variance: The variance of the contrast over its seeds.
-            seeds: Number of its seeds, from two on.
+            seeds: Its seeds, at least two.
         """
-        pooled = self.variance * math.fsum(weight * weight for weight in weights.values())
-        pooled_df, own, own_df = self.df, paired_variance, float(seeds - 1)
+        count, shift, squares = len(seeds), 0.0, {key: w * w for key, w in weights.items()}
+        pooled_df, own, own_df = self.df, paired_variance, float(count - 1)
         if self.is_paired:
-            pooled_df = max(1.0, self.df * (seeds - 1) / (self.most_seeds - 1))
+            pooled_df = max(1.0, self.df * (count - 1) / (self.most_seeds - 1))
         else:
-            parts = [(w * w * self.own[key][0], self.own[key][1]) for key, w in weights.items()]
-            own = math.fsum(part for part, _ in parts)
-            squares = math.fsum(part * part / df for part, df in parts)
-            own_df = own * own / squares if squares else own_df
+            if self.all_seeds:
+                squares = {key: s * (count / len(self.own[key][0])) for key, s in squares.items()}
+                shift = math.fsum(w * self._shift_mean(key, seeds) for key, w in weights.items())
+            parts = {key: square * self.own[key][1] for key, square in squares.items()}
+            own = math.fsum(parts.values())
+            scale = math.fsum(p * p / (len(self.own[key][0]) - 1) for key, p in parts.items())
+            own_df = own * own / scale if scale else own_df
+        pooled = self.variance * math.fsum(squares.values())
         if pooled >= (1 - _ROUNDING) * own:
-            is_pooled = self.contrasts > 1
-            return StandardError(math.sqrt(pooled / seeds), pooled_df, is_pooled, self.is_paired)
-        df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(pooled_df * own_df)
-        return StandardError(math.sqrt(own / seeds), df, False, self.is_paired)
+            error, df, is_pooled = math.sqrt(pooled / count), pooled_df, self.contrasts > 1
+        else:
+            df = 1.0 if self.is_paired and count == 2 else math.sqrt(pooled_df * own_df)
+            error, is_pooled = math.sqrt(own / count), False
+        return StandardError(error, df, is_pooled, self.is_paired, shift)
+
+    def _shift_mean(self, key: Key, seeds: Collection[int]) -> float:
+        """Return a training's mean over all its seeds minus that over some of them."""
+        values = self.own[key][0]
+        if len(values) == len(seeds):
+            return 0.0
+        return fmean(values.values()) - fmean(values[seed] for seed in seeds)
 
 
 def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | None:
@@ -152,6 +170,7 @@ def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | N
     import numpy as np
 
     table = _table_by_seed([one for one in values if len(one) > 1])
+    table = table[(~np.isnan(table)).sum(axis=1) > 1]
     if len(table) < 2 or table.shape[1] < 2:
         return None
     within = table - np.nanmean(table, axis=1, keepdims=True)
@@ -180,6 +199,8 @@ def pool_variance(
     differences: Sequence[Mapping[int, float]],
     weights: Sequence[Mapping[Key, float]],
     values: Mapping[Key, Mapping[int, float]],
+    *,
+    all_seeds: bool = False,
 ) -> PooledVariance[Key]:
     """Average the variance of one training over contrasts.
 
@@ -187,12 +208,14 @@ def pool_variance(
         differences: Of each contrast, its value by seed; at least two seeds each, which may differ.
         weights: Of each contrast, the weight of every training in it; not all zero.
         values: Training -> value by seed, of all trainings that have a weight.
+        all_seeds: Whether trainings without pairs count at seeds that their contrast lacks, too.
+            Not where seeds were added for what the first ones have shown.
     """
     import numpy as np
 
     keys = list(dict.fromkeys(key for one in weights for key in one))
-    found = {key: list(by_seed.values()) for key, by_seed in values.items() if len(by_seed) > 1}
-    own = {key: (float(np.var(one, ddof=1)), len(one) - 1) for key, one in found.items()}
+    found = {key: by_seed for key, by_seed in values.items() if len(by_seed) > 1}
+    own = {k: (one, float(np.var(list(one.values()), ddof=1))) for k, one in found.items()}
     matrix = np.array([[one.get(key, 0.0) for key in keys] for one in weights])
     matrix /= np.sqrt((matrix**2).sum(axis=1, keepdims=True))
     used = [values[key] for key in keys]
@@ -203,9 +226,10 @@ def pool_variance(
         variance, df = _pool_within_seeds(differences, lengths, matrix, used)
     else:
         counts = [len(one) - 1 for one in differences]
-        variance, df = _pool_over_trainings(counts, matrix, [own[key] for key in keys], used)
+        variances = [(own[key][1], len(values[key]) - 1) for key in keys]
+        variance, df = _pool_over_trainings(counts, matrix, variances, used)
     most = max(len(one) for one in differences)
-    return PooledVariance(variance, df, most, len(differences), is_paired, own)
+    return PooledVariance(variance, df, most, len(differences), is_paired, own, all_seeds)
 
 
 def _pool_within_seeds(
@@ -245,6 +269,8 @@ def pool_errors(
     differences: Sequence[Mapping[int, float]],
     weights: Sequence[Mapping[Key, float]],
     values: Mapping[Key, Mapping[int, float]],
+    *,
+    all_seeds: bool = False,
 ) -> list[StandardError]:
     """Return the larger of each contrast's own and the pooled standard error.
 
@@ -252,9 +278,9 @@ def pool_errors(
     """
     import numpy as np
 
-    pooled = pool_variance(differences, weights, values)
+    pooled = pool_variance(differences, weights, values, all_seeds=all_seeds)
     return [
-        pooled.error(own, float(np.var(list(one.values()), ddof=1)), len(one))
+        pooled.error(own, float(np.var(list(one.values()), ddof=1)), one.keys())
         for one, own in zip(differences, weights, strict=True)
     ]
 
@@ -291,19 +317,27 @@ def _residual_variances(values: Sequence[Mapping[int, float]]) -> "Array":
     import numpy as np
 
     table = _table_by_seed(values)
-    counts = (~np.isnan(table)).sum(axis=1)
-    squares = np.nan_to_num(_remove_cells_and_seeds(table)) ** 2
-    variances: Array = squares.sum(axis=1) / np.maximum(counts - 1, 1)
-    average = float(variances[counts > 1].mean()) if np.any(counts > 1) else 0.0
-    variances = np.where(counts > 1, variances, average)
+    is_known = (~np.isnan(table)).sum(axis=1) > 1
+    if not is_known.any():
+        return np.ones(len(values))
+    known = table[is_known]
+    squares = np.nansum(_remove_cells_and_seeds(known) ** 2, axis=1)
+    found: Array = squares / ((~np.isnan(known)).sum(axis=1) - 1)
+    average = float(found.mean())
+    variances = np.full(len(values), average)
+    variances[is_known] = found
     return variances if average > 0 else np.ones(len(values))
 
 
 def _table_by_seed(values: Sequence[Mapping[int, float]]) -> "Array":
-    """Return the values with a row a training and a column a seed; NaN where there is none."""
+    """Return the values with a row a training and a column a seed; NaN where there is none.
+
+    A seed of a single training says nothing of seeds, so it has no column.
+    """
     import numpy as np
 
-    seeds = sorted(set().union(*values))
+    counts = Counter(seed for one in values for seed in one)
+    seeds = sorted(seed for seed, count in counts.items() if count > 1)
     table: Array = np.array([[one.get(seed, np.nan) for seed in seeds] for one in values])
     return table.reshape(len(values), len(seeds))
 

@@ -257,6 +257,7 @@ class Study:
                 higher_is_better=info.better == "higher",
                 in_steps=info.is_share,
                 alpha=self.decide.alpha,
+                all_seeds=self.estimand.all_seeds,
             )
         return self._rankings[metric]
 
@@ -279,6 +280,7 @@ class Study:
             {levels: size for levels, size in sizes.items() if size is not None},
             kept,
             self.decide.over or {},
+            all_seeds=self.declared_looks is None,
         )
 
     @cached_property

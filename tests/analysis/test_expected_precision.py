@@ -66,12 +66,11 @@ def test_levels_beside_one_baseline_share_fewer():
     assert list(found.values()) == pytest.approx([expected] * 5)
 
 
-def test_seeds_of_the_baseline_alone_tell_its_spread_but_enter_no_difference():
-    """Differences are means over the seeds that both cells have."""
+def test_seeds_of_the_baseline_alone_tell_its_spread_and_its_mean():
     design = make_design(ONE_FACTOR, 4)
     more = DesignPrecision(5, design.weights, 0.05, {**design.seeds, ("base",): 12})
     freedom = 1 / (0.5**2 / 11 + 5 * 0.1**2 / 3)
-    expected = stats.t.isf(0.05 / 10, freedom) * math.sqrt(2 / 4)
+    expected = stats.t.isf(0.05 / 10, freedom) * math.sqrt(1 / 4 + 1 / 12)
     assert list(more.half_widths().values()) == pytest.approx([expected] * 5)
 
 

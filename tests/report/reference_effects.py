@@ -271,7 +271,8 @@ class Sweep:
             name: {seed: fmean(found) for seed, found in by_seed.items()}
             for name, by_seed in means.items()
         }
-        pooled = PooledVariance.of([(differences[n], own) for n, own in weights.items()], trained)
+        pairs = [(differences[n], own) for n, own in weights.items()]
+        pooled = PooledVariance.of(pairs, trained, self.looks is None)
         return [
             pooled.larger(one, weights[number])
             if pooled is not None and number in weights
@@ -441,6 +442,7 @@ class Sweep:
         pooled = PooledVariance.of(
             [(one, one.weights) for one in from_base if len(one.by_seed) > 1],
             {cell: values[cell] for cell in self.cells if not self.is_served_otherwise(cell)},
+            self.looks is None,
         )
         tested = {}
         for cell, one in differences.items():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import fmean
 
 import numpy as np
 from scipy.stats import f, norm, t
@@ -34,6 +35,7 @@ class Difference:
         df: Degrees of freedom of it.
         low, high, p: Simultaneous interval and corrected p-value, once it is judged.
         is_claimed: Whether the sweep claims anything of it.
+        shift: What trainings at further seeds add to the mean over `by_seed`.
     """
 
     change: Change
@@ -49,6 +51,7 @@ class Difference:
     high: float = math.nan
     p: float = math.nan
     is_claimed: bool = True
+    shift: float = 0.0
 
     @property
     def claim(self) -> str:
@@ -57,7 +60,7 @@ class Difference:
     @property
     def value(self) -> float:
         mean = float(np.mean(list(self.by_seed.values())))
-        return 0.0 if self.is_zero else mean
+        return 0.0 if self.is_zero else mean + self.shift
 
     @property
     def is_zero(self) -> bool:
@@ -87,40 +90,52 @@ class PooledVariance:
     most_seeds: int
     is_paired: bool
     own: Mapping[Cell, tuple[float, int]]
+    trainings: Mapping[Cell, BySeed]
+    all_seeds: bool = False
 
     @classmethod
     def of(
         cls,
         differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
         values: Mapping[Cell, BySeed],
+        all_seeds: bool = False,
     ) -> "PooledVariance | None":
         """Average the variance of one training over differences, or over trainings.
 
         Args:
             differences: Each with the weight of every training in it.
             values: Values of every training by seed, and of others.
+            all_seeds: Whether trainings without pairs count at all of their seeds.
         """
         if not differences:
             return None
         known = [name for name in values if len(values[name]) > 1]
         own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
         most_seeds = max(len(one.by_seed) for one, _ in differences)
+        rest = (values, all_seeds)
         values = {name: values[name] for _, weights in differences for name in weights}
         can_be_apart = len(differences) > 2 and {len(own) for _, own in differences} == {2}
         if not can_be_apart or do_seeds_explain(values):
-            return cls(*pool_within_seeds(differences, values), most_seeds, True, own)
-        return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own)
+            return cls(*pool_within_seeds(differences, values), most_seeds, True, own, *rest)
+        return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own, *rest)
 
     def larger(self, one: Difference, weights: Mapping[Cell, float]) -> Difference:
         """Give a difference the larger of its own error and the pooled one."""
-        seeds, pooled = len(one.by_seed), self.variance * squared_length(weights)
-        df, variance, own_df = self.df, one.variance, float(seeds - 1)
+        seeds, df, variance, shift = len(one.by_seed), self.df, one.variance, 0.0
+        own_df, squares = float(seeds - 1), {name: w**2 for name, w in weights.items()}
         if self.is_paired:
             df = max(1.0, df * (seeds - 1) / (self.most_seeds - 1))
         else:
-            parts = [(w**2 * self.own[name][0], self.own[name][1]) for name, w in weights.items()]
+            if self.all_seeds:
+                for name, weight in weights.items():
+                    values = self.trainings[name]
+                    squares[name] *= seeds / len(values)
+                    shift += weight * fmean(values.values())
+                    shift -= weight * fmean(values[seed] for seed in one.by_seed)
+            parts = [(s * self.own[name][0], self.own[name][1]) for name, s in squares.items()]
             variance = sum(v for v, _ in parts)
             own_df = variance**2 / sum(v**2 / n for v, n in parts)
+        one, pooled = replace(one, shift=shift), self.variance * sum(squares.values())
         if pooled >= (1 - 1e-9) * variance:  # equal but for rounding
             return replace(one, error=math.sqrt(pooled / seeds), df=df)
         own_df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(df * own_df)
@@ -129,6 +144,7 @@ class PooledVariance:
 
 def do_seeds_explain(values: Mapping[Cell, BySeed]) -> bool:
     """Whether an F test at 5% finds that seeds explain something; True where it cannot be done."""
+    values = without_lone_seeds(values)
     values = {name: by_seed for name, by_seed in values.items() if len(by_seed) > 1}
     counts = sum(map(len, values.values()))
     seeds = len({seed for by_seed in values.values() for seed in by_seed})
@@ -190,6 +206,12 @@ def pool_over_trainings(
     return pooled, min(freedoms)
 
 
+def without_lone_seeds(values: Mapping[Cell, BySeed]) -> dict[Cell, BySeed]:
+    """Leave out the seeds of a single training, which say nothing of seeds."""
+    every = [seed for by_seed in values.values() for seed in by_seed]
+    return {n: {s: v for s, v in one.items() if every.count(s) > 1} for n, one in values.items()}
+
+
 def squared_length(weights: Mapping[Cell, float]) -> float:
     return sum(weight * weight for weight in weights.values())
 
@@ -209,6 +231,7 @@ def shared_freedom(seeds: Sequence[int], others: Sequence[int]) -> float:
 
 def residual_variances(values: Mapping[Cell, BySeed]) -> dict[Cell, float]:
     """Return the variance of each training, after least squares of training plus seed."""
+    values = without_lone_seeds(values)
     names, seeds = list(values), sorted({s for by_seed in values.values() for s in by_seed})
     rows = [(name, seed) for name in names for seed in values[name]]
     design = [
@@ -221,7 +244,7 @@ def residual_variances(values: Mapping[Cell, BySeed]) -> dict[Cell, float]:
     for (name, _), residual in zip(rows, losses - np.array(design) @ fit, strict=True):
         squares[name] += float(residual) ** 2
     known = {n: squares[n] / (len(values[n]) - 1) for n in names if len(values[n]) > 1}
-    average = float(np.mean(list(known.values())))
+    average = float(np.mean(list(known.values()))) if known else 0.0
     if average <= 0:
         return dict.fromkeys(names, 1.0)
     return {name: known.get(name, average) for name in names}

@@ -32,6 +32,13 @@ class TestOneFactor(DesignContract):
         assert cells("one_factor", 2, 3, 2) == ["000", "100", "010", "020", "001"]
 
 
+class TestBaseline(DesignContract):
+    name = "baseline"
+
+    def test_one_cell(self):
+        assert cells("baseline", 2, 3, 2) == ["000"]
+
+
 class NeedsTarget:
     def test_a_factor_of_three_levels_needs_a_target(self):
         with pytest.raises(DesignError, match="the level of b that is the reduction: b1 or b2"):

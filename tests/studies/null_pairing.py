@@ -1,4 +1,4 @@
-"""What the rule for pairing by seeds, and more seeds for the reference, do to errors and intervals.
+"""What the rule for pairing by seeds, and more seeds of the baseline, do to errors and intervals.
 
 `python -m tests.studies.null_pairing` simulates sweeps whose levels do nothing, with arrays of all sweeps at
 once; `tests/analysis/test_null_pairing.py` holds that against `kvlab.analysis.standard_errors`. For

@@ -19,6 +19,11 @@ def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
             yield request.change_baseline({index: position})
 
 
+def baseline_alone(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, which all others are compared with; for more seeds of it."""
+    yield request.baseline
+
+
 def leave_one_out(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, all reductions together, and all but each one."""
     reductions = dict(request.reductions())
@@ -57,6 +62,7 @@ def hand_picked(request: DesignRequest) -> Iterator[Positions]:
 
 FULL = Design("full factorial", full_factorial)
 ONE_FACTOR = Design("one-factor-at-a-time", one_factor_at_a_time)
+BASELINE = Design("baseline alone", baseline_alone)
 LEAVE_ONE_OUT = Design("leave-one-out", leave_one_out, keys=frozenset({"target"}))
 CUMULATIVE = Design("cumulative", cumulative, keys=frozenset({"target"}))
 PAIRWISE = Design("pairwise", pairwise)
