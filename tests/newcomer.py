@@ -4,8 +4,9 @@
 
 The commands of a page run one after the other with an empty home: those of the first in an empty
 folder, those of the second beside this project's experiments, with the sweeps that the page writes.
-Each must exit with 0, print and write what matters, and is listed with its seconds. Everything that
-was started is stopped at the end.
+Each must exit with 0, print and write what matters, and is listed with its seconds. The trainings of
+the second page are those of the quickstart, and come from its committed record. Everything that was
+started is stopped at the end.
 """
 
 import json
@@ -31,6 +32,7 @@ import psutil
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first-hour.md"
 TUTORIAL = ROOT / "docs" / "your-question.md"
+RECORD = ROOT / "reports" / "quickstart" / "record.tar.xz"
 PAGE_ID = "51c0ffee"
 MARK = "KVLAB_NEWCOMER"
 """Environment variable by which the processes of this run are found."""
@@ -89,15 +91,17 @@ def main() -> int:
     """Run the page; return 1 if a command fails."""
     try:
         follow(PAGE, STEPS)
-        follow(TUTORIAL, TUTORIAL_STEPS)
+        follow(TUTORIAL, TUTORIAL_STEPS, record=RECORD)
     except Failure as failure:
         print(failure)
         return 1
     return 0
 
 
-def follow(page: Path, steps: dict[str, Step]) -> None:
+def follow(page: Path, steps: dict[str, Step], record: Path | None = None) -> None:
     """Run the commands of a page, after writing the sweeps that it names by their path.
+
+    A record that is given is restored first.
 
     Raises:
         Failure: a command does not do what it should, or one of ``steps`` is not on the page.
@@ -110,6 +114,8 @@ def follow(page: Path, steps: dict[str, Step]) -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as home, stopped_at_the_end() as environment:
         newcomer = Newcomer(Path(home), environment, steps)
+        if record is not None:
+            newcomer.restore(record)
         for name, block in re.findall(r"```yaml\n# (sweeps/\S+)\n(.*?)```", text, re.DOTALL):
             newcomer.write(name, block)
         for command in commands:
@@ -134,6 +140,10 @@ class Newcomer:
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+
+    def restore(self, record: Path) -> None:
+        """Restore a record, with the trials of which the page's sweeps have nothing to train."""
+        self._finish(["kvlab", "copy", "--from", str(record)])
 
     def run(self, command: str) -> None:
         """Run one line of the page, as a shell would.

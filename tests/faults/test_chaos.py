@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 280.0
             ["chaos", "--kills", "6", "--seeds", "1", "--steps", "250", "--where", "two nodes"],
             " 6 kills {",
         ),
-        (["kill_heal", "--kills", "16"], "all numbers and weights as undisturbed"),
+        (["kill_heal", "--kills", "8"], "all numbers and weights as undisturbed"),
     ],
 )
 def test_a_few_kills_lose_nothing(words, said):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.studies.fuzz_record import run_cases
 
-CASES = 300
+CASES = 120
 
 
 @pytest.mark.faults

@@ -13,7 +13,7 @@ from tests.support.reference_model import ReferenceModel, read_weights
 
 CASES, PLAIN_CASES, PARTS = 400, 100, 4
 ONE_SHOT_CASES = 40
-MORE_CASES = 3_000
+MORE_CASES = 600
 
 
 def check_cases(first, last, step=1):
