@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 from tests.performance import (
-    comparison_power,
     context_length,
     conversation_reuse,
     decode_speed,
@@ -12,7 +11,6 @@ from tests.performance import (
     orchestration,
     report_speed,
     roofline_accuracy,
-    sealing_cost,
     stored_forms,
     tokenization,
     training_speed,
@@ -22,7 +20,6 @@ BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode_speed.run,
     "context-length": context_length.run,
     "conversations": conversation_reuse.run,
-    "comparisons": comparison_power.run,
     "roofline": roofline_accuracy.run,
     "training": training_speed.run,
     "forms": stored_forms.run,
@@ -30,6 +27,5 @@ BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "tokenization": tokenization.run,
     "hellaswag": hellaswag_speed.run,
     "report": report_speed.run,
-    "sealing": sealing_cost.run,
     "orchestration": orchestration.run,
 }
