@@ -27,7 +27,7 @@ from kvlab.store.metrics import METRICS
 MAX_NAMED = 3
 """Levels that the sentences name; the list of levels has all."""
 
-FROM_MARGIN, FROM_ZERO = 0.1, 0.05
+FROM_MARGIN, FROM_ZERO = 0.1, 0.1
 """Distances from which on an end is clearly below the margin, in margins, or above zero, in half
 widths of the interval."""
 
