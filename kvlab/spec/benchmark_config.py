@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from kvlab.spec.conversations_config import ConversationsConfig
-from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, example, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -119,41 +119,39 @@ class BenchmarkConfig(SpecModel):
         "seconds": DEFAULT_SECONDS,
     }
 
-    prompt_tokens: Annotated[PositiveInt, example(256, "tokens")] = 64
-    """Prompt of the timed sequences."""
-    new_tokens: Annotated[PositiveInt, example(64, "tokens")] = 32
-    """Tokens decoded after the prompt."""
-    batch_sizes: Annotated[
-        TupleOf[PositiveInt], Field(min_length=1), example([1, 8, 32], "sequences")
-    ] = (1,)
-    """Batches whose throughput is measured; tokens_per_second is that of the largest."""
-    repeats: Annotated[PositiveInt, Field(le=1000), example(5, "runs")] = 3
+    prompt_tokens: PositiveInt = 64
+    """Prompt of the timed sequences. Unit: tokens. Example: 256"""
+    new_tokens: PositiveInt = 32
+    """Tokens decoded after the prompt. Unit: tokens. Example: 64"""
+    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = (1,)
+    """Batches whose throughput is measured; tokens_per_second is that of the largest.
+    Unit: sequences. Example: [1, 8, 32]"""
+    repeats: Annotated[PositiveInt, Field(le=1000)] = 3
     """Timed runs at least, after one warm-up. More follow, up to five times as many, where the
-    median is not known to 5% yet and `seconds` are not over."""
-    seconds: Annotated[float, Field(gt=0, le=86400), example(2.0, "seconds")] = DEFAULT_SECONDS
-    """At one context or batch: no run beyond `repeats` begins after this."""
-    context_lengths: Annotated[TupleOf[PositiveInt], example([128, 512], "tokens")] = ()
-    """Further prompt lengths at which latency is measured."""
-    roofline: Annotated[bool, example(True)] = False
-    """Compare with this device's ceilings, measured once for it."""
-    parts: Annotated[
-        TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]], example(["task"])
-    ] = ()
+    median is not known to 5% yet and `seconds` are not over.
+    Unit: runs. Example: 5"""
+    seconds: Annotated[float, Field(gt=0, le=86400)] = DEFAULT_SECONDS
+    """At one context or batch: no run beyond `repeats` begins after this.
+    Unit: seconds. Example: 2"""
+    context_lengths: TupleOf[PositiveInt] = ()
+    """Further prompt lengths at which latency is measured. Unit: tokens. Example: [128, 512]"""
+    roofline: bool = False
+    """Compare with this device's ceilings, measured once for it. Example: true"""
+    parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = ()
     """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
-    own text and 256 sampled, by batch."""
-    memory: Annotated[
-        PositiveInt | None, example(8e9, "bytes", default="the device's", parts=["limit"])
-    ] = None
-    """Bytes that limit may use; on CPU it needs them."""
+    own text and 256 sampled, by batch.
+    Example: [task]"""
+    memory: PositiveInt | None = None
+    """Bytes that limit may use; on CPU it needs them.
+    Unit: bytes. Default: the device's. Example: 8e9, parts: [limit]"""
 
-    conversations: Annotated[ConversationsConfig | None, example({"turns": 4}, default="none")] = (
-        None
-    )
-    """A load of conversations, and what a prefix cache reuses between their turns."""
-    retime: Annotated[Literal["auto", "never"], example("never")] = "auto"
+    conversations: ConversationsConfig | None = None
+    """A load of conversations, and what a prefix cache reuses between their turns.
+    Default: none. Example: {turns: 4}"""
+    retime: Literal["auto", "never"] = "auto"
     """Where the times of a sweep's trials do not compare, as these ran side by side, auto times all
-    of them again at its end, alone and in turns. never keeps the first times, which are not
-    judged."""
+    of them again at its end, alone and in turns. never keeps the first times, which are not judged.
+    Example: never"""
 
     @model_validator(mode="after")
     def _check(self) -> "BenchmarkConfig":

@@ -29,7 +29,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 from kvlab.spec.validation_errors import FieldError
@@ -53,36 +52,21 @@ class Draw(SpecModel):
     before. Tokens and turns are rounded, and at least 1.
     """
 
-    distribution: Annotated[
-        Literal["constant", "uniform", "geometric", "exponential", "lognormal"],
-        example("geometric", sigma=None),
-    ]
-    """What it is drawn from."""
-    mean: Annotated[Amount | None, example(12, "of the key", default="none")] = None
-    """Of constant, geometric (1, 2, ...), exponential and lognormal."""
-    sigma: Annotated[
-        Annotated[float, Field(gt=0, le=10)] | None,
-        example(0.5, "none", default="none", distribution="lognormal", mean=24, max=96),
-    ] = None
-    """Of lognormal: the standard deviation of the logarithm."""
-    min: Annotated[
-        Amount | None,
-        example(
-            4,
-            "of the key",
-            default="1 of tokens and turns, else 0",
-            distribution="uniform",
-            mean=None,
-            sigma=None,
-            max=8,
-        ),
-    ] = None
-    """The least; uniform draws start here."""
-    max: Annotated[
-        Amount | None,
-        example(8, "of the key", default="none", distribution="geometric", mean=4, sigma=None),
-    ] = None
-    """The most; uniform draws end here. Tokens and turns need one."""
+    distribution: Literal["constant", "uniform", "geometric", "exponential", "lognormal"]
+    """What it is drawn from. Example: geometric, sigma: null"""
+    mean: Amount | None = None
+    """Of constant, geometric (1, 2, ...), exponential and lognormal.
+    Unit: of the key. Default: none. Example: 12"""
+    sigma: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Of lognormal: the standard deviation of the logarithm.
+    Unit: none. Default: none. Example: 0.5, distribution: lognormal, mean: 24, max: 96"""
+    min: Amount | None = None
+    """The least; uniform draws start here.
+    Unit: of the key. Default: 1 of tokens and turns, else 0. Example: 4, distribution: uniform,
+    mean: null, sigma: null, max: 8"""
+    max: Amount | None = None
+    """The most; uniform draws end here. Tokens and turns need one.
+    Unit: of the key. Default: none. Example: 8, distribution: geometric, mean: 4, sigma: null"""
 
     @model_validator(mode="after")
     def _check(self) -> "Draw":
@@ -153,70 +137,50 @@ class ConversationsConfig(SpecModel):
     recently. The text is held-out text of the trial's data.
     """
 
-    count: Annotated[PositiveInt, example(64, "conversations")] = 32
-    """Conversations; with a trace, its first requests."""
-    turns: Annotated[
-        DrawField, example({"distribution": "geometric", "mean": 4, "max": 8}, "turns", default="5")
-    ] = _constant(5)
-    """Turns of a conversation. It ends earlier where the next would not fit in block_size."""
-    system_tokens: Annotated[NonNegativeInt, example(32, "tokens")] = 0
-    """Tokens with which all conversations begin alike."""
-    prompt_tokens: Annotated[
-        DrawField,
-        example(
-            {"distribution": "lognormal", "mean": 24, "sigma": 0.5, "max": 64},
-            "tokens",
-            default="16",
-        ),
-    ] = _constant(16)
-    """New tokens of a turn's prompt."""
-    reply_tokens: Annotated[
-        DrawField,
-        example({"distribution": "geometric", "mean": 8, "max": 32}, "tokens", default="8"),
-    ] = _constant(8)
-    """Tokens of a reply, which is the text's own."""
-    start_seconds: Annotated[
-        DrawField,
-        example(
-            {"distribution": "exponential", "mean": 5}, "seconds", default="exponential, mean 10"
-        ),
-    ] = Draw(distribution="exponential", mean=10)
-    """From the start of a conversation to the start of the next."""
-    think_seconds: Annotated[
-        DrawField,
-        example(
-            {"distribution": "exponential", "mean": 60}, "seconds", default="exponential, mean 30"
-        ),
-    ] = Draw(distribution="exponential", mean=30)
+    count: PositiveInt = 32
+    """Conversations; with a trace, its first requests. Unit: conversations. Example: 64"""
+    turns: DrawField = _constant(5)
+    """Turns of a conversation. It ends earlier where the next would not fit in block_size.
+    Unit: turns. Default: 5. Example: {distribution: geometric, mean: 4, max: 8}"""
+    system_tokens: NonNegativeInt = 0
+    """Tokens with which all conversations begin alike. Unit: tokens. Example: 32"""
+    prompt_tokens: DrawField = _constant(16)
+    """New tokens of a turn's prompt.
+    Unit: tokens. Default: 16. Example: {distribution: lognormal, mean: 24, sigma: 0.5, max: 64}"""
+    reply_tokens: DrawField = _constant(8)
+    """Tokens of a reply, which is the text's own.
+    Unit: tokens. Default: 8. Example: {distribution: geometric, mean: 8, max: 32}"""
+    start_seconds: DrawField = Draw(distribution="exponential", mean=10)
+    """From the start of a conversation to the start of the next.
+    Unit: seconds. Default: exponential, mean 10. Example: {distribution: exponential, mean: 5}"""
+    think_seconds: DrawField = Draw(distribution="exponential", mean=30)
     """From one turn of a conversation to the next. Replies take no time, so only the ratio to
-    start_seconds matters: it decides how conversations interleave."""
-    trace: Annotated[str | None, example("conversation_trace.jsonl", default="none")] = None
+    start_seconds matters: it decides how conversations interleave.
+    Unit: seconds. Default: exponential, mean 30. Example: {distribution: exponential, mean: 60}"""
+    trace: str | None = None
     """JSONL file of requests with hash ids, as published of Mooncake and of Qwen-Bailian, relative
-    to the spec's file. It replaces the six keys above."""
-    block_tokens: Annotated[
-        PositiveInt | None,
-        example(
-            8, "tokens", default="the trace's own, 512 or 16", trace="conversation_trace.jsonl"
-        ),
-    ] = None
+    to the spec's file. It replaces the six keys above.
+    Default: none. Example: conversation_trace.jsonl"""
+    block_tokens: PositiveInt | None = None
     """Tokens that one hash id of the trace becomes. All its lengths are scaled alike, so that a
-    small model can serve it. Requests over block_size are left out."""
-    seed: Annotated[NonNegativeInt, example(1)] = 0
-    """Of the load. It does not follow a sweep's seeds: all trials serve one load."""
-    budget: Annotated[PositiveInt | None, example(1e6, "bytes", default="unlimited")] = None
-    """Bytes of the prefix cache, at which the metrics are measured."""
-    budgets: Annotated[
-        TupleOf[PositiveInt],
-        example(
-            [2.5e5, 1e6, 4e6], "bytes", default="1/64 to all of what the load fills, by doubling"
-        ),
-    ] = ()
-    """Further budgets of the curve of the hit rate, in increasing order."""
-    snapshot_tokens: Annotated[PositiveInt, example(32, "tokens")] = 64
-    """Beside the ends of turns, windows are kept every so many tokens."""
-    measured: Annotated[PositiveInt, example(16, "conversations")] = 8
+    small model can serve it. Requests over block_size are left out.
+    Unit: tokens. Default: the trace's own, 512 or 16. Example: 8, trace:
+    conversation_trace.jsonl"""
+    seed: NonNegativeInt = 0
+    """Of the load. It does not follow a sweep's seeds: all trials serve one load. Example: 1"""
+    budget: PositiveInt | None = None
+    """Bytes of the prefix cache, at which the metrics are measured.
+    Unit: bytes. Default: unlimited. Example: 1e6"""
+    budgets: TupleOf[PositiveInt] = ()
+    """Further budgets of the curve of the hit rate, in increasing order.
+    Unit: bytes. Default: 1/64 to all of what the load fills, by doubling. Example: [2.5e5, 1e6,
+    4e6]"""
+    snapshot_tokens: PositiveInt = 64
+    """Beside the ends of turns, windows are kept every so many tokens. Unit: tokens. Example: 32"""
+    measured: PositiveInt = 8
     """The first conversations (of a trace: requests), which the model itself serves, warm and cold,
-    for times and the reuse gap."""
+    for times and the reuse gap.
+    Unit: conversations. Example: 16"""
 
     @model_validator(mode="after")
     def _check(self) -> "ConversationsConfig":

@@ -13,7 +13,6 @@ from kvlab.spec.spec_model import (
     SpecModel,
     TextRule,
     TupleOf,
-    example,
     raise_problems,
 )
 
@@ -63,32 +62,32 @@ class DataConfig(SpecModel):
     )
     omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False}
 
-    source: Annotated[str, OneOf(lambda: SOURCES), example("fineweb-edu-10b")] = "docstrings"
-    """Where the text comes from."""
-    subset: Annotated[
-        Annotated[str, _CRAWL] | None, example("CC-MAIN-2024-10", source="fineweb-edu-crawl")
-    ] = None
-    """The crawl, for source: fineweb-edu-crawl."""
-    tokenizer: Annotated[str, _TOKENIZER, example("gpt2:2048")] = "gpt2"
-    """gpt2, gpt2:N (its first N ranks), or bytes."""
-    paths: Annotated[TupleOf[str], example(["../texts"], source="files")] = ()
-    """Files or folders of text, relative to the spec's file, for source: files."""
-    licence: Annotated[
-        Annotated[str, Field(min_length=1, max_length=500)] | None,
-        example("CC BY 4.0", source="files", paths=["../texts"]),
-    ] = None
+    source: Annotated[str, OneOf(lambda: SOURCES)] = "docstrings"
+    """Where the text comes from. Example: fineweb-edu-10b"""
+    subset: Annotated[str, _CRAWL] | None = None
+    """The crawl, for source: fineweb-edu-crawl.
+    Example: CC-MAIN-2024-10, source: fineweb-edu-crawl"""
+    tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
+    """gpt2, gpt2:N (its first N ranks), or bytes. Example: 'gpt2:2048'"""
+    paths: TupleOf[str] = ()
+    """Files or folders of text, relative to the spec's file, for source: files.
+    Example: [../texts], source: files"""
+    licence: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     """What the text may be used for, in words, for source: files; recorded with the tokens and with
-    every result."""
-    max_bytes: Annotated[PositiveInt | None, example(4e6, "bytes", default="all")] = None
-    """Stop after this many bytes of text (whole documents)."""
-    max_tokens: Annotated[PositiveInt | None, example(2.2e8, "tokens", default="all")] = None
-    """Stop after this many tokens (whole documents)."""
-    validation_fraction: Annotated[float, Field(gt=0, lt=1), example(0.025, "share")] = 0.01
-    """Share of the documents held out, chosen by document hash."""
+    every result.
+    Example: CC BY 4.0, source: files, paths: [../texts]"""
+    max_bytes: PositiveInt | None = None
+    """Stop after this many bytes of text (whole documents).
+    Unit: bytes. Default: all. Example: 4e6"""
+    max_tokens: PositiveInt | None = None
+    """Stop after this many tokens (whole documents). Unit: tokens. Default: all. Example: 2.2e8"""
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Share of the documents held out, chosen by document hash. Unit: share. Example: 0.025"""
 
-    mask_documents: Annotated[bool, example(True)] = False
+    mask_documents: bool = False
     """Attention never crosses from one document into another, and positions start at 0 in each;
-    default documents are packed and see those before them."""
+    default documents are packed and see those before them.
+    Example: true"""
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

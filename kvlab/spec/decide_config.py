@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf, example
+from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf
 
 Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
@@ -24,29 +24,26 @@ class DecideConfig(SpecModel):
 
     # The table of metrics stands above this package: commands that read a sweep check the name.
 
-    margin: Annotated[Margin | None, example(0.02, "of decide.metric")] = None
+    margin: Margin | None = None
     """A cost below it does not matter, in the metric's unit, such as 0.02 nats/token. Enables the
-    verdict: costs less than the margin."""
-    metric: Annotated[
-        str | None, example("bits_per_byte_served", default="loss_served, if measured")
-    ] = None
-    """The metric that is decided; `kvlab metrics` lists them."""
-    claims: Annotated[
-        Names | None,
-        example(["heads=mqa"], default="every level but the baseline's and the sizes of `size`"),
-    ] = None
-    """Claims that are tested, as [heads=mqa, ...]."""
-    alpha: Annotated[Alpha, example(0.01, "probability")] = 0.05
-    """Probability of any wrong claim, over all claims together."""
-    over: Annotated[
-        dict[str, Names] | None,
-        example({"sharing": ["none", "tied"]}, default="all that are served as they were trained"),
-    ] = None
+    verdict: costs less than the margin.
+    Unit: of decide.metric. Example: 0.02"""
+    metric: str | None = None
+    """The metric that is decided; `kvlab metrics` lists them.
+    Default: loss_served, if measured. Example: bits_per_byte_served"""
+    claims: Names | None = None
+    """Claims that are tested, as [heads=mqa, ...].
+    Default: every level but the baseline's and the sizes of `size`. Example: [heads=mqa]"""
+    alpha: Alpha = 0.05
+    """Probability of any wrong claim, over all claims together. Unit: probability. Example: 0.01"""
+    over: dict[str, Names] | None = None
     """Levels of other factors that the effect of a level is the mean over, as {factor: [level,
-    ...]}."""
-    reference: Annotated[Names | None, example(["position"], default="`size` and `match`")] = None
+    ...]}.
+    Default: all that are served as they were trained. Example: {sharing: [none, tied]}"""
+    reference: Names | None = None
     """Factors whose levels a cell has in common with the cell that it is compared with, beside
-    those that save no bytes."""
+    those that save no bytes.
+    Default: `size` and `match`. Example: [position]"""
 
 
 def list_claims(

@@ -12,7 +12,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 
@@ -28,14 +27,15 @@ Depth = Annotated[float, Field(ge=0.0, le=1.0)]
 class NeedleConfig(SpecModel):
     """`evaluation.needle`: find a key's answer in real text, by length and depth."""
 
-    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1), example([64, 128, 256], "tokens")]
-    """Tokens of a row, in increasing order."""
-    depths: Annotated[TupleOf[Depth], Field(min_length=1), example([0.0, 0.5, 1.0], "share")] = (
+    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)]
+    """Tokens of a row, in increasing order. Unit: tokens. Example: [64, 128, 256]"""
+    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = (
         0.0, 0.25, 0.5, 0.75, 1.0,
     )  # fmt: skip
-    """Shares of the text before the needle, in increasing order."""
-    rows: Annotated[PositiveInt, Field(ge=2), example(64, "rows")] = 32
-    """Rows of each length and depth; errors are over them."""
+    """Shares of the text before the needle, in increasing order.
+    Unit: share. Example: [0, 0.5, 1]"""
+    rows: Annotated[PositiveInt, Field(ge=2)] = 32
+    """Rows of each length and depth; errors are over them. Unit: rows. Example: 64"""
 
     @model_validator(mode="after")
     def _check(self) -> "NeedleConfig":
@@ -62,34 +62,32 @@ class EvaluationConfig(SpecModel):
         "precision": "training",
     }
 
-    loss_tokens: Annotated[PositiveInt, example(262144, "tokens")] = 65_536
-    """Validation tokens of the final loss."""
-    loss_bytes: Annotated[
-        PositiveInt | None, example(200000, "bytes", default="loss_tokens decides")
-    ] = None
+    loss_tokens: PositiveInt = 65_536
+    """Validation tokens of the final loss. Unit: tokens. Example: 262144"""
+    loss_bytes: PositiveInt | None = None
     """Bytes of validation text of the final loss, in whole documents, in place of loss_tokens: the
-    same text for every tokenizer and block size."""
-    hellaswag: Annotated[Literal["all", "none"] | NonNegativeInt, example(1000, "items")] = "none"
-    """all, none, or the first N items."""
-    served: Annotated[bool, example(False)] = True
-    """Measure again through the serving cache."""
-    served_tokens: Annotated[
-        PositiveInt | None, example(16384, "tokens", default="loss_tokens")
-    ] = None
-    """Validation tokens scored through the cache, token by token."""
-    recall: Annotated[NonNegativeInt, example(256, "rows")] = 0
-    """Rows of the associative recall probe; 0 for none."""
-    positions: Annotated[bool, example(True)] = False
-    """Measure the loss by position; over served_tokens if served."""
-    needle: Annotated[NeedleConfig | None, example({"lengths": [64, 128]}, default="none")] = None
-    """The needle probe."""
-    precision: Annotated[Literal["training", "float32"], example("float32")] = "training"
+    same text for every tokenizer and block size.
+    Unit: bytes. Default: loss_tokens decides. Example: 200000"""
+    hellaswag: Literal["all", "none"] | NonNegativeInt = "none"
+    """all, none, or the first N items. Unit: items. Example: 1000"""
+    served: bool = True
+    """Measure again through the serving cache. Example: false"""
+    served_tokens: PositiveInt | None = None
+    """Validation tokens scored through the cache, token by token.
+    Unit: tokens. Default: loss_tokens. Example: 16384"""
+    recall: NonNegativeInt = 0
+    """Rows of the associative recall probe; 0 for none. Unit: rows. Example: 256"""
+    positions: bool = False
+    """Measure the loss by position; over served_tokens if served. Example: true"""
+    needle: NeedleConfig | None = None
+    """The needle probe. Default: none. Example: {lengths: [64, 128]}"""
+    precision: Literal["training", "float32"] = "training"
     """Of the weights that are evaluated and benchmarked on a GPU: that of the training, or float32.
-    On CPU they are always float32."""
-    lm_eval: Annotated[
-        TupleOf[LmEvalTaskField], example(["arc_easy", {"task": "piqa", "limit": 500}])
-    ] = ()
-    """Tasks of lm-eval: names, or {task, limit, definition}."""
+    On CPU they are always float32.
+    Example: float32"""
+    lm_eval: TupleOf[LmEvalTaskField] = ()
+    """Tasks of lm-eval: names, or {task, limit, definition}.
+    Example: [arc_easy, {task: piqa, limit: 500}]"""
 
     @model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -11,7 +11,6 @@ from kvlab.spec.spec_model import (
     NonNegativeInt,
     PositiveInt,
     SpecModel,
-    example,
     raise_problems,
 )
 
@@ -103,40 +102,32 @@ class EvictConfig(SpecModel):
     their own position. The budget is ``keep`` tokens or ``bytes`` of one sequence.
     """
 
-    keep: Annotated[PositiveInt | None, example(64, "tokens")] = None
-    """Tokens that each global layer keeps, the newest included; by snapkv those of the prompt."""
-    bytes: Annotated[PositiveInt | None, example(8388608, "bytes")] = None
+    keep: PositiveInt | None = None
+    """Tokens that each global layer keeps, the newest included; by snapkv those of the prompt.
+    Unit: tokens. Example: 64"""
+    bytes: PositiveInt | None = None
     """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
-    take, over all layers."""
-    by: Annotated[
-        Literal["recency", "heavy_hitters", "snapkv"], example("heavy_hitters", keep=64)
-    ] = "recency"
+    take, over all layers.
+    Unit: bytes. Example: 8388608"""
+    by: Literal["recency", "heavy_hitters", "snapkv"] = "recency"
     """Which tokens are kept: the newest, those that received most attention, or those of the prompt
-    to which its last tokens attend most."""
-    sinks: Annotated[
-        NonNegativeInt | None, example(8, "tokens", default="4 by recency, else 0", keep=64)
-    ] = None
-    """First tokens of a text that are always kept."""
-    recent: Annotated[
-        PositiveInt | None,
-        example(
-            16,
-            "tokens",
-            default="half of the tokens kept; 32 by snapkv",
-            keep=64,
-            by="heavy_hitters",
-        ),
-    ] = None
+    to which its last tokens attend most.
+    Example: heavy_hitters, keep: 64"""
+    sinks: NonNegativeInt | None = None
+    """First tokens of a text that are always kept.
+    Unit: tokens. Default: 4 by recency, else 0. Example: 8, keep: 64"""
+    recent: PositiveInt | None = None
     """Newest tokens that heavy_hitters always keeps; of snapkv the last tokens of the prompt, which
-    are kept and whose queries vote for the others."""
-    prompt: Annotated[PositiveInt | None, example(256, "tokens", keep=64, by="snapkv")] = None
-    """First tokens of a text that snapkv reduces to keep, once it has all of them."""
-    pool: Annotated[
-        PositiveInt | None,
-        example(5, "tokens", default="7 by snapkv", keep=64, by="snapkv", prompt=256),
-    ] = None
+    are kept and whose queries vote for the others.
+    Unit: tokens. Default: half of the tokens kept; 32 by snapkv. Example: 16, keep: 64, by:
+    heavy_hitters"""
+    prompt: PositiveInt | None = None
+    """First tokens of a text that snapkv reduces to keep, once it has all of them.
+    Unit: tokens. Example: 256, keep: 64, by: snapkv"""
+    pool: PositiveInt | None = None
     """Neighbouring tokens of which snapkv takes the largest vote, so that it keeps what stands
-    beside a token that is attended to; an odd number."""
+    beside a token that is attended to; an odd number.
+    Unit: tokens. Default: 7 by snapkv. Example: 5, keep: 64, by: snapkv, prompt: 256"""
 
     @model_validator(mode="after")
     def _check(self) -> "EvictConfig":

@@ -1,7 +1,6 @@
 """`experiments/*.yaml`: one complete configuration."""
 
 from collections.abc import Iterator
-from typing import Annotated
 
 from pydantic import model_validator
 
@@ -13,7 +12,7 @@ from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
-from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, example, raise_problems
+from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, raise_problems
 from kvlab.spec.training_config import TrainingConfig
 
 
@@ -33,24 +32,24 @@ class ServedModel(SpecModel):
 class Experiment(SpecModel):
     """One complete configuration of everything that a trial does."""
 
-    name: Annotated[Name, example("small")]
-    """Name of the experiment."""
-    description: Annotated[str, example("A tiny GPT on bytes.")] = ""
-    """What it is, for people."""
-    model: Annotated[ModelConfig, example({"preset": "gpt2"})]
-    """The shape of the transformer."""
-    data: Annotated[DataConfig, example({"tokenizer": "bytes"})] = DataConfig()
-    """Which text, and how it becomes tokens."""
-    training: Annotated[TrainingConfig, example({"tokens": 1e7})] = TrainingConfig()
-    """The recipe."""
-    serving: Annotated[ServingConfig, example({"kv_dtype": "int8"})] = ServingConfig()
-    """What changes only inference."""
-    evaluation: Annotated[EvaluationConfig, example({"loss_tokens": 32768})] = EvaluationConfig()
-    """Which qualities are measured, and on how much."""
-    benchmark: Annotated[BenchmarkConfig, example({"prompt_tokens": 96})] = BenchmarkConfig()
-    """Memory and decode speed."""
-    resources: Annotated[ResourcesConfig, example({"cpus": 2.0})] = ResourcesConfig()
-    """Where a trial runs."""
+    name: Name
+    """Name of the experiment. Example: small"""
+    description: str = ""
+    """What it is, for people. Example: A tiny GPT on bytes."""
+    model: ModelConfig
+    """The shape of the transformer. Example: {preset: gpt2}"""
+    data: DataConfig = DataConfig()
+    """Which text, and how it becomes tokens. Example: {tokenizer: bytes}"""
+    training: TrainingConfig = TrainingConfig()
+    """The recipe. Example: {tokens: 1e7}"""
+    serving: ServingConfig = ServingConfig()
+    """What changes only inference. Example: {kv_dtype: int8}"""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Which qualities are measured, and on how much. Example: {loss_tokens: 32768}"""
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    """Memory and decode speed. Example: {prompt_tokens: 96}"""
+    resources: ResourcesConfig = ResourcesConfig()
+    """Where a trial runs. Example: {cpus: 2}"""
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

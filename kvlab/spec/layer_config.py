@@ -17,7 +17,6 @@ from kvlab.spec.spec_model import (
     PositiveFloat,
     PositiveInt,
     SpecModel,
-    example,
     raise_problems,
 )
 
@@ -55,22 +54,22 @@ class RopeScaling(SpecModel):
     it also multiplies queries and keys by 0.1 ln(factor) + 1.
     """
 
-    by: Annotated[Literal["linear", "yarn"], example("yarn", factor=4.0, original=256)]
-    """Which frequencies are divided: all, or those of long waves."""
-    factor: Annotated[float, Field(ge=1.0), example(8.0, "none")]
-    """By how much the context is longer."""
-    original: Annotated[PositiveInt | None, example(4096, "tokens", by="yarn", factor=4.0)] = None
-    """Context length before; yarn needs it."""
-    beta_fast: Annotated[
-        PositiveFloat, example(16.0, "turns", by="yarn", factor=4.0, original=256)
-    ] = 32.0
-    """yarn keeps frequencies that turn at least this often in `original` tokens."""
-    beta_slow: Annotated[
-        PositiveFloat, example(2.0, "turns", by="yarn", factor=4.0, original=256)
-    ] = 1.0
-    """yarn divides frequencies that turn at most this often in `original` tokens."""
-    truncate: Annotated[bool, example(False, by="yarn", factor=4.0, original=256)] = True
-    """yarn rounds the two limits to whole pairs of dimensions, outwards."""
+    by: Literal["linear", "yarn"]
+    """Which frequencies are divided: all, or those of long waves.
+    Example: yarn, factor: 4, original: 256"""
+    factor: Annotated[float, Field(ge=1.0)]
+    """By how much the context is longer. Unit: none. Example: 8"""
+    original: PositiveInt | None = None
+    """Context length before; yarn needs it. Unit: tokens. Example: 4096, by: yarn, factor: 4"""
+    beta_fast: PositiveFloat = 32.0
+    """yarn keeps frequencies that turn at least this often in `original` tokens.
+    Unit: turns. Example: 16, by: yarn, factor: 4, original: 256"""
+    beta_slow: PositiveFloat = 1.0
+    """yarn divides frequencies that turn at most this often in `original` tokens.
+    Unit: turns. Example: 2, by: yarn, factor: 4, original: 256"""
+    truncate: bool = True
+    """yarn rounds the two limits to whole pairs of dimensions, outwards.
+    Example: false, by: yarn, factor: 4, original: 256"""
 
     @model_validator(mode="after")
     def _check(self) -> "RopeScaling":
@@ -93,36 +92,26 @@ class RopeScaling(SpecModel):
 class LayerKind(SpecModel):
     """Settings of one kind of layer. What is left out is as in `model`."""
 
-    n_kv_head: Annotated[PositiveInt | None, example(1, "heads", default="`model.n_kv_head`")] = (
-        None
-    )
-    """K/V heads of these layers."""
-    head_dim: Annotated[
-        PositiveInt | None, example(128, "dimensions", default="`model.head_dim`")
-    ] = None
-    """Width of a head of these layers."""
-    position: Annotated[
-        Annotated[str, OneOf(lambda: POSITIONS)] | None, example("none", default="`model.position`")
-    ] = None
+    n_kv_head: PositiveInt | None = None
+    """K/V heads of these layers. Unit: heads. Default: `model.n_kv_head`. Example: 1"""
+    head_dim: PositiveInt | None = None
+    """Width of a head of these layers. Unit: dimensions. Default: `model.head_dim`. Example: 128"""
+    position: Annotated[str, OneOf(lambda: POSITIONS)] | None = None
     """How positions enter these layers. A scheme that adds vectors to the tokens is a setting of
-    `model` alone."""
-    rope_theta: Annotated[
-        PositiveFloat | None, example(1e6, "none", default="`model.rope_theta`")
-    ] = None
-    """Base of the rotary frequencies of these layers."""
-    rotary_share: Annotated[
-        RotaryShare | None, example(0.5, "none", default="`model.rotary_share`")
-    ] = None
-    """The part of a head that rotates in these layers."""
-    rope_scaling: Annotated[
-        RopeScaling | None, example({"by": "linear", "factor": 8.0}, default="`model.rope_scaling`")
-    ] = None
-    """Scaling of the rotary frequencies of these layers."""
-    window: Annotated[
-        PositiveInt | None,
-        example(128, "tokens", default="`model.window` in `local`; elsewhere all before it"),
-    ] = None
-    """Tokens that a token of these layers sees, itself included."""
+    `model` alone.
+    Default: `model.position`. Example: none"""
+    rope_theta: PositiveFloat | None = None
+    """Base of the rotary frequencies of these layers.
+    Unit: none. Default: `model.rope_theta`. Example: 1e6"""
+    rotary_share: RotaryShare | None = None
+    """The part of a head that rotates in these layers.
+    Unit: none. Default: `model.rotary_share`. Example: 0.5"""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies of these layers.
+    Default: `model.rope_scaling`. Example: {by: linear, factor: 8}"""
+    window: PositiveInt | None = None
+    """Tokens that a token of these layers sees, itself included.
+    Unit: tokens. Default: `model.window` in `local`; elsewhere all before it. Example: 128"""
 
 
 KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
@@ -137,18 +126,18 @@ class LatentKV(SpecModel):
     grouped latent attention (GLA, arXiv 2505.21487): each group of heads has a latent.
     """
 
-    latent: Annotated[PositiveInt, example(64, "numbers", rotary=16)]
-    """Numbers of a latent vector."""
-    rotary: Annotated[NonNegativeInt, example(16, "numbers", latent=64)] = 0
-    """Numbers of the rotary key that all heads share; above 0 if and only if position is rope."""
-    groups: Annotated[PositiveInt, example(2, "vectors", latent=64, rotary=16)] = 1
-    """Latent vectors a token, each for n_head / groups of the heads."""
-    query: Annotated[
-        PositiveInt | None,
-        example(96, "numbers", default="queries are projected directly", latent=64, rotary=16),
-    ] = None
+    latent: PositiveInt
+    """Numbers of a latent vector. Unit: numbers. Example: 64, rotary: 16"""
+    rotary: NonNegativeInt = 0
+    """Numbers of the rotary key that all heads share; above 0 if and only if position is rope.
+    Unit: numbers. Example: 16, latent: 64"""
+    groups: PositiveInt = 1
+    """Latent vectors a token, each for n_head / groups of the heads.
+    Unit: vectors. Example: 2, latent: 64, rotary: 16"""
+    query: PositiveInt | None = None
     """Numbers of the vector that a token's queries are mapped from, after an RMS norm of its own.
-    It is not stored; it saves weights."""
+    It is not stored; it saves weights.
+    Unit: numbers. Default: queries are projected directly. Example: 96, latent: 64, rotary: 16"""
 
 
 def _validate_kv(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:

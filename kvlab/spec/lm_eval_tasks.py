@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.spec_model import PositiveInt, SpecModel, TextRule, example
+from kvlab.spec.spec_model import PositiveInt, SpecModel, TextRule
 from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ _TASK_NAME = TextRule(
 class LmEvalTask(SpecModel):
     """One task of lm-eval."""
 
-    task: Annotated[str, _TASK_NAME, example("arc_easy")]
-    """Its name in lm-eval."""
-    limit: Annotated[PositiveInt | None, example(500, "items", default="all")] = None
-    """Score the first N items."""
-    definition: Annotated[str | None, example("letters.yaml", default="lm-eval's own")] = None
-    """YAML file that defines the task, where it is not one of lm-eval's own."""
+    task: Annotated[str, _TASK_NAME]
+    """Its name in lm-eval. Example: arc_easy"""
+    limit: PositiveInt | None = None
+    """Score the first N items. Unit: items. Default: all. Example: 500"""
+    definition: str | None = None
+    """YAML file that defines the task, where it is not one of lm-eval's own.
+    Default: lm-eval's own. Example: letters.yaml"""
 
     @property
     def metric_prefix(self) -> str:

@@ -28,7 +28,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TextRule,
-    example,
     raise_problems,
 )
 
@@ -92,100 +91,98 @@ class ModelConfig(SpecModel):
         "kinds": {},
     }
 
-    vocab_size: Annotated[PositiveInt, example(50304, "tokens")] = 50257
-    """Tokens in the vocabulary; at least those of data.tokenizer."""
-    block_size: Annotated[PositiveInt, example(512, "tokens")] = 1024
-    """Context length."""
-    n_layer: Annotated[PositiveInt, Field(le=10_000), example(6, "layers")] = 12
-    """Transformer layers."""
-    n_head: Annotated[PositiveInt, Field(le=10_000), example(4, "heads")] = 12
-    """Query heads a layer."""
-    n_kv_head: Annotated[PositiveInt, example(1, "heads", default="n_head")] = Field(
-        default_factory=lambda fields: fields.get("n_head", 1)
-    )
+    vocab_size: PositiveInt = 50257
+    """Tokens in the vocabulary; at least those of data.tokenizer. Unit: tokens. Example: 50304"""
+    block_size: PositiveInt = 1024
+    """Context length. Unit: tokens. Example: 512"""
+    n_layer: Annotated[PositiveInt, Field(le=10_000)] = 12
+    """Transformer layers. Unit: layers. Example: 6"""
+    n_head: Annotated[PositiveInt, Field(le=10_000)] = 12
+    """Query heads a layer. Unit: heads. Example: 4"""
+    n_kv_head: PositiveInt = Field(default_factory=lambda fields: fields.get("n_head", 1))
     """K/V heads a layer: n_head is multi-head attention, 1 multi-query, a divisor between them
-    grouped-query."""
-    n_embd: Annotated[PositiveInt, Field(le=10**6), example(1536, "dimensions")] = 768
-    """Width of the residual stream."""
-    head_dim: Annotated[PositiveInt, example(128, "dimensions", default="n_embd / n_head")] = Field(
+    grouped-query.
+    Unit: heads. Default: n_head. Example: 1"""
+    n_embd: Annotated[PositiveInt, Field(le=10**6)] = 768
+    """Width of the residual stream. Unit: dimensions. Example: 1536"""
+    head_dim: PositiveInt = Field(
         default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1))
     )
-    """Width of a head."""
-    mlp: Annotated[str, OneOf(lambda: MLPS), example("swiglu")] = "gelu"
+    """Width of a head. Unit: dimensions. Default: n_embd / n_head. Example: 128"""
+    mlp: Annotated[str, OneOf(lambda: MLPS)] = "gelu"
     """Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the values (arXiv
-    2002.05202) with a SiLU (swiglu) or a GELU (geglu)."""
-    ffn_dim: Annotated[
-        PositiveInt,
-        example(
-            2048,
-            "dimensions",
-            default="4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64",
-        ),
-    ] = Field(
+    2002.05202) with a SiLU (swiglu) or a GELU (geglu).
+    Example: swiglu"""
+    ffn_dim: PositiveInt = Field(
         default_factory=lambda fields: _default_ffn_dim(
             fields.get("mlp", "gelu"), fields.get("n_embd", 1)
         )
     )
-    """Hidden width of the MLP."""
-    position: Annotated[str, OneOf(lambda: POSITIONS), example("rope")] = "learned"
+    """Hidden width of the MLP.
+    Unit: dimensions. Default: 4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64.
+    Example: 2048"""
+    position: Annotated[str, OneOf(lambda: POSITIONS)] = "learned"
     """How positions enter: a learned vector for each, rotary embedding (arXiv 2104.09864), or not
-    at all."""
-    rope_theta: Annotated[PositiveFloat, example(500000, "none", position="rope")] = 10_000.0
-    """Base of the rotary frequencies."""
-    rotary_share: Annotated[RotaryShare, example(0.25, "none", position="rope")] = 1.0
+    at all.
+    Example: rope"""
+    rope_theta: PositiveFloat = 10_000.0
+    """Base of the rotary frequencies. Unit: none. Example: 500000, position: rope"""
+    rotary_share: RotaryShare = 1.0
     """The part of a head that rotates, its leading dimensions as in GPT-NeoX (arXiv 2204.06745): 0
-    is none."""
-    rope_scaling: Annotated[
-        RopeScaling | None, example({"by": "yarn", "factor": 4.0, "original": 256}, position="rope")
-    ] = None
-    """Scaling of the rotary frequencies, for a longer context than they were trained on."""
-    norm: Annotated[Literal["layernorm", "rmsnorm"], example("rmsnorm")] = "layernorm"
-    """Normalization before attention, before the MLP and at the end."""
-    norm_placement: Annotated[Literal["pre", "sandwich"], example("sandwich")] = "pre"
+    is none.
+    Unit: none. Example: 0.25, position: rope"""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies, for a longer context than they were trained on.
+    Example: {by: yarn, factor: 4, original: 256}, position: rope"""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Normalization before attention, before the MLP and at the end. Example: rmsnorm"""
+    norm_placement: Literal["pre", "sandwich"] = "pre"
     """Where a layer normalizes: before attention and MLP, or also what they return, before it is
-    added (sandwich, as in Gemma 3, arXiv 2503.19786)."""
-    qk_norm: Annotated[bool, example(True)] = False
+    added (sandwich, as in Gemma 3, arXiv 2503.19786).
+    Example: sandwich"""
+    qk_norm: bool = False
     """An RMS norm of each head's queries and one of its keys, before they are rotated and stored
     (arXiv 2302.05442), as in Qwen3 and Gemma 3. Stored keys then have a bounded length, which
-    matters to coarse caches."""
-    attention_scale: Annotated[
-        PositiveFloat | None, example(0.0625, "none", default="1 / sqrt(width of a head's keys)")
-    ] = None
-    """What attention scores are multiplied by."""
-    embedding_scale: Annotated[PositiveFloat, example(27.7, "none")] = 1.0
+    matters to coarse caches.
+    Example: true"""
+    attention_scale: PositiveFloat | None = None
+    """What attention scores are multiplied by.
+    Unit: none. Default: 1 / sqrt(width of a head's keys). Example: 0.0625"""
+    embedding_scale: PositiveFloat = 1.0
     """What the embeddings of tokens are multiplied by as they enter the first layer; Gemma 3 has
-    sqrt(n_embd)."""
-    norm_eps: Annotated[PositiveFloat, example(1e-06, "none")] = 1e-5
-    """Added to the variance before its root is taken."""
-    bias: Annotated[bool, example(False)] = True
-    """Biases in linear layers and layer norms."""
-    tie_embeddings: Annotated[bool, example(False)] = True
-    """The head reuses the token embedding."""
-    window: Annotated[PositiveInt | None, example(256, "tokens", attention_pattern="GLLLLL")] = None
-    """Tokens that a token of a local layer sees, itself included."""
-    sink: Annotated[Literal["none", "learned"], example("learned")] = "none"
+    sqrt(n_embd).
+    Unit: none. Example: 27.7"""
+    norm_eps: PositiveFloat = 1e-5
+    """Added to the variance before its root is taken. Unit: none. Example: 1e-6"""
+    bias: bool = True
+    """Biases in linear layers and layer norms. Example: false"""
+    tie_embeddings: bool = True
+    """The head reuses the token embedding. Example: false"""
+    window: PositiveInt | None = None
+    """Tokens that a token of a local layer sees, itself included.
+    Unit: tokens. Example: 256, attention_pattern: GLLLLL"""
+    sink: Literal["none", "learned"] = "none"
     """A learned logit of each query head that joins the denominator of its softmax, as in gpt-oss
-    (arXiv 2508.10925), so that a head may attend to nothing. It stores no bytes."""
-    sink_tokens: Annotated[
-        NonNegativeInt, example(4, "tokens", window=256, attention_pattern="GLLLLL")
-    ] = 0
+    (arXiv 2508.10925), so that a head may attend to nothing. It stores no bytes.
+    Example: learned"""
+    sink_tokens: NonNegativeInt = 0
     """The first tokens of a text, or of a packed document, that local layers see beside their
     window (StreamingLLM, arXiv 2309.17453), in training and in the cache. They keep their
-    positions."""
-    attention_pattern: Annotated[str, _LAYER_LETTERS, example("GLLLLL", window=256)] = "G"
-    """G (global), L (local) or a letter of `kinds` a layer, tiled over depth."""
-    local: Annotated[LayerKind | None, example({"n_kv_head": 1}, **_SETTINGS_BY_KIND)] = None
-    """Settings of the local layers (L) alone."""
-    global_: Annotated[LayerKind | None, example({"rope_theta": 1e6}, **_SETTINGS_BY_KIND)] = Field(
-        default=None, alias="global"
-    )
-    """Settings of the global layers (G) alone; with a window they are local, too."""
-    kinds: Annotated[
-        dict[KindLetter, LayerKind],
-        example({"N": {"position": "none"}}, position="rope", attention_pattern="GGGN"),
-    ] = Field(default={})
+    positions.
+    Unit: tokens. Example: 4, window: 256, attention_pattern: GLLLLL"""
+    attention_pattern: Annotated[str, _LAYER_LETTERS] = "G"
+    """G (global), L (local) or a letter of `kinds` a layer, tiled over depth.
+    Example: GLLLLL, window: 256"""
+    local: LayerKind | None = None
+    """Settings of the local layers (L) alone.
+    Example: {n_kv_head: 1}, position: rope, window: 256, attention_pattern: GLLLLL"""
+    global_: LayerKind | None = Field(default=None, alias="global")
+    """Settings of the global layers (G) alone; with a window they are local, too.
+    Example: {rope_theta: 1e6}, position: rope, window: 256, attention_pattern: GLLLLL"""
+    kinds: dict[KindLetter, LayerKind] = {}
     """More letters of attention_pattern, and the settings of their layers. A kind with a window is
-    local, one without is global."""
+    local, one without is global.
+    Example: {N: {position: none}}, position: rope, attention_pattern: GGGN"""
     kv_sharing: Annotated[
         SharingField,
         Field(
@@ -193,13 +190,14 @@ class ModelConfig(SpecModel):
             f"{', '.join(pattern.usage for pattern in PATTERNS.values())},"
             " groups [[0, 6], [1, 2]] or owners [0, 0, 2]."
         ),
-        example("adjacent:2"),
     ] = "none"
+    """Example: 'adjacent:2'"""
 
-    kv: Annotated[KVField, example("tied", position="rope")] = "separate"
+    kv: KVField = "separate"
     """What a token stores: K and V (separate), one tensor that is both (tied), one tensor that is V
     and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
-    mapped from (a map; MLA and GLA)."""
+    mapped from (a map; MLA and GLA).
+    Example: tied, position: rope"""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 
@@ -35,33 +34,25 @@ class PruningConfig(SpecModel):
     that goes on computes.
     """
 
-    rule: Annotated[Literal["halving", "median"], example("halving")]
-    """Which trainings go on at a rung."""
-    factor: Annotated[
-        Annotated[PositiveInt, Field(ge=2, le=100)] | None,
-        example(4, "none", default="3 under halving", rule="halving"),
-    ] = Field(default=None, validate_default=True)
-    """halving: one in so many goes on."""
-    first: Annotated[
-        Annotated[float, Field(ge=0.001, lt=1.0)] | None,
-        example(0.2, "share", default="0.1", rule="halving"),
-    ] = None
-    """No rung before this fraction of the steps."""
-    rungs: Annotated[
-        Annotated[TupleOf[Fraction], Field(min_length=1)] | None,
-        example(
-            [0.2, 0.5],
-            "share",
-            default="halving: 1/factor, 1/factor^2, ... down to first; median:"
-            " first, and twice as far each time",
-            rule="median",
-        ),
-    ] = Field(default=None, validate_default=True)
-    """Fractions of the steps."""
-    startup: Annotated[
-        PositiveInt | None, example(8, "trainings", default="5 under median", rule="median")
-    ] = Field(default=None, validate_default=True)
-    """median: others at a rung before one is pruned."""
+    rule: Literal["halving", "median"]
+    """Which trainings go on at a rung. Example: halving"""
+    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = Field(
+        default=None, validate_default=True
+    )
+    """halving: one in so many goes on.
+    Unit: none. Default: 3 under halving. Example: 4, rule: halving"""
+    first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = None
+    """No rung before this fraction of the steps.
+    Unit: share. Default: 0.1. Example: 0.2, rule: halving"""
+    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = Field(
+        default=None, validate_default=True
+    )
+    """Fractions of the steps.
+    Unit: share. Default: halving: 1/factor, 1/factor^2, ... down to first; median: first, and twice
+    as far each time. Example: [0.2, 0.5], rule: median"""
+    startup: PositiveInt | None = None
+    """median: others at a rung before one is pruned.
+    Unit: trainings. Default: 5 under median. Example: 8, rule: median"""
 
     @field_validator("factor")
     @classmethod

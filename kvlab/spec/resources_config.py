@@ -4,28 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kvlab.spec.spec_model import PositiveInt, SpecModel, example, raise_problems
+from kvlab.spec.spec_model import PositiveInt, SpecModel, raise_problems
 
 
 class ResourcesConfig(SpecModel):
     """`resources`: where a trial runs. Never part of what it computes."""
 
-    cpus: Annotated[float, Field(gt=0, le=4096), example(2.0, "cores")] = 1.0
-    """Cores of a trial, and its threads; a fraction shares one."""
-    gpus: Annotated[
-        Annotated[float, Field(ge=0, le=1024)] | Literal["auto"], example("auto", "GPUs")
-    ] = 0.0
+    cpus: Annotated[float, Field(gt=0, le=4096)] = 1.0
+    """Cores of a trial, and its threads; a fraction shares one. Unit: cores. Example: 2"""
+    gpus: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = 0.0
     """A number, a fraction to share one, or auto: as many trials on one as its memory holds,
-    measured before they start."""
-    workers: Annotated[
-        Annotated[PositiveInt, Field(le=1024)] | None,
-        example(2, "processes", default="one a whole GPU"),
-    ] = None
-    """Processes that train together."""
-    microbatch_tokens: Annotated[
-        PositiveInt | None, example(1024, "tokens", default="all that a process computes in a step")
-    ] = None
-    """Tokens of a forward pass; smaller needs less memory, same mathematics."""
+    measured before they start.
+    Unit: GPUs. Example: auto"""
+    workers: Annotated[PositiveInt, Field(le=1024)] | None = None
+    """Processes that train together. Unit: processes. Default: one a whole GPU. Example: 2"""
+    microbatch_tokens: PositiveInt | None = None
+    """Tokens of a forward pass; smaller needs less memory, same mathematics.
+    Unit: tokens. Default: all that a process computes in a step. Example: 1024"""
 
     @model_validator(mode="after")
     def _check(self) -> "ResourcesConfig":

@@ -13,7 +13,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 from kvlab.spec.validation_errors import format_value
@@ -49,16 +48,16 @@ def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]
 class Range(SpecModel):
     """Numbers from ``low`` to ``high``, both included."""
 
-    low: Annotated[FiniteFloat, example(128, "of the key")]
-    """Lowest number."""
-    high: Annotated[FiniteFloat, example(1024, "of the key")]
-    """Highest number."""
-    log: Annotated[bool, example(True)] = False
-    """Drawn evenly in the logarithm."""
-    whole: Annotated[bool, example(True)] = False
-    """Whole numbers only."""
-    step: Annotated[PositiveFloat | None, example(64, "of the key")] = None
-    """Only low, low + step, ..."""
+    low: FiniteFloat
+    """Lowest number. Unit: of the key. Example: 128"""
+    high: FiniteFloat
+    """Highest number. Unit: of the key. Example: 1024"""
+    log: bool = False
+    """Drawn evenly in the logarithm. Example: true"""
+    whole: bool = False
+    """Whole numbers only. Example: true"""
+    step: PositiveFloat | None = None
+    """Only low, low + step, ... Unit: of the key. Example: 64"""
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
@@ -91,14 +90,10 @@ class Range(SpecModel):
 class Limit(SpecModel):
     """Bounds of a number; one or both."""
 
-    at_most: Annotated[FiniteFloat | None, example(32768, "of the number", default="no bound")] = (
-        None
-    )
-    """Largest value allowed."""
-    at_least: Annotated[FiniteFloat | None, example(0.25, "of the number", default="no bound")] = (
-        None
-    )
-    """Smallest value allowed."""
+    at_most: FiniteFloat | None = None
+    """Largest value allowed. Unit: of the number. Default: no bound. Example: 32768"""
+    at_least: FiniteFloat | None = None
+    """Smallest value allowed. Unit: of the number. Default: no bound. Example: 0.25"""
 
     @model_validator(mode="after")
     def _check(self) -> "Limit":
@@ -116,39 +111,32 @@ class SearchConfig(SpecModel):
     never trained.
     """
 
-    choices: Annotated[dict[str, Values], example({"model.n_kv_head": [1, 2, 4]})] = Field(
-        default_factory=dict
-    )
-    """Values to choose from, by dotted key."""
-    ranges: Annotated[
-        dict[str, Range], example({"model.ffn_dim": {"low": 64, "high": 512, "whole": True}})
-    ] = Field(default_factory=dict)
-    """Ranges of numbers to draw from, by dotted key."""
-    objectives: Annotated[
-        TupleOf[str], Field(min_length=1, max_length=4), example(["loss_served", "kv_bytes"])
-    ]
-    """Numbers to improve; with several, a Pareto front."""
-    limits: Annotated[dict[str, Limit], example({"kv_bytes": {"at_most": 32768}})] = Field(
-        default_factory=dict
-    )
-    """Bounds of measured or predicted numbers."""
-    sampler: Annotated[
-        str | dict[str, Any], example({"name": "TPESampler", "multivariate": True})
-    ] = "TPESampler"
+    choices: dict[str, Values] = {}
+    """Values to choose from, by dotted key. Example: {model.n_kv_head: [1, 2, 4]}"""
+    ranges: dict[str, Range] = {}
+    """Ranges of numbers to draw from, by dotted key.
+    Example: {model.ffn_dim: {low: 64, high: 512, whole: true}}"""
+    objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)]
+    """Numbers to improve; with several, a Pareto front. Example: [loss_served, kv_bytes]"""
+    limits: dict[str, Limit] = {}
+    """Bounds of measured or predicted numbers. Example: {kv_bytes: {at_most: 32768}}"""
+    sampler: str | dict[str, Any] = "TPESampler"
     """A class of optuna.samplers, with its arguments as {name: TPESampler, multivariate: true}.
-    Case and the ending Sampler may be left out."""
-    seed: Annotated[int, Field(ge=0, lt=2**31), example(7)] = 0
-    """Seed of the sampler."""
-    parallel: Annotated[PositiveInt, Field(le=1000), example(2, "trials")] = 1
-    """Suggestions in flight at once."""
-    pruning: Annotated[PruningConfig | None, example({"rule": "halving"}, default="none")] = None
-    """Pause trainings early that are far behind."""
-    trials: Annotated[PositiveInt | None, example(24, "trials", default="no bound")] = None
-    """Stop after this many trained suggestions."""
-    flops: Annotated[PositiveFloat | None, example(1e15, "FLOPs", default="no bound")] = None
-    """Stop after these training FLOPs, really spent."""
-    hours: Annotated[PositiveFloat | None, example(8.0, "hours", default="no bound")] = None
-    """Stop after this time of searching."""
+    Case and the ending Sampler may be left out.
+    Example: {name: TPESampler, multivariate: true}"""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the sampler. Example: 7"""
+    parallel: Annotated[PositiveInt, Field(le=1000)] = 1
+    """Suggestions in flight at once. Unit: trials. Example: 2"""
+    pruning: PruningConfig | None = None
+    """Pause trainings early that are far behind. Default: none. Example: {rule: halving}"""
+    trials: PositiveInt | None = None
+    """Stop after this many trained suggestions. Unit: trials. Default: no bound. Example: 24"""
+    flops: PositiveFloat | None = None
+    """Stop after these training FLOPs, really spent.
+    Unit: FLOPs. Default: no bound. Example: 1e15"""
+    hours: PositiveFloat | None = None
+    """Stop after this time of searching. Unit: hours. Default: no bound. Example: 8"""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":

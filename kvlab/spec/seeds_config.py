@@ -22,7 +22,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 
@@ -63,14 +62,11 @@ class SeedLooks(SpecModel):
     compared with. `kvlab.analysis.sequential` says how the looks share one error.
     """
 
-    looks: Annotated[
-        TupleOf[PositiveInt],
-        Field(min_length=2, max_length=MAX_LOOKS),
-        example([3, 5, 7, 10], "seeds"),
-    ]
-    """Number of seeds at each look, increasing; the last is the most."""
-    first: Annotated[Seed, example(100, looks=[3, 5, 7, 10])] = 0
-    """The first seed; the others follow it."""
+    looks: Annotated[TupleOf[PositiveInt], Field(min_length=2, max_length=MAX_LOOKS)]
+    """Number of seeds at each look, increasing; the last is the most.
+    Unit: seeds. Example: [3, 5, 7, 10]"""
+    first: Seed = 0
+    """The first seed; the others follow it. Example: 100, looks: [3, 5, 7, 10]"""
 
     @model_validator(mode="after")
     def _check(self) -> "SeedLooks":

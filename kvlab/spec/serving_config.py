@@ -15,7 +15,6 @@ from kvlab.spec.spec_model import (
     OneOf,
     PositiveInt,
     SpecModel,
-    example,
     raise_problems,
 )
 
@@ -35,40 +34,32 @@ class ServingConfig(SpecModel):
         "compile": False,
     }
 
-    kv_dtype: Annotated[str, OneOf(list_kv_dtypes), example("int8")] = "model"
-    """How K/V are stored; model keeps the model's dtype."""
-    kv_group: Annotated[
-        Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None,
-        example(
-            16,
-            "numbers",
-            default="32 (at most head_dim) for int4, kivi4 and kivi2, and the"
-            " whole head for int8 and fp8",
-            kv_dtype="int4",
-        ),
-    ] = None
+    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
+    """How K/V are stored; model keeps the model's dtype. Example: int8"""
+    kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = None
     """Numbers of a head that share a scale, in a kv_dtype with scales. It divides head_dim. In
-    kivi4 and kivi2 it is also the tokens of a block of keys."""
-    kv_residual: Annotated[
-        NonNegativeInt | None,
-        example(64, "tokens", default="128 for kivi4 and kivi2", kv_dtype="kivi2"),
-    ] = None
-    """Newest tokens that kivi4 and kivi2 store in the model's dtype."""
-    tie: Annotated[SharingField, example("adjacent:2")] = "none"
+    kivi4 and kivi2 it is also the tokens of a block of keys.
+    Unit: numbers. Default: 32 (at most head_dim) for int4, kivi4 and kivi2, and the whole head for
+    int8 and fp8. Example: 16, kv_dtype: int4"""
+    kv_residual: NonNegativeInt | None = None
+    """Newest tokens that kivi4 and kivi2 store in the model's dtype.
+    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
+    tie: SharingField = "none"
     """Layers that share one cache slot at serving, though each was trained with its own K/V.
-    Patterns as in model.kv_sharing."""
-    tie_rule: Annotated[Literal["overwrite", "owner"], example("owner", tie="adjacent:2")] = (
-        "overwrite"
-    )
+    Patterns as in model.kv_sharing.
+    Example: 'adjacent:2'"""
+    tie_rule: Literal["overwrite", "owner"] = "overwrite"
     """Who writes a tied slot: every layer, so that the last one wins (overwrite), or its first
-    layer alone (owner)."""
+    layer alone (owner).
+    Example: owner, tie: 'adjacent:2'"""
 
-    evict: Annotated[EvictConfig | None, example({"keep": 64})] = None
-    """Keep a fixed number of tokens in global layers, and drop the others."""
-    compile: Annotated[bool, example(True)] = False
+    evict: EvictConfig | None = None
+    """Keep a fixed number of tokens in global layers, and drop the others. Example: {keep: 64}"""
+    compile: bool = False
     """torch.compile the step that decodes one token, on CUDA before it is captured. Results differ
     in rounding. Each size of batch and cache is compiled anew: for small models in about 20 s on
-    one core."""
+    one core.
+    Example: true"""
 
     @model_validator(mode="after")
     def _check(self) -> "ServingConfig":

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kvlab.errors import SpecError
 from kvlab.spec.flops import non_embedding_parameters
-from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, TupleOf, example
+from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, TupleOf
 from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ Parameters = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class SizeConfig(SpecModel):
     """`size`: fit every effect against the size of the model. Changes no trial."""
 
-    factor: Annotated[Name, example("model")]
-    """The factor whose levels are three or more sizes."""
-    predict: Annotated[
-        TupleOf[Parameters],
-        example([5e6, 1.8e7], "parameters", default="ten times the largest size"),
-    ] = ()
+    factor: Name
+    """The factor whose levels are three or more sizes. Example: model"""
+    predict: TupleOf[Parameters] = ()
     """Sizes to predict effects at, in parameters without embeddings but with the output head; at
-    most ten times the largest."""
+    most ten times the largest.
+    Unit: parameters. Default: ten times the largest size. Example: [5e6, 1.8e7]"""
 
 
 def find_size_problems(sweep: "Sweep") -> Iterator[FieldMessage]:

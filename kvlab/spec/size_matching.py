@@ -46,7 +46,7 @@ MATCH_MODES = ("none", *SIZES)
 
 
 def _listed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else (value,)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 MatchMode = Annotated[str, OneOf(lambda: MATCH_MODES)]

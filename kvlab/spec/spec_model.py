@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from kvlab.spec.yaml_reader import parse_yaml
+
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NAME_RULE = "use 1 to 64 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
 
@@ -35,7 +37,7 @@ class SpecModel(BaseModel):
             At its default such a field is left out, so that earlier fingerprints keep their value.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
     excluded_from_identity: ClassVar[frozenset[str]] = frozenset()
     omitted_defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -66,12 +68,29 @@ class SpecModel(BaseModel):
                     ast.AnnAssign(target=ast.Name(name)),
                     ast.Expr(ast.Constant(str(text))),
                 ) if name in cls.model_fields:
-                    key = keys[cls.model_fields[name].alias or name]
-                    below_it = {
-                        fact: key.pop(fact) for fact in ("examples", "title") if fact in key
-                    }
-                    key.update(description=" ".join(text.split()), **below_it)
+                    keys[cls.model_fields[name].alias or name].update(_read_docstring(text))
         return written
+
+
+_FACTS = re.compile(
+    r"(?P<description>.*?) ?(?:Unit: (?P<unit>.*?)\. )?(?:Default: (?P<computed_default>.*?)\. )?"
+    r"Example: (?P<example>.*)"
+)
+
+
+def _read_docstring(text: str) -> dict[str, Any]:
+    """Return what the docstring below a field says of it.
+
+    After the description it has the unit of a number (``none`` where it has none), the default if
+    that is no constant, and an example that loads, followed by other keys of the section that the
+    example needs: ``Unit: tokens. Default: all. Example: 16, kv_dtype: int4``.
+    """
+    found = _FACTS.fullmatch(" ".join(text.split()))
+    if found is None:
+        return {"description": " ".join(text.split())}
+    facts = {name: fact for name, fact in found.groupdict().items() if fact}
+    example, *given = parse_yaml(f"{{value: {facts.pop('example')}}}", "example").data.items()
+    return facts | {"examples": [example[1]]} | ({"given": dict(given)} if given else {})
 
 
 def raise_problems(problems: Iterable[FieldMessage]) -> None:
@@ -79,21 +98,6 @@ def raise_problems(problems: Iterable[FieldMessage]) -> None:
     messages = list(problems)
     if messages:
         raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
-
-
-def example(value: Any, unit: str = "", /, *, default: str = "", **given: Any) -> Any:
-    """Return what `kvlab schema --doc` prints of a key beside the docstring that describes it.
-
-    Args:
-        value: an example.
-        unit: of a number; ``none`` where it has none.
-        default: what holds where the key is left out, if that is no constant.
-        given: other keys of the section that the example needs.
-    """
-    facts: dict[str, Any] = {"unit": unit, "computed_default": default, "given": given}
-    return Field(
-        examples=[value], json_schema_extra={name: fact for name, fact in facts.items() if fact}
-    )
 
 
 class OneOf:

@@ -34,7 +34,6 @@ from kvlab.spec.spec_model import (
     SpecModel,
     TextRule,
     TupleOf,
-    example,
     normalize_level_name,
     raise_problems,
 )
@@ -76,15 +75,16 @@ class FailuresConfig(SpecModel):
     neither gets better when it is tried again.
     """
 
-    killed_retries: Annotated[NonNegativeInt, example(5, "starts")] = 3
-    """Starts again after its process died, in a row without progress."""
-    backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0), example(10.0, "seconds")] = 1.0
-    """Wait before the first of those; doubled each time, up to 5 min."""
-    out_of_memory: Annotated[Literal["shrink", "fail"], example("fail")] = "shrink"
+    killed_retries: NonNegativeInt = 3
+    """Starts again after its process died, in a row without progress. Unit: starts. Example: 5"""
+    backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 1.0
+    """Wait before the first of those; doubled each time, up to 5 min. Unit: seconds. Example: 10"""
+    out_of_memory: Literal["shrink", "fail"] = "shrink"
     """Of the device or of the host. shrink: again with a smaller microbatch (same mathematics),
-    then alone on its GPU."""
-    same_error: Annotated[NonNegativeInt, example(1, "trials")] = 3
-    """Stop when this many trials fail at the same place; 0 never."""
+    then alone on its GPU.
+    Example: fail"""
+    same_error: NonNegativeInt = 3
+    """Stop when this many trials fail at the same place; 0 never. Unit: trials. Example: 1"""
 
 
 class ReportConfig(SpecModel):
@@ -92,11 +92,9 @@ class ReportConfig(SpecModel):
 
     # The table of sections stands above this package: commands that read a sweep check the names.
 
-    sections: Annotated[
-        Annotated[TupleOf[Name], Field(min_length=1)] | None,
-        example(["answer", "effects", "pareto"], default="all that have something to say"),
-    ] = None
-    """Names of sections, in order."""
+    sections: Annotated[TupleOf[Name], Field(min_length=1)] | None = None
+    """Names of sections, in order.
+    Default: all that have something to say. Example: [answer, effects, pareto]"""
 
     @model_validator(mode="after")
     def _check(self) -> "ReportConfig":
@@ -148,96 +146,75 @@ class Sweep(SpecModel):
     is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
-    name: Annotated[Name, example("heads", default="the file's name")] = "sweep"
-    """Name of the sweep, of its record and its report."""
-    question: Annotated[str, Field(min_length=1), example("What does each K/V head cost?")]
-    """The question, in words."""
-    experiment: Annotated[str, Field(min_length=1), example("../experiments/small.yaml")]
-    """Path of the base experiment, from this file."""
-    factors: Annotated[
-        dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]],
-        example({"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}}}),
-    ] = Field(default_factory=dict)
-    """By factor and level, what the level changes: a patch of dotted keys."""
-    baseline: Annotated[
-        dict[Name, LevelName], example({"heads": "mqa"}, default="the first level of each factor")
-    ] = Field(default_factory=dict, validate_default=True)
-    """The level of each factor that differences are taken against."""
+    name: Name = "sweep"
+    """Name of the sweep, of its record and its report. Default: the file's name. Example: heads"""
+    question: Annotated[str, Field(min_length=1)]
+    """The question, in words. Example: 'What does each K/V head cost?'"""
+    experiment: Annotated[str, Field(min_length=1)]
+    """Path of the base experiment, from this file. Example: ../experiments/small.yaml"""
+    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = {}
+    """By factor and level, what the level changes: a patch of dotted keys.
+    Example: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}"""
+    baseline: dict[Name, LevelName] = {}
+    """The level of each factor that differences are taken against.
+    Default: the first level of each factor. Example: {heads: mqa}"""
     design: Annotated[
-        DesignName,
-        Field(description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N."),
-        example("one_factor"),
+        DesignName, Field(description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N.")
     ] = "full"
-    designs: Annotated[dict[DesignName, Seeds], example({"full": [0], "one_factor": 3})] = Field(
-        default_factory=dict
-    )
-    """Several designs, each with its seeds, as one."""
-    zip: Annotated[TupleOf[FactorGroup], example([["heads", "width"]])] = ()
-    """Factors that move together, level by level."""
-    when: Annotated[dict[Name, LevelRule], example({"window": {"horizon": "hybrid"}})] = Field(
-        default_factory=dict
-    )
-    """By factor, the levels of factors above it without which it does not apply."""
-    target: Annotated[dict[Name, LevelName], example({"heads": "mqa"}, design="leave_one_out")] = (
-        Field(default_factory=dict)
-    )
-    """The reduction of a factor with several other levels."""
-    listed_cells: Annotated[
-        TupleOf[dict[Name, LevelName]],
-        example([{"heads": "mqa", "position": "rope"}], design="cells"),
-    ] = Field(default=(), alias="cells")
-    """The cells of design: cells. A factor that is left out is at its baseline."""
-    generators: Annotated[
-        dict[Name, FactorGroup],
-        example({"sharing": ["heads", "position", "mlp"]}, design="fractional:2"),
-    ] = Field(default_factory=dict)
-    """Of design: fractional, by factor: the factors whose product sets it."""
-    exclude: Annotated[TupleOf[LevelRule], example([{"heads": "mqa", "position": "rope"}])] = ()
-    """Drops every cell that has all of a rule."""
-    include: Annotated[
-        TupleOf[LevelRule], example([{"heads": "mqa", "position": "rope"}], design="one_factor")
-    ] = ()
-    """Adds cells. A factor that is left out is at its baseline."""
-    match: Annotated[MatchModes, example(["none", "parameters"])] = ("none",)
+    """Example: one_factor"""
+    designs: dict[DesignName, Seeds] = {}
+    """Several designs, each with its seeds, as one. Example: {full: [0], one_factor: 3}"""
+    zip: TupleOf[FactorGroup] = ()
+    """Factors that move together, level by level. Example: [[heads, width]]"""
+    when: dict[Name, LevelRule] = {}
+    """By factor, the levels of factors above it without which it does not apply.
+    Example: {window: {horizon: hybrid}}"""
+    target: dict[Name, LevelName] = {}
+    """The reduction of a factor with several other levels.
+    Example: {heads: mqa}, design: leave_one_out"""
+    listed_cells: TupleOf[dict[Name, LevelName]] = Field(default=(), alias="cells")
+    """The cells of design: cells. A factor that is left out is at its baseline.
+    Example: [{heads: mqa, position: rope}], design: cells"""
+    generators: dict[Name, FactorGroup] = {}
+    """Of design: fractional, by factor: the factors whose product sets it.
+    Example: {sharing: [heads, position, mlp]}, design: 'fractional:2'"""
+    exclude: TupleOf[LevelRule] = ()
+    """Drops every cell that has all of a rule. Example: [{heads: mqa, position: rope}]"""
+    include: TupleOf[LevelRule] = ()
+    """Adds cells. A factor that is left out is at its baseline.
+    Example: [{heads: mqa, position: rope}], design: one_factor"""
+    match: MatchModes = ("none",)
     """Set model.ffn_dim by cell, so that every cell has the baseline's parameters or training FLOPs
-    a token within 0.5%. Several, as in [none, parameters], are a factor."""
-    tune: Annotated[
-        TuneConfig | None,
-        example(
-            {"training.learning_rate": [0.001, 0.002, 0.004], "seeds": [100, 101]}, default="none"
-        ),
-    ] = None
-    """Find each architecture's learning rate first."""
-    seeds: Annotated[SeedsField, example([0, 1, 2])] = (0,)
-    """A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where undecided."""
-    failures: Annotated[FailuresConfig, example({"killed_retries": 5})] = FailuresConfig()
-    """What happens after a failure."""
-    search: Annotated[
-        SearchConfig | None,
-        example(
-            {
-                "choices": {"model.n_kv_head": [1, 2, 4]},
-                "objectives": ["loss_served"],
-                "trials": 20,
-            },
-            default="none",
-        ),
-    ] = None
-    """Instead of factors: look for the best in a space."""
-    decide: Annotated[DecideConfig, example({"margin": 0.02})] = DecideConfig()
-    """The claims that are tested, and the difference that does not matter."""
-    size: Annotated[SizeConfig | None, example({"factor": "model"}, default="none")] = None
-    """Fit effects against the size of the model, and predict them."""
-    report: Annotated[ReportConfig, example({"sections": ["answer", "effects"]})] = ReportConfig()
-    """Which sections the report has."""
+    a token within 0.5%. Several, as in [none, parameters], are a factor.
+    Example: [none, parameters]"""
+    tune: TuneConfig | None = None
+    """Find each architecture's learning rate first.
+    Default: none. Example: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100, 101]}"""
+    seeds: SeedsField = (0,)
+    """A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where undecided.
+    Example: [0, 1, 2]"""
+    failures: FailuresConfig = FailuresConfig()
+    """What happens after a failure. Example: {killed_retries: 5}"""
+    search: SearchConfig | None = None
+    """Instead of factors: look for the best in a space.
+    Default: none. Example: {choices: {model.n_kv_head: [1, 2, 4]}, objectives: [loss_served],
+    trials: 20}"""
+    decide: DecideConfig = DecideConfig()
+    """The claims that are tested, and the difference that does not matter.
+    Example: {margin: 0.02}"""
+    size: SizeConfig | None = None
+    """Fit effects against the size of the model, and predict them.
+    Default: none. Example: {factor: model}"""
+    report: ReportConfig = ReportConfig()
+    """Which sections the report has. Example: {sections: [answer, effects]}"""
     scales: Annotated[
         dict[Name, dict[str, Any]],
         Field(
             description="The same question at other sizes, by name: what stands there in place of"
             f" {', '.join(SCALED_KEYS)}. --scale NAME plans and runs one."
         ),
-        example({"gpu": {"experiment": "../experiments/gpt2-124m.yaml", "seeds": 3}}),
-    ] = Field(default_factory=dict)
+    ] = {}
+    """Example: {gpu: {experiment: ../experiments/gpt2-124m.yaml, seeds: 3}}"""
 
     _source: SweepSource | None = PrivateAttr(default=None)
     _cells: tuple[Cell, ...] = PrivateAttr(default=())

@@ -24,7 +24,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     normalize_level_name,
     raise_problems,
 )
@@ -75,89 +74,81 @@ class TrainingConfig(SpecModel):
         "kv_residual": None,
     }
 
-    tokens: Annotated[NonNegativeInt, example(1e10, "tokens")] = 0
-    """Tokens seen in training; 0 trains nothing."""
-    init_from: Annotated[InitFrom, example("openai-community/gpt2", default="freshly drawn")] = None
+    tokens: NonNegativeInt = 0
+    """Tokens seen in training; 0 trains nothing. Unit: tokens. Example: 1e10"""
+    init_from: InitFrom = None
     """First weights: a Hugging Face folder or repository, or the training of another cell, as in
-    {heads: mha}."""
-    batch_tokens: Annotated[PositiveInt, example(524288, "tokens")] = 8192
-    """Tokens of an optimizer step."""
-    learning_rate: Annotated[PositiveFloat, example(0.001, "none")] = 6e-4
-    """Peak learning rate, at the end of the warm-up."""
-    final_learning_rate: Annotated[
-        Annotated[float, Field(ge=0.0)] | None,
-        example(0.0001, "none", default="learning_rate / 10"),
-    ] = Field(default=None, validate_default=True)
-    """Learning rate at the end of the schedule."""
-    schedule: Annotated[Literal["cosine", "wsd"], example("wsd")] = "cosine"
-    """After warm-up: half a cosine, or wsd: stable, then a decay at the end."""
-    decay_tokens: Annotated[
-        PositiveInt | None,
-        example(2e9, "tokens", default="20% of tokens under wsd", schedule="wsd", tokens=1e10),
-    ] = Field(default=None, validate_default=True)
-    """Length of the decay of schedule: wsd, at the end of training."""
-    warmup_tokens: Annotated[
-        NonNegativeInt | None, example(3.75e8, "tokens", default="4% of tokens", tokens=1e10)
-    ] = Field(default=None, validate_default=True)
-    """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase."""
-    weight_decay: Annotated[float, Field(ge=0.0), example(0.05, "none")] = 0.1
-    """Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only."""
-    beta1: Annotated[DecayRate, example(0.95, "none")] = 0.9
-    """Decay rate of AdamW's mean of gradients."""
-    beta2: Annotated[DecayRate, example(0.99, "none")] = 0.95
-    """Decay rate of AdamW's mean of squared gradients."""
-    adam_eps: Annotated[PositiveFloat, example(1e-07, "none")] = 1e-8
-    """Added to the denominator of AdamW's step."""
-    clip: Annotated[PositiveFloat, example(0.5, "none")] = 1.0
-    """Largest norm of the gradient."""
-    spike: Annotated[PositiveFloat | None, example(2.0, "nats/token")] = 1.0
+    {heads: mha}.
+    Default: freshly drawn. Example: openai-community/gpt2"""
+    batch_tokens: PositiveInt = 8192
+    """Tokens of an optimizer step. Unit: tokens. Example: 524288"""
+    learning_rate: PositiveFloat = 6e-4
+    """Peak learning rate, at the end of the warm-up. Unit: none. Example: 0.001"""
+    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
+        default=None, validate_default=True
+    )
+    """Learning rate at the end of the schedule.
+    Unit: none. Default: learning_rate / 10. Example: 0.0001"""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """After warm-up: half a cosine, or wsd: stable, then a decay at the end. Example: wsd"""
+    decay_tokens: PositiveInt | None = None
+    """Length of the decay of schedule: wsd, at the end of training.
+    Unit: tokens. Default: 20% of tokens under wsd. Example: 2e9, schedule: wsd, tokens: 1e10"""
+    warmup_tokens: NonNegativeInt | None = None
+    """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase.
+    Unit: tokens. Default: 4% of tokens. Example: 3.75e8, tokens: 1e10"""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    """Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only.
+    Unit: none. Example: 0.05"""
+    beta1: DecayRate = 0.9
+    """Decay rate of AdamW's mean of gradients. Unit: none. Example: 0.95"""
+    beta2: DecayRate = 0.95
+    """Decay rate of AdamW's mean of squared gradients. Unit: none. Example: 0.99"""
+    adam_eps: PositiveFloat = 1e-8
+    """Added to the denominator of AdamW's step. Unit: none. Example: 1e-7"""
+    clip: PositiveFloat = 1.0
+    """Largest norm of the gradient. Unit: none. Example: 0.5"""
+    spike: PositiveFloat | None = 1.0
     """The training has diverged once the mean loss of 32 steps is this many nats above the lowest
-    such mean; null: never."""
-    precision: Annotated[Literal["float32", "bfloat16"], example("bfloat16")] = "float32"
-    """Of the matrix products; weights and optimizer stay in float32."""
-    residual: Annotated[
-        Literal["float32", "bfloat16"], example("bfloat16", precision="bfloat16")
-    ] = "float32"
+    such mean; null: never.
+    Unit: nats/token. Example: 2"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the matrix products; weights and optimizer stay in float32. Example: bfloat16"""
+    residual: Literal["float32", "bfloat16"] = "float32"
     """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
-    bfloat16 moves and keeps half the bytes, and rounds each sum."""
-    int8: Annotated[
-        TupleOf[Int8Product],
-        AfterValidator(_order_products),
-        example(["output", "grad_input", "grad_weight"]),
-    ] = ()
+    bfloat16 moves and keeps half the bytes, and rounds each sum.
+    Example: bfloat16, precision: bfloat16"""
+    int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = ()
     """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
     row and column that is found anew in each pass; embeddings and head are left out. [output,
-    grad_input] is SwitchBack (arXiv 2304.13013)."""
-    kv_dtype: Annotated[str, OneOf(list_kv_dtypes), example("int8")] = "model"
+    grad_input] is SwitchBack (arXiv 2304.13013).
+    Example: [output, grad_input, grad_weight]"""
+    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
     """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
-    gradients pass straight through. Without it they are not rounded."""
-    kv_group: Annotated[
-        Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None,
-        example(
-            16, "numbers", default="that of serving.kv_group in the same kv_dtype", kv_dtype="int4"
-        ),
-    ] = None
-    """As serving.kv_group, of training.kv_dtype. It does not follow serving's."""
-    kv_residual: Annotated[
-        NonNegativeInt | None,
-        example(64, "tokens", default="128 for kivi4 and kivi2", kv_dtype="kivi2"),
-    ] = None
-    """As serving.kv_residual, of training.kv_dtype. It does not follow serving's."""
-    compile: Annotated[bool, example(True)] = False
-    """torch.compile the model."""
-    evaluate_every: Annotated[PositiveInt, example(250, "steps")] = 100
-    """Steps between validation losses."""
-    evaluate_tokens: Annotated[PositiveInt, example(8192, "tokens")] = 65_536
-    """Validation tokens of each of those losses."""
-    checkpoint_every: Annotated[
-        PositiveInt | None, example(500, "steps", default="ten minutes")
-    ] = None
+    gradients pass straight through. Without it they are not rounded.
+    Example: int8"""
+    kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = None
+    """As serving.kv_group, of training.kv_dtype. It does not follow serving's.
+    Unit: numbers. Default: that of serving.kv_group in the same kv_dtype. Example: 16, kv_dtype:
+    int4"""
+    kv_residual: NonNegativeInt | None = None
+    """As serving.kv_residual, of training.kv_dtype. It does not follow serving's.
+    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
+    compile: bool = False
+    """torch.compile the model. Example: true"""
+    evaluate_every: PositiveInt = 100
+    """Steps between validation losses. Unit: steps. Example: 250"""
+    evaluate_tokens: PositiveInt = 65_536
+    """Validation tokens of each of those losses. Unit: tokens. Example: 8192"""
+    checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints. Without it ten minutes, or twenty times as long as writing one
-    takes."""
-    keep_last: Annotated[PositiveInt, example(3, "checkpoints")] = 2
-    """Newest checkpoints kept while training."""
-    keep_best: Annotated[NonNegativeInt, example(1, "checkpoints")] = 0
-    """Checkpoints of lowest validation loss kept, also after the training."""
+    takes.
+    Unit: steps. Default: ten minutes. Example: 500"""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept while training. Unit: checkpoints. Example: 3"""
+    keep_best: NonNegativeInt = 0
+    """Checkpoints of lowest validation loss kept, also after the training.
+    Unit: checkpoints. Example: 1"""
 
     @field_validator("final_learning_rate")
     @classmethod

@@ -19,7 +19,6 @@ from kvlab.spec.spec_model import (
     PositiveInt,
     SpecModel,
     TupleOf,
-    example,
     raise_problems,
 )
 from kvlab.spec.training_config import TrainingConfig
@@ -50,22 +49,22 @@ class TuneConfig(SpecModel):
     `kvlab.analysis.tuning`. Cells that differ in serving alone share it.
     """
 
-    learning_rates: Annotated[Rates, example([0.001, 0.002, 0.004], "none")] = Field(
-        alias=TUNED_KEY
+    learning_rates: Rates = Field(alias=TUNED_KEY)
+    """At least three rates, rising. Unit: none. Example: [0.001, 0.002, 0.004]"""
+    seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = (
+        100,
+        101,
+        102,
     )
-    """At least three rates, rising."""
-    seeds: Annotated[
-        TupleOf[Annotated[int, Field(ge=0, lt=2**31)]],
-        Field(min_length=1),
-        example([100, 101, 102]),
-    ] = (100, 101, 102)
     """Seeds of the tuning alone: none of the sweep's own. With fewer than three, one training that
-    goes wrong moves the rate."""
-    tokens: Annotated[PositiveInt | None, example(1e6, "tokens", default="training.tokens")] = None
-    """Train fewer tokens than the cells do."""
-    share: Annotated[TupleOf[Name], example(["position"])] = ()
+    goes wrong moves the rate.
+    Example: [100, 101, 102]"""
+    tokens: PositiveInt | None = None
+    """Train fewer tokens than the cells do. Unit: tokens. Default: training.tokens. Example: 1e6"""
+    share: TupleOf[Name] = ()
     """Factors that share a rate: cells that differ in them alone are tuned once, in the first of
-    them."""
+    them.
+    Example: [position]"""
 
     @model_validator(mode="after")
     def _check(self) -> "TuneConfig":
