@@ -25,7 +25,7 @@ from kvlab.cli.main import build_parser
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.spec.json_schema import json_schema
+from kvlab.spec.key_reference import json_schema
 
 ROOT = Path(__file__).parent.parent
 DETERMINISTIC = ("kvlab estimate ",)

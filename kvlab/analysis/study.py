@@ -34,7 +34,7 @@ from kvlab.analysis.trial_rows import (
 from kvlab.analysis.went_wrong import find_wrong_trainings
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
-from kvlab.spec.size_matching import MATCH_FACTOR
+from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed

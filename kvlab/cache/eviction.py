@@ -33,7 +33,7 @@ from kvlab.cache.kv_buffer import (
     concatenate_parts,
     index_kv,
 )
-from kvlab.spec.eviction_config import EvictionRule
+from kvlab.spec.serving_config import EvictionRule
 
 if TYPE_CHECKING:
     from kvlab.cache.kv_cache import KVCache

@@ -26,8 +26,7 @@ from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import BlockFormat
 from kvlab.cache.kv_buffer import concatenate_parts
-from kvlab.spec.dtypes import DTYPES, BlockRule
-from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.dtypes import DTYPES, BlockRule, KVStorage
 from kvlab.spec.model_config import ModelConfig
 
 

@@ -35,7 +35,7 @@ from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec import ServingConfig
-from kvlab.spec.eviction_config import EvictionRule
+from kvlab.spec.serving_config import EvictionRule
 
 Floats = npt.NDArray[np.float64]
 

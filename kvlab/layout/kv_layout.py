@@ -13,9 +13,9 @@ from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES, BlockRule, DType
-from kvlab.spec.eviction_config import SCORE_BYTES, VOTE_BYTES, EvictionRule
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import SCORE_BYTES, VOTE_BYTES, EvictionRule
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kvlab.model.kernels import Int8Linear, Linear, gelu
 from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
-from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.model_config import ModelConfig
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kvlab.spec.conversations_config import ConversationsConfig
-from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -153,17 +153,12 @@ class BenchmarkConfig(SpecModel):
     of them again at its end, alone and in turns. never keeps the first times, which are not judged.
     Example: never"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "BenchmarkConfig":
-        problems = []
+    def _find_problems(self) -> Problems:
         if len(set(self.parts)) < len(self.parts):
-            problems.append(("parts", "names one twice; name each once"))
+            yield "parts", "names one twice; name each once"
         if self.memory is not None and "limit" not in self.parts:
-            problems.append(
-                ("memory", "is read only by the part limit; add limit to parts, or remove memory")
-            )
-        raise_problems(problems)
-        return self
+            text = "is read only by the part limit; add limit to parts, or remove memory"
+            yield "memory", text
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed; the order of ``parts`` does not."""

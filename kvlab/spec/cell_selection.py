@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvlab.spec.design import Axis, Design, DesignError, DesignRequest, Positions
-from kvlab.spec.designs import DESIGNS
-from kvlab.spec.size_matching import MATCH_FACTOR
+from kvlab.spec.designs import DESIGNS, Axis, Design, DesignError, DesignRequest, Positions
+from kvlab.spec.size_config import MATCH_FACTOR
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep

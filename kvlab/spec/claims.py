@@ -12,17 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
 from kvlab.errors import SpecError
-from kvlab.spec.spec_model import (
-    Name,
-    SpecModel,
-    TextRule,
-    TupleOf,
-    normalize_level_name,
-    raise_problems,
-)
+from kvlab.spec.spec_model import Name, Problems, SpecModel, TextRule, TupleOf, normalize_level_name
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
@@ -69,22 +62,19 @@ class Answer(SpecModel):
         """What answers: the first of `KINDS` that is given; empty if none is."""
         return next((kind for kind in KINDS if kind in self.model_fields_set), "")
 
-    @model_validator(mode="after")
-    def _check(self) -> "Answer":
+    def _find_problems(self) -> Problems:
         if not self.kind:
-            raise_problems([("", f"names nothing that answers; add one of {', '.join(KINDS)}")])
+            yield "", f"names nothing that answers; add one of {', '.join(KINDS)}"
+            return
         needed, optional = KINDS[self.kind]
         given = self.model_fields_set - {self.kind}
-        problems = [
-            (key, f"does not go with {self.kind}; remove one of them")
-            for key in sorted(given - needed - optional)
-        ]
-        problems += [("", f"lacks {key}; add it") for key in sorted(needed - given)]
+        for key in sorted(given - needed - optional):
+            yield key, f"does not go with {self.kind}; remove one of them"
+        for key in sorted(needed - given):
+            yield "", f"lacks {key}; add it"
         if self.kind == "effect" and len(given & {"metric", "holds"}) != 1:
             rule = "needs either holds, or the metric of an effect that is only explored"
-            problems.append(("effect", f"{rule}; write one of them"))
-        raise_problems(problems)
-        return self
+            yield "effect", f"{rule}; write one of them"
 
 
 class Claim(SpecModel):

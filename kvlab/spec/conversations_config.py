@@ -13,25 +13,23 @@ public formats are read:
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from kvlab.errors import Problem, SpecError
 from kvlab.spec.spec_model import (
-    FieldMessage,
     NonNegativeInt,
     PositiveInt,
+    Problems,
     SpecModel,
     TupleOf,
-    raise_problems,
 )
-from kvlab.spec.validation_errors import FieldError
+from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -68,12 +66,7 @@ class Draw(SpecModel):
     """The most; uniform draws end here. Tokens and turns need one.
     Unit: of the key. Default: none. Example: 8, distribution: geometric, mean: 4, sigma: null"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Draw":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         needed, optional = _PARAMETERS[self.distribution]
         for name in ("mean", "sigma", "min", "max"):
             given = getattr(self, name) is not None
@@ -182,12 +175,7 @@ class ConversationsConfig(SpecModel):
     for times and the reuse gap.
     Unit: conversations. Example: 16"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ConversationsConfig":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         if self.trace is not None:
             for name in _REPLACED_BY_TRACE:
                 if name in self.model_fields_set and getattr(self, name) != _default(name):
@@ -203,7 +191,7 @@ class ConversationsConfig(SpecModel):
         if list(self.budgets) != sorted(set(self.budgets)):
             yield "budgets", f"does not increase; use {sorted(set(self.budgets))}"
 
-    def find_length_problems(self, block_size: int) -> Iterator[FieldMessage]:
+    def find_length_problems(self, block_size: int) -> Problems:
         """Yield why no conversation of the load fits a model of ``block_size``."""
         if self.trace is not None:
             return
@@ -283,7 +271,18 @@ class Trace:
     requests: tuple[TracedRequest, ...]
 
 
-_NUMBERS = ("timestamp", "input_length", "output_length")
+class _TraceLine(BaseModel):
+    """One line of a trace, with the keys that are read of either format."""
+
+    model_config = ConfigDict(strict=True)
+
+    timestamp: Annotated[float, Field(ge=0, le=MAX_DRAWN, allow_inf_nan=False)]
+    input_length: Annotated[int, Field(ge=1, le=MAX_DRAWN)]
+    output_length: Annotated[int, Field(ge=0, le=MAX_DRAWN)]
+    hash_ids: list[int]
+    turn: Annotated[int, Field(ge=1)] = 1
+    chat_id: int | None = None
+    parent_chat_id: int = -1
 
 
 def read_trace(path: str, count: int) -> Trace:
@@ -308,58 +307,40 @@ def _read_trace(path: str, count: int, _modified: int) -> Trace:
     if not lines:
         raise LookupError(f"{path} is empty; name a trace with a request in each line")
     rows = [_parse_line(path, number, text) for number, text in lines]
-    has_turns = "chat_id" in rows[0]
+    has_turns = rows[0].chat_id is not None
     block, scale = (16, 1.0) if has_turns else (512, 1e-3)
     made = []
     for (number, _), row in zip(lines, rows, strict=True):
-        least, most = row["input_length"] // block, -(-row["input_length"] // block)
-        if not least <= len(row["hash_ids"]) <= most or not row["hash_ids"]:
-            text = f"hash_ids has {len(row['hash_ids'])} ids where input_length"
-            text = f"{text} = {row['input_length']} has {most} blocks of {block} tokens"
-            raise LookupError(f"{path}:{number}: {text}; use one id for each block")
-        made.append(_make_request(row, scale, has_turns))
+        count, most = len(row.hash_ids), -(-row.input_length // block)
+        if not max(1, row.input_length // block) <= count <= most:
+            text = f"hash_ids has {count} ids where input_length = {row.input_length} has {most}"
+            text = f"{text} blocks of {block} tokens; use one id for each block"
+            raise LookupError(f"{path}:{number}: {text}")
+        made.append(
+            TracedRequest(
+                row.timestamp * scale,
+                row.input_length,
+                max(1, row.output_length),
+                tuple(row.hash_ids),
+                row.turn if has_turns else 1,
+                row.chat_id,
+                None if row.parent_chat_id == -1 else row.parent_chat_id,
+            )
+        )
     return Trace(block, has_turns, tuple(sorted(made, key=lambda one: one.seconds)))
 
 
-def _make_request(row: Mapping[str, Any], scale: float, has_turns: bool) -> TracedRequest:
-    parent = row.get("parent_chat_id", -1)
-    return TracedRequest(
-        row["timestamp"] * scale,
-        row["input_length"],
-        max(1, row["output_length"]),
-        tuple(row["hash_ids"]),
-        row.get("turn", 1) if has_turns else 1,
-        row.get("chat_id"),
-        None if parent == -1 else parent,
-    )
-
-
-def _parse_line(path: str, number: int, text: str) -> dict[str, Any]:
-    """Return the JSON object of a line with the types that all formats have."""
+def _parse_line(path: str, number: int, text: str) -> _TraceLine:
     try:
         row = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         message = f"{error.msg}; a line is one JSON object"
         raise LookupError(f"{path}:{number}:{error.colno}: {message}") from None
-    if not isinstance(row, dict):
-        raise LookupError(f"{path}:{number}: is not a JSON object; write one in each line")
-    for name in _NUMBERS:
-        value = row.get(name)
-        is_time, least = name == "timestamp", 1 if name == "input_length" else 0
-        if type(value) not in ((int, float) if is_time else (int,)) or not (
-            least <= float(value) <= MAX_DRAWN  # type: ignore[arg-type]  # a number, by its type
-        ):
-            rule = "a number" if is_time else f"a whole number of {least} or more"
-            raise LookupError(f"{path}:{number}: {name} = {value!r} is not {rule}; write one")
-    ids = row.get("hash_ids")
-    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-        raise LookupError(f"{path}:{number}: hash_ids is not a list of whole numbers; write one")
-    for name in ("turn", "chat_id", "parent_chat_id"):
-        if name in row and type(row[name]) is not int:
-            raise LookupError(f"{path}:{number}: {name} = {row[name]!r} is not a whole number")
-    if "turn" in row and row["turn"] < 1:
-        raise LookupError(f"{path}:{number}: turn = {row['turn']} is below 1, the first")
-    return row
+    try:
+        return _TraceLine.model_validate(row)
+    except ValidationError as error:
+        first = list_field_errors(error, _TraceLine, row)[0]
+        raise LookupError(f"{path}:{number}: {first.message}") from None
 
 
 def check_traces(sweep: "Sweep") -> None:
@@ -368,7 +349,8 @@ def check_traces(sweep: "Sweep") -> None:
     Raises:
         SpecError: each problem is placed at the key that names the trace.
     """
-    problems: dict[tuple[str, int, int], Problem] = {}
+    problems = []
+    path = ("benchmark", "conversations", "trace")
     for cell in sweep.cells():
         config = cell.experiment.benchmark.conversations
         if config is None or config.trace is None:
@@ -376,9 +358,7 @@ def check_traces(sweep: "Sweep") -> None:
         try:
             read_trace(config.trace, config.count)
         except LookupError as error:
-            place = ("benchmark", "conversations", "trace")
-            problem = sweep.locate(FieldError(place, f"benchmark.conversations.trace: {error}"),
-                                   cell.levels)  # fmt: skip
-            problems.setdefault((problem.file, problem.line, problem.column), problem)
-    if problems:
-        raise SpecError(list(problems.values()))
+            problems.append(
+                sweep.locate(FieldError(path, f"{'.'.join(path)}: {error}"), cell.levels)
+            )
+    raise_once(problems)

@@ -1,19 +1,18 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kvlab.spec.spec_model import (
-    FieldMessage,
     OneOf,
     PositiveInt,
+    Problems,
     SpecModel,
     TextRule,
     TupleOf,
-    raise_problems,
 )
 
 
@@ -89,19 +88,12 @@ class DataConfig(SpecModel):
     default documents are packed and see those before them.
     Example: true"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "DataConfig":
-        problems = [*self._find_source_problems()]
+    def _find_problems(self) -> Problems:
         if self.max_bytes is not None and self.max_tokens is not None:
-            problems.append(("max_tokens", "and max_bytes both say where to stop; remove one"))
+            yield "max_tokens", "and max_bytes both say where to stop; remove one"
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
-            problems.append(("tokenizer", text))
-        raise_problems(problems)
-        return self
-
-    def _find_source_problems(self) -> Iterator[FieldMessage]:
-        """Yield the keys that this source needs and lacks, or has and does not read."""
+            yield "tokenizer", text
         entry = SOURCES[self.source]
         hint = f"not {self.source}; remove one"
         if entry.reads_paths and not self.paths:

@@ -3,13 +3,12 @@
 decide: {margin: 0.02, claims: [heads=mqa, position=rope]}
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf
+from kvlab.spec.spec_model import Problems, SpecModel, TupleOf, suggest
 
 Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
@@ -70,7 +69,7 @@ def list_claims(
 
 def find_claim_problems(
     decide: DecideConfig, factors: Mapping[str, Any], baseline: Mapping[str, str]
-) -> Iterator[FieldMessage]:
+) -> Problems:
     """Yield what names no level: of claims, of `over` and of `reference`.
 
     A claim is no baseline level either, and is named once.
@@ -80,24 +79,19 @@ def find_claim_problems(
     for number, claim in enumerate(claims):
         key, (factor, _, level) = f"decide.claims.{number}", claim.partition("=")
         if claim not in names:
-            yield key, f"is not a level, written as factor=level; {_suggest(claim, names)}"
+            yield key, f"is not a level, written as factor=level; {suggest(claim, names)}"
         elif baseline.get(factor) == level:
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
     for factor, levels in (decide.over or {}).items():
         if factor not in factors:
-            yield f"decide.over.{factor}", f"is not a factor; {_suggest(factor, factors)}"
+            yield f"decide.over.{factor}", f"is not a factor; {suggest(factor, factors)}"
             continue
         for number, level in enumerate(levels):
             if level not in factors[factor]:
-                text = f"is not a level of {factor}; {_suggest(level, factors[factor])}"
+                text = f"is not a level of {factor}; {suggest(level, factors[factor])}"
                 yield f"decide.over.{factor}.{number}", text
     for number, factor in enumerate(decide.reference or ()):
         if factor not in factors:
-            yield f"decide.reference.{number}", f"is not a factor; {_suggest(factor, factors)}"
-
-
-def _suggest(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"use some of {', '.join(known)}"
+            yield f"decide.reference.{number}", f"is not a factor; {suggest(factor, factors)}"

@@ -1,19 +1,32 @@
-"""`evaluation` of an experiment: which qualities are measured, and on how much."""
+"""`evaluation` of an experiment: which qualities are measured, and on how much.
 
+The YAML files of lm-eval's tasks are found without importing lm-eval, which takes seconds, and its
+own index of 15,000 tasks takes longer still.
+"""
+
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from kvlab.spec.lm_eval_tasks import LmEvalTaskField
 from kvlab.spec.spec_model import (
-    FieldMessage,
     NonNegativeInt,
     PositiveInt,
+    Problems,
     SpecModel,
+    TextRule,
     TupleOf,
-    raise_problems,
 )
+from kvlab.spec.validation_errors import FieldError, raise_once
+
+if TYPE_CHECKING:
+    from kvlab.spec.sweep import Sweep
 
 NEEDLE_KEY_TOKENS = 4
 NEEDLE_ANSWER_TOKENS = 4
@@ -37,12 +50,7 @@ class NeedleConfig(SpecModel):
     rows: Annotated[PositiveInt, Field(ge=2)] = 32
     """Rows of each length and depth; errors are over them. Unit: rows. Example: 64"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "NeedleConfig":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         for name, values in (("lengths", self.lengths), ("depths", self.depths)):
             if list(values) != sorted(set(values)):
                 increasing = ", ".join(f"{value:g}" for value in sorted(set(values)))
@@ -50,6 +58,49 @@ class NeedleConfig(SpecModel):
         if self.lengths[0] < SHORTEST_NEEDLE_ROW:
             text = "has a length that leaves too little text around the needle and its question"
             yield "lengths", f"{text}; use {SHORTEST_NEEDLE_ROW} or more"
+
+
+_TASK_LINE = re.compile(r"""^task:[ \t]*["']?([\w.-]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+"""Defines one task. In the file of a group, ``task`` holds a list."""
+
+_TASK_NAME = TextRule(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}",
+    "is not the name of a task; use letters, digits, '_', '.' and '-'",
+)
+
+
+class LmEvalTask(SpecModel):
+    """One task of lm-eval."""
+
+    task: Annotated[str, _TASK_NAME]
+    """Its name in lm-eval. Example: arc_easy"""
+    limit: PositiveInt | None = None
+    """Score the first N items. Unit: items. Default: all. Example: 500"""
+    definition: str | None = None
+    """YAML file that defines the task, where it is not one of lm-eval's own.
+    Default: lm-eval's own. Example: letters.yaml"""
+
+    @property
+    def metric_prefix(self) -> str:
+        """What the names of its metrics start with."""
+        return f"lm_eval_{re.sub('[^a-z0-9]+', '_', self.task.lower())}_"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is scored: a file of one's own enters by its contents."""
+        facts = super().identity()
+        if self.definition is not None:
+            facts["definition"] = hashlib.sha256(Path(self.definition).read_bytes()).hexdigest()
+        return facts
+
+
+def _name_to_task(value: Any) -> Any:
+    return {"task": value} if isinstance(value, str) else value
+
+
+LmEvalTaskField = Annotated[
+    LmEvalTask, BeforeValidator(_name_to_task, json_schema_input_type=str | LmEvalTask)
+]
+"""A task, or its name alone."""
 
 
 class EvaluationConfig(SpecModel):
@@ -89,12 +140,7 @@ class EvaluationConfig(SpecModel):
     """Tasks of lm-eval: names, or {task, limit, definition}.
     Example: [arc_easy, {task: piqa, limit: 500}]"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "EvaluationConfig":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         prefixes = [task.metric_prefix for task in self.lm_eval]
         for number, task in enumerate(self.lm_eval):
             if task.metric_prefix in prefixes[:number]:
@@ -117,3 +163,62 @@ class EvaluationConfig(SpecModel):
         if isinstance(self.hellaswag, int):
             return self.hellaswag
         return None if self.hellaswag == "all" else 0
+
+
+def find_task_file(task: LmEvalTask) -> Path:
+    """Return the YAML file that defines a task.
+
+    Raises:
+        LookupError: there is none; the message says why, and what to write instead.
+    """
+    if find_spec("lm_eval") is None:
+        raise LookupError("needs lm-eval, which is not installed; run pip install 'kvlab[lm-eval]'")
+    if task.definition is not None:
+        path = Path(task.definition)
+        if not path.is_file():
+            raise LookupError(f"is to be defined by {path}, which is not a file")
+        if task.task not in _TASK_LINE.findall(path.read_text(encoding="utf-8")):
+            raise LookupError(f"is not defined by {path}; it needs the line task: {task.task}")
+        return path
+    files = _index_tasks()
+    if task.task not in files:
+        matches = get_close_matches(task.task, files, 3)
+        hint = f"did you mean {' or '.join(matches)}?" if matches else "see lm-eval ls tasks"
+        raise LookupError(f"is not a task of lm-eval (of a group, name its tasks); {hint}")
+    return files[task.task]
+
+
+@lru_cache(maxsize=1)
+def _index_tasks() -> dict[str, Path]:
+    """Return the files of lm-eval's own tasks by name."""
+    package = find_spec("lm_eval")
+    assert package is not None, "checked by the caller"
+    assert package.origin is not None, "it is a package of files"
+    files = sorted((Path(package.origin).parent / "tasks").rglob("*.y*ml"))
+    return {
+        name: path
+        for path in files
+        for name in _TASK_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
+    }
+
+
+def check_lm_eval(sweep: "Sweep") -> None:
+    """Check that lm-eval has the tasks that the cells of a sweep are evaluated on.
+
+    Raises:
+        SpecError: each problem is placed at the task.
+    """
+    raise_once(
+        sweep.locate(error, cell.levels)
+        for cell in sweep.cells()
+        for error in _find_task_errors(cell.experiment.evaluation.lm_eval)
+    )
+
+
+def _find_task_errors(tasks: tuple[LmEvalTask, ...]) -> Iterator[FieldError]:
+    for number, task in enumerate(tasks):
+        try:
+            find_task_file(task)
+        except LookupError as error:
+            text = f"evaluation.lm_eval.{number} = {task.task} {error}"
+            yield FieldError(("evaluation", "lm_eval", number), text)

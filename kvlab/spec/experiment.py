@@ -1,9 +1,5 @@
 """`experiments/*.yaml`: one complete configuration."""
 
-from collections.abc import Iterator
-
-from pydantic import model_validator
-
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
@@ -12,7 +8,7 @@ from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
-from kvlab.spec.spec_model import FieldMessage, Name, SpecModel, raise_problems
+from kvlab.spec.spec_model import Name, Problems, SpecModel
 from kvlab.spec.training_config import TrainingConfig
 
 
@@ -23,10 +19,8 @@ class ServedModel(SpecModel):
     model: ModelConfig
     serving: ServingConfig = ServingConfig()
 
-    @model_validator(mode="after")
-    def _check(self) -> "ServedModel":
-        raise_problems(_find_serving_problems(self.model, self.serving))
-        return self
+    def _find_problems(self) -> Problems:
+        return _find_serving_problems(self.model, self.serving)
 
 
 class Experiment(SpecModel):
@@ -57,22 +51,75 @@ class Experiment(SpecModel):
             return MODEL_DTYPE
         return self.training.precision
 
-    @model_validator(mode="after")
-    def _check(self) -> "Experiment":
-        raise_problems(
-            [
-                *_find_data_problems(self),
-                *_find_needle_problems(self),
-                *_find_benchmark_problems(self),
-                *_find_training_problems(self),
-                *self.training.kv.find_storage_problems(self.model, "training"),
-                *_find_serving_problems(self.model, self.serving),
-            ]
-        )
-        return self
+    def _find_problems(self) -> Problems:
+        yield from self._find_data_problems()
+        yield from self._find_benchmark_problems()
+        yield from self._find_training_problems()
+        yield from self.training.kv.find_storage_problems(self.model, "training")
+        yield from _find_serving_problems(self.model, self.serving)
+
+    def _find_data_problems(self) -> Problems:
+        model, data = self.model, self.data
+        if model.vocab_size < data.vocab_size:
+            text = (
+                f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
+            )
+            yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
+        if data.mask_documents and self.evaluation.positions:
+            text = "measures the loss by tokens seen, of which data.mask_documents hides some"
+            yield "evaluation.positions", f"{text}; turn one off"
+        needle = self.evaluation.needle
+        has_end = model.position_scheme.has_embedding
+        if needle is not None and needle.lengths[-1] > model.block_size and has_end:
+            text = f"exceeds block_size = {model.block_size}, where learned positions end"
+            yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
+
+    def _find_benchmark_problems(self) -> Problems:
+        bench, block_size = self.benchmark, self.model.block_size
+        if bench.prompt_tokens + bench.new_tokens > block_size:
+            text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {block_size}"
+            yield "benchmark.new_tokens", f"{text}; shorten one"
+        longest = max(bench.context_lengths, default=0)
+        if longest + bench.new_tokens > block_size:
+            text = f"and new_tokens = {bench.new_tokens} exceed block_size = {block_size}"
+            yield "benchmark.context_lengths", f"{text}; shorten one"
+        if "task" in bench.parts and block_size < TASK_TOKENS:
+            text = f"names task, whose {TASK_TOKENS} tokens exceed block_size = {block_size}"
+            yield "benchmark.parts", f"{text}; leave it out"
+        if "limit" in bench.parts and bench.memory is None and not self.resources.devices:
+            text = "is missing, and on CPU limit needs it"
+            yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
+        if bench.conversations is not None:
+            for field, text in bench.conversations.find_length_problems(block_size):
+                yield f"benchmark.conversations.{field}", text
+
+    def _find_training_problems(self) -> Problems:
+        training, block_size = self.training, self.model.block_size
+        if training.batch_tokens % block_size:
+            nearest = max(1, round(training.batch_tokens / block_size)) * block_size
+            text = f"is not a multiple of block_size = {block_size}"
+            yield "training.batch_tokens", f"{text}; use {nearest}"
+        if 0 < training.tokens < training.batch_tokens:
+            text = f"is less than one step of batch_tokens = {training.batch_tokens}"
+            yield "training.tokens", f"{text}; use 0 to train nothing, or more"
+        workers = self.resources.training_workers
+        if training.batch_tokens % (block_size * workers):
+            if not training.batch_tokens % block_size:
+                rows = training.batch_tokens // block_size
+                text = f"cannot divide batch_tokens = {training.batch_tokens} into equal numbers of"
+                field = "gpus" if self.resources.workers is None else "workers"
+                hint = f"use a divisor of {rows}, the number of rows"
+                yield f"resources.{field}", f"{text} rows of block_size = {block_size}; {hint}"
+            return
+        microbatch = self.resources.microbatch_tokens
+        worker_tokens = training.batch_tokens // workers
+        if microbatch is not None and (microbatch % block_size or worker_tokens % microbatch):
+            text = f"must be a multiple of block_size = {block_size} and divide batch_tokens"
+            quotient = f" / workers = {worker_tokens}" if workers > 1 else f" = {worker_tokens}"
+            yield "resources.microbatch_tokens", f"{text}{quotient}"
 
 
-def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
+def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
     try:
         tie = owner_map(serving.tie, model.layer_kinds)
         slots = tied_slots(model.kv_owners, tie, serving.tie_rule)
@@ -81,70 +128,3 @@ def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterat
     else:
         yield from serving.find_eviction_problems(model, slots)
     yield from serving.kv.find_storage_problems(model, "serving")
-
-
-def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
-    model, data = experiment.model, experiment.data
-    if model.vocab_size < data.vocab_size:
-        text = f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
-        yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
-    if data.mask_documents and experiment.evaluation.positions:
-        text = "measures the loss by tokens seen, of which data.mask_documents hides some"
-        yield "evaluation.positions", f"{text}; turn one off"
-
-
-def _find_needle_problems(experiment: Experiment) -> Iterator[FieldMessage]:
-    needle, model = experiment.evaluation.needle, experiment.model
-    if needle is None:
-        return
-    if needle.lengths[-1] > model.block_size and model.position_scheme.has_embedding:
-        text = f"exceeds block_size = {model.block_size}, where learned positions end"
-        yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
-
-
-def _find_benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
-    bench, block_size = experiment.benchmark, experiment.model.block_size
-    if bench.prompt_tokens + bench.new_tokens > block_size:
-        text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {block_size}"
-        yield "benchmark.new_tokens", f"{text}; shorten one"
-    longest = max(bench.context_lengths, default=0)
-    if longest + bench.new_tokens > block_size:
-        text = f"and new_tokens = {bench.new_tokens} exceed block_size = {block_size}"
-        yield "benchmark.context_lengths", f"{text}; shorten one"
-    if "task" in bench.parts and block_size < TASK_TOKENS:
-        text = f"names task, whose {TASK_TOKENS} tokens exceed block_size = {block_size}"
-        yield "benchmark.parts", f"{text}; leave it out"
-    if "limit" in bench.parts and bench.memory is None and not experiment.resources.devices:
-        text = "is missing, and on CPU limit needs it"
-        yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
-    if bench.conversations is not None:
-        for field, text in bench.conversations.find_length_problems(block_size):
-            yield f"benchmark.conversations.{field}", text
-
-
-def _find_training_problems(experiment: Experiment) -> Iterator[FieldMessage]:
-    training, block_size = experiment.training, experiment.model.block_size
-    if training.batch_tokens % block_size:
-        nearest = max(1, round(training.batch_tokens / block_size)) * block_size
-        text = f"is not a multiple of block_size = {block_size}"
-        yield "training.batch_tokens", f"{text}; use {nearest}"
-    if 0 < training.tokens < training.batch_tokens:
-        text = f"is less than one step of batch_tokens = {training.batch_tokens}"
-        yield "training.tokens", f"{text}; use 0 to train nothing, or more"
-    workers = experiment.resources.training_workers
-    if training.batch_tokens % (block_size * workers):
-        if not training.batch_tokens % block_size:
-            rows = training.batch_tokens // block_size
-            text = (
-                f"cannot divide batch_tokens = {training.batch_tokens} into equal numbers of rows"
-            )
-            field = "gpus" if experiment.resources.workers is None else "workers"
-            rule = f"{text} of block_size = {block_size}; use a divisor of {rows}"
-            yield f"resources.{field}", f"{rule}, the number of rows"
-        return
-    microbatch = experiment.resources.microbatch_tokens
-    worker_tokens = training.batch_tokens // workers
-    if microbatch is not None and (microbatch % block_size or worker_tokens % microbatch):
-        text = f"must be a multiple of block_size = {block_size} and divide batch_tokens"
-        quotient = f" / workers = {worker_tokens}" if workers > 1 else f" = {worker_tokens}"
-        yield "resources.microbatch_tokens", f"{text}{quotient}"

@@ -5,10 +5,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from kvlab.errors import Problem, SpecError
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.sweep_validation import find_level_problems
-from kvlab.spec.validation_errors import FieldError
+from kvlab.spec.validation_errors import FieldError, raise_once
 
 INIT_FROM_FIELD = ("training", "init_from")
 
@@ -37,14 +36,11 @@ def check_init_from(sweep: Sweep) -> None:
     """
     cells = sweep.cells()
     cells_by_key = {cell_key(cell.levels): cell for cell in cells}
-    problems: dict[tuple[str, int, int], Problem] = {}
-    for cell in cells:
-        for path, message in _find_init_from_problems(sweep, cell, cells_by_key):
-            error = FieldError(path, f"{'.'.join(path)} = {message}")
-            problem = sweep.locate(error, cell.levels)
-            problems.setdefault((problem.file, problem.line, problem.column), problem)
-    if problems:
-        raise SpecError(list(problems.values()))
+    raise_once(
+        sweep.locate(FieldError(path, f"{'.'.join(path)} = {message}"), cell.levels)
+        for cell in cells
+        for path, message in _find_init_from_problems(sweep, cell, cells_by_key)
+    )
 
 
 def _find_init_from_problems(

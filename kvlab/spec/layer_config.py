@@ -4,20 +4,18 @@
 byte arithmetic, the FLOPs, the cache and the model read it. Also the table of position schemes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from kvlab.spec.spec_model import (
-    FieldMessage,
     NonNegativeInt,
     OneOf,
     PositiveFloat,
     PositiveInt,
+    Problems,
     SpecModel,
-    raise_problems,
 )
 
 
@@ -71,12 +69,7 @@ class RopeScaling(SpecModel):
     """yarn rounds the two limits to whole pairs of dimensions, outwards.
     Example: false, by: yarn, factor: 4, original: 256"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "RopeScaling":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         if self.by == "yarn":
             if self.original is None:
                 yield "original", "is missing; yarn counts turns in the original context length"

@@ -1,14 +1,14 @@
 """`model` of an experiment: the shape of one transformer."""
 
+import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvlab.sharing import PATTERNS, owner_map
+from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec.layer_config import (
     POSITIONS,
     KVField,
@@ -19,16 +19,18 @@ from kvlab.spec.layer_config import (
     RopeScaling,
     RotaryShare,
 )
-from kvlab.spec.model_rules import LETTERS_RULE, find_model_problems
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
+    FieldMessage,
     NonNegativeInt,
     OneOf,
     PositiveFloat,
     PositiveInt,
+    Problems,
     SpecModel,
     TextRule,
     raise_problems,
+    suggest,
 )
 
 
@@ -51,6 +53,7 @@ def _validate_sharing(value: Any) -> Any:
 SharingField = Annotated[
     str | tuple[tuple[int, ...], ...] | tuple[int, ...], BeforeValidator(_validate_sharing)
 ]
+LETTERS_RULE = "may hold only G (global), L (local) and letters of model.kinds"
 _LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as GLLLLL")
 KindLetter = Annotated[
     str, TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
@@ -206,15 +209,8 @@ class ModelConfig(SpecModel):
             return data
         name = data["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            near = get_close_matches(str(name), PRESETS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(PRESETS)}"
-            raise_problems([("preset", f"is not a preset; {hint}")])
+            raise_problems([("preset", f"is not a preset; {suggest(name, PRESETS)}")])
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
-
-    @model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
-        raise_problems(find_model_problems(self))
-        return self
 
     @property
     def position_scheme(self) -> PositionScheme:
@@ -293,6 +289,150 @@ class ModelConfig(SpecModel):
             has_qk_norm=self.qk_norm,
             attention_scale=self.attention_scale,
         )
+
+    def _find_problems(self) -> Problems:
+        problems = [*self._find_letter_problems()]
+        if problems:  # what its layers are is not known
+            yield from problems
+            return
+        yield from self._find_head_problems()
+        yield from self._find_position_problems()
+        yield from self._find_window_problems()
+        yield from self._find_kv_problems()
+        try:
+            owner_map(self.kv_sharing, self.layer_kinds)
+        except SharingError as error:
+            yield "kv_sharing", str(error)
+
+    def _find_letter_problems(self) -> Problems:
+        """Yield letters without a kind, and settings of kinds without a layer."""
+        for letter in dict.fromkeys(self.attention_pattern):
+            if letter not in self.kind_settings:
+                kinds = f"kinds: {{{letter}: {{position: none}}}}"
+                yield "attention_pattern", f"{LETTERS_RULE}; define {letter}, as in {kinds}"
+        for kind, (key, own) in self.kind_settings.items():
+            is_set = bool(own.model_fields_set) or kind not in KIND_NAMES
+            if is_set and kind not in self.attention_pattern:
+                fields = (f"{key}.{n}" for n in LayerKind.model_fields if n in own.model_fields_set)
+                text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
+                yield (
+                    next(fields, key),
+                    f"{text} has none; use one such as G{kind}, or leave it out",
+                )
+
+    def _find_head_problems(self) -> Problems:
+        counts = {"n_kv_head": self.n_kv_head} | {
+            f"{key}.n_kv_head": own.n_kv_head
+            for key, own in self.kind_settings.values()
+            if own.n_kv_head is not None
+        }
+        for key, count in counts.items():
+            if self.n_head % count:
+                yield key, self._describe_divisors()
+        if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
+            text = f"is not a multiple of n_head = {self.n_head}; change one, or set head_dim"
+            yield "n_embd", text
+
+    def _describe_divisors(self) -> str:
+        divisors = [str(n) for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
+        listed = " or ".join(filter(None, [", ".join(divisors[:-1]), divisors[-1]]))
+        return f"does not divide n_head = {self.n_head}; use {listed}"
+
+    def _find_position_problems(self) -> Problems:
+        for key, own in self.kind_settings.values():
+            if own.position is None:
+                continue
+            if POSITIONS[own.position].has_embedding:
+                text = "adds vectors to the tokens, before the first layer"
+                yield f"{key}.position", f"{text}; write it as model.position"
+            elif self.position_scheme.has_embedding:
+                text = f"is set beside model.position = {self.position}, which every layer sees in"
+                yield f"{key}.position", f"{text} the tokens; use rope or none there"
+        by_kind = {layer.kind: layer for layer in self.layers}
+        for layer in by_kind.values():
+            if layer.rope_scaling and layer.rope_scaling.by == "yarn" and layer.rope_theta <= 1:
+                key, own = self.kind_settings[layer.kind]
+                field = "rope_theta" if own.rope_theta is None else f"{key}.rope_theta"
+                yield field, "is not above 1, so no wave is longer than another for yarn to scale"
+                break
+        problems = {self._find_rotation_problem(layer) for layer in by_kind.values()}
+        yield from sorted(problem for problem in problems if problem is not None)
+
+    def _find_rotation_problem(self, layer: LayerConfig) -> FieldMessage | None:
+        """Return why the dimensions of a layer that are to rotate are no pairs, or None."""
+        key, own = self.kind_settings[layer.kind]
+        position = own.position or self.position
+        share = self.rotary_share if own.rotary_share is None else own.rotary_share
+        if not POSITIONS[position].is_rotary or not share:
+            return None
+        if share == 1 and layer.head_dim % 2 == 0:
+            return None
+        if share == 1:
+            is_derived = own.head_dim is None and "head_dim" not in self.model_fields_set
+            text = f"is odd{' (n_embd / n_head)' if is_derived else ''}: {layer.head_dim}"
+            field = "head_dim" if own.head_dim is None else f"{key}.head_dim"
+            return field, f"{text}; {position} rotates pairs, so use an even head_dim"
+        rotated = share * layer.head_dim
+        if abs(rotated - layer.rotary_dim) < 1e-6 and layer.rotary_dim % 2 == 0:
+            return None
+        field = "rotary_share" if own.rotary_share is None else f"{key}.rotary_share"
+        nearest = 2 * max(1, round(rotated / 2))
+        text = f"gives {rotated:.6g} of head_dim = {layer.head_dim}, and pairs rotate"
+        return field, f"{text}; use {nearest} / {layer.head_dim} = {nearest / layer.head_dim:.6g}"
+
+    def _find_kv_problems(self) -> Problems:
+        is_rotary = self.position_scheme.is_rotary
+        if self.qk_norm and self.kv != "separate":
+            text = "normalizes keys before they are stored, and under this kv what is stored is V,"
+            yield "qk_norm", f"{text} too; use kv: separate, or leave it out"
+        if self.kv in ("separate", "tied"):
+            return
+        # settings of heads have no meaning where all heads share a rotary key
+        if self.rotary_share != 1:
+            text = "has no meaning beside this kv, whose shared key rotates; leave it out"
+            yield "rotary_share", text
+        fixed = ["position", "rotary_share"]
+        fixed += ["n_kv_head"] if isinstance(self.kv, LatentKV) else []
+        for key, own in self.kind_settings.values():
+            for name in fixed:
+                if getattr(own, name) is not None:
+                    text = "is the same in all layers under this kv, which has a key for all heads"
+                    yield f"{key}.{name}", f"{text}; leave it out"
+        if self.kv == "grouped_tied":
+            if not is_rotary:
+                text = f"needs position: rope, not {self.position}: half of its keys is rotary"
+                yield "kv", f"{text}; use tied instead"
+            for head_dim in sorted({layer.head_dim for layer in self.layers if layer.head_dim % 4}):
+                text = f"needs a head_dim that is a multiple of 4, not {head_dim}"
+                yield "kv", f"{text}: half of it is rotated in pairs"
+        if not isinstance(self.kv, LatentKV):
+            return
+        if self.n_kv_head != self.n_head:
+            text = f"has no meaning beside kv.latent, so it must be n_head = {self.n_head}"
+            yield "n_kv_head", f"{text}; use kv.groups, or leave it out"
+        if self.n_head % self.kv.groups:
+            yield "kv.groups", self._describe_divisors()
+        if is_rotary and (self.kv.rotary == 0 or self.kv.rotary % 2):
+            text = f"is not an even number above 0; {self.position} rotates pairs of this key alone"
+            yield "kv.rotary", f"{text}, so use one such as {2 * -(-self.head_dim // 4)}"
+        if not is_rotary and self.kv.rotary:
+            text = f"needs position: rope, not {self.position}"
+            yield "kv.rotary", f"{text}; leave it out"
+
+    def _find_window_problems(self) -> Problems:
+        if self.sink_tokens and all(layer.window is None for layer in self.layers):
+            text = "stay visible beside a window, and no layer has one"
+            yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"
+        kinds, (_, local) = self.layer_kinds, self.kind_settings["L"]
+        if self.window is None and local.window is None and "L" in kinds:
+            text = (
+                "has local layers (L) but no window; set model.window to the tokens that they see"
+            )
+            yield "attention_pattern", text
+        if self.window is not None and "L" not in kinds:
+            pattern = re.sub("^G+$", "GLLLLL", self.attention_pattern)
+            text = f"needs local layers, and attention_pattern {self.attention_pattern} gives none"
+            yield "window", f"{text} on {self.n_layer} layers; use one such as {pattern}"
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kvlab.spec.spec_model import PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel
 
 
 class ResourcesConfig(SpecModel):
@@ -22,15 +22,12 @@ class ResourcesConfig(SpecModel):
     """Tokens of a forward pass; smaller needs less memory, same mathematics.
     Unit: tokens. Default: all that a process computes in a step. Example: 1024"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ResourcesConfig":
+    def _find_problems(self) -> Problems:
         if self.devices > 1 and not self.devices.is_integer():
             text = "is above 1 and not whole; use a fraction of one GPU or whole GPUs"
-            raise_problems([("gpus", text)])
-        if self.devices and self.workers not in (None, max(1, int(self.devices))):
-            text = f"is not the number of GPUs, {self.devices:g}; remove it"
-            raise_problems([("workers", text)])
-        return self
+            yield "gpus", text
+        elif self.devices and self.workers not in (None, max(1, int(self.devices))):
+            yield "workers", f"is not the number of GPUs, {self.devices:g}; remove it"
 
     @property
     def devices(self) -> float:

@@ -9,13 +9,11 @@ A key of a scale stands in place of the sweep's, and a level in place of the swe
 cells are the same: a scale says what a level sets, and neither adds nor drops one.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from kvlab.errors import SpecError
-from kvlab.spec.spec_model import FieldMessage
+from kvlab.spec.spec_model import Problems, suggest
 from kvlab.spec.validation_errors import Path
 from kvlab.spec.yaml_reader import YamlDocument
 
@@ -26,7 +24,7 @@ SCALED_KEYS = ("experiment", "factors", "tune", "seeds", "search", "decide", "si
 """Keys of a sweep that a scale may set. The others make the question what it is."""
 
 
-def find_scale_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
+def find_scale_problems(sweep: "Sweep") -> Problems:
     """Yield keys and levels of scales that the sweep does not have."""
     for name, scale in sweep.scales.items():
         at = f"scales.{name}"
@@ -34,16 +32,14 @@ def find_scale_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
             yield at, f"changes nothing; write what differs, one of {', '.join(SCALED_KEYS)}"
         for key in scale:
             if key not in SCALED_KEYS:
-                near = get_close_matches(key, SCALED_KEYS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"use {', '.join(SCALED_KEYS)}"
-                yield f"{at}.{key}", f"is no key of a scale; {hint}"
+                yield f"{at}.{key}", f"is no key of a scale; {suggest(key, SCALED_KEYS)}"
         for key, other in (("search", "factors"), ("factors", "search")):
             if key in scale and (key == "search") != (sweep.search is not None):
                 yield f"{at}.{key}", f"cannot stand in place of the {other} of the sweep; remove it"
         yield from _find_level_problems(sweep, f"{at}.factors", scale.get("factors", {}))
 
 
-def _find_level_problems(sweep: "Sweep", at: str, factors: object) -> Iterator[FieldMessage]:
+def _find_level_problems(sweep: "Sweep", at: str, factors: object) -> Problems:
     if not isinstance(factors, dict):
         yield at, "is not a mapping; write levels by factor"
         return

@@ -1,19 +1,23 @@
-"""`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
+"""`search` of a sweep: a space that is too big for a grid, and what to look for in it.
+
+With `search.pruning`, trainings that are far behind pause early, and the others get their time:
+
+pruning: {rule: halving, factor: 3, first: 0.1}      rungs at 1/9 and 1/3 of the steps
+pruning: {rule: median, rungs: [0.1, 0.3], startup: 5}
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_serializer, field_validator
 
-from kvlab.spec.pruning_config import PruningConfig, find_pruning_problems
 from kvlab.spec.spec_model import (
-    FieldMessage,
     PositiveFloat,
     PositiveInt,
+    Problems,
     SpecModel,
     TupleOf,
-    raise_problems,
 )
 from kvlab.spec.validation_errors import format_value
 
@@ -59,12 +63,7 @@ class Range(SpecModel):
     step: PositiveFloat | None = None
     """Only low, low + step, ... Unit: of the key. Example: 64"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Range":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         if self.low >= self.high:
             yield "high", f"is not above low = {self.low:g}; use a larger number"
         if self.log and (self.low <= 0 or self.step is not None):
@@ -95,11 +94,101 @@ class Limit(SpecModel):
     at_least: FiniteFloat | None = None
     """Smallest value allowed. Unit: of the number. Default: no bound. Example: 0.25"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Limit":
+    def _find_problems(self) -> Problems:
         if self.at_most is None and self.at_least is None:
-            raise_problems([("at_most", "and at_least are both missing; give one")])
-        return self
+            yield "at_most", "and at_least are both missing; give one"
+
+
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
+"""Keys whose values decide which tokens validation losses are of, so no rung compares them."""
+
+
+class PruningConfig(SpecModel):
+    """At which fractions of its steps a training pauses, and which of them go on.
+
+    At a rung the validation loss decides, whatever the objectives are. ``halving`` lets the best
+    ``1/factor`` of those that reached a rung go on, and one that waits goes on as soon as its
+    rung has room: asynchronous successive halving (Li et al., 2020, "A System for Massively
+    Parallel Hyperparameter Tuning"). ``median`` lets go on what is not worse than the median of
+    the others at the rung (Golovin et al., 2017, "Google Vizier"). Neither changes what a trial
+    that goes on computes.
+    """
+
+    rule: Literal["halving", "median"]
+    """Which trainings go on at a rung. Example: halving"""
+    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = Field(
+        default=None, validate_default=True
+    )
+    """halving: one in so many goes on.
+    Unit: none. Default: 3 under halving. Example: 4, rule: halving"""
+    first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = None
+    """No rung before this fraction of the steps.
+    Unit: share. Default: 0.1. Example: 0.2, rule: halving"""
+    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = Field(
+        default=None, validate_default=True
+    )
+    """Fractions of the steps.
+    Unit: share. Default: halving: 1/factor, 1/factor^2, ... down to first; median: first, and twice
+    as far each time. Example: [0.2, 0.5], rule: median"""
+    startup: PositiveInt | None = None
+    """median: others at a rung before one is pruned.
+    Unit: trainings. Default: 5 under median. Example: 8, rule: median"""
+
+    @field_validator("factor", "rungs", "startup")
+    @classmethod
+    def _fill_from_others(cls, value: Any, info: ValidationInfo) -> Any:
+        match info.field_name, info.data:  # without the keys that are wrong
+            case _ if value is not None:
+                return value
+            case "factor", {"rule": "halving"}:
+                return 3
+            case "rungs", {"rule": rule, "factor": factor, "first": first}:
+                return _default_rungs(rule, factor, first)
+            case "startup", {"rule": "median"}:
+                return 5
+        return None
+
+    def _find_problems(self) -> Problems:
+        for name, rule in (("factor", "halving"), ("startup", "median")):
+            if getattr(self, name) is not None and self.rule != rule:
+                yield name, f"is used by rule: {rule} alone; leave it out"
+        if "rungs" in self.model_fields_set and self.first is not None:
+            yield "first", "and rungs both place the rungs; remove one"
+        if self.rungs is not None and list(self.rungs) != sorted(set(self.rungs)):
+            yield "rungs", "must ascend, each once; sort them"
+        share = 1 / (self.factor or 3)
+        if self.rule == "halving" and self.first is not None and self.first > share:
+            text = f"is past 1/factor = {share:.3g}, the last rung of halving"
+            yield "first", f"{text}; lower it, or name the rungs"
+
+    @field_serializer("first")
+    def _omit_first(self, _first: float | None) -> None:
+        """``first`` only places the default rungs, so two spellings of one search are equal."""
+
+    def steps(self, total: int) -> tuple[int, ...]:
+        """Return the steps after which the rungs of a training of ``total`` steps stand.
+
+        Rungs that would stand at the training's own end are left out.
+        """
+        assert self.rungs is not None, "filled in"
+        steps = (max(1, round(fraction * total)) for fraction in self.rungs)
+        return tuple(step for step in steps if step < total)
+
+
+def _default_rungs(rule: str, factor: int | None, first: float | None) -> tuple[float, ...]:
+    if rule == "median":
+        rungs = [first or 0.1]
+        while rungs[-1] * 2 < 1:
+            rungs.append(rungs[-1] * 2)
+        return tuple(rungs)
+    assert factor is not None, "filled in"
+    rungs = [1.0 / factor]
+    lowest = first or min(0.1, 1 / factor)
+    while rungs[-1] / factor >= lowest * (1 - 1e-9):
+        rungs.append(rungs[-1] / factor)
+    return tuple(rungs[::-1])
 
 
 class SearchConfig(SpecModel):
@@ -138,18 +227,7 @@ class SearchConfig(SpecModel):
     hours: PositiveFloat | None = None
     """Stop after this time of searching. Unit: hours. Default: no bound. Example: 8"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "SearchConfig":
-        raise_problems(
-            [
-                *self._find_space_problems(),
-                *self._find_goal_problems(),
-                *find_pruning_problems(self.pruning, [*self.choices, *self.ranges]),
-            ]
-        )
-        return self
-
-    def _find_space_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         if not self.choices and not self.ranges:
             yield "choices", "and ranges are both empty; give at least one key to vary"
         for key in self.ranges:
@@ -163,11 +241,13 @@ class SearchConfig(SpecModel):
                 if key.startswith("resources."):
                     text = f"names {key}, which changes where a trial runs, not what it finds"
                     yield name, f"{text}; leave it out"
-
-    def _find_goal_problems(self) -> Iterator[FieldMessage]:
         if len(set(self.objectives)) != len(self.objectives):
             yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:
             yield "trials", "is missing, as are flops and hours; give one of them"
         if not isinstance(self.sampler, str) and not isinstance(self.sampler.get("name"), str):
             yield "sampler", "has no name; write one such as {name: TPESampler, multivariate: true}"
+        for key in (*self.choices, *self.ranges) if self.pruning is not None else ():
+            if key.startswith(INCOMPARABLE_KEYS):
+                text = f"compares validation losses, which are of other tokens for another {key}"
+                yield "pruning", f"{text}; remove one"

@@ -5,7 +5,6 @@ seeds: 3                     # the same
 seeds: {looks: [3, 5, 7, 10]}
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,12 +13,11 @@ from pydantic import (
     TypeAdapter,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 
 from kvlab.spec.spec_model import (
-    FieldMessage,
     PositiveInt,
+    Problems,
     SpecModel,
     TupleOf,
     raise_problems,
@@ -68,12 +66,7 @@ class SeedLooks(SpecModel):
     first: Seed = 0
     """The first seed; the others follow it. Example: 100, looks: [3, 5, 7, 10]"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "SeedLooks":
-        raise_problems(self._find_problems())
-        return self
-
-    def _find_problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Problems:
         if self.looks[0] < 2:
             yield "looks.0", "is one seed, which gives no error; begin with 2 or more"
         for number, (before, after) in enumerate(zip(self.looks, self.looks[1:], strict=False), 1):

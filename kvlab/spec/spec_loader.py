@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.conversations_config import check_traces
+from kvlab.spec.evaluation_config import check_lm_eval
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.init_from import check_init_from
-from kvlab.spec.lm_eval_tasks import check_lm_eval
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.scale_config import apply_scale, check_scale_exists

@@ -3,10 +3,11 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -15,6 +16,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
@@ -25,6 +27,8 @@ NAME_RULE = "use 1 to 64 of a-z, 0-9, '.', '_' and '-', starting with a letter o
 
 FieldMessage = tuple[str, str]
 """A field as a dotted path, and what is wrong with its value."""
+
+Problems = Iterator[FieldMessage]
 
 
 class SpecModel(BaseModel):
@@ -49,6 +53,15 @@ class SpecModel(BaseModel):
             if key not in self.excluded_from_identity
             and (key not in self.omitted_defaults or value != self.omitted_defaults[key])
         }
+
+    def _find_problems(self) -> Problems:
+        """Yield what the fields say against each other. They are valid each by itself."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        raise_problems(self._find_problems())
+        return self
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -100,6 +113,13 @@ def raise_problems(problems: Iterable[FieldMessage]) -> None:
         raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
 
 
+def suggest(name: object, names: Iterable[str], text: str = "use") -> str:
+    """Return the name that was meant, as a question; or all ``names`` after ``text``."""
+    names = tuple(names)
+    near = get_close_matches(str(name), names, 1)
+    return f"did you mean {near[0]}?" if near else f"{text} {', '.join(names)}"
+
+
 class OneOf:
     """Restrict a string field to the names of a table.
 
@@ -124,10 +144,9 @@ class OneOf:
         return {"enum": list(self._names()), "type": "string"}
 
     def _validate(self, value: Any) -> str:
-        names = list(self._names())
-        if isinstance(value, str) and value in names:
+        if isinstance(value, str) and value in self._names():
             return value
-        raise PydanticKnownError("literal_error", {"expected": ", ".join(names)})
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(self._names())})
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,23 @@ from pydantic import (
     model_validator,
 )
 
-from kvlab.errors import Problem, SpecError
-from kvlab.spec.cell_selection import SelectedCell, Selection, select_cells
+from kvlab.errors import Problem
+from kvlab.spec.cell_selection import Selection, select_cells
 from kvlab.spec.decide_config import DecideConfig, find_claim_problems
-from kvlab.spec.design import DesignError
-from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
+from kvlab.spec.designs import DESIGNS, DesignError, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
-from kvlab.spec.size_config import SizeConfig, check_sizes, find_size_problems
-from kvlab.spec.size_matching import MATCH_FACTOR, MatchModes, match_sizes
+from kvlab.spec.size_config import (
+    MATCH_FACTOR,
+    MatchModes,
+    SizeConfig,
+    check_sizes,
+    find_size_problems,
+    match_sizes,
+)
 from kvlab.spec.spec_model import (
     Name,
     NonNegativeInt,
@@ -46,7 +51,7 @@ from kvlab.spec.sweep_validation import (
     find_zip_problems,
 )
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
-from kvlab.spec.validation_errors import FieldError, list_field_errors
+from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import Key, YamlDocument
 
 SEARCH_FACTOR = "point"
@@ -324,14 +329,14 @@ class Sweep(SpecModel):
 
     def _make_cells(self) -> tuple[Cell, ...]:
         cells: list[Cell] = []
-        problems: dict[tuple[str, int, int], Problem] = {}
+        problems: list[Problem] = []
         patches = {
             (factor, level): self.patch(factor, level)
             for factor, levels in self.factors.items()
             for level in levels
         }
         for selected in self.selection.cells:
-            applied = _applied_levels(selected)
+            applied = {f: lvl for f, lvl in selected.levels.items() if f not in selected.off}
             data = self.source.base
             for factor, level in applied.items():
                 data = apply_patch(data, patches[factor, level])
@@ -339,24 +344,20 @@ class Sweep(SpecModel):
                 experiment = Experiment.model_validate(data)
                 cells.append(Cell(selected.levels, experiment, selected.seeds, selected.off))
             except ValidationError as error:
-                for field_error in list_field_errors(error, Experiment, data):
-                    problem = self.locate(field_error, applied)
-                    problems.setdefault((problem.file, problem.line, problem.column), problem)
-        if problems:
-            raise SpecError(list(problems.values()))
+                errors = list_field_errors(error, Experiment, data)
+                problems += [self.locate(one, applied) for one in errors]
+        raise_once(problems)
         return tuple(cells)
 
     def _check_patch_keys(self) -> None:
         problems = []
         for factor, levels in self.factors.items():
-            for level, patch in levels.items():
-                for key in patch:
-                    if "." not in key or key.startswith(".") or key.endswith("."):
-                        text = f"{key} is not section.key; write one such as model.n_kv_head"
-                        path = ("factors", factor, level, key)
-                        problems.append(self.source.document.problem(path, text, at_key=True))
-        if problems:
-            raise SpecError(problems)
+            for level, key in ((level, key) for level, patch in levels.items() for key in patch):
+                if "." not in key.strip(".") or key != key.strip("."):
+                    text = f"{key} is not section.key; write one such as model.n_kv_head"
+                    path = ("factors", factor, level, key)
+                    problems.append(self.source.document.problem(path, text, at_key=True))
+        raise_once(problems)
 
     def patch(self, factor: str, level: str) -> dict[str, Any]:
         """Return what a level sets, with paths relative to the sweep's file resolved."""
@@ -388,7 +389,3 @@ class Sweep(SpecModel):
                     text = f"{message} (in the cell {label}; exclude it or change a level)"
                     return document.problem(("factors", factor, level, key), text)
         return self.source.base_document.problem(path, message, at_key=at_key)
-
-
-def _applied_levels(cell: SelectedCell) -> dict[str, str]:
-    return {factor: level for factor, level in cell.levels.items() if factor not in cell.off}

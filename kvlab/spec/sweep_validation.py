@@ -1,19 +1,18 @@
 """Check a sweep across its keys: that names exist, and that keys have an effect."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kvlab.errors import SpecError
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.size_matching import MATCH_FACTOR
-from kvlab.spec.spec_model import FieldMessage
+from kvlab.spec.size_config import MATCH_FACTOR
+from kvlab.spec.spec_model import Problems, suggest
 from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
 
-Problems = Iterator[FieldMessage]
+Problems = Problems
 
 
 def find_name_problems(sweep: "Sweep") -> Problems:
@@ -34,7 +33,7 @@ def find_name_problems(sweep: "Sweep") -> Problems:
         above.append(factor)
     for factor, rule in sweep.when.items():
         if factor not in sweep.factors:
-            yield f"when.{factor}", f"is not a factor; {_suggest(factor, sweep.factors)}"
+            yield f"when.{factor}", f"is not a factor; {suggest(factor, sweep.factors)}"
         yield from _find_rule_problems(sweep, f"when.{factor}", rule)
 
 
@@ -108,17 +107,16 @@ def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
         data, evaluation = cell.experiment.data, cell.experiment.evaluation
         if data.tokenizer == base.data.tokenizer or not cell.experiment.training.tokens:
             continue
-        message = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}"
+        text = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}, and"
         if evaluation.loss_bytes is None or base.evaluation.loss_bytes is None:
-            rule = "evaluation.loss_tokens scores other text for every tokenizer"
-            hint = "set evaluation.loss_bytes in its place"
+            text += " evaluation.loss_tokens scores other text for every tokenizer; set"
+            text += " evaluation.loss_bytes in its place"
         elif data.max_tokens is not None:
-            rule = "data.max_tokens takes other documents for every tokenizer"
-            hint = "set data.max_bytes in its place"
+            text += " data.max_tokens takes other documents for every tokenizer; set data.max_bytes"
+            text += " in its place"
         else:
             continue
-        error = FieldError(("data", "tokenizer"), f"{message}, and {rule}; {hint}")
-        raise SpecError([sweep.locate(error, cell.levels)])
+        raise SpecError([sweep.locate(FieldError(("data", "tokenizer"), text), cell.levels)])
 
 
 def find_zip_problems(sweep: "Sweep") -> Problems:
@@ -127,7 +125,7 @@ def find_zip_problems(sweep: "Sweep") -> Problems:
     for number, group in enumerate(sweep.zip):
         unknown = next((factor for factor in group if factor not in sweep.factors), None)
         if unknown is not None:
-            text = f"names {unknown}, which is not a factor; {_suggest(unknown, sweep.factors)}"
+            text = f"names {unknown}, which is not a factor; {suggest(unknown, sweep.factors)}"
             yield f"zip.{number}", text
             return
         if zipped & set(group) or len(set(group)) != len(group):
@@ -163,12 +161,7 @@ def find_level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> 
     """Yield every factor or level of ``levels`` that does not exist, as a problem below ``key``."""
     for factor, level in levels.items():
         if factor not in sweep.factors:
-            yield f"{key}.{factor}", f"is not a factor; {_suggest(factor, sweep.factors)}"
+            yield f"{key}.{factor}", f"is not a factor; {suggest(factor, sweep.factors)}"
         elif level not in sweep.factors[factor]:
-            hint = _suggest(level, sweep.factors[factor])
+            hint = suggest(level, sweep.factors[factor])
             yield f"{key}.{factor}", f"is not a level of {factor}; {hint}"
-
-
-def _suggest(name: str, names: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f"did you mean {near[0]}?" if near else f"use {', '.join(names)}"

@@ -9,12 +9,10 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from kvlab.spec.dtypes import MIN_GROUP, list_kv_dtypes
-from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.spec_model import (
     DecayRate,
@@ -22,10 +20,10 @@ from kvlab.spec.spec_model import (
     OneOf,
     PositiveFloat,
     PositiveInt,
+    Problems,
     SpecModel,
     TupleOf,
     normalize_level_name,
-    raise_problems,
 )
 
 
@@ -150,43 +148,34 @@ class TrainingConfig(SpecModel):
     """Checkpoints of lowest validation loss kept, also after the training.
     Unit: checkpoints. Example: 1"""
 
-    @field_validator("final_learning_rate")
+    @field_validator("final_learning_rate", "decay_tokens", "warmup_tokens")
     @classmethod
-    def _fill_final_learning_rate(cls, value: float | None, info: ValidationInfo) -> float | None:
-        if value is not None or "learning_rate" not in info.data:
-            return value
-        # rounded, so that 6e-4 gives the 6e-5 that a person would write
-        return float(f"{info.data['learning_rate'] / 10:.15g}")
+    def _fill_from_others(cls, value: float | None, info: ValidationInfo) -> float | None:
+        match info.field_name, info.data:  # without the keys that are wrong
+            case _ if value is not None:
+                return value
+            case "final_learning_rate", {"learning_rate": rate}:
+                # rounded, so that 6e-4 gives the 6e-5 that a person would write
+                return float(f"{rate / 10:.15g}")
+            case "decay_tokens", {"tokens": tokens, "schedule": "wsd"}:
+                return max(1, tokens // 5)
+            case "warmup_tokens", {"tokens": tokens}:
+                return tokens * 4 // 100
+        return None
 
-    @field_validator("decay_tokens")
-    @classmethod
-    def _fill_decay_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None or info.data.get("schedule") != "wsd" or "tokens" not in info.data:
-            return value
-        return max(1, int(info.data["tokens"]) // 5)
-
-    @field_validator("warmup_tokens")
-    @classmethod
-    def _fill_warmup_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None or "tokens" not in info.data:
-            return value
-        return int(info.data["tokens"]) * 4 // 100
-
-    @model_validator(mode="after")
-    def _check(self) -> "TrainingConfig":
-        raise_problems(self.kv.find_setting_problems())
+    def _find_problems(self) -> Problems:
+        yield from self.kv.find_setting_problems()
         if self.residual != "float32" and self.precision == "float32":
-            raise_problems([("residual", "is read only under precision: bfloat16; set that, too")])
+            yield "residual", "is read only under precision: bfloat16; set that, too"
         if self.schedule != "wsd":
             if self.decay_tokens is not None:
-                raise_problems([("decay_tokens", "is read only by schedule: wsd; remove one")])
-            return self
+                yield "decay_tokens", "is read only by schedule: wsd; remove one"
+            return
         assert self.warmup_tokens is not None, "filled in"
         assert self.decay_tokens is not None, "filled in"
         if self.tokens and self.warmup_tokens + self.decay_tokens > self.tokens:
             text = f"and warmup_tokens = {self.warmup_tokens} exceed tokens = {self.tokens}"
-            raise_problems([("decay_tokens", f"{text}; shorten one")])
-        return self
+            yield "decay_tokens", f"{text}; shorten one"
 
     @property
     def kv(self) -> KVStorage:

@@ -8,21 +8,20 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from kvlab.errors import Problem, SpecError
+from kvlab.errors import Problem
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.spec_model import (
-    FieldMessage,
     Name,
     PositiveInt,
+    Problems,
     SpecModel,
     TupleOf,
-    raise_problems,
 )
 from kvlab.spec.training_config import TrainingConfig
-from kvlab.spec.validation_errors import FieldError, list_field_errors
+from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
@@ -66,14 +65,12 @@ class TuneConfig(SpecModel):
     them.
     Example: [position]"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "TuneConfig":
+    def _find_problems(self) -> Problems:
         if len(set(self.seeds)) < len(self.seeds):
-            raise_problems([("seeds", "names a seed twice; name each once")])
-        return self
+            yield "seeds", "names a seed twice; name each once"
 
 
-def find_tune_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
+def find_tune_problems(sweep: "Sweep") -> Problems:
     """Yield what `tune` and other keys of a sweep cannot mean together."""
     if sweep.tune is None:
         return
@@ -97,12 +94,8 @@ def check_tune(sweep: "Sweep") -> None:
     """
     if sweep.tune is None:
         return
-    problems: dict[tuple[str, int, int], Problem] = {}
-    for cell in sweep.cells():
-        for problem in _find_cell_problems(sweep, sweep.tune, cell):
-            problems.setdefault((problem.file, problem.line, problem.column), problem)
-    if problems:
-        raise SpecError(list(problems.values()))
+    tune = sweep.tune
+    raise_once(p for cell in sweep.cells() for p in _find_cell_problems(sweep, tune, cell))
 
 
 def is_tuned(cell: "Cell") -> bool:
@@ -140,27 +133,24 @@ def _find_cell_problems(sweep: "Sweep", tune: TuneConfig, cell: "Cell") -> Itera
             path = ("factors", factor, level, TUNED_KEY)
             yield sweep.source.document.problem(path, f"{text}; remove one")
     if not training.steps:
-        text = (
-            f"training.tokens = {training.tokens} trains nothing, so no rate is better; remove tune"
-        )
-        yield sweep.locate(FieldError(("training", "tokens"), text), cell.levels)
-    elif tune.tokens is not None:
-        yield from _find_token_problems(sweep, tune.tokens, cell)
+        text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
+        error = FieldError(("training", "tokens"), f"{text}; remove tune")
+        yield sweep.locate(error, cell.levels)
+    elif tune.tokens is not None and (text := _find_token_problem(tune.tokens, cell.experiment)):
+        message = f"tune.tokens = {tune.tokens} {text}"
+        yield sweep.source.document.problem(("tune", "tokens"), message)
 
 
-def _find_token_problems(sweep: "Sweep", tokens: int, cell: "Cell") -> Iterator[Problem]:
-    """Yield why a cell cannot be tuned with these tokens."""
-    training, at = cell.experiment.training, ("tune", "tokens")
-    text = ""
+def _find_token_problem(tokens: int, experiment: Experiment) -> str:
+    """Return why a cell cannot be tuned with these tokens; empty if it can."""
+    training = experiment.training
     if tokens >= training.tokens:
-        text = f"is not below training.tokens = {training.tokens}; leave it out to train as many"
-    elif tokens < training.batch_tokens:
-        text = f"is less than a step of training.batch_tokens = {training.batch_tokens}"
-    else:
-        try:
-            with_learning_rate(cell.experiment, training.learning_rate, tokens)
-        except ValidationError as error:
-            reason = list_field_errors(error, TrainingConfig, {"tokens": tokens})[0].message
-            text = f"does not fit the recipe: {reason}"
-    if text:
-        yield sweep.source.document.problem(at, f"tune.tokens = {tokens} {text}")
+        return f"is not below training.tokens = {training.tokens}; leave it out to train as many"
+    if tokens < training.batch_tokens:
+        return f"is less than a step of training.batch_tokens = {training.batch_tokens}"
+    try:
+        with_learning_rate(experiment, training.learning_rate, tokens)
+    except ValidationError as error:
+        reason = list_field_errors(error, TrainingConfig, {"tokens": tokens})[0].message
+        return f"does not fit the recipe: {reason}"
+    return ""

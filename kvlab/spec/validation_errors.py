@@ -1,11 +1,13 @@
 """Convert pydantic's errors to messages: the field, its value, the rule and a hint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.spec_model import suggest
 from kvlab.spec.yaml_reader import Key
 
 Path = tuple[Key, ...]
@@ -63,7 +65,10 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         if kind == "default_factory_not_called":
             continue  # the field that the default follows has an error of its own
         if "rules" in context:
-            errors += _list_rule_errors(path, context["rules"], data)
+            for name, message in context["rules"]:  # of `raise_problems`, in the section at path
+                keys = (int(key) if key.isdecimal() else key for key in name.split(".") if key)
+                field = (*path, *keys)
+                errors.append(FieldError(field, f"{_format_field(field, data)} {message}"))
         elif path[-1:] == ("[key]",):
             message = f"{_dotted_path(path[:-2])}: {path[-2]} {_error_message(item, context)}"
             errors.append(FieldError(path[:-1], message, at_key=True))
@@ -78,18 +83,11 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
             errors.append(FieldError(path, message))
     for path, choices in choices_by_path.items():
         options = ", ".join(dict.fromkeys(choice for choice in choices if choice))
-        hint = _did_you_mean(_value_at(path, data), options)
+        near = get_close_matches(str(_value_at(path, data)), options.split(", "), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
         message = f"{_format_field(path, data)} is not one of {options}{hint}"
         errors.append(FieldError(path, message))
     return errors
-
-
-def _list_rule_errors(path: Path, rules: list[tuple[str, str]], data: Any) -> Iterator[FieldError]:
-    """Yield what `raise_problems` raised for the section at ``path``."""
-    for name, message in rules:
-        keys = (int(key) if key.isdecimal() else key for key in name.split(".") if key)
-        field_path = (*path, *keys)
-        yield FieldError(field_path, f"{_format_field(field_path, data)} {message}")
 
 
 def _error_message(item: Any, context: dict[str, Any]) -> str:
@@ -131,6 +129,15 @@ def _value_at(path: Path, data: Any) -> Any:
     return data
 
 
+def raise_once(problems: Iterable[Problem]) -> None:
+    """Raise the first problem of each place of a file; do nothing if there are none."""
+    by_place: dict[tuple[str, int, int], Problem] = {}
+    for problem in problems:
+        by_place.setdefault((problem.file, problem.line, problem.column), problem)
+    if by_place:
+        raise SpecError(list(by_place.values()))
+
+
 def _dotted_path(path: Path) -> str:
     return ".".join(map(str, path))
 
@@ -153,17 +160,10 @@ def format_value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _did_you_mean(value: Any, options: str) -> str:
-    near = get_close_matches(str(value), options.split(", "), 1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _unknown_key_message(path: Path, root: type[BaseModel]) -> str:
     if path in _MISPLACED_KEYS:
         return f"{_dotted_path(path)} {_MISPLACED_KEYS[path]}"
-    names = sorted(_field_names_at(path[:-1], root))
-    near = get_close_matches(str(path[-1]), names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}"
+    hint = suggest(path[-1], sorted(_field_names_at(path[:-1], root)), "known keys:")
     return f"{_dotted_path(path)} is not a known key; {hint}"
 
 

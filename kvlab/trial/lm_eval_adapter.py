@@ -23,7 +23,7 @@ from kvlab.evaluate.evaluation import OnProgress, ProgressReporter
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.scoring import Pair, score_pairs
 from kvlab.model.generate import make_decoder, prefill
-from kvlab.spec.lm_eval_tasks import LmEvalTask, find_task_file
+from kvlab.spec.evaluation_config import LmEvalTask, find_task_file
 from kvlab.trial.model_targets import OpenedModel
 
 FEWSHOT_SEED = 1234

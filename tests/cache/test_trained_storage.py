@@ -14,7 +14,7 @@ from kvlab.layout import KVLayout
 from kvlab.model.attention import attend
 from kvlab.model.decode_attention import decode_stored
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.dtypes import KVStorage
 from tests.support.random_model import random_model
 from tests.support.reference_model import ReferenceModel, round_to_format
 

@@ -11,7 +11,7 @@ from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.dtypes import KVStorage
 from tests.support.compiled_steps import watch_compiled_steps
 
 MODEL = GPT(

@@ -7,7 +7,7 @@ from kvlab.errors import SpecError
 from kvlab.layout import parameter_count
 from kvlab.model import GPT
 from kvlab.spec import load_served_model
-from kvlab.spec.json_schema import json_schema
+from kvlab.spec.key_reference import json_schema
 from kvlab.spec.layer_config import POSITIONS, PositionScheme
 from tests.contracts.position_scheme_contract import PositionSchemeContract
 

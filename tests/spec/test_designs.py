@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from kvlab.spec.design import Design, DesignError
-from kvlab.spec.designs import DESIGNS
-from kvlab.spec.json_schema import json_schema
+from kvlab.spec.designs import DESIGNS, Design, DesignError
+from kvlab.spec.key_reference import json_schema
 from tests.contracts.design_contract import FACTORS, DesignContract
 from tests.support.design_requests import make_request
 from tests.support.spec_files import load_sweep_text, sweep_errors

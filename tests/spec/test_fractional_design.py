@@ -5,8 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from kvlab.spec.design import DesignError
-from kvlab.spec.designs import DESIGNS
+from kvlab.spec.designs import DESIGNS, DesignError
 from tests.support.design_requests import make_request
 
 FRACTIONAL = DESIGNS["fractional"]

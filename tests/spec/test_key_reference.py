@@ -7,8 +7,7 @@ import yaml
 
 from kvlab.cli.main import main
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.spec.json_schema import json_schema
-from kvlab.spec.key_reference import format_key_reference, list_key_sections
+from kvlab.spec.key_reference import format_key_reference, json_schema, list_key_sections
 
 KEYS = {
     f"{kind} {key.path}": (kind, key)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvlab.spec import ModelConfig
 from kvlab.spec.flops import forward_flops, parameter_count
-from kvlab.spec.size_matching import SIZES, find_matching_width
+from kvlab.spec.size_config import SIZES, find_matching_width
 from kvlab.sweep import plan
 from tests.support.spec_files import load_sweep_text, sweep_errors
 from tests.support.stub_trials import identify

@@ -19,8 +19,8 @@ import torch
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.eviction_config import EvictConfig
 from kvlab.spec.experiment import ServedModel
+from kvlab.spec.serving_config import EvictConfig
 from tests.support.reference_model import ReferenceModel, read_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvlab.spec.design import Axis, DesignRequest
+from kvlab.spec.designs import Axis, DesignRequest
 
 
 def make_request(*sizes: int, **options: Any) -> DesignRequest:

@@ -8,7 +8,7 @@ from kvlab.data import load_tokenizer
 from kvlab.errors import DataError, UsageError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.lm_eval_tasks import LmEvalTask
+from kvlab.spec.evaluation_config import LmEvalTask
 from kvlab.trial.lm_eval_adapter import TextScorer, harness_model, run_tasks
 from kvlab.trial.model_targets import OpenedModel
 from tests.support.compiled_steps import watch_compiled_steps

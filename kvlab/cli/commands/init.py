@@ -9,7 +9,7 @@ from pathlib import Path
 from kvlab.cli.shared_arguments import add_json
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.spec.json_schema import json_schema
+from kvlab.spec.key_reference import json_schema
 
 _INSTALLED_NAMES = {"gitignore": ".gitignore"}
 """Name in the package -> name in the new folder. A .gitignore would act on the package itself."""

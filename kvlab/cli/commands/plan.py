@@ -23,8 +23,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
 from kvlab.spec import Sweep
-from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters
-from kvlab.spec.size_matching import describe_matching
+from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store

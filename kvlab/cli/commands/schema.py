@@ -4,8 +4,7 @@ import argparse
 import json
 
 from kvlab.errors import UsageError
-from kvlab.spec.json_schema import JSON_SCHEMA_DRAFT, json_schema
-from kvlab.spec.key_reference import format_key_reference
+from kvlab.spec.key_reference import JSON_SCHEMA_DRAFT, format_key_reference, json_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from kvlab.report.formatting import format_signed
 from kvlab.report.record_warnings import list_confounds
 from kvlab.report.table_columns import name_aliases
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.size_matching import MATCH_FACTOR, SIZES
+from kvlab.spec.size_config import MATCH_FACTOR, SIZES
 
 
 def report_factors(study: Study) -> Section:

@@ -23,7 +23,7 @@ from kvlab.report.table_columns import (
     simultaneous_column,
     verdict_cell,
 )
-from kvlab.spec.size_matching import MATCH_FACTOR, SIZES
+from kvlab.spec.size_config import MATCH_FACTOR, SIZES
 from kvlab.store.metrics import METRICS
 
 

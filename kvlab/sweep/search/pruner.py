@@ -1,4 +1,4 @@
-"""Prune the trainings of a search at rungs; see `kvlab.spec.pruning_config` for the rules.
+"""Prune the trainings of a search at rungs; see `kvlab.spec.search_config` for the rules.
 
 Successive halving is asynchronous: algorithm 2 of Li et al. (2020), "A System for Massively
 Parallel Hyperparameter Tuning". The median rule is that of Optuna's ``MedianPruner``.
@@ -10,7 +10,7 @@ chance. Trials that share a training count once at a rung.
 from collections.abc import Sequence
 from statistics import median
 
-from kvlab.spec.pruning_config import PruningConfig
+from kvlab.spec.search_config import PruningConfig
 from kvlab.sweep.search.search_history import Suggestion
 
 

@@ -8,7 +8,7 @@ from kvlab.data.text_source import TextSource
 from kvlab.errors import SpecError
 from kvlab.spec import DataConfig, load_experiment
 from kvlab.spec.data_config import SOURCES, SourceEntry
-from kvlab.spec.json_schema import json_schema
+from kvlab.spec.key_reference import json_schema
 from tests.contracts.source_contract import SourceContract
 
 EXPERIMENT = """\

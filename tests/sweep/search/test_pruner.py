@@ -8,8 +8,7 @@ import pytest
 
 from kvlab.errors import Paused, SpecError, UsageError
 from kvlab.spec import load_sweep
-from kvlab.spec.pruning_config import PruningConfig
-from kvlab.spec.search_config import SearchConfig
+from kvlab.spec.search_config import PruningConfig, SearchConfig
 from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan

@@ -1,17 +1,165 @@
-"""`fractional:N`: one cell in N of two-level factors, as a regular fraction 2^(k-p), N = 2^p.
+"""Designs: which combinations of levels a sweep trains.
 
-p factors are *generated*: each is set by the product of some of the others. Effects are then
+A design works on *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is
+one factor, or several that are zipped and so move together. `DESIGNS` is the table: a new design
+is a function and a line there.
+
+`fractional:N` keeps one cell in N of two-level factors, as a regular fraction 2^(k-p), N = 2^p. p
+factors are *generated*: each is set by the product of some of the others. Effects are then
 aliased: a contrast measures the sum of several effects, and the notes say which. Generators that
 are not written are chosen for the highest resolution, then for the fewest short words (minimum
 aberration; Box and Hunter 1961, Fries and Hunter 1980). The fraction is the one that holds the
 baseline.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
 
-from kvlab.spec.design import Design, DesignError, DesignRequest, Positions
+Positions = tuple[int, ...]
+"""One cell: a position on every axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies; ``points`` are its levels by factor, the baseline's first."""
+
+    factors: tuple[str, ...]
+    points: tuple[Mapping[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.factors)
+
+
+@dataclass(frozen=True)
+class DesignRequest:
+    """What a design selects cells from.
+
+    Attributes:
+        target: for every axis the position of its reduction, None where several could be meant.
+        cells: as written in `cells`, every axis left out at its baseline.
+        fraction: 4 in ``fractional:4``, else 1.
+        generators: an axis -> the axes whose product sets it; empty to have them chosen.
+    """
+
+    axes: tuple[Axis, ...]
+    target: tuple[int | None, ...] = ()
+    cells: tuple[Positions, ...] = ()
+    fraction: int = 1
+    generators: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def baseline(self) -> Positions:
+        return (0,) * len(self.axes)
+
+    def reductions(self) -> list[tuple[int, int]]:
+        """Return every axis that has more than its baseline, with its target position.
+
+        Raises:
+            DesignError: an axis has several levels beside the baseline and no target.
+        """
+        reductions = []
+        for index, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
+            if position is None:
+                others = [point[axis.factors[0]] for point in axis.points[1:]]
+                text = f"must name the level of {axis.factors[0]} that is the reduction"
+                raise DesignError("target", f"{text}: {' or '.join(others)}")
+            if position:
+                reductions.append((index, position))
+        return reductions
+
+    def change_baseline(self, changes: Mapping[int, int]) -> Positions:
+        """Return the baseline with some axes, by index, at other positions."""
+        return tuple(changes.get(index, 0) for index in range(len(self.axes)))
+
+
+class DesignError(Exception):
+    """A design is impossible: the field at fault, the rule and what to do about it."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field, self.message = field, message
+
+
+@dataclass(frozen=True)
+class Design:
+    """One member of the family.
+
+    Attributes:
+        title: as the report names it.
+        positions: the function that gives the cells, the baseline among them; a cell may come
+            twice.
+        notes: the function that gives remarks for the report, such as which effects are aliased.
+        keys: the keys of a sweep that this design reads and others do not.
+        arguments: the numbers that may follow its name and a colon; empty if it takes none.
+        can_be_filtered: whether it stays valid if cells are excluded or merged.
+    """
+
+    title: str
+    positions: Callable[[DesignRequest], Iterator[Positions]]
+    notes: Callable[[DesignRequest], tuple[str, ...]] = lambda _request: ()
+    keys: frozenset[str] = frozenset()
+    arguments: tuple[int, ...] = ()
+    can_be_filtered: bool = True
+
+
+def full_factorial(request: DesignRequest) -> Iterator[Positions]:
+    """Yield every combination."""
+    return product(*(range(len(axis.points)) for axis in request.axes))
+
+
+def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, and each other level alone."""
+    yield request.baseline
+    for index, axis in enumerate(request.axes):
+        for position in range(1, len(axis.points)):
+            yield request.change_baseline({index: position})
+
+
+def baseline_alone(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, which all others are compared with; for more seeds of it."""
+    yield request.baseline
+
+
+def leave_one_out(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, all reductions together, and all but each one."""
+    reductions = dict(request.reductions())
+    yield request.baseline
+    yield request.change_baseline(reductions)
+    for left_out in reductions:
+        yield request.change_baseline({i: p for i, p in reductions.items() if i != left_out})
+
+
+def cumulative(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, then one more reduction each time, in the order of the factors."""
+    reductions = request.reductions()
+    for count in range(len(reductions) + 1):
+        yield request.change_baseline(dict(reductions[:count]))
+
+
+def pairwise(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, each other level alone, and every two of them together.
+
+    These are the fewest cells that show every interaction of two factors against the baseline.
+    """
+    yield from one_factor_at_a_time(request)
+    levels = [(index, range(1, len(axis.points))) for index, axis in enumerate(request.axes)]
+    for (first, first_levels), (second, second_levels) in combinations(levels, 2):
+        for one, other in product(first_levels, second_levels):
+            yield request.change_baseline({first: one, second: other})
+
+
+def hand_picked(request: DesignRequest) -> Iterator[Positions]:
+    """Yield the baseline, and the cells that `cells` lists."""
+    if not request.cells:
+        raise DesignError("design", "needs `cells:`; list at least one, as in - {heads: mqa}")
+    yield request.baseline
+    yield from request.cells
+
+
+# Fractions
 
 Word = frozenset[int]
 """Axes whose product is constant over the fraction; its sign is `_sign`."""
@@ -171,11 +319,38 @@ def _format_word(word: Word, names: Sequence[str]) -> str:
     return "*".join(names[axis] for axis in sorted(word))
 
 
-FRACTIONAL = Design(
-    "fractional factorial",
-    fractional_factorial,
-    describe_aliasing,
-    keys=frozenset({"generators"}),
-    arguments=(2, 4, 8, 16, 32, 64),
-    can_be_filtered=False,
-)
+DESIGNS: dict[str, Design] = {
+    "full": Design("full factorial", full_factorial),
+    "one_factor": Design("one-factor-at-a-time", one_factor_at_a_time),
+    "baseline": Design("baseline alone", baseline_alone),
+    "leave_one_out": Design("leave-one-out", leave_one_out, keys=frozenset({"target"})),
+    "cumulative": Design("cumulative", cumulative, keys=frozenset({"target"})),
+    "pairwise": Design("pairwise", pairwise),
+    "cells": Design("hand-picked", hand_picked, keys=frozenset({"cells"})),
+    "fractional": Design(
+        "fractional factorial",
+        fractional_factorial,
+        describe_aliasing,
+        keys=frozenset({"generators"}),
+        arguments=(2, 4, 8, 16, 32, 64),
+        can_be_filtered=False,
+    ),
+}
+
+
+def design_pattern() -> str:
+    """Return the regular expression of `design`."""
+    names = (
+        f"{name}:({'|'.join(map(str, design.arguments))})" if design.arguments else name
+        for name, design in DESIGNS.items()
+    )
+    return f"^({'|'.join(names)})$"
+
+
+def describe_designs() -> str:
+    """Return the names of all designs, as an error message lists them."""
+    names = []
+    for name, design in DESIGNS.items():
+        first, *others = design.arguments or ("",)
+        names.append(f"{name}:{first} ({', '.join(map(str, others[:2]))}, ...)" if first else name)
+    return ", ".join(names)
