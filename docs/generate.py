@@ -12,8 +12,7 @@ from kvlab.cli.commands import COMMANDS
 from kvlab.cli.commands.metrics import format_markdown
 from kvlab.cli.main import build_parser
 from kvlab.sharing import PATTERNS, owner_map
-from kvlab.spec.designs import Axis, DesignRequest, Positions
-from kvlab.spec.designs import DESIGNS
+from kvlab.spec.designs import DESIGNS, Axis, DesignRequest, Positions
 from kvlab.spec.key_reference import format_key_reference
 from kvlab.store.metrics import METRICS
 
