@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvlab.spec.designs import DESIGNS, Axis, Design, DesignError, DesignRequest, Positions
+from kvlab.spec.designs import DESIGNS, Axis, DesignError, DesignRequest, Positions
 from kvlab.spec.size_config import MATCH_FACTOR
 
 if TYPE_CHECKING:
@@ -90,11 +90,16 @@ def select_cells(sweep: "Sweep") -> Selection:
     designed: set[Positions] = set()
     notes: list[str] = []
     for name, seeds in sweep.design_seeds.items():
-        design, request = _make_request(sweep, axes[:n_designed], name)
+        design = DESIGNS[name.partition(":")[0]]
+        request = _make_request(sweep, axes[:n_designed], name.partition(":")[2])
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
             text = f"{name} is valid only as a whole; remove exclude and when"
             raise DesignError("design", text)
-        for positions in _limit_positions(design, request, crossed):
+        positions_of_cells = ((*p, *more) for p in design.positions(request) for more in crossed)
+        for count, positions in enumerate(positions_of_cells):
+            if count == MAX_CELLS:
+                text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
+                raise DesignError("design", text)
             designed.add(positions)
             _add_cell(cells, _make_cell(sweep, axes, positions, seeds))
         notes += design.notes(request)
@@ -118,29 +123,20 @@ def _make_axes(sweep: "Sweep") -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def _make_request(
-    sweep: "Sweep", axes: tuple[Axis, ...], design: str
-) -> tuple[Design, DesignRequest]:
-    name, _, fraction = design.partition(":")
-    request = DesignRequest(
-        axes,
-        target=tuple(_target_position(axis, sweep.target) for axis in axes),
-        cells=tuple(
-            _positions_of_levels(axes, cell, f"cells.{n}")
-            for n, cell in enumerate(sweep.listed_cells)
-        ),
-        fraction=int(fraction or 1),
-        generators=sweep.generators,
+def _make_request(sweep: "Sweep", axes: tuple[Axis, ...], fraction: str) -> DesignRequest:
+    targets: list[int | None] = []
+    for axis in axes:
+        named = {factor: sweep.target[factor] for factor in axis.factors if factor in sweep.target}
+        if named:
+            targets.append(_find_position(axis, named, "target"))
+        else:  # with several levels beside the baseline's, any of them could be meant
+            targets.append(len(axis.points) - 1 if len(axis.points) <= 2 else None)
+    cells = [
+        _positions_of_levels(axes, cell, f"cells.{n}") for n, cell in enumerate(sweep.listed_cells)
+    ]
+    return DesignRequest(
+        axes, tuple(targets), tuple(cells), int(fraction or 1), generators=sweep.generators
     )
-    return DESIGNS[name], request
-
-
-def _target_position(axis: Axis, target: Levels) -> int | None:
-    """Return the position of the axis's reduction; None if several levels could be meant."""
-    named = {factor: target[factor] for factor in axis.factors if factor in target}
-    if named:
-        return _find_position(axis, named, "target")
-    return len(axis.points) - 1 if len(axis.points) <= 2 else None
 
 
 def _positions_of_levels(axes: Sequence[Axis], levels: Levels, key: str) -> Positions:
@@ -156,18 +152,6 @@ def _find_position(axis: Axis, levels: Levels, key: str) -> int:
             return position
     text = f"names levels of {axis.name} that are never together in the zip; name one of them"
     raise DesignError(key, text)
-
-
-def _limit_positions(
-    design: Design, request: DesignRequest, crossed: Sequence[Positions]
-) -> Iterator[Positions]:
-    """Yield every cell of the design, followed by each of the positions that it is crossed with."""
-    cells = ((*cell, *more) for cell in design.positions(request) for more in crossed)
-    for count, positions in enumerate(cells):
-        if count == MAX_CELLS:
-            text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
-            raise DesignError("design", text)
-        yield positions
 
 
 def _make_cell(
@@ -216,7 +200,11 @@ def _count_when(
 def _exclude_cells(sweep: "Sweep", cells: CellsByLevels, total: int) -> Iterator[RuleEffect]:
     excluded: set[tuple[str, ...]] = set()
     for number, rule in enumerate(sweep.exclude, 1):
-        matched = {key for key, cell in cells.items() if _matches_rule(rule, cell)}
+        matched = {
+            key
+            for key, cell in cells.items()
+            if all(f not in cell.off and cell.levels[f] in levels for f, levels in rule.items())
+        }
         text, changed = _format_rule(rule), len(matched - excluded)
         yield RuleEffect(f"exclude {number}", text, changed, len(matched), total)
         excluded |= matched
@@ -229,32 +217,22 @@ def _include_cells(
 ) -> Iterator[RuleEffect]:
     for number, rule in enumerate(sweep.include, 1):
         key = f"include.{number - 1}"
-        combinations = _expand_rule(rule)
+        combinations: list[dict[str, str]] = [{}]
+        for factor, levels in rule.items():
+            combinations = [{**cell, factor: level} for cell in combinations for level in levels]
+            if len(combinations) > MAX_CELLS:
+                text = f"adds more than {MAX_CELLS:,} cells; write fewer levels"
+                raise DesignError("include", text)
         added = 0
-        for levels in combinations:
-            positions = _positions_of_levels(axes, levels, key)
+        for named in combinations:
+            positions = _positions_of_levels(axes, named, key)
             cell = _make_cell(sweep, axes, positions, sweep.all_seeds)
-            off = next((f for f in levels if f in cell.off), None)
+            off = next((f for f in named if f in cell.off), None)
             if off is not None:
                 text = f"sets {off}, which `when` switches off there; leave it out"
                 raise DesignError(key, text)
             added += _add_cell(cells, cell)
         yield RuleEffect(f"include {number}", _format_rule(rule), added, len(combinations), total)
-
-
-def _expand_rule(rule: LevelRule) -> list[dict[str, str]]:
-    """Return the levels of a cell for every combination of a rule's levels."""
-    cells: list[dict[str, str]] = [{}]
-    for factor, levels in rule.items():
-        cells = [{**cell, factor: level} for cell in cells for level in levels]
-        if len(cells) > MAX_CELLS:
-            raise DesignError("include", f"adds more than {MAX_CELLS:,} cells; write fewer levels")
-    return cells
-
-
-def _matches_rule(rule: LevelRule, cell: SelectedCell) -> bool:
-    """Return whether a cell has one of the rule's levels of each factor that it names."""
-    return all(f not in cell.off and cell.levels[f] in levels for f, levels in rule.items())
 
 
 def _format_rule(rule: LevelRule) -> str:

@@ -196,39 +196,26 @@ def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
     """
     words = _defining_relation(_get_generators(request))
     names = [axis.name for axis in request.axes]
-    constant = " = ".join(_format_signed(word, names) for word in words)
-    lines = [f"resolution {_format_resolution(words)}; defining relation: I = {constant}"]
+    constant = " = ".join(_sign(word) + _format_word(word, names) for word in words)
+    shortest = min(map(len, words))  # the resolution (Box and Hunter 1961)
+    resolution = _ROMAN[shortest] if shortest < len(_ROMAN) else shortest
+    lines = [f"resolution {resolution}; defining relation: I = {constant}"]
     for size in (1, 2):
         for effect in map(frozenset, combinations(range(len(names)), size)):
+            signs = {effect ^ word: _sign(word) for word in words}
             aliases = [
-                (effect ^ word, _sign(word)) for word in words if _is_named(effect, effect ^ word)
+                alias
+                for alias in sorted(signs, key=lambda alias: (len(alias), sorted(alias)))
+                if size < len(alias) <= 3 or (len(alias) == size and sorted(effect) < sorted(alias))
             ]
-            if aliases:
-                listed = _format_aliases(aliases, names)
-                lines.append(f"{_format_word(effect, names)} is aliased with {listed}")
+            count = sum(len(alias) < 3 for alias in aliases) + MAX_NAMED
+            listed = [signs[alias] + _format_word(alias, names) for alias in aliases[:count]]
+            if len(aliases) > count:
+                listed.append(f"and {len(aliases) - count} more of three factors")
+            if listed:
+                effect_name = _format_word(effect, names)
+                lines.append(f"{effect_name} is aliased with {', '.join(listed)}")
     return tuple(lines)
-
-
-def _format_resolution(words: list[Word]) -> str:
-    """Return the length of the shortest word as a Roman numeral (Box and Hunter 1961)."""
-    shortest = min(map(len, words))
-    return _ROMAN[shortest] if shortest < len(_ROMAN) else str(shortest)
-
-
-def _is_named(effect: Word, alias: Word) -> bool:
-    if len(alias) == len(effect):
-        return sorted(effect) < sorted(alias)
-    return len(effect) < len(alias) <= 3
-
-
-def _format_aliases(aliases: list[tuple[Word, str]], names: Sequence[str]) -> str:
-    """Return all aliases of up to two factors, and up to `MAX_NAMED` of three."""
-    aliases.sort(key=lambda alias: (len(alias[0]), sorted(alias[0])))
-    count = sum(len(word) < 3 for word, _ in aliases) + MAX_NAMED
-    texts = [f"{sign}{_format_word(word, names)}" for word, sign in aliases[:count]]
-    if len(aliases) > count:
-        texts.append(f"and {len(aliases) - count} more of three factors")
-    return ", ".join(texts)
 
 
 def _get_generators(request: DesignRequest) -> dict[int, Word]:
@@ -285,16 +272,15 @@ def _choose_generators(count: int, generated: int) -> dict[int, Word]:
         text = f"has too many fractions of {count} factors to choose from; write generators"
         raise DesignError("design", text)
     last = range(count - generated, count)
-    candidates = (
-        dict(zip(last, words, strict=True)) for words in combinations(products, generated)
-    )
-    return min(candidates, key=_aberration)
 
+    def aberration(
+        generators: dict[int, Word],
+    ) -> list[int]:  # words of each length, shortest first
+        lengths = [len(word) for word in _defining_relation(generators)]
+        return [lengths.count(length) for length in range(1, max(lengths) + 1)]
 
-def _aberration(generators: dict[int, Word]) -> list[int]:
-    """Return the number of words of each length, shortest first: less is better."""
-    lengths = [len(word) for word in _defining_relation(generators)]
-    return [lengths.count(length) for length in range(1, max(lengths) + 1)]
+    chosen = combinations(products, generated)
+    return min((dict(zip(last, words, strict=True)) for words in chosen), key=aberration)
 
 
 def _defining_relation(generators: dict[int, Word]) -> list[Word]:
@@ -309,10 +295,6 @@ def _defining_relation(generators: dict[int, Word]) -> list[Word]:
 def _sign(word: Word) -> str:
     """Return the sign of a word: the baseline, with every axis at -1, is in the fraction."""
     return "-" if len(word) % 2 else "+"
-
-
-def _format_signed(word: Word, names: Sequence[str]) -> str:
-    return f"{_sign(word)}{_format_word(word, names)}"
 
 
 def _format_word(word: Word, names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import (
 )
 
 from kvlab.errors import Problem
+from kvlab.spec import sweep_validation as rules
 from kvlab.spec.cell_selection import Selection, select_cells
 from kvlab.spec.decide_config import DecideConfig, find_claim_problems
 from kvlab.spec.designs import DESIGNS, DesignError, describe_designs, design_pattern
@@ -36,19 +38,12 @@ from kvlab.spec.size_config import (
 from kvlab.spec.spec_model import (
     Name,
     NonNegativeInt,
+    Problems,
     SpecModel,
     TextRule,
     TupleOf,
     normalize_level_name,
     raise_problems,
-)
-from kvlab.spec.sweep_validation import (
-    check_scored_text,
-    find_match_problems,
-    find_name_problems,
-    find_search_problems,
-    find_unused_key_problems,
-    find_zip_problems,
 )
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
@@ -101,12 +96,10 @@ class ReportConfig(SpecModel):
     """Names of sections, in order.
     Default: all that have something to say. Example: [answer, effects, pareto]"""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ReportConfig":
+    def _find_problems(self) -> Problems:
         names = self.sections or ()
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise_problems(("sections", f"names {name} twice; name each once") for name in repeated)
-        return self
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield "sections", f"names {name} twice; name each once"
 
 
 @dataclass(frozen=True)
@@ -247,23 +240,32 @@ class Sweep(SpecModel):
         factors = info.data.get("factors", {})
         return {**{factor: next(iter(levels)) for factor, levels in factors.items()}, **baseline}
 
-    @model_validator(mode="after")
-    def _check(self) -> "Sweep":
-        raise_problems(find_search_problems(self, SEARCH_FACTOR))
-        raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
-        raise_problems([*find_match_problems(self), *find_tune_problems(self)])
-        raise_problems(find_zip_problems(self))
-        raise_problems(find_size_problems(self))
-        raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
-        raise_problems(find_scale_problems(self))
+    def _find_problems(self) -> Problems:
+        steps = (  # each relies on those before it
+            rules.find_search_problems(self, SEARCH_FACTOR),
+            chain(rules.find_name_problems(self), rules.find_unused_key_problems(self)),
+            chain(rules.find_match_problems(self), find_tune_problems(self)),
+            rules.find_zip_problems(self),
+            find_size_problems(self),
+            find_claim_problems(self.decide, self.factors, self.baseline),
+            find_scale_problems(self),
+            self._find_selection_problems(),
+        )
+        for step in steps:
+            problems = list(step)
+            yield from problems
+            if problems:
+                return
+
+    def _find_selection_problems(self) -> Problems:
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:
-            raise_problems([(error.field, error.message)])
+            yield error.field, error.message
+            return
         if not baseline or baseline[0].levels != self.baseline:
             text = "drops the baseline cell, which every delta needs; narrow the rule"
-            raise_problems([("exclude", text)])
-        return self
+            yield "exclude", text
 
     def with_source(self, source: SweepSource) -> "Sweep":
         """Return a copy that knows where it was read from, with every cell checked.
@@ -277,7 +279,7 @@ class Sweep(SpecModel):
         sweep._check_patch_keys()
         sweep._cells = match_sizes(sweep, sweep._make_cells())
         check_sizes(sweep, sweep._cells)
-        check_scored_text(sweep, sweep._cells)
+        rules.check_scored_text(sweep, sweep._cells)
         return sweep
 
     @property

@@ -60,8 +60,9 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
     choices_by_path: dict[Path, list[str]] = {}
     for item in error.errors(include_url=False):
         path, kind = tuple(item["loc"]), item["type"]
+        dotted = ".".join(map(str, path))
         context: dict[str, Any] = dict(item.get("ctx", {}))
-        existing = _existing_prefix(path, data)
+        existing, _ = _find_value(path, data)
         if kind == "default_factory_not_called":
             continue  # the field that the default follows has an error of its own
         if "rules" in context:
@@ -70,23 +71,27 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
                 field = (*path, *keys)
                 errors.append(FieldError(field, f"{_format_field(field, data)} {message}"))
         elif path[-1:] == ("[key]",):
-            message = f"{_dotted_path(path[:-2])}: {path[-2]} {_error_message(item, context)}"
+            section = ".".join(map(str, path[:-2]))
+            message = f"{section}: {path[-2]} {_error_message(item, context)}"
             errors.append(FieldError(path[:-1], message, at_key=True))
         elif kind == "extra_forbidden":
-            errors.append(FieldError(path, _unknown_key_message(path, root), at_key=True))
+            hint = suggest(path[-1], sorted(_field_names_at(path[:-1], root)), "known keys:")
+            text = _MISPLACED_KEYS.get(path, f"is not a known key; {hint}")
+            errors.append(FieldError(path, f"{dotted} {text}", at_key=True))
         elif kind == "missing":
-            errors.append(FieldError(path[:-1], f"{_dotted_path(path)} is missing; add it"))
-        elif existing != path or kind == "literal_error":
+            errors.append(FieldError(path[:-1], f"{dotted} is missing; add it"))
+        elif kind == "literal_error" or (existing != path and kind != "text_rule"):
             choices_by_path.setdefault(existing, []).append(_describe_choice(kind, context))
         else:
-            message = f"{_format_field(path, data)} {_error_message(item, context)}"
-            errors.append(FieldError(path, message))
+            message = f"{_format_field(existing, data)} {_error_message(item, context)}"
+            errors.append(FieldError(existing, message))
     for path, choices in choices_by_path.items():
-        options = ", ".join(dict.fromkeys(choice for choice in choices if choice))
-        near = get_close_matches(str(_value_at(path, data)), options.split(", "), 1)
+        options = ", ".join(dict.fromkeys(choice for choice in choices if choice)).split(", ")
+        near = get_close_matches(str(_find_value(path, data)[1]), options, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        message = f"{_format_field(path, data)} is not one of {options}{hint}"
-        errors.append(FieldError(path, message))
+        are_types = options == ["text", "a mapping"]
+        rule = " or ".join(options) if are_types else f"one of {', '.join(options)}"
+        errors.append(FieldError(path, f"{_format_field(path, data)} is not {rule}{hint}"))
     return errors
 
 
@@ -103,30 +108,24 @@ def _describe_choice(kind: str, context: dict[str, Any]) -> str:
     if kind == "none_required":
         return "null"
     choices = {"int_type": "a whole number", "int_from_float": "a whole number",
-               "float_type": "a number", "string_type": "text",
+               "float_type": "a number", "string_type": "text", "dict_type": "a mapping",
                "greater_than_equal": f"a number of at least {context.get('ge')}",
                "less_than_equal": f"a number of at most {context.get('le')}"}  # fmt: skip
     return choices.get(kind, "")
 
 
-def _existing_prefix(path: Path, data: Any) -> Path:
-    """Return the part of a pydantic location that is in the data; unions append branch names."""
+def _find_value(path: Path, data: Any) -> tuple[Path, Any]:
+    """Return the part of a pydantic location that is in the data, and the value there.
+
+    Unions append the names of their branches to a location.
+    """
     for depth, key in enumerate(path):
         is_key = isinstance(data, dict) and key in data
         is_index = isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)
         if not is_key and not is_index:
-            return path[:depth]
+            return path[:depth], None
         data = data[key]
-    return path
-
-
-def _value_at(path: Path, data: Any) -> Any:
-    for key in path:
-        try:
-            data = data[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data
+    return path, data
 
 
 def raise_once(problems: Iterable[Problem]) -> None:
@@ -138,16 +137,11 @@ def raise_once(problems: Iterable[Problem]) -> None:
         raise SpecError(list(by_place.values()))
 
 
-def _dotted_path(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
 def _format_field(path: Path, data: Any) -> str:
     """Return ``model.n_head = 5``; without a value if the data have none."""
-    value = _value_at(path, data)
-    if value is None and _existing_prefix(path, data) != path:
-        return _dotted_path(path)
-    return f"{_dotted_path(path)} = {format_value(value)}"
+    existing, value = _find_value(path, data)
+    dotted = ".".join(map(str, path))
+    return f"{dotted} = {format_value(value)}" if existing == path else dotted
 
 
 def format_value(value: Any) -> str:
@@ -158,13 +152,6 @@ def format_value(value: Any) -> str:
         return str(value).lower()
     text = str(value).replace("\n", " ") if not isinstance(value, dict) else "{...}"
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _unknown_key_message(path: Path, root: type[BaseModel]) -> str:
-    if path in _MISPLACED_KEYS:
-        return f"{_dotted_path(path)} {_MISPLACED_KEYS[path]}"
-    hint = suggest(path[-1], sorted(_field_names_at(path[:-1], root)), "known keys:")
-    return f"{_dotted_path(path)} is not a known key; {hint}"
 
 
 def _field_names_at(path: Path, root: type[BaseModel]) -> Iterator[str]:
