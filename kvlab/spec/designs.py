@@ -273,9 +273,8 @@ def _choose_generators(count: int, generated: int) -> dict[int, Word]:
         raise DesignError("design", text)
     last = range(count - generated, count)
 
-    def aberration(
-        generators: dict[int, Word],
-    ) -> list[int]:  # words of each length, shortest first
+    def aberration(generators: dict[int, Word]) -> list[int]:
+        """Return the number of words of each length, shortest first: less is better."""
         lengths = [len(word) for word in _defining_relation(generators)]
         return [lengths.count(length) for length in range(1, max(lengths) + 1)]
 

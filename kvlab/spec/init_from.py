@@ -77,14 +77,11 @@ def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
     """Return whether following the sources from ``cell`` leads back to a cell."""
     visited: set[CellKey] = set()
     current: Cell | None = cell
-    while current is not None:
-        key = cell_key(current.levels)
-        if key in visited:
-            return True
-        visited.add(key)
+    while current is not None and cell_key(current.levels) not in visited:
+        visited.add(cell_key(current.levels))
         levels = get_source_levels(current)
         current = None if levels is None else cells.get(cell_key(levels))
-    return False
+    return current is not None
 
 
 def _find_incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:

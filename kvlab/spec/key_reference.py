@@ -6,7 +6,6 @@ and an example. Editors complete and check the files by the same, as a JSON Sche
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -75,21 +74,15 @@ def format_key_reference(kind: str) -> str:
         title = f"`{section.path}`" if section.path else f"The {kind} itself"
         lines += ["", f"## {title}", "", section.description]
         for key in section.keys:
-            lines += ["", f"### `{key.path}`", "", key.description, "", *_format_facts(key)]
+            lines += ["", f"### `{key.path}`", "", key.description, "", f"- Type: {key.type}"]
+            lines += [f"- Unit: {key.unit}"] if key.unit else []
+            lines += ["- Required" if key.default is None else f"- Default: {key.default}"]
+            if "\n" in key.example:
+                block = "\n".join(f"  {line}" for line in key.example.splitlines())
+                lines += [f"- Example:\n\n  ```yaml\n{block}\n  ```"]
+            else:
+                lines += [f"- Example: `{key.example}`"]
     return "\n".join(lines) + "\n"
-
-
-def _format_facts(key: SpecKey) -> Iterator[str]:
-    yield f"- Type: {key.type}"
-    if key.unit:
-        yield f"- Unit: {key.unit}"
-    yield f"- Default: {key.default}" if key.default is not None else "- Required"
-    if "\n" in key.example:
-        yield "- Example:\n\n  ```yaml"
-        yield from (f"  {line}" for line in key.example.splitlines())
-        yield "  ```"
-    else:
-        yield f"- Example: `{key.example}`"
 
 
 def _walk_section(
@@ -117,67 +110,41 @@ def _walk_section(
         example = _write_yaml(write(name, field["examples"][0]))
         kind, unit = _describe_type(field, definitions), field.get("unit", "")
         keys.append(SpecKey(f"{prefix}{name}", field["description"], kind, unit, default, example))
-    yield KeySection(path, _format_docstring(schema["description"]), tuple(keys))
+    paragraphs = (" ".join(part.split()) for part in schema["description"].split("\n\n"))
+    yield KeySection(path, "\n\n".join(paragraphs).replace("``", "`"), tuple(keys))
     for name, field in schema["properties"].items():
-        inner = _find_inner_section(field, f"{prefix}{name}")
+        inner = _find_inner_section(field)
         if inner is not None:
-            section = definitions[inner.definition]
-            inner_context = inner.example if section.get("required") else {}
-            yield from _walk_section(
-                section,
-                definitions,
-                inner.path,
-                inner_context,
-                partial(_write_inside, write, name, inner.place),
-            )
+            reference, suffix, example = inner
+            section = definitions[reference.rpartition("/")[2]]
+            inner_context = example if section.get("required") else {}
+
+            def write_inside(keys: Any, name: str = name, suffix: str = suffix) -> Any:
+                if suffix == ".KEY":
+                    keys = {next(iter(schema["properties"][name]["examples"][0])): keys}
+                return write(name, [keys] if suffix == "[]" else keys)
+
+            inner_path = f"{prefix}{name}{suffix}"
+            yield from _walk_section(section, definitions, inner_path, inner_context, write_inside)
 
 
-def _write_inside(
-    write: Callable[[str, Any], Any], name: str, place: Callable[[Any], Any], keys: Any
-) -> Any:
-    return write(name, place(keys))
+def _find_inner_section(field: Schema) -> tuple[str, str, Mapping[str, Any]] | None:
+    """Return the section that the value of a field is, holds by name or lists; or None.
 
-
-def _put_under(name: str, keys: Any) -> Any:
-    return {name: keys}
-
-
-@dataclass(frozen=True)
-class _InnerSection:
-    """A section that is the value of a key, or one of its values.
-
-    Attributes:
-        example: of its keys.
-        place: makes a value of the key from keys of the section.
+    Returns:
+        its reference, what it adds to the path of the field, and an example of its keys.
     """
-
-    path: str
-    definition: str
-    example: Mapping[str, Any]
-    place: Callable[[Any], Any]
-
-
-def _find_inner_section(field: Schema, path: str) -> _InnerSection | None:
-    """Return the section that the value of a field is, holds by name or lists; or None."""
     example = field["examples"][0]
     for option in field.get("anyOf", [field]):
         if "$ref" in option:
-            keys = example if isinstance(example, dict) else {}
-            return _InnerSection(path, _get_name(option), keys, lambda keys: keys)
+            return option["$ref"], "", example if isinstance(example, dict) else {}
         entries = _find_entry_schema(option)
         if entries is not None and "$ref" in entries:
-            name, keys = next(iter(example.items()))
-            place = partial(_put_under, name)
-            return _InnerSection(f"{path}.KEY", _get_name(entries), keys, place)
+            return entries["$ref"], ".KEY", next(iter(example.values()))
         for item in option.get("items", {}).get("anyOf", ()):
             if "$ref" in item:
-                keys = next(entry for entry in example if isinstance(entry, dict))
-                return _InnerSection(f"{path}[]", _get_name(item), keys, lambda keys: [keys])
+                return item["$ref"], "[]", next(one for one in example if isinstance(one, dict))
     return None
-
-
-def _get_name(reference: Schema) -> str:
-    return str(reference["$ref"]).rpartition("/")[2]
 
 
 def _describe_default(field: Schema) -> str:
@@ -203,18 +170,14 @@ def _describe_type(field: Schema, definitions: Schema) -> str:
         case "array":
             return f"list[{_describe_type(field['items'], definitions)}]"
         case "object":
-            return _describe_mapping(field, definitions)
-        case "integer" | "number":
-            return _describe_number(field)
+            entries = _find_entry_schema(field)
+            if entries is None:
+                return "mapping"
+            return f"mapping[name, {_describe_type(entries, definitions)}]"
+        case "integer" | "number" as kind:
+            return _describe_number(field, "whole number" if kind == "integer" else "number")
     words = {"boolean": "`true` or `false`", "string": "text", "null": "`null`"}
     return words.get(str(field.get("type")), "any value")
-
-
-def _describe_mapping(field: Schema, definitions: Schema) -> str:
-    entries = _find_entry_schema(field)
-    if entries is None:
-        return "mapping"
-    return f"mapping[name, {_describe_type(entries, definitions)}]"
 
 
 def _find_entry_schema(mapping: Schema) -> Schema | None:
@@ -225,26 +188,16 @@ def _find_entry_schema(mapping: Schema) -> Schema | None:
     return entries
 
 
-def _describe_number(field: Schema) -> str:
+def _describe_number(field: Schema, kind: str) -> str:
     bounds = {"minimum": "at least", "exclusiveMinimum": "above",
               "maximum": "at most", "exclusiveMaximum": "below"}  # fmt: skip
+    limits = {text: field[name] for name, text in bounds.items() if name in field}
     words = [
-        f"{text} {_format_bound(field[name])}"
-        for name, text in bounds.items()
-        if name in field and abs(field[name]) < 10**15
+        f"{text} {int(limit):,}" if float(limit).is_integer() else f"{text} {limit:g}"
+        for text, limit in limits.items()
+        if abs(limit) < 10**15
     ]
-    kind = "whole number" if field["type"] == "integer" else "number"
     return " ".join([kind, " and ".join(words)]).strip()
-
-
-def _format_bound(number: float) -> str:
-    return f"{int(number):,}" if float(number).is_integer() else f"{number:g}"
-
-
-def _format_docstring(text: str) -> str:
-    """Return a docstring as Markdown: its paragraphs, each on one line."""
-    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
-    return "\n\n".join(paragraphs).replace("``", "`")
 
 
 def _write_yaml(value: Any) -> str:

@@ -45,42 +45,38 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
     beside the file; else it is a repository and stays as it is.
     """
-    if key == "data.paths" and isinstance(value, list):
-        return [_join_path(item, folder) if isinstance(item, str) else item for item in value]
-    if key == "evaluation.lm_eval" and isinstance(value, list):
-        return [_resolve_inside(item, "definition", folder) for item in value]
-    if key == "benchmark.conversations":
-        return _resolve_inside(value, "trace", folder)
-    if key == "benchmark.conversations.trace" and isinstance(value, str):
-        return _join_path(value, folder)
-    if key == "training.init_from" and isinstance(value, str) and value:
-        path = _join_path(value, folder)
-        if value.startswith((".", "/", "~")) or os.path.isdir(path):
-            return os.path.abspath(path)
+
+    def join(path: str) -> str:
+        return os.path.normpath(folder / Path(path).expanduser())
+
+    match key, value:
+        case ("data.paths", list()):
+            return [join(item) if isinstance(item, str) else item for item in value]
+        case ("evaluation.lm_eval", list()):
+            return [
+                {**item, "definition": join(item["definition"])}
+                if isinstance(item, dict) and isinstance(item.get("definition"), str)
+                else item
+                for item in value
+            ]
+        case ("benchmark.conversations", {"trace": str(trace)}):
+            return {**value, "trace": join(trace)}
+        case ("benchmark.conversations.trace", str()):
+            return join(value)
+        case ("training.init_from", str()) if value:
+            path = join(value)
+            is_path = value.startswith((".", "/", "~")) or os.path.isdir(path)
+            return os.path.abspath(path) if is_path else value
     return value
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Apply `resolve_path_value` to the sections of a whole experiment."""
-    return {
-        name: (
-            {
+    resolved = dict(data)
+    for name, section in data.items():
+        if isinstance(section, dict):
+            resolved[name] = {
                 key: resolve_path_value(f"{name}.{key}", value, folder)
                 for key, value in section.items()
             }
-            if isinstance(section, dict)
-            else section
-        )
-        for name, section in data.items()
-    }
-
-
-def _resolve_inside(section: Any, name: str, folder: Path) -> Any:
-    """Return a mapping with the path in it that ``name`` holds resolved."""
-    if isinstance(section, dict) and isinstance(section.get(name), str):
-        return {**section, name: _join_path(section[name], folder)}
-    return section
-
-
-def _join_path(path: str, folder: Path) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
+    return resolved

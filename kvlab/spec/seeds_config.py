@@ -85,10 +85,9 @@ _LIST: TypeAdapter[tuple[int, ...]] = TypeAdapter(Seeds)
 
 def _validate_seeds(value: Any, _handler: ValidatorFunctionWrapHandler) -> Any:
     """Validate a mapping as looks, anything else as seeds: an error is about one of them."""
-    is_looks = isinstance(value, dict | SeedLooks)
-    return (
-        SeedLooks.model_validate(value) if is_looks else _LIST.validate_python(value, strict=True)
-    )
+    if isinstance(value, dict | SeedLooks):
+        return SeedLooks.model_validate(value)
+    return _LIST.validate_python(value, strict=True)
 
 
 SeedsField = Annotated[Seeds | SeedLooks, WrapValidator(_validate_seeds)]

@@ -110,13 +110,12 @@ def _check_kind(document: YamlDocument, path: str | Path, wanted: str) -> None:
     keys = document.data.keys()
     if not keys & _OWN_KEYS[other] or keys & _OWN_KEYS[wanted]:
         return
-    text = f"is an {other}" if other == "experiment" else f"is a {other}"
     if wanted == "sweep":
-        hint = f"name a sweep, a file with `experiment: {Path(path).name}` and factors"
-        text = f"{text}, and a sweep belongs here; {hint}"
+        text = "is an experiment, and a sweep belongs here; name a sweep, a file with"
+        text = f"{text} `experiment: {Path(path).name}` and factors"
     else:
-        named = document.data.get("experiment")
-        text = f"{text}, and an experiment belongs here; name the one that it reads, {named}"
+        text = "is a sweep, and an experiment belongs here; name the one that it reads,"
+        text = f"{text} {document.data.get('experiment')}"
     key = next(iter(key for key in keys if key in _OWN_KEYS[other]))
     raise SpecError([document.problem((key,), text, at_key=True)])
 
@@ -128,10 +127,10 @@ def _find_level_problems(document: YamlDocument, path: str | Path) -> list[Probl
     data = {"question": "?", "design": "one_factor", **written}
     try:
         _attach_source(Sweep.model_validate(data), document, path)
-    except ValidationError:
-        return []  # the factors themselves are wrong, which is among the problems already
     except SpecError as error:
         return error.problems
+    except ValidationError:
+        pass  # the factors themselves are wrong, which is among the problems already
     return []
 
 
@@ -165,13 +164,11 @@ def _validate(
         return root.model_validate(data)
     except ValidationError as error:
         field_errors = list_field_errors(error, root, data)
-    problems: list[Problem] = []
+    problems = []
     for path, message, at_key in field_errors:
-        dotted = ".".join(map(str, path))
-        override = next((key for key in overrides if f"{dotted}.".startswith(f"{key}.")), None)
-        if override is not None:
-            written = f"{override}={format_value(overrides[override])}"
-            problems.append(Problem(written, 0, 0, message))
-        else:
-            problems.append(document.problem(path, message, at_key=at_key))
+        dotted, problem = ".".join(map(str, path)), document.problem(path, message, at_key=at_key)
+        for key, value in overrides.items():
+            if f"{dotted}.".startswith(f"{key}."):
+                problem = Problem(f"{key}={format_value(value)}", 0, 0, message)
+        problems.append(problem)
     raise SpecError(problems)

@@ -12,8 +12,6 @@ from kvlab.spec.validation_errors import FieldError
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
 
-Problems = Problems
-
 
 def find_name_problems(sweep: "Sweep") -> Problems:
     """Yield every factor or level that is named and does not exist."""

@@ -6,7 +6,6 @@ means what it shows and cannot grow when it is read. Scalars follow YAML 1.2's c
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,22 +58,21 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs stop here
-        if isinstance(event, yaml.AliasEvent):
-            raise _UnsupportedYaml(
-                event, f"alias *{event.anchor}: specs hold plain data; write it out"
-            )
-        if getattr(event, "anchor", None):
-            raise _UnsupportedYaml(
-                event, f"anchor &{event.anchor}: specs hold plain data; remove it"
-            )
-        if getattr(event, "tag", None):
-            raise _UnsupportedYaml(event, f"tag {event.tag}: specs hold plain data; remove it")
         self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise _UnsupportedYaml(event, f"more than {MAX_NODES:,} keys and values; split it")
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise _UnsupportedYaml(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")
+        problem = ""
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"alias *{event.anchor}: specs hold plain data; write it out"
+        elif getattr(event, "anchor", None):
+            problem = f"anchor &{event.anchor}: specs hold plain data; remove it"
+        elif getattr(event, "tag", None):
+            problem = f"tag {event.tag}: specs hold plain data; remove it"
+        elif self.nodes > MAX_NODES:
+            problem = f"more than {MAX_NODES:,} keys and values; split it"
+        elif self.depth > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels; flatten it"
+        if problem:
+            raise _UnsupportedYaml(event, problem)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -96,9 +94,8 @@ def read_yaml(path: str | Path) -> YamlDocument:
     try:
         raw = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
-        raise SpecError(
-            [Problem(file, 1, 1, f"cannot be read: {error.strerror}; check the path")]
-        ) from None
+        message = f"cannot be read: {error.strerror}; check the path"
+        raise SpecError([Problem(file, 1, 1, message)]) from None
     if len(raw) > MAX_BYTES:
         raise SpecError([Problem(file, 1, 1, f"is larger than {MAX_BYTES:,} bytes; split it")])
     try:
@@ -160,26 +157,17 @@ def _convert_node(
     if isinstance(node, yaml.SequenceNode):
         return [_convert_node(item, (*path, i), doc, problems) for i, item in enumerate(node.value)]
     result: dict[str, Any] = {}
-    for key, value in _mapping_items(node, doc, problems):
-        if key in result:
-            message = f"key {key!r} is duplicated here; keep one"
-            problems.append(Problem(doc.file, *_line_column(value[0]), message))
-            continue
-        doc.key_locations[(*path, key)] = _line_column(value[0])
-        result[key] = _convert_node(value[1], (*path, key), doc, problems)
-    return result
-
-
-def _mapping_items(
-    node: Any, doc: YamlDocument, problems: list[Problem]
-) -> Iterator[tuple[str, Any]]:
     for key_node, value_node in node.value:
-        if isinstance(key_node, yaml.ScalarNode) and key_node.value:
-            yield key_node.value, (key_node, value_node)
+        place, key = _line_column(key_node), key_node.value
+        if not isinstance(key_node, yaml.ScalarNode) or not key:
+            problems.append(Problem(doc.file, *place, "a key must be a plain name"))
+        elif key in result:
+            message = f"key {key!r} is duplicated here; keep one"
+            problems.append(Problem(doc.file, *place, message))
         else:
-            problems.append(
-                Problem(doc.file, *_line_column(key_node), "a key must be a plain name")
-            )
+            doc.key_locations[(*path, key)] = place
+            result[key] = _convert_node(value_node, (*path, key), doc, problems)
+    return result
 
 
 def _convert_scalar(
