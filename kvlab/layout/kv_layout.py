@@ -12,7 +12,7 @@ from functools import cached_property
 from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
-from kvlab.spec.dtypes import DTYPES, BlockRule, DType
+from kvlab.spec.dtypes import DTYPES, BlockRule
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import SCORE_BYTES, VOTE_BYTES, EvictionRule
@@ -68,8 +68,12 @@ class KVLayout:
 
     def evicts(self, layer: LayerConfig, context_length: int) -> bool:
         """Return whether the slot of such a layer drops tokens of a context."""
+        return self._find_eviction(layer, context_length) is not None
+
+    def _find_eviction(self, layer: LayerConfig, context_length: int) -> EvictionRule | None:
         rule = self.eviction
-        return rule is not None and layer.window is None and rule.drops(context_length)
+        drops = rule is not None and layer.window is None and rule.drops(context_length)
+        return rule if drops else None
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -88,8 +92,9 @@ class KVLayout:
     def slot_length(self, layer: int, context_length: int) -> int:
         """Return how many tokens of a context a layer's slot holds: all, the last ``window``, or
         those that eviction keeps."""
-        if self.eviction is not None and self.evicts(self.layers[layer], context_length):
-            return self.eviction.count_entries(context_length)
+        rule = self._find_eviction(self.layers[layer], context_length)
+        if rule is not None:
+            return rule.count_entries(context_length)
         return self.layers[layer].visible_tokens(context_length)
 
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
@@ -98,31 +103,22 @@ class KVLayout:
         Where tokens are quantized in blocks: the share of a quantized token in its block, rounded
         up.
         """
-        if self.blocks is not None:
-            if not self.blocks.quantizes(self.layers[layer].window):
-                return self._full_token_bytes(layer, dtype)
-            return -(-self._block_bytes(layer) // self.blocks.group)
-        stored = DTYPES[self.storage_dtype(dtype)]
-        vectors = self.layers[layer].stored
-        return sum(one.count * stored.vector_bytes(one.size, self.kv_group) for one in vectors)
+        if self.blocks is None:
+            return DTYPES[self.storage_dtype(dtype)].token_bytes(
+                self.layers[layer].stored, self.kv_group
+            )
+        if not self.blocks.quantizes(self.layers[layer].window):
+            return self._full_token_bytes(layer, dtype)
+        return -(-self._block_bytes(layer) // self.blocks.group)
 
     def slot_bytes(self, layer: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that a context takes in a layer's slot."""
         if self.blocks is not None:
             blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
             return blocks * self._block_bytes(layer) + full * self._full_token_bytes(layer, dtype)
-        scores = 0
-        if self.eviction is not None and self.evicts(self.layers[layer], context_length):
-            scores = self.eviction.slot_score_bytes * self.layers[layer].stored[0].count
+        rule = self._find_eviction(self.layers[layer], context_length)
+        scores = rule.slot_score_bytes * self.layers[layer].stored[0].count if rule else 0
         return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype) + scores
-
-    def _bytes_read(self, layer: int, context_length: int, dtype: str) -> int:
-        """Return the bytes that a layer reads to decode the last token of a context."""
-        rule = self.eviction
-        is_reduced = rule is not None and self.evicts(self.layers[layer], context_length)
-        if rule is not None and rule.prompt is not None and is_reduced:
-            return rule.count_held(context_length) * self.token_bytes(layer, dtype)
-        return self.slot_bytes(layer, context_length, dtype)
 
     @cached_property
     def depends_on_passes(self) -> bool:
@@ -171,8 +167,8 @@ class KVLayout:
 
         With `segment_bytes` of these tokens, that is all that the next token reads.
         """
-        return sum(self._slot_snapshot_bytes(slot, length, context_length, dtype)
-                   for slot in self.slots)  # fmt: skip
+        slots = self.slots
+        return sum(self._slot_snapshot_bytes(n, length, context_length, dtype) for n in slots)
 
     def _slot_snapshot_bytes(self, slot: int, length: int, context_length: int, dtype: str) -> int:
         layer = self.layers[slot]
@@ -191,21 +187,19 @@ class KVLayout:
         if layer.window is not None:
             sinks = min(layer.sink_tokens, length)
             return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)
-        if self.eviction is None or not self.evicts(layer, context_length):
+        rule = self._find_eviction(layer, context_length)
+        if rule is None:
             return 0
-        rule, heads = self.eviction, layer.stored[0].count
         held = rule.count_held(length)
         if rule.prompt is None:
             scores = held * rule.slot_score_bytes // rule.keep
         else:
             scores = rule.slot_score_bytes if rule.is_voting(length) else 0
-        return held * self.token_bytes(slot, dtype) + heads * scores
+        return held * self.token_bytes(slot, dtype) + layer.stored[0].count * scores
 
     def _full_token_bytes(self, layer: int, dtype: str) -> int:
         """Return the bytes of one token in full precision, in a layer's slot."""
-        return sum(one.count * one.size for one in self.layers[layer].stored) * (
-            DTYPES[dtype].item_bytes
-        )
+        return self.layers[layer].store_width * DTYPES[dtype].item_bytes
 
     def _block_bytes(self, layer: int) -> int:
         """Return the bytes of a block: keys with scales by channel, values with scales by token."""
@@ -214,9 +208,7 @@ class KVLayout:
         key, *others = self.layers[layer].stored
         codes = tokens * (key.size // stored.numbers_per_item) * stored.item_bytes
         keys = key.count * (codes + key.size * stored.scale_bytes)
-        return keys + tokens * sum(
-            one.count * stored.vector_bytes(one.size, self.kv_group) for one in others
-        )
+        return keys + tokens * stored.token_bytes(others, self.kv_group)
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that ``batch_size`` sequences of ``context_length`` tokens take."""
@@ -228,19 +220,22 @@ class KVLayout:
         Every layer reads its slot, a shared one too: sharing across layers saves storage, not
         reads (MLKV, arXiv 2406.09297).
         """
-        layers = range(len(self.owners))
-        return batch_size * sum(self._bytes_read(layer, context_length, dtype) for layer in layers)
+        total = 0
+        for number, layer in enumerate(self.layers):
+            rule = self._find_eviction(layer, context_length)
+            if rule is not None and rule.prompt is not None:  # the votes are read no more
+                total += rule.count_held(context_length) * self.token_bytes(number, dtype)
+            else:
+                total += self.slot_bytes(number, context_length, dtype)
+        return batch_size * total
 
     def written_bytes(self, batch_size: int, dtype: str = "float32") -> int:
         """Return the bytes of K/V written to decode one token of each sequence."""
         written = [layer for layer, writes in enumerate(self.writers) if writes]
         total = sum(self.token_bytes(layer, dtype) for layer in written)
         if self.blocks is not None:  # each token once in full precision, and then in its block
-            total += sum(
-                self._full_token_bytes(layer, dtype)
-                for layer in written
-                if self.blocks.quantizes(self.layers[layer].window)
-            )
+            quantized = (n for n in written if self.blocks.quantizes(self.layers[n].window))
+            total += sum(self._full_token_bytes(layer, dtype) for layer in quantized)
         return batch_size * total
 
     def bytes_per_token(self, dtype: str = "float32") -> int:
@@ -267,63 +262,47 @@ class KVLayout:
         of_votes: list[str] = []
         for kind in sorted({self.layers[slot].kind for slot in self.slots}):
             slots = [slot for slot in self.slots if self.layers[slot].kind == kind]
-            length = self.slot_length(slots[0], context_length)
-            name = f"{KIND_NAMES.get(kind, kind)} slot"
+            layer = self.layers[slots[0]]
+            count = format_count(len(slots), f"{KIND_NAMES.get(kind, kind)} slot")
             if self.blocks is not None:
-                terms[f"({self._blocks_formula(slots[0], context_length, dtype)})"] = [
-                    format_count(len(slots), name)
-                ]
+                blocks, full = self.blocks.capacity(context_length, layer.window)
+                text = f"{full} tokens x {self._full_token_bytes(slots[0], dtype):,} bytes in full"
+                text = f"{text} precision"
+                if blocks:
+                    sizes = f"{self.blocks.group} tokens x {self._block_bytes(slots[0]):,}"
+                    text = f"{format_count(blocks, 'block')} of {sizes} + {text}"
+                terms[f"({text})"] = [count]
                 continue
-            text = f"{format_count(len(slots), name)} x {length} tokens"
+            text = f"{count} x {self.slot_length(slots[0], context_length)} tokens"
             token = self._token_formula(slots[0], dtype)
-            if self.eviction is not None and self.evicts(self.layers[slots[0]], context_length):
-                heads = f"{self.layers[slots[0]].stored[0].count} heads"
-                if self.eviction.prompt is not None:
-                    votes = f"{self.eviction.prompt - self.eviction.recent} tokens x {VOTE_BYTES}"
-                    text_of_votes = f"{format_count(len(slots), name)} x {heads} x {votes} bytes"
-                    of_votes.append(f"{text_of_votes} of votes")
-                elif self.eviction.is_scored:
-                    token = f"({token} + {heads} x {SCORE_BYTES} bytes of scores)"
-                if self.eviction.prompt is None:
-                    text = text.replace(" tokens", " tokens kept")
+            rule, heads = self._find_eviction(layer, context_length), layer.stored[0].count
+            if rule is not None and rule.prompt is not None:
+                votes = f"{rule.prompt - rule.recent} tokens x {VOTE_BYTES} bytes of votes"
+                of_votes.append(f"{count} x {heads} heads x {votes}")
+            elif rule is not None:
+                text += " kept"
+                if rule.is_scored:
+                    token = f"({token} + {heads} heads x {SCORE_BYTES} bytes of scores)"
             terms.setdefault(token, []).append(text)
-        products = [
-            *(f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()),
-            *of_votes,
-        ]
+        products = [f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()]
+        products += of_votes
         total = self.stored_bytes(batch_size, context_length, dtype)
         whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"
         return f"batch {batch_size} x {whole} = {total:,} bytes"
 
-    def _blocks_formula(self, layer: int, context_length: int, dtype: str) -> str:
-        """Return the arithmetic of `slot_bytes` as text, where tokens are quantized in blocks."""
-        assert self.blocks is not None
-        blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
-        newest = f"{full} tokens x {self._full_token_bytes(layer, dtype):,} bytes in full precision"
-        if not blocks:
-            return newest
-        count = format_count(blocks, "block")
-        return f"{count} of {self.blocks.group} tokens x {self._block_bytes(layer):,} + {newest}"
-
     def _token_formula(self, layer: int, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""
         stored, config = DTYPES[self.storage_dtype(dtype)], self.layers[layer]
-        parts = [
-            f"{format_count(part.count, part.name)}"
-            f" x {_vector_formula(stored, part.size, self.kv_group)}"
-            for part in config.stored
-        ]
+        parts = []
+        for part in config.stored:
+            packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
+            vector = f"{part.size}{packed} x {format_count(stored.item_bytes, 'byte')}"
+            if stored.is_quantized:
+                scales = part.size // stored.group_size(part.size, self.kv_group)
+                count = f"{scales} x " if scales > 1 else ""
+                unit = "scales" if count else "scale"
+                vector = f"({vector} + {count}{stored.scale_bytes} for the {unit})"
+            parts.append(f"{format_count(part.count, part.name)} x {vector}")
         if config.kv == "separate":
             return f"2 (K, V) x {parts[0]}"
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-
-
-def _vector_formula(stored: DType, size: int, group: int | None) -> str:
-    """Return the arithmetic of `DType.vector_bytes` as text."""
-    packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
-    numbers = f"{size}{packed} x {format_count(stored.item_bytes, 'byte')}"
-    if not stored.is_quantized:
-        return numbers
-    scales = size // stored.group_size(size, group)
-    count = f"{scales} x " if scales > 1 else ""
-    return f"({numbers} + {count}{stored.scale_bytes} for the scale{'s' if count else ''})"

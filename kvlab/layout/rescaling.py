@@ -46,20 +46,15 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
         **_rescale_kv(model, target),
     }
     for kind, (key, own) in model.kind_settings.items():
-        settings = {}
+        settings = {} if own.window is None else {"window": own.window}
         if own.n_kv_head is not None:
             settings["n_kv_head"] = _rescale_kv_heads(model, own.n_kv_head, target)
-        if own.window is not None:
-            settings["window"] = own.window
         if kind not in KIND_NAMES:
             fields.setdefault("kinds", {})[kind] = settings
         elif settings:
             fields[key] = settings
-    data = {
-        "name": preset,
-        "model": {**PRESETS[preset], **fields},
-        "serving": served.serving.model_dump(),
-    }
+    serving = served.serving.model_dump()
+    data = {"name": preset, "model": {**PRESETS[preset], **fields}, "serving": serving}
     try:
         return ServedModel.model_validate(data)
     except ValidationError as error:

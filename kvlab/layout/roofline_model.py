@@ -9,7 +9,7 @@ Weights are read at the rate of one-row matrix products of a large layer, which 
 memory's bandwidth; all else is moved at the bandwidth.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +19,6 @@ from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.flops import decode_flops, weight_bytes_read
 from kvlab.spec.model_config import ModelConfig
-
-Bound = Literal["memory", "compute"]
 
 PAYOFF_RATIO = 0.9
 """A layout pays off where its step takes at most this share of the other layout's time."""
@@ -74,7 +72,7 @@ class StepCost:
         """Return the least time of the step: the longer of moving bytes and computing."""
         return max(self._moving_seconds(peaks), self.flops / peaks.flops)
 
-    def bound(self, peaks: DevicePeaks) -> Bound:
+    def bound(self, peaks: DevicePeaks) -> Literal["memory", "compute"]:
         """Return what limits the step."""
         is_memory_bound = self._moving_seconds(peaks) >= self.flops / peaks.flops
         return "memory" if is_memory_bound else "compute"
@@ -140,18 +138,10 @@ def find_break_even(
         )
         return seconds <= PAYOFF_RATIO * base_seconds
 
-    return _bisect_first(pays_off, MAX_BREAK_EVEN)
-
-
-def _bisect_first(is_true: Callable[[int], bool], last: int) -> int | None:
-    """Return the first of 1 to ``last`` for which ``is_true``, which stays true above it."""
     high = 1
-    while not is_true(high):
-        if high >= last:
+    while not pays_off(high):
+        if high >= MAX_BREAK_EVEN:
             return None
-        high = min(2 * high, last)
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_true(middle) else (middle, high)
-    return high
+        high *= 2
+    below = range(high // 2 + 1, high)  # the first that does is among them, or high
+    return high // 2 + 1 + bisect_left(below, True, key=pays_off)

@@ -11,8 +11,6 @@ from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import parameter_count
-from kvlab.spec.layer_config import LayerConfig
-from kvlab.spec.model_config import ModelConfig
 
 CPU_MICROBATCH_TOKENS = 4096
 """The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of
@@ -55,28 +53,21 @@ def activation_bytes(experiment: Experiment) -> int:
     model, kv = experiment.model, experiment.training.kv
     residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
     values = model.n_layer * (residual_values + model.mlp_matrices * model.ffn_dim)
-    values += sum(_attention_values(layer) for layer in model.layers)
+    for layer in model.layers:  # q, k, v, the output, and what they are made from
+        values += 2 * (layer.q_width + layer.out_width) + layer.query_dim
+        values += 0 if layer.kv == "separate" else layer.store_width
+        if layer.has_qk_norm:
+            values += layer.q_width + layer.n_kv_head * layer.head_dim
     if kv.identity(model):
         copies = 1 if kv.blocks is None else 2
         owners = set(model.kv_owners)
         values += copies * sum(model.layers[owner].store_width for owner in owners)
     item_bytes = DTYPES[experiment.training.precision].item_bytes
-    is_coded = "grad_weight" in experiment.training.int8
-    coded = _linear_inputs(model) if is_coded else 0  # of one byte each
+    coded = 0  # inputs of the linear layers of attention and MLPs, of one byte each
+    if "grad_weight" in experiment.training.int8:
+        coded = model.n_layer * (2 * model.n_embd + model.ffn_dim)
+        coded += sum(layer.out_width for layer in model.layers)
     return _MARGIN * (item_bytes * (values - coded) + coded)
-
-
-def _linear_inputs(model: ModelConfig) -> int:
-    """Return the numbers that the linear layers of attention and MLPs take of one token."""
-    attention = sum(layer.out_width for layer in model.layers)
-    return model.n_layer * (2 * model.n_embd + model.ffn_dim) + attention
-
-
-def _attention_values(layer: LayerConfig) -> int:
-    """Return the numbers of q, k, v and the output of one token, and of what they are made from."""
-    made_from = layer.query_dim + (0 if layer.kv == "separate" else layer.store_width)
-    normed = layer.q_width + layer.n_kv_head * layer.head_dim if layer.has_qk_norm else 0
-    return 2 * (layer.q_width + layer.out_width) + made_from + normed
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
@@ -141,6 +132,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
     model, training = experiment.model, experiment.training
     if training.compile:
         return 0
+    has_documents = experiment.data.mask_documents
     blocks = training.kv.blocks  # whose queries have masks of their own, for which none are saved
     return sum(
         saved_probability_bytes(
@@ -148,11 +140,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             layer.n_head,
             layer.key_dim,
             model.block_size,
-            find_tile_window(
-                layer.window,
-                layer.sink_tokens,
-                has_documents=experiment.data.mask_documents,
-            ),
+            find_tile_window(layer.window, layer.sink_tokens, has_documents=has_documents),
             layer.sink_tokens,
             is_bfloat16=training.precision == "bfloat16",
             has_sink=layer.has_sink,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvlab.spec.spec_model import Problems
 
 if TYPE_CHECKING:
+    from kvlab.spec.layer_config import StoredVectors
     from kvlab.spec.model_config import ModelConfig
 
 SCALE_BYTES = 2
@@ -75,6 +76,10 @@ class DType:
         """
         scales = size // self.group_size(size, group)
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
+
+    def token_bytes(self, parts: Iterable["StoredVectors"], group: int | None = None) -> int:
+        """Return the bytes of all vectors of one token, their scales included."""
+        return sum(part.count * self.vector_bytes(part.size, group) for part in parts)
 
     def find_size_problem(
         self,

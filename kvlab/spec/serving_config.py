@@ -288,8 +288,7 @@ class ServingConfig(SpecModel):
         rings = tokens = scores = 0
         for slot in set(slots):
             layer = model.layers[slot]
-            token = sum(one.count * dtype.vector_bytes(one.size, self.kv_group)
-                        for one in layer.stored)  # fmt: skip
+            token = dtype.token_bytes(layer.stored, self.kv_group)
             if layer.window is None:
                 tokens += token
                 scores += layer.stored[0].count * evict.resolve(1).slot_score_bytes
