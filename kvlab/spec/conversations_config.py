@@ -336,6 +336,8 @@ def _parse_line(path: str, number: int, text: str) -> _TraceLine:
     except json.JSONDecodeError as error:
         message = f"{error.msg}; a line is one JSON object"
         raise LookupError(f"{path}:{number}:{error.colno}: {message}") from None
+    if not isinstance(row, dict):
+        raise LookupError(f"{path}:{number}: is not a JSON object; write one in each line")
     try:
         return _TraceLine.model_validate(row)
     except ValidationError as error:

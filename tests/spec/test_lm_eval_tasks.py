@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.errors import SpecError
 from kvlab.spec import EvaluationConfig, load_sweep
-from kvlab.spec import lm_eval_tasks as module
+from kvlab.spec import evaluation_config as module
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.fingerprint import trial_fingerprint
 

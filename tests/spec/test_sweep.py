@@ -209,7 +209,7 @@ def test_what_a_sweep_decides(tmp_path):
         ("over: {heads: []}", "decide.over.heads = [] has too few entries"),
         ("over: [heads]", "decide.over = ['heads'] is not a mapping"),
         ("reference: [heads, 8]", "decide.reference.1 = 8 is not text"),
-        ("reference: [heads, xyz]", "s.yaml:16:29: decide.reference.1 = xyz is not a factor; use some of"
+        ("reference: [heads, xyz]", "s.yaml:16:29: decide.reference.1 = xyz is not a factor; use"
          " heads"),
         ("reference: []", "decide.reference = [] has too few entries"),
         ("margn: 0.1", "decide.margn is not a known key; did you mean margin?"),
