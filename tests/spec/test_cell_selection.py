@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvlab.spec import cell_selection
 from tests.support.spec_files import load_sweep_text, sweep_errors
 
 FACTORS = """\
@@ -138,7 +139,8 @@ def test_refusals(tmp_path, tail, message):
     assert message in sweep_errors(tmp_path, FACTORS + tail)
 
 
-def test_a_design_that_is_too_large_is_refused_before_it_is_made(tmp_path):
+def test_a_design_that_is_too_large_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(cell_selection, "MAX_CELLS", 1000)
     factors = "".join(f"  f{n}: {{a: {{}}, b: {{training.tokens: 0}}}}\n" for n in range(60))
     text = f"question: q\nexperiment: e.yaml\nfactors:\n{factors}"
-    assert "design has more than 100,000 cells" in sweep_errors(tmp_path, text)
+    assert "design has more than 1,000 cells" in sweep_errors(tmp_path, text)

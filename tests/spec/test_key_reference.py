@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import yaml
 
 from kvlab.cli.main import main
@@ -47,31 +46,28 @@ def complete_experiment(example: str) -> str:
     return "\n".join([*missing, example, ""])
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_every_key_has_a_description_a_unit_if_it_is_a_number_and_a_default(name):
-    _, key = KEYS[name]
-    assert re.fullmatch(r"\S.*[.)]", key.description), "a sentence"
-    is_number = re.match(r"(list\[|one of [^[]* or )?(whole )?number", key.type) is not None
-    is_seed = key.path.endswith(("seed", "seeds", "seeds.first"))
-    assert bool(key.unit) == (is_number and not is_seed), f"{key.type}: unit {key.unit!r}"
-    assert key.default is None or key.default.strip("` "), "a default in words or as YAML"
+def test_every_key_has_a_description_a_unit_if_it_is_a_number_and_a_default():
+    for name, (_, key) in KEYS.items():
+        assert re.fullmatch(r"\S.*[.)]", key.description), f"{name}: a sentence"
+        is_number = re.match(r"(list\[|one of [^[]* or )?(whole )?number", key.type) is not None
+        is_seed = key.path.endswith(("seed", "seeds", "seeds.first"))
+        assert bool(key.unit) == (is_number and not is_seed), f"{name}: unit {key.unit!r}"
+        assert key.default is None or key.default.strip("` "), f"{name}: in words or as YAML"
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_every_example_loads_and_sets_its_key(tmp_path, name):
-    kind, key = KEYS[name]
+def test_every_example_loads_and_sets_its_key(tmp_path):
     for folder in ("experiments", "sweeps"):
         (tmp_path / folder).mkdir()
-    experiment = tmp_path / "experiments" / "small.yaml"
-    if kind == "experiment":
-        experiment.write_text(complete_experiment(key.example))
-        load_experiment(experiment)
-    else:
-        experiment.write_text(EXPERIMENT)
-        sweep = tmp_path / "sweeps" / "s.yaml"
-        sweep.write_text(complete_sweep(key.example))
-        load_sweep(sweep)
-    assert re.search(rf"\b{re.escape(key.path.split('.')[-1])}:\s", key.example)
+    experiment, sweep = tmp_path / "experiments" / "small.yaml", tmp_path / "sweeps" / "s.yaml"
+    for kind, key in KEYS.values():
+        if kind == "experiment":
+            experiment.write_text(complete_experiment(key.example))
+            load_experiment(experiment)
+        else:
+            experiment.write_text(EXPERIMENT)
+            sweep.write_text(complete_sweep(key.example))
+            load_sweep(sweep)
+        assert re.search(rf"\b{re.escape(key.path.split('.')[-1])}:\s", key.example)
 
 
 def test_the_command_prints_every_key_once(capsys):
