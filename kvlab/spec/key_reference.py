@@ -17,7 +17,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep
 
-Schema = Mapping[str, Any]
+Schema = dict[str, Any]
 
 LONGEST_LINE = 80
 """Characters of a line of an example; what is longer is written as a block."""
@@ -89,7 +89,7 @@ def _walk_section(
     schema: Schema,
     definitions: Schema,
     path: str = "",
-    context: Schema = MappingProxyType({}),
+    context: Mapping[str, Any] = MappingProxyType({}),
     wrap: Callable[[Any], Any] = lambda keys: keys,
 ) -> Iterator[KeySection]:
     """Yield the section at ``path``, then those inside it.
@@ -115,9 +115,9 @@ def _walk_section(
     for name, field in schema["properties"].items():
         inner = _find_inner_section(field)
         if inner is not None:
-            reference, suffix, example = inner
+            reference, suffix, inner_example = inner
             section = definitions[reference.rpartition("/")[2]]
-            inner_context = example if section.get("required") else {}
+            inner_context = inner_example if section.get("required") else {}
 
             def write_inside(keys: Any, name: str = name, suffix: str = suffix) -> Any:
                 if suffix == ".KEY":

@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
@@ -29,29 +36,25 @@ from kvlab.spec.spec_model import (
     Problems,
     SpecModel,
     TextRule,
+    TupleOf,
     raise_problems,
     suggest,
 )
 
 
-def _validate_sharing(value: Any) -> Any:
-    """Convert lists to tuples, so that a frozen model stays frozen."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple) and value:
-        if all(type(item) is int for item in value):
-            return tuple(value)
-        if all(
-            isinstance(item, list | tuple) and all(type(layer) is int for layer in item)
-            for item in value
-        ):
-            return tuple(tuple(item) for item in value)
-    text = "is not a pattern, groups or owners; use one such as adjacent:2 or [[0, 6], [1, 2]]"
-    raise PydanticCustomError("sharing", "{text}", {"text": text})
+def _validate_sharing(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        text = "is not a pattern, groups or owners; use one such as adjacent:2 or [[0, 6], [1, 2]]"
+        raise PydanticCustomError("sharing", "{text}", {"text": text}) from None
 
 
 SharingField = Annotated[
-    str | tuple[tuple[int, ...], ...] | tuple[int, ...], BeforeValidator(_validate_sharing)
+    str
+    | Annotated[TupleOf[TupleOf[int]], Field(min_length=1)]
+    | Annotated[TupleOf[int], Field(min_length=1)],
+    WrapValidator(_validate_sharing),
 ]
 LETTERS_RULE = "may hold only G (global), L (local) and letters of model.kinds"
 _LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as GLLLLL")
@@ -60,12 +63,6 @@ KindLetter = Annotated[
 ]
 MLPS = {"gelu": False, "swiglu": True, "geglu": True}
 """`model.mlp` -> whether a gate multiplies the values, so that ``up`` has twice the rows."""
-
-_SETTINGS_BY_KIND: dict[str, Any] = {
-    "position": "rope",
-    "window": 256,
-    "attention_pattern": "GLLLLL",
-}
 
 
 class ModelConfig(SpecModel):

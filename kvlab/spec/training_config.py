@@ -158,9 +158,9 @@ class TrainingConfig(SpecModel):
                 # rounded, so that 6e-4 gives the 6e-5 that a person would write
                 return float(f"{rate / 10:.15g}")
             case "decay_tokens", {"tokens": tokens, "schedule": "wsd"}:
-                return max(1, tokens // 5)
+                return max(1, int(tokens) // 5)
             case "warmup_tokens", {"tokens": tokens}:
-                return tokens * 4 // 100
+                return int(tokens) * 4 // 100
         return None
 
     def _find_problems(self) -> Problems:
