@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlab.spec.spec_model import Problems
+from kvlab.spec.spec_model import Problems, join_or
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import StoredVectors
@@ -106,10 +106,8 @@ class DType:
             multiple = max(MIN_GROUP, self.numbers_per_item)
             text = f"cannot store a {name} of {size} numbers"
             return f"{text}; use a multiple of {multiple}"
-        listed = ", ".join(map(str, usable[:-1]))
-        listed = f"{listed} or {usable[-1]}" if listed else str(usable[-1])
         what = f"head_dim = {size}" if name == "head" else f"the {size} numbers of a {name}"
-        return f"needs groups that divide {what}; use {section}.kv_group: {listed}"
+        return f"needs groups that divide {what}; use {section}.kv_group: {join_or(usable)}"
 
 
 @dataclass(frozen=True)
@@ -226,11 +224,11 @@ class KVStorage:
     def find_setting_problems(self) -> Problems:
         """Yield which settings say nothing in this dtype, by fields of a section."""
         if self.group is not None and not self.has_scales:
-            names = _join_names(dtype.is_quantized for dtype in DTYPES.values())
+            names = join_or(name for name, dtype in DTYPES.items() if dtype.is_quantized)
             text = f"has no scales to group in kv_dtype {self.dtype}"
             yield "kv_group", f"{text}; leave it out, or use {names}"
         if self.residual is not None and self.blocks is None:
-            names = _join_names(dtype.default_residual is not None for dtype in DTYPES.values())
+            names = join_or(n for n, dtype in DTYPES.items() if dtype.default_residual is not None)
             text = f"has no effect in kv_dtype {self.dtype}, which stores every token alike"
             yield "kv_residual", f"{text}; leave it out, or use {names}"
 
@@ -270,9 +268,3 @@ def _find_block_problem(blocks: BlockRule, model: "ModelConfig", section: str) -
     text = f"{text} {blocks.residual} to {blocks.residual + blocks.group - 1} stay as they are"
     fix = f"use {section}.kv_residual: {most} or less" if most >= 0 else "use a smaller kv_group"
     return f"{text}; {fix}"
-
-
-def _join_names(is_named: Iterable[bool]) -> str:
-    """Return the dtypes for which it is true, as `a, b or c`."""
-    names = [name for name, named in zip(DTYPES, is_named, strict=True) if named]
-    return f"{', '.join(names[:-1])} or {names[-1]}"

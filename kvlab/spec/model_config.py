@@ -37,6 +37,7 @@ from kvlab.spec.spec_model import (
     SpecModel,
     TextRule,
     TupleOf,
+    join_or,
     raise_problems,
     suggest,
 )
@@ -331,9 +332,8 @@ class ModelConfig(SpecModel):
             yield "n_embd", text
 
     def _describe_divisors(self) -> str:
-        divisors = [str(n) for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
-        listed = " or ".join(filter(None, [", ".join(divisors[:-1]), divisors[-1]]))
-        return f"does not divide n_head = {self.n_head}; use {listed}"
+        divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
+        return f"does not divide n_head = {self.n_head}; use {join_or(divisors)}"
 
     def _find_position_problems(self) -> Problems:
         for key, own in self.kind_settings.values():

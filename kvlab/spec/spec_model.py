@@ -120,6 +120,12 @@ def suggest(name: object, names: Iterable[str], text: str = "use") -> str:
     return f"did you mean {near[0]}?" if near else f"{text} {', '.join(names)}"
 
 
+def join_or(names: Iterable[object]) -> str:
+    """Return the names as ``a, b or c``."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 class OneOf:
     """Restrict a string field to the names of a table.
 
