@@ -102,7 +102,7 @@ def test_both_public_formats_are_read(tmp_path, trace):
         ("[1]", ":2: is not a JSON object"),
         (json.dumps({**MOONCAKE[1], "input_length": 0}), ":2: input_length = 0 is below 1; use 1 or more"),
         (json.dumps({**MOONCAKE[1], "output_length": 1.5}), ":2: output_length = 1.5 is not a whole number"),
-        (json.dumps({**MOONCAKE[1], "timestamp": None}), ":2: timestamp = None is not a number"),
+        (json.dumps({**MOONCAKE[1], "timestamp": None}), ":2: timestamp = null is not a number"),
         (json.dumps({**MOONCAKE[1], "hash_ids": ["a"]}), ":2: hash_ids.0 = a is not a whole number"),
         (json.dumps({**MOONCAKE[1], "hash_ids": [1, 2, 3]}), ":2: hash_ids has 3 ids where input_length = 672 has 2 blocks"),
     ],
