@@ -12,10 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from kvlab.errors import ResourceError
 from kvlab.humanize import format_bytes
@@ -64,10 +61,14 @@ def start_mps() -> bool:
     To be called before a process uses CUDA. The daemon stays: ``echo quit |
     nvidia-cuda-mps-control`` ends it.
     """
-    program = shutil.which(MPS_CONTROL)
+    import fcntl
+
+    program, path = shutil.which(MPS_CONTROL), _outcome_path()
     if program is None:
         return is_mps_running()
-    with _lock() as outcome:  # others that start now wait until it is known whether it serves
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a") as outcome:
+        fcntl.flock(outcome, fcntl.LOCK_EX)  # others wait until it is known whether it serves
         if is_mps_running():
             return True
         is_started = _run([program, "-d"]) and is_mps_running()
@@ -94,25 +95,6 @@ def _outcome_path() -> Path:
     return Path(tempfile.gettempdir(), f"kvlab-devices-{os.getuid()}", "mps")
 
 
-@contextmanager
-def _lock() -> Iterator[TextIO]:
-    import fcntl
-
-    path = _outcome_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-
-
-def _served_nobody() -> bool:
-    """Return whether the last daemon that was started here served no process."""
-    try:
-        return _outcome_path().read_text() == _SERVES_NOBODY
-    except OSError:
-        return False
-
-
 def _run(command: list[str], text: str = "") -> bool:
     """Run a command; return whether it succeeded in time.
 
@@ -132,11 +114,13 @@ def _run(command: list[str], text: str = "") -> bool:
 
 def describe_sharing() -> str:
     """Return how trials share a GPU of this machine, a clause."""
-    if is_mps_running() or (shutil.which(MPS_CONTROL) is not None and not _served_nobody()):
-        return "trials on one GPU compute at the same time, by NVIDIA's MPS"
-    if shutil.which(MPS_CONTROL) is None:
-        return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
-    return "trials on one GPU take turns: NVIDIA's MPS was started here and served no process"
+    if not is_mps_running():
+        turns, path = "trials on one GPU take turns", _outcome_path()
+        if shutil.which(MPS_CONTROL) is None:
+            return f"{turns}: {MPS_CONTROL} is not here"
+        if path.is_file() and path.read_text() == _SERVES_NOBODY:
+            return f"{turns}: NVIDIA's MPS was started here and served no process"
+    return "trials on one GPU compute at the same time, by NVIDIA's MPS"
 
 
 def device_share(count: int) -> float:
