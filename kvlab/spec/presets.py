@@ -24,6 +24,7 @@ _LLAMA_3 = {
     **_LLAMA, "vocab_size": 128_256, "block_size": 8192, "n_kv_head": 8, "norm_eps": 1e-5,
     "rope_theta": 500_000.0,
 }  # fmt: skip
+_LLAMA_3_2 = {**_LLAMA_3, "block_size": 131_072, "tie_embeddings": True}
 _QWEN3 = {
     **_LLAMA, "vocab_size": 151_936, "block_size": 32_768, "n_kv_head": 8, "head_dim": 128,
     "rope_theta": 1_000_000.0, "qk_norm": True,
@@ -42,75 +43,54 @@ _GEMMA_3: dict[str, Any] = {
     "global": {"rope_theta": 1e6, "rope_scaling": {"by": "linear", "factor": 8.0}},
 }  # fmt: skip
 
+
+def _shape(
+    family: dict[str, Any], n_layer: int, n_head: int, n_embd: int, ffn_dim: int = 0, **more: Any
+) -> dict[str, Any]:
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    return {**family, **sizes, **({"ffn_dim": ffn_dim} if ffn_dim else {}), **more}
+
+
+# family, layers, heads, width and, where it is not 4 times the width, that of the MLP
 PRESETS: dict[str, dict[str, Any]] = {
-    "gpt2": {**_GPT2, "n_layer": 12, "n_head": 12, "n_embd": 768},
-    "gpt2-medium": {**_GPT2, "n_layer": 24, "n_head": 16, "n_embd": 1024},
-    "gpt2-large": {**_GPT2, "n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "gpt2-xl": {**_GPT2, "n_layer": 48, "n_head": 25, "n_embd": 1600},
-    "gpt3-175b": {
-        "vocab_size": 50257, "block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288,
-    },
-    "video-30b": {
-        "vocab_size": 50257, "block_size": 1024, "n_layer": 48, "n_head": 56, "n_embd": 7168,
-    },
-    "llama-7b": {**_LLAMA, "n_layer": 32, "n_head": 32, "n_embd": 4096, "ffn_dim": 11008},
-    "llama-13b": {**_LLAMA, "n_layer": 40, "n_head": 40, "n_embd": 5120, "ffn_dim": 13824},
-    "llama-3-8b": {**_LLAMA_3, "n_layer": 32, "n_head": 32, "n_embd": 4096, "ffn_dim": 14336},
-    "llama-3-70b": {**_LLAMA_3, "n_layer": 80, "n_head": 64, "n_embd": 8192, "ffn_dim": 28672},
-    "llama-3-405b": {
-        **_LLAMA_3, "block_size": 131_072, "n_layer": 126, "n_head": 128, "n_embd": 16384,
-        "ffn_dim": 53248,
-    },
-    "llama-3.2-1b": {
-        **_LLAMA_3, "block_size": 131_072, "n_layer": 16, "n_head": 32, "n_embd": 2048,
-        "ffn_dim": 8192, "tie_embeddings": True,
-    },
-    "llama-3.2-3b": {
-        **_LLAMA_3, "block_size": 131_072, "n_layer": 28, "n_head": 24, "n_embd": 3072,
-        "ffn_dim": 8192, "tie_embeddings": True,
-    },
-    "qwen3-0.6b": {
-        **_QWEN3, "n_layer": 28, "n_head": 16, "n_embd": 1024, "ffn_dim": 3072,
-        "tie_embeddings": True,
-    },
-    "qwen3-1.7b": {
-        **_QWEN3, "n_layer": 28, "n_head": 16, "n_embd": 2048, "ffn_dim": 6144,
-        "tie_embeddings": True,
-    },
-    "qwen3-4b": {
-        **_QWEN3, "n_layer": 36, "n_head": 32, "n_embd": 2560, "ffn_dim": 9728,
-        "tie_embeddings": True,
-    },
-    "qwen3-8b": {**_QWEN3, "n_layer": 36, "n_head": 32, "n_embd": 4096, "ffn_dim": 12288},
-    "qwen3-14b": {**_QWEN3, "n_layer": 40, "n_head": 40, "n_embd": 5120, "ffn_dim": 17408},
-    "qwen3-32b": {**_QWEN3, "n_layer": 64, "n_head": 64, "n_embd": 5120, "ffn_dim": 25600},
+    "gpt2": _shape(_GPT2, 12, 12, 768),
+    "gpt2-medium": _shape(_GPT2, 24, 16, 1024),
+    "gpt2-large": _shape(_GPT2, 36, 20, 1280),
+    "gpt2-xl": _shape(_GPT2, 48, 25, 1600),
+    "gpt3-175b": _shape(_GPT2, 96, 96, 12288, block_size=2048),
+    "video-30b": _shape(_GPT2, 48, 56, 7168),
+    "llama-7b": _shape(_LLAMA, 32, 32, 4096, 11008),
+    "llama-13b": _shape(_LLAMA, 40, 40, 5120, 13824),
+    "llama-3-8b": _shape(_LLAMA_3, 32, 32, 4096, 14336),
+    "llama-3-70b": _shape(_LLAMA_3, 80, 64, 8192, 28672),
+    "llama-3-405b": _shape(_LLAMA_3, 126, 128, 16384, 53248, block_size=131_072),
+    "llama-3.2-1b": _shape(_LLAMA_3_2, 16, 32, 2048, 8192),
+    "llama-3.2-3b": _shape(_LLAMA_3_2, 28, 24, 3072, 8192),
+    "qwen3-0.6b": _shape(_QWEN3, 28, 16, 1024, 3072, tie_embeddings=True),
+    "qwen3-1.7b": _shape(_QWEN3, 28, 16, 2048, 6144, tie_embeddings=True),
+    "qwen3-4b": _shape(_QWEN3, 36, 32, 2560, 9728, tie_embeddings=True),
+    "qwen3-8b": _shape(_QWEN3, 36, 32, 4096, 12288),
+    "qwen3-14b": _shape(_QWEN3, 40, 40, 5120, 17408),
+    "qwen3-32b": _shape(_QWEN3, 64, 64, 5120, 25600),
     "gpt-oss-20b": {**_GPT_OSS, "n_layer": 24},
     "gpt-oss-120b": {**_GPT_OSS, "n_layer": 36},
     "gemma-3-1b": {
-        **_GEMMA_3, "vocab_size": 262_144, "block_size": 32_768, "n_layer": 26, "n_head": 4,
-        "n_kv_head": 1, "n_embd": 1152, "ffn_dim": 6912, "window": 512,
-        "global": {"rope_theta": 1e6}, "embedding_scale": 1152**0.5,
+        **_shape(_GEMMA_3, 26, 4, 1152, 6912, n_kv_head=1, embedding_scale=1152**0.5),
+        "vocab_size": 262_144, "block_size": 32_768, "window": 512, "global": {"rope_theta": 1e6},
     },
-    "gemma-3-4b": {
-        **_GEMMA_3, "n_layer": 34, "n_head": 8, "n_kv_head": 4, "n_embd": 2560, "ffn_dim": 10_240,
-        "embedding_scale": 2560**0.5,
-    },
-    "gemma-3-12b": {
-        **_GEMMA_3, "n_layer": 48, "n_head": 16, "n_kv_head": 8, "n_embd": 3840,
-        "ffn_dim": 15_360, "embedding_scale": 3840**0.5,
-    },
+    "gemma-3-4b": _shape(_GEMMA_3, 34, 8, 2560, 10_240, n_kv_head=4, embedding_scale=2560**0.5),
+    "gemma-3-12b": _shape(_GEMMA_3, 48, 16, 3840, 15_360, n_kv_head=8, embedding_scale=3840**0.5),
     "gemma-3-27b": {
-        **_GEMMA_3, "n_layer": 62, "n_head": 32, "n_kv_head": 16, "head_dim": 128, "n_embd": 5376,
-        "ffn_dim": 21_504, "embedding_scale": 5376**0.5, "attention_scale": 168**-0.5,
+        **_shape(_GEMMA_3, 62, 32, 5376, 21_504, n_kv_head=16, embedding_scale=5376**0.5),
+        "head_dim": 128, "attention_scale": 168**-0.5,
     },
     "deepseek-v2-lite": {
-        **_LLAMA, "vocab_size": 102_400, "block_size": 32_768, "n_layer": 27, "n_head": 16,
-        "n_embd": 2048, "head_dim": 128, "ffn_dim": 8 * 1408, "kv": {"latent": 512, "rotary": 64},
+        **_shape(_LLAMA, 27, 16, 2048, 8 * 1408, head_dim=128, block_size=32_768),
+        "vocab_size": 102_400, "kv": {"latent": 512, "rotary": 64},
     },
     "deepseek-v3": {
-        **_LLAMA, "vocab_size": 129_280, "block_size": 131_072, "n_layer": 61, "n_head": 128,
-        "n_embd": 7168, "head_dim": 128, "ffn_dim": 9 * 2048,
-        "kv": {"latent": 512, "rotary": 64, "query": 1536},
+        **_shape(_LLAMA, 61, 128, 7168, 9 * 2048, head_dim=128, block_size=131_072),
+        "vocab_size": 129_280, "kv": {"latent": 512, "rotary": 64, "query": 1536},
     },
 }  # fmt: skip
 
