@@ -48,58 +48,38 @@ class MeasureEntry:
     is_timed: bool = False
 
 
+_FOLDER = "kvlab.benchmark.measures"
+
 MEASURES: dict[str, MeasureEntry] = {
     "memory": MeasureEntry(
-        "kvlab.benchmark.measures.decode_memory",
-        "KV bytes in every way, and the peak by what it is",
-        "always",
+        f"{_FOLDER}.decode_memory", "KV bytes in every way, and the peak by what it is", "always",
         is_default=True,
     ),
     "latency": MeasureEntry(
-        "kvlab.benchmark.measures.decode_latency",
-        "first token by prompt, each token by context",
-        "always",
-        is_default=True,
-        is_timed=True,
+        f"{_FOLDER}.decode_latency", "first token by prompt, each token by context", "always",
+        is_default=True, is_timed=True,
     ),
     "throughput": MeasureEntry(
-        "kvlab.benchmark.measures.decode_throughput",
-        "tokens each second by batch",
-        "always",
-        is_default=True,
-        per_batch=True,
-        is_timed=True,
+        f"{_FOLDER}.decode_throughput", "tokens each second by batch", "always",
+        is_default=True, per_batch=True, is_timed=True,
     ),
     "limit": MeasureEntry(
-        "kvlab.benchmark.measures.max_batch",
-        "the largest batch that fits, by trying",
-        "parts",
+        f"{_FOLDER}.max_batch", "the largest batch that fits, by trying", "parts",
         added_by="limit",
     ),
     "task": MeasureEntry(
-        "kvlab.benchmark.measures.generation_task",
-        "the RTX 4090 article's task, in tasks each second",
-        "parts",
-        added_by="text",
-        per_batch=True,
-        is_timed=True,
+        f"{_FOLDER}.generation_task", "the RTX 4090 article's task, in tasks each second", "parts",
+        added_by="text", per_batch=True, is_timed=True,
     ),
     "roofline": MeasureEntry(
-        "kvlab.benchmark.measures.decode_roofline",
-        "measured times beside the device's ceilings",
-        "key",
-        is_default=True,
-        per_batch=True,
-        is_timed=True,
+        f"{_FOLDER}.decode_roofline", "measured times beside the device's ceilings", "key",
+        is_default=True, per_batch=True, is_timed=True,
     ),
     "conversations": MeasureEntry(
-        "kvlab.benchmark.measures.conversations",
-        "what a prefix cache reuses between turns, by budget",
-        "key",
-        added_by="load",
-        reads=("text",),
+        f"{_FOLDER}.conversations", "what a prefix cache reuses between turns, by budget", "key",
+        added_by="load", reads=("text",),
     ),
-}
+}  # fmt: skip
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
 
@@ -113,11 +93,8 @@ class BenchmarkConfig(SpecModel):
 
     excluded_from_identity: ClassVar[frozenset[str]] = frozenset({"retime"})
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "parts": [],
-        "memory": None,
-        "conversations": None,
-        "seconds": DEFAULT_SECONDS,
-    }
+        "parts": [], "memory": None, "conversations": None, "seconds": DEFAULT_SECONDS,
+    }  # fmt: skip
 
     prompt_tokens: PositiveInt = 64
     """Prompt of the timed sequences. Unit: tokens. Example: 256"""

@@ -107,11 +107,8 @@ class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "needle": None,
-        "loss_bytes": None,
-        "lm_eval": [],
-        "precision": "training",
-    }
+        "needle": None, "loss_bytes": None, "lm_eval": [], "precision": "training",
+    }  # fmt: skip
 
     loss_tokens: PositiveInt = 65_536
     """Validation tokens of the final loss. Unit: tokens. Example: 262144"""

@@ -78,19 +78,10 @@ class ModelConfig(SpecModel):
 
     model_config = ConfigDict(serialize_by_alias=True)
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "kv": "separate",
-        "rotary_share": 1.0,
-        "rope_scaling": None,
-        "qk_norm": False,
-        "norm_placement": "pre",
-        "attention_scale": None,
-        "embedding_scale": 1.0,
-        "sink": "none",
-        "sink_tokens": 0,
-        "local": None,
-        "global": None,
-        "kinds": {},
-    }
+        "kv": "separate", "rotary_share": 1.0, "rope_scaling": None, "qk_norm": False,
+        "norm_placement": "pre", "attention_scale": None, "embedding_scale": 1.0, "sink": "none",
+        "sink_tokens": 0, "local": None, "global": None, "kinds": {},
+    }  # fmt: skip
 
     vocab_size: PositiveInt = 50257
     """Tokens in the vocabulary; at least those of data.tokenizer. Unit: tokens. Example: 50304"""

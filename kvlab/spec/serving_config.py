@@ -189,11 +189,8 @@ class ServingConfig(SpecModel):
     """
 
     omitted_defaults: ClassVar[dict[str, Any]] = {
-        "kv_group": None,
-        "kv_residual": None,
-        "evict": None,
-        "compile": False,
-    }
+        "kv_group": None, "kv_residual": None, "evict": None, "compile": False,
+    }  # fmt: skip
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
     """How K/V are stored; model keeps the model's dtype. Example: int8"""

@@ -65,12 +65,9 @@ class TrainingConfig(SpecModel):
     )
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "residual": "float32",
-        "int8": [],
-        "kv_dtype": "model",
-        "kv_group": None,
+        "residual": "float32", "int8": [], "kv_dtype": "model", "kv_group": None,
         "kv_residual": None,
-    }
+    }  # fmt: skip
 
     tokens: NonNegativeInt = 0
     """Tokens seen in training; 0 trains nothing. Unit: tokens. Example: 1e10"""
