@@ -177,8 +177,9 @@ class ConversationsConfig(SpecModel):
 
     def _find_problems(self) -> Problems:
         if self.trace is not None:
+            fields = type(self).model_fields
             for name in _REPLACED_BY_TRACE:
-                if name in self.model_fields_set and getattr(self, name) != _default(name):
+                if name in self.model_fields_set and getattr(self, name) != fields[name].default:
                     yield name, "is given by the trace; remove one of the two"
         elif self.block_tokens is not None:
             yield "block_tokens", "is read only with a trace; name one, or remove it"
@@ -227,10 +228,6 @@ class ConversationsConfig(SpecModel):
             for name in _REPLACED_BY_TRACE:
                 del facts[name]
         return facts
-
-
-def _default(name: str) -> Any:
-    return ConversationsConfig.model_fields[name].default
 
 
 # Traces

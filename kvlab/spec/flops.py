@@ -11,7 +11,6 @@ the same maps applied to the query and to the result (DeepSeek-V2, arXiv 2405.04
 """
 
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -21,10 +20,17 @@ def parameter_count(model: ModelConfig) -> int:
     if model.position_scheme.has_embedding:
         embeddings += model.block_size * model.n_embd
     norm = model.n_embd * (2 if model.norm == "layernorm" and model.bias else 1)
-    total = embeddings + norm
+    inner = model.ffn_dim * (model.mlp_matrices - 1)
+    mlp = model.n_embd * (inner + model.ffn_dim) + (inner + model.n_embd if model.bias else 0)
+    total = embeddings + norm + model.n_layer * (mlp + model.norms_per_layer * norm)
     for layer, owner in enumerate(model.kv_owners):
-        total += _attention_parameters(model, layer, owner) + _mlp_parameters(model)
-        total += model.norms_per_layer * norm
+        config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
+        total += model.n_embd * (outputs + config.out_width) + config.up_weights
+        total += outputs + model.n_embd if model.bias else 0
+        # weights of norms, and sinks
+        total += config.query_dim + (config.latent_dim if owner == layer else 0)
+        total += config.head_dim * (1 + (owner == layer)) if config.has_qk_norm else 0
+        total += config.n_head if config.has_sink else 0
     return total
 
 
@@ -50,19 +56,15 @@ def forward_flops(model: ModelConfig, tokens: int) -> int:
 
 def decode_flops(model: ModelConfig, context_length: int) -> int:
     """Return the FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
-    attention = sum(
-        _decoding_flops_per_key(layer) * layer.visible_tokens(context_length)
-        for layer in model.layers
-    )
+    attention = 0
+    for layer in model.layers:
+        if layer.kv == "latent":
+            per_key = 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
+        else:
+            rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
+            per_key = 4 * layer.out_width + rotation
+        attention += per_key * layer.visible_tokens(context_length)
     return 2 * _matrix_weights(model) + attention
-
-
-def _decoding_flops_per_key(layer: LayerConfig) -> int:
-    """Return the FLOPs of one query of all heads with one stored token."""
-    if layer.kv == "latent":
-        return 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
-    rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
-    return 4 * layer.out_width + rotation
 
 
 def training_flops(experiment: Experiment) -> int:
@@ -82,21 +84,6 @@ def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
     """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
     rows = 1 + model.position_scheme.has_embedding
     return item_bytes * (_matrix_weights(model) + rows * model.n_embd)
-
-
-def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
-    config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
-    bias = outputs + model.n_embd if model.bias else 0
-    vectors = config.query_dim + (config.latent_dim if owner == layer else 0)  # of norms
-    vectors += config.n_head if config.has_sink else 0
-    vectors += config.head_dim * (1 + (owner == layer)) if config.has_qk_norm else 0
-    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + vectors
-
-
-def _mlp_parameters(model: ModelConfig) -> int:
-    inner = model.ffn_dim * (model.mlp_matrices - 1)
-    bias = inner + model.n_embd if model.bias else 0
-    return model.n_embd * inner + model.ffn_dim * model.n_embd + bias
 
 
 def _matrix_weights(model: ModelConfig) -> int:
