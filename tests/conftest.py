@@ -12,7 +12,7 @@ from tests.support.mlflow_template import copy_new_databases
 @pytest.fixture(params=["kernels", "plain"])
 def code_path(request):
     """Run the test with the CPU kernels, and again with plain PyTorch in their place."""
-    from kvlab.model.kernels import use_plain_code
+    from kvlab.model.kernels.cpu_kernel import use_plain_code
 
     with use_plain_code() if request.param == "plain" else nullcontext():
         yield request.param

@@ -31,7 +31,7 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model.generate import capture_stream
-from kvlab.model.kernels import linear
+from kvlab.model.kernels.linear import linear
 
 SECONDS_PER_PEAK = 2.0
 """Duration of the runs for each peak. On a busy machine some of them are disturbed."""

@@ -13,7 +13,7 @@ import torch
 from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill_in_slices
-from kvlab.model.kernels import read_status_bytes
+from kvlab.model.kernels.malloc import read_status_bytes
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from kvlab.model.kernels import (
+from kvlab.model.kernels.malloc import (
     read_status_bytes,
     reset_resident_peak,
     return_free_memory,

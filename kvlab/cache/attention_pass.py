@@ -79,22 +79,18 @@ def make_additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class AttentionPass(ABC):
-    """The contract of one forward pass over C tokens of each of B rows."""
+    """The contract of one forward pass over C tokens of each of B rows.
 
-    @property
-    @abstractmethod
-    def positions(self) -> Tensor:
-        """Absolute positions of the tokens: (C,), or (B, C) where rows differ."""
+    Attributes:
+        positions: absolute positions of the tokens: (C,), or (B, C) where rows differ.
+        end: tokens that the longest row holds after this pass.
+        position_limit: a bound above all positions, those of padding too, known without asking
+            the device.
+    """
 
-    @property
-    @abstractmethod
-    def end(self) -> int:
-        """Tokens that the longest row holds after this pass."""
-
-    @property
-    def position_limit(self) -> int:
-        """A bound above all `positions`, those of padding too, known without asking the device."""
-        return self.end
+    positions: Tensor
+    end: int
+    position_limit: int
 
     @abstractmethod
     def writes_kv(self, layer: int) -> bool:
@@ -183,18 +179,11 @@ class OneShotPass(UncachedPass):
         round_part: RoundPart | None = None,
     ):
         super().__init__(owners, round_part)
-        self._length, self._documents = length, documents
-        self._positions = (
+        self._documents = documents
+        self.end = self.position_limit = length
+        self.positions = (
             torch.arange(length, device=device) if documents is None else documents.positions
         )
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def end(self) -> int:
-        return self._length
 
     def read_kv(self, layer: int) -> KVContext:
         return KVContext(self._current[self._owners[layer]], documents=self._documents)

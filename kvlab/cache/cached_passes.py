@@ -69,23 +69,24 @@ class UniformPass(CachedPass):
     def __init__(self, cache: "KVCache", count: int):
         super().__init__(cache, count)
         self._start = cache.length
-
-    @property
-    def positions(self) -> Tensor:
-        return torch.arange(self._start, self._start + self._count, device=self._cache.device)
-
-    @property
-    def end(self) -> int:
-        return self._start + self._count
+        self.end = self.position_limit = cache.length + count
+        self.positions = torch.arange(self._start, self.end, device=cache.device)
 
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
-        if owner in self._pending:
-            return self._read_with_pending(layer, buffer, self._pending[owner])
-        entries = slice(0, min(self.end, buffer.size))
-        if self._count == 1:
-            return KVContext(buffer.read_step(entries), is_causal=False)
-        return KVContext(buffer.read(entries))
+        if owner not in self._pending:
+            entries = slice(0, min(self.end, buffer.size))
+            if self._count == 1:
+                return KVContext(buffer.read_step(entries), is_causal=False)
+            return KVContext(buffer.read(entries))
+        parts = buffer.decode(self._pending[owner])
+        if self._start:
+            parts = concatenate_parts(buffer.read_past(self._start), parts)
+        if not buffer.sinks or self._start <= buffer.size:
+            return KVContext(parts)
+        # tokens between the sinks and the others have left the ring
+        positions = self.key_positions(layer)[None], self.positions[None]
+        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
 
     def key_positions(self, layer: int) -> Tensor:
         owner, buffer = self._find_buffer(layer)
@@ -96,16 +97,6 @@ class UniformPass(CachedPass):
         if self.end > buffer.size and owner not in self._pending:
             return buffer.stored_positions(torch.tensor([self.end], device=device))[0]
         return torch.arange(self.end, device=device)
-
-    def _read_with_pending(self, layer: int, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
-        parts = buffer.decode(pending)
-        if self._start:
-            parts = concatenate_parts(buffer.read_past(self._start), parts)
-        if not buffer.sinks or self._start <= buffer.size:
-            return KVContext(parts)
-        # between the sinks and the others tokens have left the ring
-        positions = self.key_positions(layer)[None], self.positions[None]
-        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         buffer.write_tokens(self._start, encoded)
@@ -123,35 +114,28 @@ class StaticPass(CachedPass):
 
     Args:
         store_codes: stores a part's tokens as codes, a byte each; default in torch.
+
+    Attributes:
+        read_limit: entries from here on are not read; no row may use them yet.
     """
 
     def __init__(self, cache: "KVCache", store_codes: StoreCodes | None = None):
         super().__init__(cache, 1)
         self._store_codes = store_codes
         self._row_positions = cache.row_lengths
+        self.positions = self._row_positions[:, None]  # a view, which advances with them
+        self.end = self.position_limit = cache.max_length + 1  # one captured step serves all
+        self.read_limit = cache.max_length
         self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
         self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
         self._counts: Tensor | None = None  # of this step: tokens of each row
         self._key_positions: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
         self._entries: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
-        self._limit = cache.max_length
-
-    @property
-    def positions(self) -> Tensor:
-        return self._row_positions[:, None]
-
-    @property
-    def end(self) -> int:
-        return self._cache.length + 1
-
-    @property
-    def position_limit(self) -> int:
-        return self._cache.max_length + 1  # one captured step serves all, also of a full cache
 
     def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
-        count = min(buffer.size, self._limit)
+        count = min(buffer.size, self.read_limit)
         if count not in self._visible:
             entries = torch.arange(count, device=self._cache.device)
             visible = entries <= self._row_positions[:, None]
@@ -166,12 +150,8 @@ class StaticPass(CachedPass):
         shape = buffer.sinks, buffer.ring
         if shape not in self._key_positions:  # one tensor, so that layers share its rotations
             positions = buffer.stored_positions(self._row_positions + 1)
-            self._key_positions[shape] = positions[:, : self._limit]
+            self._key_positions[shape] = positions[:, : self.read_limit]
         return self._key_positions[shape]
-
-    def read_at_most(self, limit: int) -> None:
-        """Read no entries from ``limit`` on, which no row uses yet."""
-        self._limit = limit
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         buffer = self._find_buffer(layer)[1]
@@ -234,72 +214,50 @@ class RaggedPass(CachedPass):
 
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
         super().__init__(cache, count)
-        self._end = end
+        self.end = end
+        self.position_limit = cache.length + count  # padding of the longest row is beyond `end`
         self._past, self._past_lengths = cache.list_lengths(), cache.row_lengths
         self._added = added
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}  # by sinks and ring
         index = torch.arange(count, device=cache.device)
         lengths = torch.tensor(added).to(cache.device, non_blocking=True)
-        self._positions = self._past_lengths[:, None] + index
+        self.positions = self._past_lengths[:, None] + index
         self._is_real = index < lengths[:, None]
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def end(self) -> int:
-        return self._end
-
-    @property
-    def position_limit(self) -> int:
-        return self._cache.length + self._count  # padding of the longest row is beyond `end`
 
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
-        if owner in self._pending:
-            return self._read_with_pending(layer, buffer, self._pending[owner])
-        positions = self.key_positions(layer)
-        parts = buffer.read(slice(0, positions.shape[1]))
-        mask = make_position_mask(positions, self._positions)
-        # padding of a row that is still empty sees one key instead of none, which would be NaN
-        mask[..., 0] |= ~mask.any(-1)
-        return KVContext(parts, mask)
-
-    def _read_with_pending(self, layer: int, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
-        past = min(self._cache.length, buffer.size)
-        parts = concatenate_parts(buffer.read(slice(0, past)), buffer.decode(pending))
-        positions = self.key_positions(layer), self._positions
-        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
+        keys = self.key_positions(layer)
+        if owner not in self._pending:
+            mask = see_something(make_position_mask(keys, self.positions))
+            return KVContext(buffer.read(slice(0, keys.shape[1])), mask)
+        past = buffer.read(slice(0, min(self._cache.length, buffer.size)))
+        parts = concatenate_parts(past, buffer.decode(self._pending[owner]))
+        return KVContext(
+            parts, make_position_mask(keys, self.positions, buffer.window, buffer.sinks)
+        )
 
     def key_positions(self, layer: int) -> Tensor:
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             past = buffer.stored_positions(self._past_lengths)
-            return torch.cat([past[:, : self._cache.length], self._positions], 1)
+            return torch.cat([past[:, : self._cache.length], self.positions], 1)
         lengths = self._past_lengths + self._is_real.sum(1)
         return buffer.stored_positions(lengths)[:, : self._cache.length + self._count]
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         shape = buffer.sinks, buffer.ring
         if shape not in self._kept:
-            self._kept[shape] = self._find_kept(buffer)
+            # on the host, which knows all lengths and would otherwise wait for the device
+            past, added = (torch.tensor(counts)[:, None] for counts in (self._past, self._added))
+            index = torch.arange(self._count)
+            positions = past + index
+            is_kept = (index >= added - buffer.ring) | (positions < buffer.sinks)
+            rows, tokens = (is_kept & (index < added)).nonzero(as_tuple=True)
+            found = rows, tokens, buffer.find_entries(positions[rows, tokens])
+            rows, tokens, entries = (t.to(self._cache.device, non_blocking=True) for t in found)
+            self._kept[shape] = rows, tokens, entries
         rows, tokens, entries = self._kept[shape]
         buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
-
-    def _find_kept(self, buffer: KVBuffer) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rows, tokens and entries of what ``buffer`` holds after the pass.
-
-        Found on the host, which knows all lengths and would otherwise wait for the device.
-        """
-        past, added = (torch.tensor(counts)[:, None] for counts in (self._past, self._added))
-        index = torch.arange(self._count)
-        positions = past + index
-        is_kept = (index >= added - buffer.ring) | (positions < buffer.sinks)
-        rows, tokens = (is_kept & (index < added)).nonzero(as_tuple=True)
-        found = rows, tokens, buffer.find_entries(positions[rows, tokens])
-        rows, tokens, entries = (t.to(self._cache.device, non_blocking=True) for t in found)
-        return rows, tokens, entries
 
     def finish(self) -> None:
         self._cache.advance_rows(self._added)
@@ -320,3 +278,9 @@ def make_position_mask(
     if window is not None:
         visible &= (queries - keys < window) | (keys < sinks)
     return visible[:, None]
+
+
+def see_something(visible: Tensor) -> Tensor:
+    """Let padding of an empty row see one key: without any, its softmax would be NaN."""
+    visible[..., 0] |= ~visible.any(-1)
+    return visible

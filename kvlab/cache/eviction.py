@@ -17,6 +17,7 @@ the tokens kept and those of this pass, D width of a head.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
+from kvlab.cache.cached_passes import see_something
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     EntryRange,
     Index,
     KVBuffer,
+    as_bytes,
     concatenate_parts,
     index_kv,
 )
@@ -44,52 +47,29 @@ class EvictingBuffer(KVBuffer):
 
     By recency, the first tokens have entries of their own, and the others are a ring. By heavy
     hitters, entries are in the order of the tokens, and each has a score and a position.
+
+    Attributes:
+        scores: by heavy hitters, (B, H, S) of float32: the attention that each kept token
+            received. Of a prompt, (B, H, prompt - recent): that of its tokens in votes.
+        token_positions: by heavy hitters, (B, H, S) of int32.
     """
 
-    rule: EvictionRule
-    scores: Tensor
-    """(B, H, S) of float32: the attention that each kept token received; by heavy hitters."""
-    token_positions: Tensor
-    """(B, H, S) of int32; by heavy hitters."""
-
-    @classmethod
-    def of(cls, buffer: KVBuffer, rule: EvictionRule) -> "EvictingBuffer":
-        """Return an empty ``buffer`` of ``rule.keep`` entries as one that evicts."""
-        evicting = cls(buffer.parts, buffer.formats, buffer.dtype, None)
-        evicting.rule = rule
-        stored = buffer.parts[0][0]
-        evicting.scores, evicting.token_positions = (
-            torch.zeros(*stored.shape[:2], count, dtype=dtype, device=stored.device)
-            for count, dtype in zip(
-                cls._score_counts(rule), (torch.float32, torch.int32), strict=True
-            )
+    def __init__(self, buffer: KVBuffer, rule: EvictionRule):
+        """Take over the parts of an empty buffer of as many entries as ``rule`` keeps."""
+        super().__init__(buffer.parts, buffer.formats, buffer.dtype, None, rule.sinks)
+        self.rule = rule
+        stored, scored = buffer.parts[0][0], rule.keep if rule.is_scored else 0
+        of_prompt = None if rule.prompt is None else rule.prompt - rule.recent
+        self.scores = stored.new_zeros(
+            *stored.shape[:2], scored if of_prompt is None else of_prompt, dtype=torch.float32
         )
-        return evicting
-
-    @staticmethod
-    def _score_counts(rule: EvictionRule) -> tuple[int, int]:
-        """Return how many scores and positions a head has."""
-        return (rule.keep, rule.keep) if rule.is_scored else (0, 0)
+        self.token_positions = stored.new_zeros(
+            *stored.shape[:2], scored if of_prompt is None else 0, dtype=torch.int32
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (*super().tensors, self.scores, self.token_positions)
-
-    def find_entries(self, positions: Tensor) -> Tensor:
-        """Return the entries of tokens by recency."""
-        sinks = self.rule.sinks
-        return torch.where(
-            positions < sinks, positions, sinks + (positions - sinks) % (self.size - sinks)
-        )
-
-    def stored_positions(self, lengths: Tensor) -> Tensor:
-        sinks, ring = self.rule.sinks, self.size - self.rule.sinks
-        last = lengths[:, None] - 1
-        entries = torch.arange(self.size, device=lengths.device)
-        newest = last - (last - sinks - (entries - sinks)) % ring
-        positions = torch.where(entries < sinks, entries, newest)
-        is_empty = torch.where(entries < sinks, entries > last, newest < sinks)
-        return positions.masked_fill(is_empty, -1)
 
     def find_crop_problem(self, length: int, longest: int) -> str | None:
         if length in (0, longest) or (longest <= self.size and not self.rule.is_scored):
@@ -105,17 +85,10 @@ class EvictingBuffer(KVBuffer):
         tensors = self.tensors if self.rule.is_scored else super().tensors
         return [(tensors, [slice(0, min(length, self.size))])]
 
-    def select_rows(self, index: Tensor) -> "EvictingBuffer":
-        return self._copy_metadata(super().select_rows(index), index)
-
-    def slice_rows(self, start: int, stop: int) -> "EvictingBuffer":
-        return self._copy_metadata(super().slice_rows(start, stop), slice(start, stop))
-
-    def _copy_metadata(self, rows: KVBuffer, index: Tensor | slice) -> "EvictingBuffer":
-        copy = type(self)(rows.parts, self.formats, self.dtype, None)
-        copy.rule = self.rule
-        copy.scores, copy.token_positions = self.scores[index], self.token_positions[index]
-        return copy
+    def map_rows(self, select: Callable[[Tensor], Tensor]) -> "EvictingBuffer":
+        rows = super().map_rows(select)
+        rows.scores, rows.token_positions = select(self.scores), select(self.token_positions)
+        return rows
 
 
 class PromptBuffer(EvictingBuffer):
@@ -124,14 +97,6 @@ class PromptBuffer(EvictingBuffer):
     Until the prompt ends, its tokens are in entries of their own position. Heads keep different
     tokens of it, so their entries have no positions.
     """
-
-    scores: Tensor
-    """(B, H, prompt - recent) of float32: the attention that tokens have received in votes."""
-
-    @staticmethod
-    def _score_counts(rule: EvictionRule) -> tuple[int, int]:
-        assert rule.prompt is not None, "a prompt is reduced"
-        return rule.prompt - rule.recent, 0
 
     @property
     def prompt(self) -> int:
@@ -205,18 +170,8 @@ class EvictingPass(AttentionPass):
         self._is_real = index < self._added[:, None]
         self._pending: dict[int, _PassKV] = {}
         self._copies: dict[tuple[int | None, int], tuple[Index, Index]] = {}
-
-    @property
-    def positions(self) -> Tensor:
-        return self._local.positions
-
-    @property
-    def end(self) -> int:
-        return self._local.end
-
-    @property
-    def position_limit(self) -> int:
-        return self._local.position_limit
+        self.positions, self.end = local.positions, local.end
+        self.position_limit = local.position_limit
 
     def writes_kv(self, layer: int) -> bool:
         return self._local.writes_kv(layer)
@@ -256,7 +211,7 @@ class EvictingPass(AttentionPass):
             keys, own = pending.positions[:, None], self._queries[:, :, None]
             visible = (keys >= 0) & (keys <= own)
             visible &= (keys < buffer.rule.sinks) | (own - keys < buffer.rule.recent)
-            pending.mask = _see_something(visible[:, None])
+            pending.mask = see_something(visible[:, None])
 
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
@@ -316,7 +271,7 @@ class EvictingPass(AttentionPass):
             received = shares.sum(2).float()
             scores += received.masked_fill(~is_real[..., None], 0.0)
             visible.append(is_kept.clone())
-        mask = _see_something(torch.stack(visible, 2))
+        mask = see_something(torch.stack(visible, 2))
         if self._count > 1:  # one mask for each query head
             mask = mask.repeat_interleave(grouped.shape[2], 1)
         pending.mask, pending.is_kept, pending.scores = mask, is_kept, scores
@@ -326,7 +281,7 @@ class EvictingPass(AttentionPass):
     ) -> None:
         """Let the prompt's last queries vote, and drop its other tokens where it ends."""
         keys, own = pending.positions[:, None], self._queries[:, :, None]
-        visible = _see_something((keys >= 0) & (keys <= own))  # (B, C, N)
+        visible = see_something((keys >= 0) & (keys <= own))  # (B, C, N)
         pending.mask = visible[:, None]
         voters, ends = self._find_voters(buffer)
         if not voters:
@@ -389,21 +344,17 @@ class EvictingPass(AttentionPass):
         return total.scatter_add(-1, token.clamp(0, first - 1), received)
 
     def _store(self, buffer: EvictingBuffer, new: _PassKV) -> None:
-        if isinstance(buffer, PromptBuffer):
-            self._store_prompt(buffer, new)
-            return
-        if new.is_kept is not None and new.scores is not None:
-            self._store_ranked(buffer, new, new.is_kept, new.scores)
-            return
-        self._copy_newest(buffer, new, buffer.rule.recent)
-
-    def _store_prompt(self, buffer: PromptBuffer, new: _PassKV) -> None:
-        if new.scores is not None:
+        is_prompt = isinstance(buffer, PromptBuffer)
+        if is_prompt and new.scores is not None:
             buffer.scores.copy_(new.scores)
-        if new.is_kept is not None:
-            self._store_kept(buffer, new, new.is_kept)
+        if new.is_kept is None:
+            self._copy_newest(buffer, new, None if is_prompt else buffer.rule.recent)
             return
-        self._copy_newest(buffer, new, None)
+        order = self._store_kept(buffer, new, new.is_kept)
+        if not is_prompt and new.scores is not None:
+            size = order.shape[-1]
+            buffer.scores[:, :, :size] = new.scores.gather(2, order)
+            buffer.token_positions[:, :, :size] = new.positions.gather(2, order).int()
 
     def _copy_newest(self, buffer: EvictingBuffer, new: _PassKV, recent: int | None) -> None:
         """Store the sinks and the last ``recent`` tokens of each row, or all of this pass.
@@ -428,14 +379,6 @@ class EvictingPass(AttentionPass):
         target, source = self._copies[kind]
         buffer.write(target, index_kv(new.encoded, source))
 
-    def _store_ranked(
-        self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor, scores: Tensor
-    ) -> None:
-        order = self._store_kept(buffer, new, is_kept)
-        size = order.shape[-1]
-        buffer.scores[:, :, :size] = scores.gather(2, order)
-        buffer.token_positions[:, :, :size] = new.positions.gather(2, order).int()
-
     def _store_kept(self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor) -> Tensor:
         """Store in the first entries what is kept, of the past and of this pass, in order of
         tokens; return where each comes from, (B, H, entries)."""
@@ -443,19 +386,7 @@ class EvictingPass(AttentionPass):
         order = (~is_kept).byte().sort(dim=-1, stable=True).indices[..., :size]
         for part, added in zip(buffer.parts, new.encoded, strict=True):
             for stored, tensor in zip(part, added, strict=True):
-                both = torch.cat([_as_bytes(stored[:, :, :past]), _as_bytes(tensor)], 2)
+                both = torch.cat([as_bytes(stored[:, :, :past]), as_bytes(tensor)], 2)
                 index = order[..., None].expand(-1, -1, -1, both.shape[-1])
-                _as_bytes(stored)[:, :, :size] = both.gather(2, index)
+                as_bytes(stored)[:, :, :size] = both.gather(2, index)
         return order
-
-
-def _see_something(visible: Tensor) -> Tensor:
-    """Let padding of a row that is still empty see one key instead of none, which would be NaN."""
-    visible[..., 0] |= ~visible.any(-1)
-    return visible
-
-
-def _as_bytes(stored: Tensor) -> Tensor:
-    """Return float8 as bytes, which every operation takes."""
-    is_float8 = stored.dtype.is_floating_point and stored.itemsize == 1
-    return stored.view(torch.uint8) if is_float8 else stored

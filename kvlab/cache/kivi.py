@@ -14,14 +14,16 @@ full precision, C tokens of this pass, R rows that differ: 1 if all hold the sam
 else B.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext
+from kvlab.cache.cached_passes import see_something
 from kvlab.cache.formats import (
     MAX_SCALE,
     MIN_SCALE,
@@ -210,16 +212,11 @@ class KIVIBuffer(SlotBuffer):
     def _block_tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for part in self.blocks for tensor in part)
 
-    def select_rows(self, index: Tensor) -> "KIVIBuffer":
-        return self._map(lambda tensor: tensor.index_select(0, index))
-
-    def slice_rows(self, start: int, stop: int) -> "KIVIBuffer":
-        return self._map(lambda tensor: tensor[start:stop])
-
-    def _map(self, select: Callable[[Tensor], Tensor]) -> "KIVIBuffer":
-        full = tuple(map(select, self.full))
-        blocks = tuple(tuple(map(select, part)) for part in self.blocks)
-        return KIVIBuffer(full, blocks, self.formats, self.rule, self.window)
+    def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
+        rows = copy.copy(self)
+        rows.full = tuple(map(select, self.full))
+        rows.blocks = tuple(tuple(map(select, part)) for part in self.blocks)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -245,14 +242,6 @@ class _ReadPlan:
     copied_blocks: tuple[Index, Index]
 
 
-@dataclass(frozen=True)
-class _PassKV:
-    """K and V of this pass: ``tokens`` of the past and of this pass, and the completed blocks."""
-
-    tokens: tuple[Tensor, ...]
-    completed: EncodedKV
-
-
 class KIVIPass(AttentionPass):
     """A pass over C tokens of each row, of which ``added`` are real; see `RaggedPass`.
 
@@ -263,7 +252,8 @@ class KIVIPass(AttentionPass):
     """
 
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
-        self._cache, self._count, self._added, self._end = cache, count, added, end
+        self._cache, self._count, self._added = cache, count, added
+        self.end, self.position_limit = end, cache.length + count
         starts = cache.list_lengths()
         self._is_uniform = len({*starts}) == 1 and {*added} == {count}
         rows = slice(0, 1) if self._is_uniform else slice(None)
@@ -272,25 +262,14 @@ class KIVIPass(AttentionPass):
         self._starts = torch.tensor(starts[rows])[:, None]
         self._ends = self._starts + torch.tensor(added[rows])[:, None]
         self._queries = self._starts + torch.arange(count)
-        self._positions = self._move(self._queries[0] if self._is_uniform else self._queries)
+        self.positions = self._move(self._queries[0] if self._is_uniform else self._queries)
         self._plans: dict[int | None, _ReadPlan] = {}
-        self._pending: dict[int, _PassKV] = {}
+        self._pending: dict[int, tuple[tuple[Tensor, ...], EncodedKV]] = {}
+        """Of this pass: each part's tokens, those of the past first, and the completed blocks."""
 
     def _move(self, planned: Tensor) -> Tensor:
         """Return a tensor of a plan on the cache's device, which does not wait for it."""
         return planned.to(self._cache.device, non_blocking=True)
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def end(self) -> int:
-        return self._end
-
-    @property
-    def position_limit(self) -> int:
-        return self._cache.length + self._count
 
     def writes_kv(self, layer: int) -> bool:
         return self._cache.layout.writers[layer]
@@ -303,19 +282,28 @@ class KIVIPass(AttentionPass):
         blocks = (plan.completed, buffer.rule.group)
         completed = [_take(part, plan.completed_tokens) for part in tokens]
         completed = [part.reshape(*part.shape[:2], *blocks, part.shape[-1]) for part in completed]
-        self._pending[owner] = _PassKV(tokens, buffer.encode(completed))
+        self._pending[owner] = tokens, buffer.encode(completed)
 
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
-        plan, new = self._find_plan(buffer), self._pending[owner]
+        plan, (tokens, completed) = self._find_plan(buffer), self._pending[owner]
         stored = tuple(tuple(_take(t, plan.blocks) for t in part) for part in buffer.blocks)
-        quantized = concatenate_parts(buffer.decode(stored), buffer.decode(new.completed))
-        return KVContext(concatenate_parts(quantized, new.tokens), plan.mask)
+        quantized = concatenate_parts(buffer.decode(stored), buffer.decode(completed))
+        return KVContext(concatenate_parts(quantized, tokens), plan.mask)
 
     def end_layer(self, layer: int) -> None:
         owner, buffer = self._find_buffer(layer)
-        if self._cache.layout.last_readers[owner] == layer:
-            self._store(buffer, self._pending.pop(owner))
+        if self._cache.layout.last_readers[owner] != layer:
+            return
+        plan, (tokens, completed) = self._find_plan(buffer), self._pending.pop(owner)
+        target, source = plan.copied_tokens
+        for stored, added in zip(buffer.full, tokens, strict=True):
+            stored[target] = added[source]
+        if plan.completed:
+            target, source = plan.copied_blocks
+            for stored_part, part in zip(buffer.blocks, completed, strict=True):
+                for stored, encoded in zip(stored_part, part, strict=True):
+                    stored[target] = encoded[source]
 
     def finish(self) -> None:
         if self._is_uniform:
@@ -365,8 +353,7 @@ class KIVIPass(AttentionPass):
         visible &= distance >= 0
         if buffer.window is not None:
             visible &= distance < buffer.window
-        # padding of a row that is still empty sees one key instead of none, which would be NaN
-        visible[..., 0] |= ~visible.any(-1)
+        see_something(visible)
         added = self._ends - self._starts
         columns = torch.arange(self._count)
         is_kept = (columns < added) & (columns >= added - buffer.size)
@@ -388,18 +375,6 @@ class KIVIPass(AttentionPass):
             return torch.zeros_like(lengths)
         group, residual = buffer.rule.group, buffer.rule.residual
         return ((lengths - residual).clamp_min(0) // group) * group
-
-    def _store(self, buffer: KIVIBuffer, new: _PassKV) -> None:
-        plan = self._find_plan(buffer)
-        target, source = plan.copied_tokens
-        for stored, tokens in zip(buffer.full, new.tokens, strict=True):
-            stored[target] = tokens[source]
-        if not plan.completed:
-            return
-        target, source = plan.copied_blocks
-        for stored_part, part in zip(buffer.blocks, new.completed, strict=True):
-            for stored, encoded in zip(stored_part, part, strict=True):
-                stored[target] = encoded[source]
 
     def _plan_copies(self, is_kept: Tensor, entries: Tensor, offset: int) -> tuple[Index, Index]:
         """Return where in a buffer, and from where in this pass's K/V, kept columns are copied."""

@@ -10,9 +10,10 @@ Parts are K and V, or one tensor that both are views of.
 Shapes: B rows, H heads of a part, S entries, D width of a part.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -57,30 +58,26 @@ class SlotBuffer(ABC):
 
     @abstractmethod
     def find_crop_problem(self, length: int, longest: int) -> str | None:
-        """Return what the slot keeps, where that is too little to go on from ``length`` tokens.
+        """Return why a row cannot go on from its first ``length`` tokens; None if it can.
 
         Args:
-            longest: tokens of the longest row that it has stored.
+            longest: tokens that the longest row has stored.
         """
 
     @abstractmethod
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
-        """Return where a row keeps what the tokens from ``start`` to ``end`` add for good."""
+        """Return where the tokens from ``start`` to ``end`` are stored, if never overwritten."""
 
     @abstractmethod
     def list_snapshot(self, length: int) -> list[EntryRange]:
-        """Return where a row of ``length`` tokens keeps what further tokens will overwrite.
+        """Return what a row of ``length`` tokens stores and later tokens will overwrite.
 
-        With the segments before it, that is all that the next token reads.
+        The segments before it and the snapshot are all that the next token reads.
         """
 
     @abstractmethod
-    def select_rows(self, index: Tensor) -> "SlotBuffer":
-        """Return a copy of the rows ``index``."""
-
-    @abstractmethod
-    def slice_rows(self, start: int, stop: int) -> "SlotBuffer":
-        """Return a buffer of rows that are stored in this one."""
+    def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
+        """Return a buffer of what ``select`` returns of every tensor (B, ...): some of its rows."""
 
 
 class KVBuffer(SlotBuffer):
@@ -201,7 +198,8 @@ class KVBuffer(SlotBuffer):
         return concatenate_parts(self.read(slice(0, self.sinks)), parts) if self.sinks else parts
 
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
-        """Store consecutive tokens from position ``start`` on, of those that are held later."""
+        """Store consecutive tokens from position ``start`` on, except those that would be
+        overwritten at once."""
         count = encoded[0][0].shape[2]
         if count == 1:
             in_ring = self.sinks + (start - self.sinks) % self.ring
@@ -259,13 +257,10 @@ class KVBuffer(SlotBuffer):
         entries += [slice(sinks + part.start, sinks + part.stop) for part in ring]
         return [(self.tensors, entries)] if entries else []
 
-    def select_rows(self, index: Tensor) -> "KVBuffer":
-        parts = tuple(tuple(select_stored_rows(t, index) for t in part) for part in self.parts)
-        return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
-
-    def slice_rows(self, start: int, stop: int) -> "KVBuffer":
-        parts = tuple(tuple(t[start:stop] for t in part) for part in self.parts)
-        return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
+    def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
+        rows = copy.copy(self)
+        rows.parts = tuple(tuple(map(select, part)) for part in self.parts)
+        return rows
 
 
 def list_ring_entries(start: int, end: int, size: int) -> list[slice]:
@@ -276,8 +271,7 @@ def list_ring_entries(start: int, end: int, size: int) -> list[slice]:
     return [part for part in entries if part.stop > part.start]
 
 
-def select_stored_rows(stored: Tensor, index: Tensor) -> Tensor:
-    """Return a copy of rows. On CUDA torch cannot select rows of float8, but of its bytes."""
-    if stored.dtype.is_floating_point and stored.itemsize == 1:
-        return stored.view(torch.uint8).index_select(0, index).view(stored.dtype)
-    return stored.index_select(0, index)
+def as_bytes(stored: Tensor) -> Tensor:
+    """Return float8 as bytes, since torch has few operations for float8, and others unchanged."""
+    is_float8 = stored.dtype.is_floating_point and stored.itemsize == 1
+    return stored.view(torch.uint8) if is_float8 else stored

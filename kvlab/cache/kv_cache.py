@@ -1,7 +1,7 @@
 """The KV cache of one model under one serving configuration, preallocated from its layout."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from kvlab.cache.cached_passes import RaggedPass, StaticPass, StoreCodes, Unifor
 from kvlab.cache.eviction import EvictingBuffer, EvictingPass, PromptBuffer
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import KIVIBuffer, KIVIPass
-from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer
+from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer, as_bytes
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
@@ -28,7 +28,6 @@ class KVCache:
         compiles_steps: whether decoders of this cache compile their step.
 
     Attributes:
-        compiles_steps: whether decoders of this cache compile their step.
         buffers: the buffers of each slot, by the number of the layer that owns it.
         length: tokens held; where rows differ, those of the longest.
     """
@@ -49,12 +48,9 @@ class KVCache:
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
         self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
+        self._evicts = any(isinstance(buffer, EvictingBuffer) for buffer in self.buffers.values())
         # after the buffers, which a batch that is too large does not get
         self._pass_starts: list[list[int]] = [[] for _ in range(batch_size)]
-
-    @property
-    def _evicts(self) -> bool:
-        return any(isinstance(buffer, EvictingBuffer) for buffer in self.buffers.values())
 
     def _allocate(self, layer: LayerConfig) -> SlotBuffer:
         shape = (layer, self.batch_size, self.max_length)
@@ -73,8 +69,7 @@ class KVCache:
             return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
         entries = (layer, self.batch_size, rule.count_entries(self.max_length))
         buffer = KVBuffer.allocate(*entries, formats, self.dtype, self.device)
-        kind = EvictingBuffer if rule.prompt is None else PromptBuffer
-        return kind.of(buffer, rule)
+        return (EvictingBuffer if rule.prompt is None else PromptBuffer)(buffer, rule)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -124,7 +119,13 @@ class KVCache:
         Raises:
             CacheError: see `begin_pass`.
         """
-        added = self._check_lengths(count, lengths)
+        if lengths is None:
+            added = [count] * self.batch_size
+        else:
+            added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if len(added) != self.batch_size or not all(0 <= new <= count for new in added):
+            text = f"lengths = {added} does not give 0 to {count} tokens"
+            raise CacheError(f"{text} for each of {self.batch_size} rows")
         longest = max(new + held for new, held in zip(added, self.list_lengths(), strict=True))
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
@@ -163,20 +164,10 @@ class KVCache:
         """Return the tokens held by each row."""
         return list(self._ragged_lengths or [self.length] * self.batch_size)
 
-    def _check_lengths(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
-        if lengths is None:
-            return [count] * self.batch_size
-        added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        if len(added) != self.batch_size or not all(0 <= new <= count for new in added):
-            text = f"lengths = {added} does not give 0 to {count} tokens"
-            raise CacheError(f"{text} for each of {self.batch_size} rows")
-        return added
-
     def list_pass_starts(self, row: int) -> list[int]:
         """Return the positions at which the passes over a row's tokens began.
 
-        They are kept where what tokens store depends on them (`KVLayout.depends_on_passes`), and
-        are none elsewhere.
+        The list is empty unless what tokens store depends on it (`KVLayout.depends_on_passes`).
         """
         return list(self._pass_starts[row])
 
@@ -222,8 +213,8 @@ class KVCache:
         """Forget all but the first ``length`` tokens of every row, to reuse a prefix.
 
         Raises:
-            CacheError: a row is shorter, or a slot has dropped tokens that the next token would
-                see, or has quantized some that it would see in full precision.
+            CacheError: a row is shorter, or a slot has dropped or quantized tokens that the next
+                token reads in full precision.
         """
         shortest, longest = min(self.list_lengths()), max(self.list_lengths())
         if not 0 <= length <= shortest:
@@ -240,30 +231,22 @@ class KVCache:
     def slice_rows(self, start: int, stop: int) -> "KVCache":
         """Return a cache of some rows that stores into this one; `advance` this one afterwards."""
         rows = range(self.batch_size)[start:stop]
+        return self._copy(rows, lambda stored: stored[start:stop])
+
+    def select_rows(self, index: Tensor) -> "KVCache":
+        """Return a new cache with copies of the rows ``index``; a row may be repeated."""
+        return self._copy(
+            index.tolist(),
+            lambda stored: as_bytes(stored).index_select(0, index).view(stored.dtype),
+        )
+
+    def _copy(self, rows: Sequence[int], select: Callable[[Tensor], Tensor]) -> "KVCache":
+        """Return a cache of ``rows``, which ``select`` takes from every tensor that is stored."""
         cache = copy.copy(self)
         cache.batch_size = len(rows)
         cache._pass_starts = [list(self._pass_starts[row]) for row in rows]
         if self._ragged_lengths is not None:
-            cache._ragged_lengths = self._ragged_lengths[start:stop]
+            cache._ragged_lengths = [self._ragged_lengths[row] for row in rows]
             cache.length = max(cache._ragged_lengths)
-        cache.buffers = {
-            owner: buffer.slice_rows(start, stop) for owner, buffer in self.buffers.items()
-        }
-        return cache
-
-    def repeat_rows(self, times: int) -> "KVCache":
-        """Return a new cache with ``times`` consecutive copies of every row."""
-        index = torch.arange(self.batch_size, device=self.device).repeat_interleave(times)
-        return self.select_rows(index)
-
-    def select_rows(self, index: Tensor) -> "KVCache":
-        """Return a new cache with copies of the rows ``index``; a row may be repeated."""
-        cache = copy.copy(self)
-        cache.batch_size = len(index)
-        rows = index.tolist() if self.layout.depends_on_passes else []
-        cache._pass_starts = [list(self._pass_starts[row]) for row in rows] or [[] for _ in index]
-        if self._ragged_lengths is not None:
-            cache._ragged_lengths = [self._ragged_lengths[row] for row in index.tolist()]
-            cache.length = max(cache._ragged_lengths)
-        cache.buffers = {owner: buffer.select_rows(index) for owner, buffer in self.buffers.items()}
+        cache.buffers = {owner: buffer.map_rows(select) for owner, buffer in self.buffers.items()}
         return cache

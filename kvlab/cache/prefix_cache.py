@@ -39,23 +39,6 @@ Tokens = Sequence[int] | Ids | Tensor
 DEFAULT_SNAPSHOT_EVERY = 256
 
 
-@dataclass
-class PrefixCacheCounters:
-    """What a prefix cache has done so far.
-
-    Attributes:
-        lookups: calls of `PrefixCache.restore`.
-        prompt_tokens: tokens of these calls.
-        hit_tokens: how many of them were restored.
-        evictions: snapshots, or segments where no snapshots are needed, dropped for their bytes.
-    """
-
-    lookups: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    evictions: int = 0
-
-
 @dataclass(frozen=True)
 class PrefixEntry:
     """What is dropped at once: a snapshot, or a segment where no snapshots are needed.
@@ -89,6 +72,9 @@ class PrefixCache:
             of the cache that they come from. Beside a GPU it is pinned, so that neither way of a
             copy blocks the host.
 
+    Attributes:
+        evictions: snapshots, or segments where no snapshots are needed, dropped for their bytes.
+
     Raises:
         ValueError: a number is outside its range.
     """
@@ -106,7 +92,7 @@ class PrefixCache:
             raise ValueError(f"snapshot_every = {snapshot_every} is below 1; use 1 or more")
         self.bytes_budget, self.snapshot_every = bytes_budget, snapshot_every
         self.in_host_memory = in_host_memory
-        self.counters = PrefixCacheCounters()
+        self.evictions = 0
         self._trees: dict[tuple[Hashable, ...], PrefixTree] = {}
         self._lock = threading.RLock()
         self._bytes = self._clock = 0
@@ -122,18 +108,6 @@ class PrefixCache:
             return self._bytes
 
     @property
-    def node_count(self) -> int:
-        """Nodes of the tree: runs of up to `snapshot_every` tokens."""
-        with self._consistent():
-            return sum(node.parent is not None for node in self._walk())
-
-    @property
-    def snapshot_count(self) -> int:
-        """Nodes with a snapshot."""
-        with self._consistent():
-            return sum(node.snapshot is not None for node in self._walk())
-
-    @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that it holds."""
         with self._consistent():
@@ -145,16 +119,17 @@ class PrefixCache:
             nodes = [(weights, node) for (weights, *_), tree in self._trees.items()
                      for node in tree.root.walk() if node.is_entry and node.parent]  # fmt: skip
             nodes.sort(key=lambda pair: pair[1].priority)
-            return [_describe_entry(weights, node) for weights, node in nodes]
+        entries = []
+        for weights, node in nodes:
+            ids, pass_starts = node.tree.split_key(join_keys(path_to(node)))
+            segment = node.tree.segment_bytes(node.start, node.end)
+            nbytes = segment if node.tree.keeps_all_tokens else node.nbytes - segment
+            text = tuple(ids.tolist()), tuple(pass_starts)
+            entries.append(PrefixEntry(weights, *text, nbytes, node.is_superseded))
+        return entries
 
     def _walk(self) -> Iterator[Node]:
         return (node for tree in self._trees.values() for node in tree.root.walk())
-
-    def clear(self) -> None:
-        """Forget all texts."""
-        with self._lock:
-            self._trees = {}
-            self._recover()
 
     @torch.no_grad()
     def restore(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> int:
@@ -180,15 +155,18 @@ class PrefixCache:
             node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
             path = path_to(node)
             with self._copies(cache.device):
-                self._copy_back(path, length, cache, row)
+                for node in path[1:]:
+                    end = min(node.end, length)
+                    units = tree.count_units(node.start, end)
+                    ranges = _list_segment(cache, node.start, end)
+                    _write_entries(ranges, row, [t[:, :units] for t in node.segment])
+                if node.snapshot is not None and node.end == length:
+                    _write_entries(_list_snapshot(cache, length), row, node.snapshot)
             _, pass_starts = tree.split_key(join_keys(path)[:length])
             cache.fill_row(row, length, pass_starts)
             self._is_changing = True
             self._use(path)
             self._is_changing = False
-            self.counters.lookups += 1
-            self.counters.prompt_tokens += len(ids)
-            self.counters.hit_tokens += length
         return length
 
     @torch.no_grad()
@@ -248,16 +226,6 @@ class PrefixCache:
         return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
 
     # Copies
-
-    def _copy_back(self, path: list[Node], length: int, cache: KVCache, row: int) -> None:
-        for node in path[1:]:
-            end = min(node.end, length)
-            units = node.tree.count_units(node.start, end)
-            ranges = [r for b in cache.buffers.values() for r in b.list_segment(node.start, end)]
-            _write_entries(ranges, row, [t[:, :units] for t in node.segment])
-        if path and path[-1].snapshot is not None and path[-1].end == length:
-            ranges = [r for b in cache.buffers.values() for r in b.list_snapshot(length)]
-            _write_entries(ranges, row, path[-1].snapshot)
 
     def _copy(self, ranges: list[EntryRange], row: int) -> tuple[Tensor, ...]:
         return tuple(self._keep(pieces) for pieces in _read_entries(ranges, row))
@@ -320,11 +288,11 @@ class PrefixCache:
         if not path or path[-1].end == depth:
             return path
         *whole, node = path
-        # both halves are copied, so that either can be freed
+        # a split copies both halves, so that either can be freed alone
         needed = node.tree.segment_bytes(node.start, node.end)
         while node.parent is not None and self._bytes + needed > self.bytes_budget:
             self._evict_one(whole)
-        # it may have had to go itself: then the row has what is needed of it
+        # if the node was evicted itself, `_store` copies its tokens from the row
         return whole if node.parent is None else [*whole, self._split(node, depth)]
 
     def _split(self, node: Node, depth: int) -> Node:
@@ -360,13 +328,12 @@ class PrefixCache:
         nodes = []
         for start in range(parent.end, length, self.snapshot_every):
             end = min(length, start + self.snapshot_every)
-            ranges = [r for b in cache.buffers.values() for r in b.list_segment(start, end)]
-            nodes.append(Node(tree, key[start:end].copy(), start, self._copy(ranges, row)))
+            segment = self._copy(_list_segment(cache, start, end), row)
+            nodes.append(Node(tree, key[start:end].copy(), start, segment))
         for upper, lower in pairwise(nodes):
             lower.attach(upper)
         if is_new and not tree.keeps_all_tokens:
-            ranges = [r for b in cache.buffers.values() for r in b.list_snapshot(length)]
-            (nodes or path)[-1].snapshot = self._copy(ranges, row)
+            (nodes or path)[-1].snapshot = self._copy(_list_snapshot(cache, length), row)
         if nodes:
             nodes[0].attach(parent)
         self._bytes += added
@@ -418,7 +385,7 @@ class PrefixCache:
             passed.append(entry)
         for entry in passed:
             heapq.heappush(self._entries, entry)
-        self.counters.evictions += 1
+        self.evictions += 1
         if node.snapshot is not None:
             self._bytes -= node.tree.snapshot_bytes(node.end)
             node.snapshot = None
@@ -446,12 +413,12 @@ def _as_ids(tokens: Tokens) -> Ids:
     return np.asarray(tokens, dtype=np.int64)
 
 
-def _describe_entry(weights: Hashable, node: Node) -> PrefixEntry:
-    tree = node.tree
-    ids, pass_starts = tree.split_key(join_keys(path_to(node)))
-    whole = tree.segment_bytes(node.start, node.end), tree.snapshot_bytes(node.end)
-    nbytes = whole[0] if tree.keeps_all_tokens else whole[1]
-    return PrefixEntry(weights, tuple(ids.tolist()), tuple(pass_starts), nbytes, node.is_superseded)
+def _list_segment(cache: KVCache, start: int, end: int) -> list[EntryRange]:
+    return [r for buffer in cache.buffers.values() for r in buffer.list_segment(start, end)]
+
+
+def _list_snapshot(cache: KVCache, length: int) -> list[EntryRange]:
+    return [r for buffer in cache.buffers.values() for r in buffer.list_snapshot(length)]
 
 
 def _read_entries(ranges: Iterable[EntryRange], row: int) -> Iterator[list[Tensor]]:

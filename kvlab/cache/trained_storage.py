@@ -16,6 +16,7 @@ part, R rows that differ: 1, or B with documents.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class _BlockwisePass(OneShotPass):
         super().write_kv(layer, *parts)
         if self._blocks.count and self._rule.quantizes(self._windows[layer]):
             self._rounded[layer] = tuple(
-                round_straight_through(self._blocks.take(part), self._make_round(block_format))
+                round_straight_through(self._blocks.take(part), partial(self._round, block_format))
                 for part, block_format in zip(parts, self._formats, strict=True)
             )
 
@@ -128,13 +129,9 @@ class _BlockwisePass(OneShotPass):
         if self._owners[layer] not in self._current:
             self._rounded.pop(self._owners[layer], None)
 
-    def _make_round(self, block_format: BlockFormat) -> Callable[[Tensor], Tensor]:
-        def round_tokens(tokens: Tensor) -> Tensor:
-            rows, heads, _, width = tokens.shape
-            blocks = tokens.reshape(rows, heads, -1, self._rule.group, width)
-            return block_format.decode(block_format.encode(blocks), tokens.dtype).flatten(2, 3)
-
-        return round_tokens
+    def _round(self, block_format: BlockFormat, tokens: Tensor) -> Tensor:
+        blocks = tokens.unflatten(2, (-1, self._rule.group))
+        return block_format.decode(block_format.encode(blocks), tokens.dtype).flatten(2, 3)
 
     def _find_visible(self, window: int | None) -> Tensor:
         """Return (R, T, K) of bool: of the blocks' tokens, then of all, those that queries see."""

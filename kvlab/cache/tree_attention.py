@@ -40,7 +40,9 @@ class TreePass(UncachedPass):
     ):
         super().__init__(owners, round_part)
         self._bands = [(layer.window, layer.sink_tokens) for layer in layers]
-        self._positions = positions
+        self.positions = positions
+        # a branch follows the prefix, so no position is beyond the row
+        self.end = self.position_limit = positions.shape[1]
         distance = positions[:, :, None] - positions[:, None, :]
         same_branch = branches[:, :, None] == branches[:, None, :]
         is_prefix = (branches == SHARED_PREFIX)[:, None, :]
@@ -51,18 +53,6 @@ class TreePass(UncachedPass):
             if window is not None:
                 is_near = visible & ((distance < window) | (positions[:, None, :] < sinks))
             self._masks[window, sinks] = make_additive_mask(is_near, dtype)
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def end(self) -> int:
-        return int(self._positions.max()) + 1
-
-    @property
-    def position_limit(self) -> int:
-        return self._positions.shape[1]  # a branch follows the prefix, so none is beyond its row
 
     def read_kv(self, layer: int) -> KVContext:
         return KVContext(self._current[self._owners[layer]], self._masks[self._bands[layer]])

@@ -37,7 +37,7 @@ from kvlab.evaluate.validation_loss import (
     target_losses,
 )
 from kvlab.model import GPT
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
 from kvlab.spec.experiment import Experiment
 

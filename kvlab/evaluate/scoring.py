@@ -24,7 +24,7 @@ from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
 from kvlab.evaluate.packed_scoring import score_packed
 from kvlab.model import GPT
 from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
 
 Pair = tuple[list[int], list[int]]

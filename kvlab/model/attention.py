@@ -31,7 +31,7 @@ from kvlab.model.decode_attention import (
     decode_stored,
     to_dense,
 )
-from kvlab.model.kernels import Linear
+from kvlab.model.kernels.linear import Linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
@@ -67,12 +67,11 @@ class Attention(nn.Module):
         if query_dim:
             self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
             self.q_up = Linear(query_dim, self.config.q_width, bias=False)
-        has_norms, norm = self.config.has_qk_norm, (self.config.head_dim, config.norm_eps)
-        self.query_norm = nn.RMSNorm(norm[0], eps=norm[1]) if has_norms else None
-        self.key_norm = nn.RMSNorm(norm[0], eps=norm[1]) if has_norms and owns_kv else None
+        norm = partial(nn.RMSNorm, self.config.head_dim, eps=config.norm_eps)
+        self.query_norm = norm() if self.config.has_qk_norm else None
+        self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
-        is_sinking = self.config.has_sink
-        self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if is_sinking else None
+        self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if self.config.has_sink else None
         self.kv = VIEWS[self.config.kv](self.config, owns_kv, config.norm_eps)
 
     def forward(
@@ -109,10 +108,9 @@ class Attention(nn.Module):
         q = apply_rope(q, rope)
         attention_pass.observe_queries(self.layer, q, self.sink)
         context = attention_pass.read_kv(self.layer)
+        key_rope = None
         if rotation is not None and kv.is_rotated_on_read:
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
-        else:
-            key_rope = None
         attend_layer = partial(attend, context=context, layer=config, sink=self.sink)
         y = kv.attend(q, context.parts, key_rope, attend_layer)
         attention_pass.end_layer(self.layer)
@@ -264,12 +262,12 @@ class LatentKV(SeparateKV):
         return (self.attend_absorbed if is_absorbed else self.attend_expanded)(q, parts, attend)
 
     def is_absorbed(self, queries: int, keys: int) -> bool:
-        """Return whether attending to the latents themselves takes fewer FLOPs.
+        """Return whether it takes fewer FLOPs to attend to the latents themselves.
 
-        Never where the queries are the whole text, as in training.
+        In training it never does, since there are as many queries as keys.
         """
         head_dim, latent_dim = self.layer.head_dim, self.layer.latent_dim
-        # for each head, without what both have in common
+        # FLOPs of one head; work that both ways share is left out
         expanded = keys * 2 * head_dim * latent_dim + queries * keys * 2 * head_dim
         absorbed = queries * 2 * head_dim * latent_dim + queries * keys * 2 * latent_dim
         return queries < keys and absorbed < expanded

@@ -10,16 +10,17 @@ from kvlab.cache import DocumentMask
 
 @dataclass(frozen=True)
 class CausalMask:
-    """The keys that queries see of P + C consecutive ones, of which they are the last C.
+    """Which of P + C consecutive tokens the last C see.
 
-    A query sees itself and the ``window - 1`` tokens before it, or all of them if ``window`` is
-    None. Beside the window it sees the first ``sink_tokens`` of its text, which is then all there,
-    or of its document (arXiv 2309.17453). It sees no token of another document.
+    A query sees itself and the ``window - 1`` tokens before it, or all tokens before it if
+    ``window`` is None. It also sees the first ``sink_tokens`` of its text or document
+    (arXiv 2309.17453). It sees no token of another document.
 
     Attributes:
         window: tokens that a query sees, itself included.
-        sink_tokens: without a window they are no others than it sees anyway.
-        documents: of a pass without a past.
+        sink_tokens: with a window, the keys must begin with the first token of the text. Without
+            one, a query sees all earlier tokens anyway.
+        documents: the documents of a pass without past tokens.
     """
 
     window: int | None = None
@@ -27,19 +28,19 @@ class CausalMask:
     documents: DocumentMask | None = None
 
     def is_windowed(self, keys: int) -> bool:
-        """Return whether a query of ``keys`` tokens may not see all those before it."""
+        """Return whether the window hides any of ``keys`` tokens from a query."""
         return self.window is not None and self.window < keys
 
     @property
     def has_scattered_sinks(self) -> bool:
-        """Whether sinks are anywhere in a row: each of its documents has some."""
+        """Whether sinks may be anywhere in a row, since each document has its own."""
         return self.documents is not None and self.sink_tokens > 0
 
     def to_dense(self, queries: slice, device: torch.device) -> Tensor:
-        """Return (C, T), or (B, 1, C, T), of bool: the tokens up to the last query that each sees.
+        """Return a mask of bool, (C, T) or (B, 1, C, T): which of the first T tokens queries see.
 
         Args:
-            queries: their positions; T is where they stop.
+            queries: the positions of the queries; T is their end.
         """
         keys = torch.arange(queries.stop, device=device)
         distance = torch.arange(queries.start, queries.stop, device=device)[:, None] - keys

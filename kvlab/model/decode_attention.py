@@ -1,5 +1,6 @@
-"""Attention of one token to what a cache has stored: values or codes, whose keys may have still to
-be rotated, or may be joined from two parts.
+"""Attention of one token to what a cache has stored.
+
+K and V are values or codes. Keys may be stored before their rotation, or in two parts.
 
 Shapes: B rows, H heads of K and V, C queries of one such head, T or S stored tokens, D width, R
 width of what all heads share.
@@ -34,7 +35,7 @@ def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class UnrotatedKeys:
-    """Keys (B, H, T, D) that are stored as they are before they are rotated.
+    """Keys (B, H, T, D) that are stored without their rotation.
 
     Attributes:
         stored: (B, H, T, D).
@@ -55,11 +56,11 @@ class UnrotatedKeys:
 
 @dataclass(frozen=True)
 class JoinedKeys:
-    """Keys (B, H, T, R + D): numbers that all heads share, before those of each head.
+    """Keys (B, H, T, R + D): a part that all heads share, then a part of each head.
 
     Attributes:
         shared: (B, 1, T, R).
-        stored: (B, H, T, D or more), of whose numbers the first D count.
+        stored: (B, H, T, D or more); the first D numbers of a vector are its key.
         width: D.
     """
 
@@ -110,7 +111,7 @@ def attend_decoded(
     Args:
         mask: (B or 1, 1, 1, S), added to the scores, or of bool and true where a query sees a key.
         sink: (H, C) logits that join the denominators; or None.
-        counts: (B,) beside a mask: its first true entries in each row; the others are false.
+        counts: (B,) with a mask: how many keys each row sees, from the first on.
     """
     if attends_by_triton(q, k, v) and (mask is None or counts is not None):
         note_kernel(DECODE_KERNEL)
@@ -121,14 +122,17 @@ def attend_decoded(
         note_kernel("scaled_codes" if isinstance(v, ScaledCodes) else "rotated_blocks")
         return attend_blocks(q, k, v, mask, sink)
     values = decode_stored(v, q.dtype)
-    # What is large is not copied beside what is shared. Added to the mask the scores of that are
-    # rounded to its dtype, so keys of half precision are joined where they are not as large as V.
+    # Score the shared part by itself, so that the large part is not copied. In half precision the
+    # scores would be rounded when they join the mask: then copy, unless the large part is V.
     if isinstance(k, JoinedKeys) and (q.dtype.itemsize >= 4 or k.width == v.shape[3]):
         shared, own = torch.split(q, [k.shared.shape[3], k.width], -1)
         keys = values if k.stored is v else decode_stored(k.stored, q.dtype)
         scores = _score_shared(shared, decode_stored(k.shared, q.dtype)) * q.shape[-1] ** -0.5
         own = own * math.sqrt(k.width / q.shape[-1])  # it is divided by the root of its own width
-        mask = _add_mask(scores, mask)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = scores.masked_fill(~mask, -math.inf)
+        else:
+            mask = scores if mask is None else scores + mask
         return scaled_dot_product(own, keys[..., : k.width], values, mask, sink=sink)
     keys = values if k is v else to_dense(k, q.dtype)
     return scaled_dot_product(q, keys, values, mask, sink=sink)
@@ -170,8 +174,8 @@ def attend_blocks(
 ) -> Tensor:
     """Attend queries (B, H, C, D) to K and V of as many heads, some heads at a time.
 
-    Codes are converted, and keys rotated, in memory that stays in a core's cache: new memory for
-    all of them would cost more than that.
+    Codes are converted, and keys rotated, in blocks that fit a core's cache. Allocating memory for
+    all of them at once would take longer.
 
     Args:
         mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
@@ -196,7 +200,7 @@ def attend_blocks(
         if table is None:
             scores = queries[part] @ key_block[..., : queries.shape[-1]].mT
         else:
-            scores = _score_rotated(queries[part], key_block, _select_rows(table, part, heads))
+            scores = _score_rotated(queries[part], key_block, table, part, heads)
         if key_scale is not None:
             scores *= key_scale[part]
         if of_shared is not None:
@@ -213,8 +217,17 @@ def attend_blocks(
     return _join(parts).view(batch, heads, count, -1)
 
 
-def _score_rotated(q: Tensor, keys: Tensor, table: RopeTable) -> Tensor:
-    """Return the products (N, C, S) of queries (N, C, D) with keys (N, S, D), rotated first."""
+def _score_rotated(q: Tensor, keys: Tensor, table: RopeTable, part: slice, heads: int) -> Tensor:
+    """Return the products (N, C, S) of queries (N, C, D) with keys (N, S, D), rotated first.
+
+    Args:
+        table: the rotations (S, R/2), or of each row (B, 1, S, R/2).
+        part: which of the rows' heads these are.
+        heads: of a row.
+    """
+    if table.cos.dim() == 4:
+        rows = torch.arange(part.start, part.stop, device=q.device) // heads
+        table = RopeTable(table.cos[rows, 0], table.sin[rows, 0])
     rotary_dim = 2 * table.cos.shape[-1]
     unrotated = keys[..., :rotary_dim]
     rotated = rotate_into(table.cos.new_empty(unrotated.shape), unrotated, *table)
@@ -222,14 +235,6 @@ def _score_rotated(q: Tensor, keys: Tensor, table: RopeTable) -> Tensor:
     if rotary_dim < q.shape[-1]:
         scores.baddbmm_(q[..., rotary_dim:], keys[..., rotary_dim:].mT)
     return scores
-
-
-def _select_rows(table: RopeTable, part: slice, heads: int) -> RopeTable:
-    """Return the rotations (S, R/2), or (N, S, R/2), of some of the heads of all rows."""
-    if table.cos.dim() == 2:
-        return table
-    rows = torch.arange(part.start, part.stop, device=table.cos.device) // heads
-    return RopeTable(*(values[rows, 0] for values in table))
 
 
 def _score_shared(q: Tensor, stored: Stored) -> Tensor:
@@ -249,16 +254,10 @@ def _flatten_heads(stored: Stored) -> Stored:
     return stored.flatten(0, 1)
 
 
-def _slice(stored: Stored, part: slice) -> Stored:
-    if isinstance(stored, ScaledCodes):
-        return ScaledCodes(stored.codes[part], stored.scales[part])
-    return stored[part]
-
-
 def _split_heads(stored: Stored) -> list[slice]:
-    """Return the heads of (N, S, D) that are converted at a time: all on a GPU.
+    """Return the heads of (N, S, D) that are converted at a time: all of them on a GPU.
 
-    A compiled step has the operations of every part in its graph, so it has few parts.
+    A compiled step has few parts, since its graph repeats the operations for each of them.
     """
     number, *rest = stored.shape
     device = (stored.codes if isinstance(stored, ScaledCodes) else stored).device
@@ -278,18 +277,11 @@ def _find_scale(stored: Stored) -> Tensor | None:
 
 def _convert(stored: Stored, heads: slice, dtype: torch.dtype) -> Tensor:
     """Return values of some heads of (N, S, D), without the scales that `_find_scale` returns."""
-    part = _slice(stored, heads)
-    if isinstance(part, ScaledCodes):
-        return part.decode(dtype) if _find_scale(part) is None else part.convert(dtype)
-    return part
+    if not isinstance(stored, ScaledCodes):
+        return stored[heads]
+    part = ScaledCodes(stored.codes[heads], stored.scales[heads])
+    return part.decode(dtype) if _find_scale(part) is None else part.convert(dtype)
 
 
 def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``scores`` with minus infinity where a query does not see a key."""
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask

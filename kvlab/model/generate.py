@@ -3,7 +3,7 @@
 Shapes: B rows, C prompt tokens, V vocab_size.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -123,20 +123,15 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
         kth_largest = logits.topk(sampling.top_k).values[:, -1:]
         logits = logits.masked_fill(logits < kth_largest, -torch.inf)
     if sampling.top_p is not None and sampling.top_p < 1:
-        logits = _keep_nucleus(logits, sampling.top_p)
+        ordered, index = logits.sort(-1, descending=True)
+        mass_before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+        mass_before[:, 0] = 0.0  # so that at least one token stays
+        is_dropped = torch.zeros_like(mass_before, dtype=torch.bool)
+        is_dropped = is_dropped.scatter(-1, index, mass_before >= sampling.top_p)
+        logits = logits.masked_fill(is_dropped, -torch.inf)
     # argmax of p / Exp(1) draws from p; unlike multinomial it does not wait for the sum
     noise = torch.empty_like(logits).exponential_(generator=generator)
     return (logits.softmax(-1) / noise).argmax(-1)
-
-
-def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Mask all but the fewest tokens whose probabilities reach ``top_p``, at least one."""
-    ordered, index = logits.sort(-1, descending=True)
-    mass_before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-    mass_before[:, 0] = 0.0
-    is_dropped = torch.zeros_like(mass_before, dtype=torch.bool)
-    is_dropped = is_dropped.scatter(-1, index, mass_before >= top_p)
-    return logits.masked_fill(is_dropped, -torch.inf)
 
 
 @torch.inference_mode()
@@ -173,16 +168,25 @@ def generate(
         ValueError: a prompt is empty, holds an unknown id, or exceeds the learned positions.
     """
     _check_request(model, prompts, new_tokens)
-    if cached:
-        make = prepare or make_decoder
-        next_logits = _make_cached_logits(model, prompts, new_tokens, serving, make)
-    else:
-        next_logits = _make_uncached_logits(model, prompts)
-    generated = []
-    stop_tokens = torch.tensor(sorted(stop), device=model.device)
-    has_ended = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    steps = _iter_sampled_tokens(next_logits, new_tokens, sampling or Sampling(), seed)
-    for step, tokens in enumerate(steps):
+    sampling, device = sampling or Sampling(), model.device
+    generator = torch.Generator(device).manual_seed(seed)
+    stop_tokens = torch.tensor(sorted(stop), device=device)
+    has_ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    rows, lengths = [list(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
+    cache = model.new_cache(len(rows), max(lengths) + new_tokens, serving) if cached else None
+    is_ragged = len(set(lengths)) > 1
+    given = None if cached and not is_ragged else lengths
+    logits = prefill(model, _pad_right(rows, device), cache, given)
+    decoder = None if cache is None else (prepare or make_decoder)(model, cache)
+    generated: list[Tensor] = []
+    for step in range(new_tokens):
+        if step and decoder is not None:
+            logits = decoder(generated[-1])
+        elif step:
+            for row, token in zip(rows, generated[-1].tolist(), strict=True):
+                row.append(token)
+            logits = prefill(model, _pad_right(rows, device), None, [len(row) for row in rows])
+        tokens = sample(logits, sampling, generator)
         generated.append(tokens)
         if on_tokens is not None:
             on_tokens(tokens.tolist())
@@ -191,8 +195,10 @@ def generate(
             is_check_due = on_tokens or step % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1
             if is_check_due and bool(has_ended.all()):
                 break
-    rows = torch.stack(generated, 1).tolist() if generated else [[] for _ in prompts]
-    return [_cut_after_stop(row, stop) for row in rows]
+    replies = torch.stack(generated, 1).tolist() if generated else [[] for _ in prompts]
+    ends = (next((i for i, token in enumerate(reply) if token in stop), None) for reply in replies)
+    return [reply if end is None else reply[: end + 1]
+            for reply, end in zip(replies, ends, strict=True)]  # fmt: skip
 
 
 def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
@@ -209,55 +215,6 @@ def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int
     if config.position_scheme.has_embedding and length > config.block_size:
         text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
         raise ValueError(f"{text} positions; shorten the text, or ask for fewer new tokens")
-
-
-def _cut_after_stop(row: list[int], stop: Collection[int]) -> list[int]:
-    end = next((i + 1 for i, token in enumerate(row) if token in stop), len(row))
-    return row[:end]
-
-
-NextLogits = Callable[[Tensor | None], Tensor]
-"""Takes the tokens (B,) just chosen, None at first, and returns the next logits (B, V)."""
-
-
-def _iter_sampled_tokens(
-    next_logits: NextLogits, count: int, sampling: Sampling, seed: int
-) -> Iterator[Tensor]:
-    """Yield the tokens (B,) of ``count`` steps."""
-    logits = next_logits(None)
-    generator = torch.Generator(logits.device).manual_seed(seed)
-    for step in range(count):
-        tokens = sample(logits, sampling, generator)
-        yield tokens
-        if step + 1 < count:
-            logits = next_logits(tokens)
-
-
-def _make_cached_logits(
-    model: GPT,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    serving: ServingConfig | None,
-    prepare: "PrepareDecoder",
-) -> NextLogits:
-    lengths = [len(prompt) for prompt in prompts]
-    cache = model.new_cache(len(prompts), max(lengths) + new_tokens, serving)
-    ragged_lengths = lengths if len(set(lengths)) > 1 else None
-    prompt_logits = prefill(model, _pad_right(prompts, model.device), cache, ragged_lengths)
-    decoder = prepare(model, cache)
-    return lambda tokens: prompt_logits if tokens is None else decoder(tokens)
-
-
-def _make_uncached_logits(model: GPT, prompts: Sequence[Sequence[int]]) -> NextLogits:
-    rows = [list(prompt) for prompt in prompts]
-
-    def next_logits(tokens: Tensor | None) -> Tensor:
-        if tokens is not None:
-            for row, token in zip(rows, tokens.tolist(), strict=True):
-                row.append(token)
-        return prefill(model, _pad_right(rows, model.device), None, [len(row) for row in rows])
-
-    return next_logits
 
 
 def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -377,10 +334,10 @@ class GraphDecoder:
 
 
 READ_LENGTHS = 8
-"""The most graphs of one cache."""
+"""The largest number of graphs of one cache."""
 
 MIN_READ_LENGTH = 256
-"""Entries that are not told apart: reading them takes less time than a launch."""
+"""The smallest step between read lengths: reading fewer entries saves less than a launch takes."""
 
 
 def list_read_lengths(held: int, max_length: int) -> list[int]:
@@ -446,7 +403,7 @@ class StaticDecoder:
         Args:
             entries: of the cache that it reads: the longest row's tokens with this one, or more.
         """
-        self._pass.read_at_most(entries)
+        self._pass.read_limit = entries
         run = _run_compiled_step if self._compiles else _run_step
         return run(self._model, self._tokens, self._pass, self._head)
 

@@ -18,7 +18,9 @@ from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pas
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
-from kvlab.model.kernels import Int8Linear, Linear, gelu
+from kvlab.model.kernels.gelu import gelu
+from kvlab.model.kernels.int8 import Int8Linear
+from kvlab.model.kernels.linear import Linear
 from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
@@ -48,32 +50,21 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.activate = _ACTIVATIONS[config.mlp]
+        self.activate: Callable[[Tensor], Tensor] = F.silu if config.mlp == "swiglu" else gelu
+        self.is_gated = config.mlp != "gelu"
         inner = config.ffn_dim * (config.mlp_matrices - 1)
         self.up = Linear(config.n_embd, inner, bias=config.bias)
         self.down = Linear(config.ffn_dim, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.activate(self.up(x)))
+        x = self.up(x)
+        if self.is_gated:
+            gate, value = x.chunk(2, -1)
+            x = self.activate(gate) * value
+        else:
+            x = self.activate(x)
+        out: Tensor = self.down(x)
         return out
-
-
-def _swiglu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, -1)
-    return F.silu(gate) * value
-
-
-def _geglu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, -1)
-    return gelu(gate) * value
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "swiglu": _swiglu,
-    "geglu": _geglu,
-}
-"""`model.mlp` -> the MLP between its two matrices."""
 
 
 class Block(nn.Module):
@@ -212,13 +203,24 @@ class GPT(nn.Module):
             ValueError: a position is beyond the learned embeddings, or there are lengths without a
                 cache, or documents with one.
         """
+        attention_pass: AttentionPass
         if cache is None:
-            attention_pass = self._begin_one_shot_pass(tokens, lengths, document_start)
+            if lengths is not None:
+                raise ValueError("lengths needs a cache; without one, padding at the end is inert")
+            documents = None if document_start is None else DocumentMask(tokens, document_start)
+            attention_pass = begin_one_shot_pass(
+                self.config, self.trained_kv, tokens.shape[1], tokens.device, documents
+            )
         elif document_start is not None:
             raise ValueError("a cache's row holds one document; give each document its own row")
         else:
             attention_pass = cache.begin_pass(tokens.shape[1], lengths)
-        self._check_positions(attention_pass.end)
+        limit = self.config.block_size
+        if self.position_embedding is not None and attention_pass.end > limit:
+            raise ValueError(
+                f"{attention_pass.end} tokens exceed block_size = {limit}, the end of the learned"
+                " positions; shorten the text, or use position: rope"
+            )
         return self.run_pass(tokens, attention_pass, token_indices, residual_dtype)
 
     def run_pass(
@@ -229,14 +231,13 @@ class GPT(nn.Module):
         residual_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
+        positions, limit = attention_pass.positions, attention_pass.position_limit
         x = self.token_embedding(tokens)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         if self.position_embedding is not None:
             # only padding can be beyond the last position; its outputs are meaningless
-            positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
-            x = x + self.position_embedding(positions)
-        positions, limit = attention_pass.positions, attention_pass.position_limit
+            x = x + self.position_embedding(positions.clamp_max(self.config.block_size - 1))
         rotations = [
             PassRotation(tables, positions, limit, x.dtype) for tables in self.rotary_tables
         ]
@@ -282,9 +283,9 @@ class GPT(nn.Module):
         return {name: module for name, module in modules if isinstance(module, Linear)}
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return inputs and outputs of the products of `linear_layers`, by name.
+        """Return inputs and outputs of each product of `linear_layers`, by name.
 
-        Several latents are mapped by a part of one weight each.
+        Each of several latents has its own product, with a part of one weight.
         """
         shapes = {}
         for name, layer in self.linear_layers().items():
@@ -293,27 +294,6 @@ class GPT(nn.Module):
             is_latent = name.endswith("kv.up")
             shapes[name] = inputs, outputs // (kind.n_kv_head if is_latent else 1)
         return shapes
-
-    def _begin_one_shot_pass(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | Sequence[int] | None,
-        document_start: int | None,
-    ) -> AttentionPass:
-        if lengths is not None:
-            raise ValueError("lengths needs a cache; without one, padding at the end is inert")
-        documents = None if document_start is None else DocumentMask(tokens, document_start)
-        return begin_one_shot_pass(
-            self.config, self.trained_kv, tokens.shape[1], tokens.device, documents
-        )
-
-    def _check_positions(self, end: int) -> None:
-        limit = self.config.block_size
-        if self.position_embedding is not None and end > limit:
-            raise ValueError(
-                f"{end} tokens exceed block_size = {limit}, the end of the learned positions;"
-                " shorten the text, or use position: rope"
-            )
 
     def new_cache(
         self,
@@ -338,43 +318,36 @@ class GPT(nn.Module):
             compiles_steps=serving is not None and serving.compile,
         )
 
-    def decay_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the parameters that weight decay applies to (matrices), and the others."""
-        matrices = [p for p in self.parameters() if p.dim() >= 2]
-        return matrices, [p for p in self.parameters() if p.dim() < 2]
-
     def reset_parameters(self, seed: int) -> None:
         """Draw GPT-2's initial weights.
 
         Matrices are normal with a standard deviation of 0.02, divided by sqrt(2 n_layer) in
-        projections into the residual stream. Biases are zero, norm weights one.
+        projections into the residual stream. Biases are zero, norm weights one. The query, key
+        and value rows of a ``qkv`` are drawn separately, so that MHA and MQA start from the same
+        queries. A tensor that is both K and V starts as V.
         """
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
-                nn.init.constant_(parameter, 1.0 if _is_norm_weight(name) else 0.0)
+                is_norm = name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
+                nn.init.constant_(parameter, 1.0 if is_norm else 0.0)
                 continue
             std = residual_std if name.endswith(("proj.weight", "down.weight")) else 0.02
-            for part_name, rows in self._separately_drawn_rows(name, parameter):
-                _init_normal(rows, std, seed, part_name)
-
-    def _separately_drawn_rows(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield q, k and v of a qkv by themselves, so that q starts equal for MHA and MQA.
-
-        A tensor that is K and V at once starts as V would.
-        """
-        if not name.endswith("qkv.weight"):
-            yield name, parameter
-            return
-        attention = self.get_submodule(name.removesuffix(".qkv.weight"))
-        assert isinstance(attention, Attention)
-        widths = [part.count * part.size for part in attention.config.stored]
-        parts = _PART_NAMES[attention.config.kv][: len(widths)]
-        if not attention.store_width:
-            widths, parts = [], ()
-        rows = torch.split(parameter, [attention.q_rows, *widths])
-        for part, values in zip(("q", *parts), rows, strict=True):
-            yield f"{name}.{part}", values
+            parts = {name: parameter}
+            if name.endswith("qkv.weight"):
+                attention = self.get_submodule(name.removesuffix(".qkv.weight"))
+                assert isinstance(attention, Attention)
+                names = ("q", *_PART_NAMES[attention.config.kv])  # a latent may have no rotary key
+                widths = attention.widths if attention.store_width else attention.widths[:1]
+                rows = torch.split(parameter, widths)
+                parts = {f"{name}.{part}": own for part, own in zip(names, rows, strict=False)}
+            for part, own in parts.items():
+                digest = hashlib.sha256(f"{seed}:{part}:{tuple(own.shape)}".encode()).digest()
+                number = int.from_bytes(digest[:8], "little") % 2**63
+                generator = torch.Generator().manual_seed(number)
+                values = torch.empty(own.shape).normal_(0.0, std, generator=generator)
+                with torch.no_grad():
+                    own.copy_(values)
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
@@ -416,16 +389,4 @@ _PART_NAMES = {
     "grouped_tied": ("v", "rotary_key"),
     "latent": ("latent", "rotary_key"),
 }
-"""`LayerConfig.kv` -> the names by which the parts that a token stores are drawn."""
-
-
-def _is_norm_weight(name: str) -> bool:
-    return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
-
-
-def _init_normal(parameter: Tensor, std: float, seed: int, name: str) -> None:
-    digest = hashlib.sha256(f"{seed}:{name}:{tuple(parameter.shape)}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-    values = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
-    with torch.no_grad():
-        parameter.copy_(values)
+"""`LayerConfig.kv` -> the names of what a token stores, which seed its rows of ``qkv``."""

@@ -33,6 +33,16 @@ _PLAIN = {
 }
 """What GPT-2 and Llama have alike."""
 
+_GPT2_FIELDS = {
+    "vocab_size": "vocab_size",
+    "block_size": "n_positions",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "norm_eps": "layer_norm_epsilon",
+}
+"""Fields of a `ModelConfig` -> keys of GPT-2's configuration."""
+
 _GPT2_LINEAR = {
     "attention.qkv": "attn.c_attn",
     "attention.proj": "attn.c_proj",
@@ -58,15 +68,8 @@ class GPT2(Architecture):
                 "tie_word_embeddings": (True,),
             },
         )
-        return {
-            "vocab_size": hf_config["vocab_size"],
-            "block_size": hf_config["n_positions"],
-            "n_layer": hf_config["n_layer"],
-            "n_head": hf_config["n_head"],
-            "n_embd": hf_config["n_embd"],
-            "ffn_dim": hf_config.get("n_inner") or 4 * hf_config["n_embd"],
-            "norm_eps": hf_config["layer_norm_epsilon"],
-        }
+        fields = {field: hf_config[key] for field, key in _GPT2_FIELDS.items()}
+        return {**fields, "ffn_dim": hf_config.get("n_inner") or 4 * hf_config["n_embd"]}
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         required = {
@@ -88,13 +91,8 @@ class GPT2(Architecture):
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
             "activation_function": "gelu_new",
-            "vocab_size": config.vocab_size,
-            "n_positions": config.block_size,
-            "n_layer": config.n_layer,
-            "n_head": config.n_head,
-            "n_embd": config.n_embd,
+            **{key: getattr(config, field) for field, key in _GPT2_FIELDS.items()},
             "n_inner": config.ffn_dim,
-            "layer_norm_epsilon": config.norm_eps,
             "tie_word_embeddings": True,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
@@ -119,6 +117,17 @@ class GPT2(Architecture):
 
 
 _ROTATED = {"position": "rope", "rotary_share": 1.0}
+
+_LLAMA_FIELDS = {
+    "vocab_size": "vocab_size",
+    "block_size": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "ffn_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+}
+"""Fields of a `ModelConfig` -> keys of Llama's configuration."""
 
 
 class Llama(Architecture):
@@ -157,21 +166,15 @@ class Llama(Architecture):
         require_values(hf_config, self.supported)
         n_head = hf_config["num_attention_heads"]
         return {
-            "vocab_size": hf_config["vocab_size"],
-            "block_size": hf_config["max_position_embeddings"],
-            "n_layer": hf_config["num_hidden_layers"],
-            "n_head": n_head,
+            **{field: hf_config[key] for field, key in _LLAMA_FIELDS.items()},
             "n_kv_head": hf_config.get("num_key_value_heads") or n_head,
-            "n_embd": hf_config["hidden_size"],
             "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
-            "ffn_dim": hf_config["intermediate_size"],
             "position": "rope",
             **self.read_rotations(hf_config),
-            "norm_eps": hf_config["rms_norm_eps"],
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
-            **{key: self.required[key] for key in ("norm", "mlp", "bias", "sink", "qk_norm")},
-            "norm_placement": self.required["norm_placement"],
-        }
+            **{key: self.required[key] for key in ("norm", "mlp", "bias", "sink", "qk_norm",
+                                                   "norm_placement")},
+        }  # fmt: skip
 
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig` that say how layers rotate."""
@@ -191,15 +194,9 @@ class Llama(Architecture):
             "model_type": self.model_type,
             "architectures": [self.hf_class],
             "hidden_act": "silu",
-            "vocab_size": config.vocab_size,
-            "max_position_embeddings": config.block_size,
-            "num_hidden_layers": config.n_layer,
-            "num_attention_heads": config.n_head,
+            **{key: getattr(config, field) for field, key in _LLAMA_FIELDS.items()},
             "num_key_value_heads": config.layers[0].n_kv_head,
-            "hidden_size": config.n_embd,
             "head_dim": config.layers[0].head_dim,
-            "intermediate_size": config.ffn_dim,
-            "rms_norm_eps": config.norm_eps,
             "rope_theta": config.layers[0].rope_theta,
             "rope_parameters": write_rope(config.layers[0]),
             "tie_word_embeddings": config.tie_embeddings,
@@ -303,7 +300,8 @@ class Gemma3(Qwen3):
         problems = list_differences(config, {**required, **_ROTATED}, equal)
         if any(len({(one.rotation, one.window) for one in kind}) > 1 for kind in (local, full)):
             problems.append("layers of one kind differ")
-        if not _is_whole(self._scalar(config)):
+        scalar = self._scalar(config)
+        if abs(scalar - round(scalar)) >= 1e-6 * scalar:
             problems.append("attention_scale is not 1 / sqrt(a whole number)")
         return problems
 
@@ -331,10 +329,6 @@ class Gemma3(Qwen3):
             yield replace(mapping, offset=1.0) if is_norm else mapping
 
 
-def _is_whole(number: float) -> bool:
-    return abs(number - round(number)) < 1e-6 * number
-
-
 class Mistral(Llama):
     """Llama with a sliding window of W tokens, the token itself included, in every layer."""
 
@@ -356,12 +350,8 @@ class Mistral(Llama):
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         hf_config = super().write_config(config)
-        for key in ("attention_bias", "mlp_bias"):
-            del hf_config[key]
-        return {
-            **hf_config,
-            "sliding_window": config.layers[0].window,
-        }
+        del hf_config["attention_bias"], hf_config["mlp_bias"]
+        return {**hf_config, "sliding_window": config.layers[0].window}
 
 
 class DeepSeekV2(Llama):
@@ -385,11 +375,12 @@ class DeepSeekV2(Llama):
                 "rms_norm_eps": (self.LATENT_NORM_EPS,),
             },
         )
-        if hf_config.get("first_k_dense_replace", 0) < layers:
-            text = f"first_k_dense_replace = {hf_config.get('first_k_dense_replace', 0)} makes"
-            text = f"{text} layers with mixtures of experts, which are not supported"
+        dense = hf_config.get("first_k_dense_replace", 0)
+        if dense < layers:
+            text = f"config.json: first_k_dense_replace = {dense} makes layers with mixtures of"
             raise PretrainedError(
-                f"config.json: {text}; only {layers}, the layers of the model, is"
+                f"{text} experts, which are not supported; only {layers}, the layers of the model,"
+                " is"
             )
         kv = {
             "latent": hf_config["kv_lora_rank"],

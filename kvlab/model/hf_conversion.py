@@ -26,7 +26,7 @@ class WeightMapping:
         rows: how many of the parameter's rows each of them holds; empty if there is only one.
         transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
         order: for each row of the parameter its row in the stacked tensors; empty if equal.
-        offset: what the parameter has more than the tensors.
+        offset: what is added to the tensors to give the parameter.
     """
 
     name: str
@@ -111,8 +111,12 @@ def list_differences(
     required: dict[str, Any],
     equal: Sequence[str] = ("n_kv_head", "head_dim", "rope_theta", "rope_scaling"),
 ) -> list[str]:
-    """Return what a model, or one of its layers, has otherwise than ``required``, and which of the
-    ``equal`` fields differ between layers."""
+    """Return why a model does not fit an architecture; empty if it does.
+
+    Args:
+        required: values that the model, or all of its layers, must have.
+        equal: fields that must be equal in all layers.
+    """
     differences = []
     for field, value in required.items():
         owners = config.layers if hasattr(config.layers[0], field) else (config,)
@@ -127,11 +131,14 @@ def list_differences(
 def read_rope(
     rope: Mapping[str, Any], theta: float, hf_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of layers that rotate so; refuse scalings that `RopeScaling` has not.
+    """Return the rotary fields of some layers.
 
     Args:
-        rope: what the checkpoint says of these layers.
-        theta: the base, where that does not say it.
+        rope: the checkpoint's settings for these layers.
+        theta: the base if ``rope`` has none.
+
+    Raises:
+        PretrainedError: `RopeScaling` does not support the scaling.
     """
     fields: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta") or theta)}
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -158,7 +165,7 @@ def read_rope(
 
 
 def write_rope(layer: LayerConfig) -> dict[str, Any]:
-    """Return what a checkpoint says of the rotations of such layers."""
+    """Return a checkpoint's rotary settings for such layers."""
     scaling = layer.rope_scaling
     rope: dict[str, Any] = {"rope_theta": layer.rope_theta}
     if scaling is None:
@@ -183,8 +190,12 @@ def read_layer_types(hf_config: Mapping[str, Any], period: int) -> dict[str, Any
 
 
 def write_layer_types(config: ModelConfig) -> dict[str, Any]:
+    """Return which layers are local, and their window.
+
+    Without local layers the window is the whole context: Gemma 3 of transformers needs a number.
+    """
     windows = [layer.window for layer in config.layers]
     return {
         "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
-        "sliding_window": max(filter(None, windows), default=None),
+        "sliding_window": max(filter(None, windows), default=config.block_size),
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
-from kvlab.model.kernels import matmul_transposed
+from kvlab.model.kernels.linear import matmul_transposed
 from kvlab.model.kernels.triton_cross_entropy import cross_entropy_in_place
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 
@@ -74,7 +74,10 @@ def token_scores(
         weight = head_weight.to(dtype)
         for rows, chunk_targets in _iter_chunks(hidden_states.flatten(0, -2), targets.flatten()):
             logits = matmul_transposed(rows.to(dtype), weight)
-            hits.append(_is_argmax(logits, chunk_targets))
+            # argmax takes longer than amax: ask for it only where the target has the maximum
+            hit = logits.gather(1, chunk_targets[:, None])[:, 0] == logits.amax(1)
+            hit[hit.clone()] = logits[hit].argmax(1) == chunk_targets[hit]
+            hits.append(hit)
             losses.append(_losses_and_probabilities(logits, chunk_targets)[0])
     return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
 
@@ -85,7 +88,11 @@ class _SummedLossFunction(torch.autograd.Function):
         ctx: Any, hidden_states: Tensor, weight: Tensor, targets: Tensor, compile: bool
     ) -> Tensor:
         dtype = _matmul_dtype(hidden_states)
-        loss_and_gradient = _select_loss_and_gradient(hidden_states.device, compile)
+        loss_and_gradient = _loss_and_gradient
+        if are_kernels_usable(hidden_states.device):
+            loss_and_gradient = _fused_loss_and_gradient
+        elif compile:
+            loss_and_gradient = _compile_loss_and_gradient()
         hidden_gradient = torch.empty_like(hidden_states)
         weight_gradient = torch.zeros_like(weight)
         total = torch.zeros((), dtype=_softmax_dtype(dtype), device=hidden_states.device)
@@ -127,15 +134,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _select_loss_and_gradient(
-    device: torch.device, compile: bool
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the fastest way to a chunk's loss and gradient."""
-    if are_kernels_usable(device):
-        return _fused_loss_and_gradient
-    return _compiled_loss_and_gradient() if compile else _loss_and_gradient
-
-
 def _fused_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Do what `_loss_and_gradient` does by a kernel that holds nothing beside the logits."""
     return cross_entropy_in_place(logits, targets).sum(), logits
@@ -166,18 +164,8 @@ def _losses_and_probabilities(logits: Tensor, targets: Tensor) -> tuple[Tensor, 
     return distance - probabilities.amax(1).log(), probabilities
 
 
-def _is_argmax(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return whether each row's target has its largest logit, the first of equal ones counting.
-
-    argmax takes longer than amax, so it runs on the rows alone whose target has the maximum.
-    """
-    hits = logits.gather(1, targets[:, None])[:, 0] == logits.amax(1)
-    hits[hits.clone()] = logits[hits].argmax(1) == targets[hits]
-    return hits
-
-
 @lru_cache(maxsize=1)
-def _compiled_loss_and_gradient() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _compile_loss_and_gradient() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return torch.compile(_loss_and_gradient)
 
 

@@ -3,7 +3,6 @@
 Weights are read from safetensors alone, never from pickles, which can run code.
 """
 
-from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from kvlab.hf_checkpoints import (
     read_checkpoint_config,
 )
 from kvlab.model.hf_architectures import ARCHITECTURES
-from kvlab.model.hf_conversion import Architecture, WeightMapping
+from kvlab.model.hf_conversion import Architecture
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 
@@ -81,6 +80,7 @@ def check_sizes(folder: Path, config: ModelConfig) -> None:
         raise PretrainedError(f"{text}; use a larger machine, or a smaller model")
 
 
+@torch.no_grad()
 def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None:
     """Copy a checkpoint's weights into ``model``.
 
@@ -88,8 +88,18 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
         PretrainedError: names are missing or unknown, or shapes differ; all of them are listed.
     """
     with ExitStack() as stack:
-        files = _open_tensors(folder, stack)
-        names = _map_full_names(files, architecture.prefix)
+        files: dict[str, Any] = {}  # of each tensor
+        for path in list_checkpoint_files(folder)[1:]:
+            check_tensor_file(path)
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+            except Exception as error:
+                raise PretrainedError(f"{path} cannot be read: {error}") from None
+            files |= dict.fromkeys(file.keys(), file)
+        # GPT-2's original files omit the prefix of a language model's checkpoint
+        prefix = architecture.prefix
+        prefix = "" if any(name.startswith(prefix) for name in files) else prefix
+        names = {name if name == "lm_head.weight" else prefix + name: name for name in files}
         problems: list[str] = []
         used: set[str] = set()
         parameters = dict(model.named_parameters())
@@ -100,7 +110,14 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
                 problems += [f"{name} is missing" for name in missing]
                 continue
             tensors = [files[names[n]].get_tensor(names[n]) for n in mapping.hf_names]
-            problems += _copy_weight(parameters[mapping.name], tensors, mapping)
+            value, parameter = mapping.read(tensors), parameters[mapping.name]
+            source = " + ".join(mapping.hf_names)
+            if value.shape != parameter.shape:
+                problems.append(f"{source} is {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            elif not torch.isfinite(value).all():
+                problems.append(f"{source} has numbers that are not finite")
+            else:
+                parameter.copy_(value)
         if model.config.tie_embeddings:
             used.add("lm_head.weight")
         unknown = [name for name in names if name not in used]
@@ -111,45 +128,6 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
         ]
     if problems:
         raise PretrainedError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(problems))
-
-
-def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Return every tensor's name and the open file that holds it."""
-    files: dict[str, Any] = {}
-    for path in list_checkpoint_files(folder)[1:]:
-        try:
-            check_tensor_file(path)
-            file = stack.enter_context(safe_open(path, framework="pt"))
-        except PretrainedError:
-            raise
-        except Exception as error:
-            raise PretrainedError(f"{path} cannot be read: {error}") from None
-        files |= dict.fromkeys(file.keys(), file)
-    return files
-
-
-def _map_full_names(names: Collection[str], prefix: str) -> dict[str, str]:
-    """Return for each name in a language model's checkpoint the name in this one.
-
-    GPT-2's original files omit the prefix.
-    """
-    if any(name.startswith(prefix) for name in names):
-        prefix = ""
-    return {name if name == "lm_head.weight" else prefix + name: name for name in names}
-
-
-def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMapping) -> Iterator[str]:
-    """Copy tensors into a parameter; yield a problem if shape or values are wrong."""
-    value = mapping.read(tensors)
-    if value.shape != parameter.shape:
-        shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
-        yield f"{' + '.join(mapping.hf_names)} is {shapes}"
-        return
-    if not torch.isfinite(value).all():
-        yield f"{' + '.join(mapping.hf_names)} has numbers that are not finite"
-        return
-    with torch.no_grad():
-        parameter.copy_(value)
 
 
 def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None = None) -> str:
@@ -170,19 +148,14 @@ def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None
         if not incompatibilities:
             hf_config = architecture.write_config(model.config)
             hf_config |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
-            _write_checkpoint(model, Path(folder), architecture, hf_config)
+            parameters = dict(model.named_parameters())
+            tensors: dict[str, Tensor] = {}
+            for mapping in architecture.iter_weights(model.config):
+                tensors |= mapping.write(parameters[mapping.name].detach().cpu())
+            folder = Path(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            write_json(folder / "config.json", hf_config)
             return model_type
         reasons.append(f"not {model_type}: {', '.join(incompatibilities)}")
     raise PretrainedError(f"no Hugging Face architecture fits this model: {'; '.join(reasons)}")
-
-
-def _write_checkpoint(
-    model: "GPT", folder: Path, architecture: Architecture, hf_config: dict[str, Any]
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    parameters = dict(model.named_parameters())
-    tensors: dict[str, Tensor] = {}
-    for mapping in architecture.iter_weights(model.config):
-        tensors |= mapping.write(parameters[mapping.name].detach().cpu())
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", hf_config)

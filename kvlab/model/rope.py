@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.model.kernels import rotate_pairs
+from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.spec.layer_config import RopeScaling
 
 
@@ -75,9 +75,9 @@ def _scale_frequencies(
 class RotaryTables:
     """The rotations at positions 0, 1, ... of some layers, computed once for a device and dtype.
 
-    A compiled graph that computed them would do so again, in float64, in every kernel that reads
-    them, forward and backward. They are no buffers of the module: a checkpoint would hold them,
-    and ``module.to(dtype)`` would round them a second time.
+    A compiled graph would compute them again, in float64, in every kernel that reads them, forward
+    and backward. They are not buffers of the module: a checkpoint would then contain them, and
+    ``module.to(dtype)`` would round them a second time.
     """
 
     def __init__(self, rotary_dim: int, theta: float, scaling: RopeScaling | None = None):
@@ -97,7 +97,14 @@ class RotaryTables:
             or table.cos.device != device
             or table.cos.dtype != dtype
         ):
-            table = self._table = self._build(length, device, dtype)
+            size = 1 << max(0, length - 1).bit_length()  # a text that grows makes few tables
+            # a tensor made in inference mode could not be used by a training
+            with torch.inference_mode(False), torch.no_grad():
+                positions = torch.arange(size, device="cpu")
+                parts = make_rope_table(
+                    positions, self._rotary_dim, self._theta, dtype, self._scaling
+                )
+                table = self._table = RopeTable(*(part.to(device) for part in parts))
         return table
 
     def at(self, positions: Tensor, limit: int, dtype: torch.dtype) -> RopeTable:
@@ -108,17 +115,9 @@ class RotaryTables:
             RopeTable(cos, sin) if positions.dim() == 1 else RopeTable(cos[:, None], sin[:, None])
         )
 
-    def _build(self, length: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
-        size = 1 << max(0, length - 1).bit_length()  # a text that grows makes few tables
-        # a tensor made in inference mode could not be used by a training
-        with torch.inference_mode(False), torch.no_grad():
-            positions = torch.arange(size, device="cpu")
-            table = make_rope_table(positions, self._rotary_dim, self._theta, dtype, self._scaling)
-            return RopeTable(*(part.to(device) for part in table))
-
 
 KEY_TABLES = 4
-"""The most tables of keys that a pass keeps: for global layers and rings of a few sizes."""
+"""Tables that a pass keeps for keys: those of global layers, and of rings of a few sizes."""
 
 
 class PassRotation:
@@ -135,10 +134,10 @@ class PassRotation:
         self._tables_of_keys: deque[tuple[Tensor, RopeTable]] = deque(maxlen=KEY_TABLES)
 
     def at(self, positions: Tensor) -> RopeTable:
-        """Return the rotations at the positions of keys that are read, of any of their number.
+        """Return the rotations at the positions of the keys that are read, for any number of keys.
 
-        A position below 0 stands for an empty entry, which no query sees. Layers that read the
-        same positions, the same tensor, have the same table.
+        A negative position marks an empty entry, which no query sees. Layers that pass the same
+        tensor of positions get the same table.
         """
         if positions is self._positions:
             return self.table

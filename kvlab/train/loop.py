@@ -13,7 +13,7 @@ import torch
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
-from kvlab.model.kernels import (
+from kvlab.model.kernels.malloc import (
     keep_freed_memory,
     read_status_bytes,
     reset_resident_peak,

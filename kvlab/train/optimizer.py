@@ -15,7 +15,8 @@ FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
     """Return AdamW (arXiv 1711.05101) with weight decay on matrices, not on biases and norms."""
-    matrices, others = model.decay_groups()
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
     return AdamW(
         [
             {"params": matrices, "weight_decay": training.weight_decay},

@@ -15,7 +15,8 @@ from kvlab.data import get_training_batch, spread_windows
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
-from kvlab.model.kernels import Int8Linear, select_int8_kernel, use_plain_code
+from kvlab.model.kernels.cpu_kernel import use_plain_code
+from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment

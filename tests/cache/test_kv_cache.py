@@ -52,7 +52,7 @@ def test_repeated_rows_go_on_apart(config):
     model, words = random_model(config), text(rows=2, count=9)
     cache = model.new_cache(2, 20)
     model(words, cache=cache, lengths=[9, 4])
-    wide = cache.repeat_rows(3)
+    wide = cache.select_rows(torch.arange(cache.batch_size).repeat_interleave(3))
     ends = text(rows=6, count=5, seed=3)
     out = model(ends, cache=wide)
     for row in range(6):

@@ -95,8 +95,6 @@ def test_a_reply_is_part_of_what_the_next_turn_takes_over(config):
     hit, logits = take_turn(model, prefix_cache, text)
     assert hit == 150
     assert (logits - model(torch.tensor([text]))[:, -1]).abs().max() < 1e-10
-    counters = prefix_cache.counters
-    assert (counters.lookups, counters.prompt_tokens, counters.hit_tokens) == (2, 300, 150)
 
 
 def test_nothing_is_rounded_to_blocks_and_one_token_is_left_to_run():
@@ -196,8 +194,6 @@ def test_weights_and_layouts_do_not_mix():
     assert prefix_cache.restore(text, model.new_cache(1, 64), weights="other") == 0
     for other in (ServingConfig(kv_dtype="int8"), ServingConfig(tie="adjacent:2")):
         assert prefix_cache.restore(text, model.new_cache(1, 64, other), weights="w") == 0
-    prefix_cache.clear()
-    assert (prefix_cache.bytes_held, prefix_cache.node_count) == (0, 0)
 
 
 def prepare_change(config):
@@ -304,10 +300,10 @@ class LiveBytes(TorchDispatchMode):
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_bytes_stay_within_the_budget_in_the_middle_of_an_insertion(config):
     prefix_cache, text, _ = prepare_change(config)
-    cache, before = fill(config, text), prefix_cache.counters.evictions
+    cache, before = fill(config, text), prefix_cache.evictions
     with LiveBytes(prefix_cache.tensors, cache.tensors) as live:
         prefix_cache.insert(text, cache, weights="w")
-    assert prefix_cache.counters.evictions > before, "it had to make room"
+    assert prefix_cache.evictions > before, "it had to make room"
     assert prefix_cache.bytes_held <= live.peak <= prefix_cache.bytes_budget
 
 

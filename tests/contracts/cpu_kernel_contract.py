@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 import pytest
 import torch
 
-from kvlab.model.kernels import use_plain_code
-from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 
 kernels_on = pytest.mark.skipif(is_plain_code_used(), reason="KVLAB_PLAIN turns the kernels off")
 

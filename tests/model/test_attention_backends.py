@@ -18,7 +18,7 @@ from kvlab.model.attention_backends import (
     select_backend,
 )
 from kvlab.model.causal_mask import CausalMask
-from kvlab.model.kernels import use_plain_code
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec.model_config import ModelConfig
 from tests.contracts.attention_backend_contract import (
     WHOLE_PASS,

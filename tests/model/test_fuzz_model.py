@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlab.model import generate
-from kvlab.model.kernels import use_plain_code
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from tests.studies.fuzz_model import TOLERANCE, draw_case, make_model, run_case
 from tests.support.random_model import random_model
 from tests.support.reference_model import ReferenceModel, read_weights

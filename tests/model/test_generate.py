@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kvlab.cache import KVCache
-from kvlab.cache.cached_passes import StaticPass
 from kvlab.cache.kv_buffer import KVBuffer
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
@@ -226,8 +225,12 @@ def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monke
     assert len(generation.list_read_lengths(0, 10**5)) == 8
     cuda = FakeCuda(monkeypatch)
     monkeypatch.setattr(generation, "MIN_READ_LENGTH", 3)
-    read, limit = [], StaticPass.read_at_most
-    monkeypatch.setattr(StaticPass, "read_at_most", lambda p, n: read.append(n) or limit(p, n))
+    read, compute = [], generation.StaticDecoder.compute
+    monkeypatch.setattr(
+        generation.StaticDecoder,
+        "compute",
+        lambda decoder, n: read.append(n) or compute(decoder, n),
+    )
     graphs = itertools.count()
     monkeypatch.setattr(
         torch.cuda, "CUDAGraph", lambda: SimpleNamespace(

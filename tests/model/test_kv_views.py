@@ -11,7 +11,7 @@ from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS, attend
 from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
-from kvlab.model.kernels import use_plain_code
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
 from kvlab.model.uptraining import initialize_from
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model

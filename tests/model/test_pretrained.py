@@ -134,6 +134,7 @@ class TestGemma3(HFArchitectureContract):
             {"query_pre_attn_scalar": 8, "layer_types": [FULL, LOCAL, FULL]},
             {"query_pre_attn_scalar": 13, "rope_parameters": longer, "sliding_window_pattern": 2},
             {"layer_types": [LOCAL] * 3, "tie_word_embeddings": False},
+            {"layer_types": [FULL] * 3},
         ):
             config = transformers.Gemma3TextConfig(**shape, **more)
             yield transformers.Gemma3ForCausalLM(config)

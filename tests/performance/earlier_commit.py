@@ -30,7 +30,7 @@ from kvlab.data import spread_windows
 from kvlab.evaluate.validation_loss import target_losses
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig, load_experiment
 from kvlab.train.train_step import TrainStepper
 

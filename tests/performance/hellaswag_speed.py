@@ -13,7 +13,7 @@ from kvlab.data import HellaSwagItem, load_hellaswag, load_tokenizer
 from kvlab.errors import DataError
 from kvlab.evaluate.hellaswag_scoring import score_hellaswag
 from kvlab.model import GPT
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel

@@ -12,7 +12,8 @@ import torch
 
 from kvlab.layout import training_flops
 from kvlab.model import GPT
-from kvlab.model.kernels import keep_freed_memory, select_int8_kernel
+from kvlab.model.kernels.int8 import select_int8_kernel
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import Experiment
 from kvlab.train.train_step import TrainStepper
 from tests.performance.timing import least_in_turn

@@ -18,7 +18,7 @@ from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.layout.roofline_model import StepCost, decode_step_cost
 from kvlab.model import GPT
-from kvlab.model.kernels import linear
+from kvlab.model.kernels.linear import linear
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.performance.timing import LimitMissed
 

@@ -15,7 +15,7 @@ import torch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import Experiment, ServingConfig
 from kvlab.train.train_step import TrainStepper
 from tests.performance.timing import least_in_turn

@@ -24,7 +24,7 @@ import torch
 from kvlab.data import get_training_batch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import Experiment, load_experiment
 from kvlab.train.train_step import TrainStepper
 from tests.performance.timing import LimitMissed

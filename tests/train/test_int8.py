@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from kvlab.errors import Stopped
-from kvlab.model.kernels import (
-    INT8_KERNELS,
-    Int8Linear,
-    Linear,
-    select_int8_kernel,
-)
+from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, select_int8_kernel
+from kvlab.model.kernels.linear import Linear
 from kvlab.train import load_training_record, train
 from kvlab.train.train_step import TrainStepper
 from tests.support.tiny_training import dataset, experiment, model

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
-from kvlab.model.kernels import use_plain_code
-from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 from kvlab.spec import TrainingConfig
 from kvlab.train import load_final_weights, load_training_record, loop, train
 from kvlab.train.optimizer import learning_rate

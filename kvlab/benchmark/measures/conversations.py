@@ -214,7 +214,7 @@ def keep_books(variant: Variant, load: Load, budget: int | None, snapshot_every:
     for request in load.requests:
         hits.append(serve_turn(prefixes, cache, request, lambda part: cache.advance(len(part))))
         held.append(prefixes.bytes_held)
-    return Books(hits, sum(hits) / load.prompt_tokens, held, prefixes.counters.evictions)
+    return Books(hits, sum(hits) / load.prompt_tokens, held, prefixes.evictions)
 
 
 def conversation_bytes(variant: Variant, load: Load, snapshot_every: int) -> float:

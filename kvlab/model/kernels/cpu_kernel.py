@@ -1,34 +1,40 @@
 """The contract of a CPU kernel: faster code beside the plain PyTorch that defines its result.
 
-``KVLAB_PLAIN=1`` in the environment turns every kernel off, `use_plain_code` turns them off
-inside a block. Kernels and plain code agree within rounding, not bit for bit.
+``KVLAB_PLAIN=1`` in the environment turns every kernel off, ``KVLAB_PLAIN=gelu,linear`` those two,
+and `use_plain_code` all of them inside a block. Kernels and plain code agree within rounding, not
+bit for bit.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_kernels_are_on = os.environ.get("KVLAB_PLAIN", "") in ("", "0")
+PLAIN_KERNELS = {name for name in os.environ.get("KVLAB_PLAIN", "").split(",") if name}
+"""Names of kernels that are turned off; 1 stands for all."""
+
+_kernels_are_on = "1" not in PLAIN_KERNELS
 
 
-@dataclass(frozen=True)
 class CPUKernel(Generic[P, R]):
     """A function with a plain and a fast implementation.
 
-    Attributes:
+    Args:
+        name: by which ``KVLAB_PLAIN`` turns it off.
         plain: the reference, in plain PyTorch.
         select: takes the same arguments and returns the faster implementation for them, or None
             if the plain one is to be used: on other devices and dtypes, where it is no slower,
             and under `torch.compile`, which makes kernels of its own.
     """
 
-    plain: Callable[P, R]
-    select: Callable[P, Callable[P, R] | None]
+    def __init__(
+        self, name: str, plain: Callable[P, R], select: Callable[P, Callable[P, R] | None]
+    ):
+        self.name, self.plain = name, plain
+        self.select = select if name not in PLAIN_KERNELS else lambda *_, **__: None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         fast = self.select(*args, **kwargs) if _kernels_are_on else None

@@ -38,17 +38,12 @@ def _select_gelu(x: Tensor) -> Callable[[Tensor], Tensor] | None:
     if not is_supported or torch.compiler.is_compiling():
         return None
     if torch.is_grad_enabled() and x.requires_grad:
-        return _gelu_with_gradient
+        return _GeluFunction.apply
     return _gelu_forward if x.numel() > _MIN_ELEMENTS else None
 
 
-gelu = CPUKernel(gelu_plain, _select_gelu)
+gelu = CPUKernel("gelu", gelu_plain, _select_gelu)
 """`gelu_plain`; the fast implementation is differentiable once."""
-
-
-def _gelu_with_gradient(x: Tensor) -> Tensor:
-    out: Tensor = _GeluFunction.apply(x)  # type: ignore[no-untyped-call]
-    return out
 
 
 def _gelu_forward(x: Tensor) -> Tensor:
@@ -70,7 +65,16 @@ class _GeluFunction(torch.autograd.Function):
         tensors = (x, out, derivative)
         chunks = (torch.split(tensor.view(-1), _CHUNK_ELEMENTS) for tensor in tensors)
         for part, value, slope in zip(*chunks, strict=True):
-            _gelu_and_derivative(part, value, slope)
+            # with s = sigmoid(v): gelu(x) = x s, and its derivative is s + x s (1 - s) dv/dx
+            factor = torch.addcmul(  # v / x
+                part.new_tensor(_LINEAR_FACTOR), part, part, value=_CUBIC_FACTOR
+            )
+            s = torch.mul(factor, part).sigmoid_()
+            torch.mul(part, s, out=value)
+            x_s_1_minus_s = torch.addcmul(value, value, s, value=-1)
+            # dv/dx = _LINEAR_FACTOR + 3 _CUBIC_FACTOR x^2 = 3 (factor - 2/3 _LINEAR_FACTOR)
+            dv_dx_third = factor.sub_(_LINEAR_FACTOR * 2 / 3)
+            torch.addcmul(s, x_s_1_minus_s, dv_dx_third, value=3, out=slope)
         ctx.save_for_backward(derivative)
         return out
 
@@ -79,14 +83,3 @@ class _GeluFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         derivative: Tensor = ctx.saved_tensors[0]
         return grad_output * derivative
-
-
-def _gelu_and_derivative(x: Tensor, value: Tensor, derivative: Tensor) -> None:
-    """Write gelu(x) = x s, and its derivative s + x s (1 - s) dv/dx, where s = sigmoid(v)."""
-    factor = torch.addcmul(x.new_tensor(_LINEAR_FACTOR), x, x, value=_CUBIC_FACTOR)  # v / x
-    s = torch.mul(factor, x).sigmoid_()
-    torch.mul(x, s, out=value)
-    x_s_1_minus_s = torch.addcmul(value, value, s, value=-1)
-    # dv/dx = _LINEAR_FACTOR + 3 _CUBIC_FACTOR x^2 = 3 (factor - 2/3 _LINEAR_FACTOR)
-    dv_dx_third = factor.sub_(_LINEAR_FACTOR * 2 / 3)
-    torch.addcmul(s, x_s_1_minus_s, dv_dx_third, value=3, out=derivative)

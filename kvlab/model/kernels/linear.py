@@ -45,8 +45,6 @@ _onednn = (
 )
 _has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's, untyped
 
-LinearImplementation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
 
 def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N)."""
@@ -57,23 +55,25 @@ def _select_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,  # noqa: ARG001  (the signature of the kernel)
-) -> LinearImplementation | None:
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     outputs, inputs = weight.shape
     has_gradient, size = torch.is_grad_enabled(), outputs * inputs
     is_small = size < ONEDNN_MIN_WEIGHT and x.numel() * outputs < ONEDNN_MIN_PRODUCT
     if is_small and size < TWO_COLUMN_MIN_WEIGHT and not has_gradient:
         return None  # first, since a token of a small model takes as long as these questions
-    if _onednn is None or not _is_cpu_float32(x) or _others_choose_product():
+    if _onednn is None or not _is_cpu_float32(x):
         return None
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return None  # which choose the product themselves
     if has_gradient:
         needs_gradient = x.requires_grad or weight.requires_grad
-        return _linear_with_gradient if needs_gradient and weight.dtype == x.dtype else None
+        return _LinearFunction.apply if needs_gradient and weight.dtype == x.dtype else None
     if _has_mkl and x.numel() <= 2 * inputs and inputs <= TWO_COLUMN_MAX_INPUTS:
         return _two_column_linear
     return None if is_small else _onednn_linear
 
 
-linear = CPUKernel(linear_plain, _select_linear)
+linear = CPUKernel("linear", linear_plain, _select_linear)
 """`linear_plain`; the fast implementation is differentiable once."""
 
 
@@ -108,16 +108,11 @@ def _select_matmul(
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     if _onednn is None or not _is_cpu_float32(x) or x.shape[-1] > ONEDNN_MAX_INPUTS:
         return None
-    return _onednn_matmul
+    return _onednn_linear
 
 
-matmul_transposed = CPUKernel(matmul_transposed_plain, _select_matmul)
+matmul_transposed = CPUKernel("matmul_transposed", matmul_transposed_plain, _select_matmul)
 """`matmul_transposed_plain` for many rows; the fast implementation is not differentiable."""
-
-
-def _linear_with_gradient(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = _LinearFunction.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return out
 
 
 class _LinearFunction(torch.autograd.Function):
@@ -135,19 +130,15 @@ class _LinearFunction(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad_output.reshape(-1, grad_output.shape[-1]).contiguous()
         return (
-            _onednn_linear(rows, weight.T, None).view(x.shape) if needs_x else None,
+            _onednn_linear(rows, weight.T).view(x.shape) if needs_x else None,
             rows.T @ x.reshape(-1, x.shape[-1]) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
 
 
-def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out: Tensor = _onednn(x, weight, bias, "none", [], "")  # type: ignore[misc]
     return out
-
-
-def _onednn_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    return _onednn_linear(x, weight, None)
 
 
 def _two_column_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,8 +153,3 @@ def _two_column_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 def _is_cpu_float32(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-
-
-def _others_choose_product() -> bool:
-    """Whether autocast (by its dtype) or the compiler selects the matrix product."""
-    return torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()

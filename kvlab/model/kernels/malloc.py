@@ -40,7 +40,7 @@ def _select_malloc_settings(
     return None if device != "cpu" or _find_glibc() is None else _change_malloc_settings
 
 
-keep_freed_memory = CPUKernel(keep_freed_memory_plain, _select_malloc_settings)
+keep_freed_memory = CPUKernel("keep_freed_memory", keep_freed_memory_plain, _select_malloc_settings)
 """`keep_freed_memory_plain`; on Linux with glibc no freed memory returns to the system inside the
 block, and all does at its end. Nothing changes for a model on another device, nor where the
 environment sets malloc (``GLIBC_TUNABLES``, ``MALLOC_*_``)."""

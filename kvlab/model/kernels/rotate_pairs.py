@@ -35,27 +35,18 @@ def _select_rotation(
     if torch.compiler.is_compiling():
         return None
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
-    return _rotate_with_gradient if needs_gradient else _rotate_forward
+    return _RotationFunction.apply if needs_gradient else _rotate
 
 
-rotate_pairs = CPUKernel(rotate_pairs_plain, _select_rotation)
+rotate_pairs = CPUKernel("rotate_pairs", rotate_pairs_plain, _select_rotation)
 """`rotate_pairs_plain`; the fast implementation is differentiable once. It serves every device."""
-
-
-def _rotate_with_gradient(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out: Tensor = _RotationFunction.apply(x, cos, sin)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _rotate_forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return _rotate(x, cos, sin, 1)
 
 
 class _RotationFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
+        return _rotate(x, cos, sin)
 
     @staticmethod
     @once_differentiable
@@ -64,7 +55,7 @@ class _RotationFunction(torch.autograd.Function):
         return _rotate(grad_output, cos, sin, -1), None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int = 1) -> Tensor:
     out = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
     return rotate_into(out, x.to(cos.dtype), cos, sin, direction).to(x.dtype)
 

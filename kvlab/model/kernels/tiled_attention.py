@@ -77,16 +77,9 @@ def _select_tiled(
     if torch.compiler.is_compiling() or q.dtype not in _supported_dtypes():
         return None
     rows, heads, length, head_dim = q.shape
-    is_reduced = q.dtype == torch.bfloat16
+    shape = rows, heads, head_dim, length, _find_tile_window(mask), mask.sink_tokens
     is_served = length == k.shape[2] and saved_probability_bytes(
-        rows,
-        heads,
-        head_dim,
-        length,
-        _find_tile_window(mask),
-        mask.sink_tokens,
-        is_bfloat16=is_reduced,
-        has_sink=sink is not None,
+        *shape, is_bfloat16=q.dtype == torch.bfloat16, has_sink=sink is not None
     )
     return attend_tiled if is_served else None
 
@@ -96,7 +89,7 @@ def _find_tile_window(mask: CausalMask) -> int | None:
     return find_tile_window(mask.window, mask.sink_tokens, has_documents=has_documents)
 
 
-tiled_attention = CPUKernel(attend_plain, _select_tiled)
+tiled_attention = CPUKernel("tiled_attention", attend_plain, _select_tiled)
 """`attend_plain`; the fast implementation is differentiable once."""
 
 
@@ -131,12 +124,7 @@ def _supported_dtypes() -> tuple[torch.dtype, ...]:
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: CausalMask,
-        sink: Tensor | None,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None
     ) -> Tensor:
         window, documents = mask.window, mask.documents
         sink_tokens = 0 if window is None else mask.sink_tokens

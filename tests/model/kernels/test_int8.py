@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.kernels import INT8_KERNELS, Int8Linear, int8, select_int8_kernel, use_plain_code
-from kvlab.model.kernels.int8 import Codes, multiply, quantize
+from kvlab.model.kernels import int8
+from kvlab.model.kernels.cpu_kernel import use_plain_code
+from kvlab.model.kernels.int8 import (
+    INT8_KERNELS,
+    Codes,
+    Int8Linear,
+    multiply,
+    quantize,
+    select_int8_kernel,
+)
 from kvlab.spec.model_config import ModelConfig
 
 CPU = torch.device("cpu")

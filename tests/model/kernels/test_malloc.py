@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 FAULTS = """
 import ctypes, resource
 from contextlib import nullcontext
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels.malloc import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

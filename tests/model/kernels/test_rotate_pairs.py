@@ -2,7 +2,7 @@
 
 import torch
 
-from kvlab.model.kernels import rotate_pairs
+from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.model.rope import make_rope_table
 from tests.contracts.cpu_kernel_contract import CPUKernelContract
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from kvlab.model.kernels import KERNELS, CPUKernel, keep_freed_memory, use_plain_code
+from kvlab.model.kernels import KERNELS
+from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
+from kvlab.model.kernels.malloc import keep_freed_memory
 from tests.contracts.cpu_kernel_contract import CPUKernelContract, kernels_on
 from tests.model.kernels import (
     test_gelu,
@@ -30,7 +32,9 @@ def test_every_kernel_has_its_suite():
 
 @kernels_on
 def test_a_kernel_is_a_plain_function_and_a_choice():
-    double = CPUKernel(lambda x: x + x, lambda x: (lambda y: 2 * y) if x.dim() == 1 else None)
+    double = CPUKernel(
+        "double", lambda x: x + x, lambda x: (lambda y: 2 * y) if x.dim() == 1 else None
+    )
     vector, matrix = torch.randn(3), torch.randn(2, 2)
     assert torch.equal(double(vector), double.plain(vector))
     assert double.is_fast(vector)

@@ -3,7 +3,7 @@
 import torch
 
 from kvlab.model.causal_mask import CausalMask
-from kvlab.model.kernels import tiled_attention
+from kvlab.model.kernels.tiled_attention import tiled_attention
 from tests.contracts.attention_backend_contract import random_documents
 from tests.contracts.cpu_kernel_contract import CPUKernelContract
 

@@ -17,8 +17,8 @@ from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import ScaledCodes, get_format
 from kvlab.model import GPT, attention_backends, decode_attention, generate, loss
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
-from kvlab.model.kernels import triton_cross_entropy, triton_kernels, use_plain_code
-from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.model.kernels import triton_cross_entropy, triton_kernels
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 from kvlab.model.rope import RopeTable, apply_rope, make_rope_table
 from kvlab.spec import ModelConfig, ServingConfig
 
