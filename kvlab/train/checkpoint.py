@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,19 @@ class Checkpoints:
         """
         self.wait()
         parameters: dict[str, Tensor] = dict(model.named_parameters())
-        tensors = parameters, _optimizer_tensors(optimizer, parameters)
+        moments = {
+            f"{key}.{name}": value
+            for name, parameter in parameters.items()
+            for key, value in optimizer.state[parameter].items()
+        }
+        tensors = parameters, moments
         if not self._is_background:
             self._write(tensors, asdict(state))
             return
-        copies = tuple(_copy_to_host(part) for part in tensors)
+        copies = [
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in part.items()}
+            for part in tensors
+        ]
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending = self._writer.submit(self._write, copies, asdict(state))
@@ -194,7 +202,12 @@ class Checkpoints:
 
     def _write(self, tensors: Sequence[Mapping[str, Tensor]], state: dict[str, Any]) -> None:
         with self._new_folder(self._folder / _folder_name(state["step"])) as folder:
-            self._write_files(folder, tensors, state)
+            for name, part in zip(_FILES, tensors, strict=True):
+                write_tensors(folder / name, part, self._fence)
+            files = {name: seal_file(folder / name) for name in _FILES}
+            content = {"schema": 1, "identity": self._identity, "files": files, "state": state}
+            write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+            fsync_path(folder)
         self._remove_all_but(self._list_newest_first()[: self._keep_last])
 
     def share(self, step: int, trunk: Trunk) -> None:
@@ -271,16 +284,6 @@ class Checkpoints:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
 
-    def _write_files(
-        self, folder: Path, tensors: Sequence[Mapping[str, Tensor]], state: dict[str, Any]
-    ) -> None:
-        for name, part in zip(_FILES, tensors, strict=True):
-            write_tensors(folder / name, part, self._fence)
-        files = {name: seal_file(folder / name) for name in _FILES}
-        content = {"schema": 1, "identity": self._identity, "files": files, "state": state}
-        write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
-        fsync_path(folder)
-
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
         """Load the newest intact checkpoint into ``model`` and ``optimizer``.
 
@@ -293,18 +296,25 @@ class Checkpoints:
         self._remove_leftovers()
         for folder in self._list_newest_first():
             try:
-                identity, state = self._read_state(folder)
+                content = read_checkpoint(folder)
+                check_form(folder / _STATE_FILE, content["state"], TrainingState)
+                state = TrainingState(**content["state"])
                 tensors = [read_tensors(folder / name) for name in _FILES]
             except (RecordDamaged, TypeError) as error:  # or of an older version of kvlab
                 names = [f"{self._folder.name}/{folder.name}"]
                 aside = set_aside(self._folder.parent, names, self._fence)
                 _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
                 continue
-            if identity != self._identity:
+            if content["identity"] != self._identity:
                 text = f"{folder} belongs to another training"
                 raise StoreError(f"{text}; remove {self._folder} or use another directory")
             copy_weights(model, tensors[0], folder / _FILES[0])
-            _restore_optimizer(optimizer, dict(model.named_parameters()), tensors[1])
+            parameters = dict(model.named_parameters())
+            for qualified_name, tensor in tensors[1].items():
+                key, _, name = qualified_name.partition(".")
+                # cloned, since the tensor that was read maps the file
+                own = tensor.clone().to(parameters[name].device)
+                optimizer.state[parameters[name]][key] = own
             state.resumed_from.append(state.step)
             return state
         return None
@@ -320,18 +330,18 @@ class Checkpoints:
     def _remove_all_but(self, recent: list[Path]) -> None:
         """Remove all checkpoints but ``recent`` and the best."""
         folders = self._list_newest_first()
-        losses = {folder: _validation_loss(folder) for folder in folders if self._keep_best}
-        ranked = sorted((loss, folder) for folder, loss in losses.items() if loss is not None)
+        ranked = []
+        for folder in folders if self._keep_best else ():
+            with suppress(StoreError, OSError, KeyError, TypeError, IndexError):  # damaged
+                state = read_sealed_json(folder / _STATE_FILE)["state"]
+                step, _, loss = state["validation_curve"][-1]
+                if step == state["step"]:
+                    ranked.append((float(loss), folder))
+        ranked.sort()
         best = [folder for _, folder in ranked[: self._keep_best]]
         for folder in folders:
             if folder not in recent and folder not in best:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
-        """Return the identity and state of a checkpoint after checking its files."""
-        content = read_checkpoint(folder)
-        check_form(folder / _STATE_FILE, content["state"], TrainingState)
-        return str(content["identity"]), TrainingState(**content["state"])
 
     def _list_newest_first(self) -> list[Path]:
         return sorted(self._folder.glob("step-*"), reverse=True)
@@ -358,42 +368,9 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _validation_loss(folder: Path) -> float | None:
-    """Return the validation loss at a checkpoint's step; None if it is missing or damaged."""
-    try:
-        state = read_sealed_json(folder / _STATE_FILE)["state"]
-        last = state["validation_curve"][-1]
-        return float(last[2]) if last[0] == state["step"] else None
-    except (StoreError, OSError, KeyError, TypeError, IndexError):
-        return None
-
-
 def _link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name. Files of checkpoints are never written in place."""
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
-
-
-def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies in main memory, which no later step changes."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        f"{key}.{name}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state[parameter].items()
-    }
-
-
-def _restore_optimizer(
-    optimizer: Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
-) -> None:
-    for qualified_name, tensor in tensors.items():
-        key, _, name = qualified_name.partition(".")
-        parameter = parameters[name]
-        # cloned, since the tensor that was read maps the file
-        optimizer.state[parameter][key] = tensor.clone().to(parameter.device)

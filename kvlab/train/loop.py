@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -170,9 +171,11 @@ class _Run:
         self.pause_if_due(state)  # an earlier attempt may have paused here or gone further
         while state.step < self.training.steps:
             self.take_step(state, is_first=state.step == first_step)
-            self.validate_if_due(state)
-            self.pause_if_due(state)
             is_last = state.step == self.training.steps
+            if is_last or state.step % self.training.evaluate_every == 0:
+                tokens = state.step * self.training.batch_tokens
+                state.validation_curve.append([state.step, tokens, self.validate(state)])
+            self.pause_if_due(state)
             if not is_last and self.workers.broadcast_decision(should_stop, self.device):
                 self.save(state)
                 self.checkpoints.wait()
@@ -194,20 +197,18 @@ class _Run:
         if state is None:
             if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.stepper.model)
-            if self.workers.broadcast_decision(self.branch, self.device):
-                state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
+            # not with keep_best: the best checkpoints of the trunk's steps would be missing
+            if self.trunk is not None and not self.training.keep_best:
+                last = self.training.stable_steps
+                branch = partial(
+                    self.checkpoints.branch,
+                    self.trunk,
+                    last if self.until is None else min(last, self.until),
+                )
+                if self.workers.broadcast_decision(branch, self.device):
+                    state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         self.stepper.connect_workers()
         return state or TrainingState()
-
-    def branch(self) -> bool:
-        """Take the newest checkpoint of the trunk; return whether there was one.
-
-        Not with ``keep_best``: the best checkpoints of the steps before would be missing.
-        """
-        if self.trunk is None or self.training.keep_best:
-            return False
-        limits = [self.training.stable_steps, *([self.until] if self.until is not None else [])]
-        return self.checkpoints.branch(self.trunk, min(limits))
 
     def take_step(self, state: TrainingState, *, is_first: bool) -> None:
         """Take one optimizer step and record its loss and time.
@@ -224,17 +225,9 @@ class _Run:
         if not is_first:
             state.timed_seconds += seconds
             state.timed_steps += 1
-        self.record_loss(state, loss)
-
-    def record_loss(self, state: TrainingState, loss: float) -> None:
-        """Add the loss of a step, and check whether the training has diverged."""
         state.losses.append(loss)
         recent = state.losses[-WINDOW:]
         state.lowest = check_spike(recent, state.lowest, self.training, state.step)
-
-    def validate_if_due(self, state: TrainingState) -> None:
-        if state.step % self.training.evaluate_every == 0 or state.step == self.training.steps:
-            state.validation_curve.append([state.step, self.tokens(state), self.validate(state)])
 
     def validate(self, state: TrainingState) -> float:
         loss = self.stepper.validation_loss()
@@ -310,10 +303,14 @@ class _Run:
     def finish(self, state: TrainingState) -> TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
         self.wait_for_checkpoints(state)
-        rate = self.tokens_per_second(state)
+        # the first step of an attempt warms up, and counts only if there is no other
+        steps, seconds = state.timed_steps, state.timed_seconds
+        if not steps:
+            steps, seconds = state.step, state.seconds
+        rate = steps * self.training.batch_tokens / seconds if seconds else 0.0
         record = TrainingRecord(
             steps=state.step,
-            tokens=self.tokens(state),
+            tokens=state.step * self.training.batch_tokens,
             seconds=state.seconds,
             tokens_per_second=rate,
             train_curve=mean_curve(state.losses, state.step, self.training.batch_tokens),
@@ -350,16 +347,6 @@ class _Run:
                 "validation_loss": list(state.validation_curve),
             },
         }
-
-    def tokens(self, state: TrainingState) -> int:
-        return state.step * self.training.batch_tokens
-
-    def tokens_per_second(self, state: TrainingState) -> float:
-        """Return the rate of the steps alone. The first one warms up and counts only if alone."""
-        steps, seconds = state.timed_steps, state.timed_seconds
-        if not steps:
-            steps, seconds = state.step, state.seconds
-        return steps * self.training.batch_tokens / seconds if seconds else 0.0
 
 
 class _RecentSteps:

@@ -3,8 +3,8 @@
 Shapes: R rows of a step, T tokens of a block.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,7 +49,14 @@ class SummedLoss(nn.Module):
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
-        self.int8 = _choose_int8(training, model.device)
+        self.int8 = (
+            Int8Linear(
+                **{product: product in training.int8 for product in INT8_PRODUCTS},
+                kernel=select_int8_kernel(model.device),
+            )
+            if training.int8
+            else None
+        )
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations
@@ -77,15 +84,6 @@ class SummedLoss(nn.Module):
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast)
-
-
-def _choose_int8(training: TrainingConfig, device: torch.device) -> Int8Linear | None:
-    if not training.int8:
-        return None
-    return Int8Linear(
-        **{product: product in training.int8 for product in INT8_PRODUCTS},
-        kernel=select_int8_kernel(device),
-    )
 
 
 class TrainStepper:
@@ -133,50 +131,7 @@ class TrainStepper:
 
     def accumulate_gradient(self, step: int) -> Tensor:
         """Add up the gradient of the mean loss over the step's tokens; return that loss."""
-        x, y = self.get_batch(step)
-        if self.attention is None and self.loss.compiles:
-            self.attention = self.find_compiled_attention(x[:1])
-        total = torch.zeros((), device=self.device)
-        for start in range(0, len(x), self.microbatch_rows):
-            rows = slice(start, start + self.microbatch_rows)
-            is_last = start + self.microbatch_rows >= len(x)
-            with self.workers.no_sync(self.wrapped_loss, is_last), self.note_attention():
-                # gradients are averaged over the workers, as are these means over own tokens
-                loss = self.wrapped_loss(x[rows], y[rows]) / x.numel()
-                loss.backward()
-            total += loss.detach()
-        return self.workers.all_reduce_sum(total) / self.workers.size
-
-    @contextmanager
-    def note_attention(self) -> Iterator[None]:
-        """Note the attention kernels that run in the block, unless they are known."""
-        if self.attention is not None:
-            yield
-            return
-        with record_kernels() as kernels:
-            yield
-        self.attention = kernels
-
-    def find_compiled_attention(self, x: Tensor) -> set[str]:
-        """Return the attention kernels of the compiled pass, which notes none, by one that is not.
-
-        On CPU a compiled pass has none of the kernels that are chosen by size.
-        """
-        as_compiled = use_plain_code() if self.device.type == "cpu" else nullcontext()
-        with as_compiled, record_kernels() as kernels:
-            self.loss.hidden_states(x, eager=True)
-        return kernels
-
-    def describe_int8(self) -> dict[str, Any] | None:
-        """Return what `TrainingRecord.int8` says."""
-        if self.loss.int8 is None:
-            return None
-        tokens = self.microbatch_rows * self.block_size
-        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
-
-    def get_batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return this worker's tokens and targets (R, T) of a step, a function of the step."""
-        x, y = get_training_batch(
+        batch = get_training_batch(
             self.dataset.train,
             seed=self.seed,
             step=step,
@@ -184,7 +139,32 @@ class TrainStepper:
             block_size=self.block_size,
             rows=self.workers.row_slice(self.rows),
         )
-        return self._to_device(x), self._to_device(y)
+        x, y = (self._to_device(part) for part in batch)  # (R, T) of this worker
+        if self.attention is None and self.loss.compiles:
+            # A compiled pass notes no kernels: find them by one that is not compiled. On CPU it
+            # has none of the kernels that are chosen by size.
+            as_compiled = use_plain_code() if self.device.type == "cpu" else nullcontext()
+            with as_compiled, record_kernels() as self.attention:
+                self.loss.hidden_states(x[:1], eager=True)
+        total = torch.zeros((), device=self.device)
+        for start in range(0, len(x), self.microbatch_rows):
+            rows = slice(start, start + self.microbatch_rows)
+            is_last = start + self.microbatch_rows >= len(x)
+            noting = record_kernels() if self.attention is None else nullcontext(self.attention)
+            with self.workers.no_sync(self.wrapped_loss, is_last), noting as kernels:
+                # gradients are averaged over the workers, as are these means over own tokens
+                loss = self.wrapped_loss(x[rows], y[rows]) / x.numel()
+                loss.backward()
+            self.attention = kernels
+            total += loss.detach()
+        return self.workers.all_reduce_sum(total) / self.workers.size
+
+    def describe_int8(self) -> dict[str, Any] | None:
+        """Return what `TrainingRecord.int8` says."""
+        if self.loss.int8 is None:
+            return None
+        tokens = self.microbatch_rows * self.block_size
+        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
 
     @torch.no_grad()
     def validation_loss(self) -> float:
