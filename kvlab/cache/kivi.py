@@ -24,14 +24,7 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext
 from kvlab.cache.cached_passes import see_something
-from kvlab.cache.formats import (
-    MAX_SCALE,
-    MIN_SCALE,
-    divide,
-    pack_codes,
-    split_groups,
-    unpack_codes,
-)
+from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, divide, pack_codes, split_groups, unpack_codes
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     EntryRange,

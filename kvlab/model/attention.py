@@ -16,12 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, KVContext, Stored
-from kvlab.model.attention_backends import (
-    BACKENDS,
-    note_kernel,
-    scaled_dot_product,
-    select_backend,
-)
+from kvlab.model.attention_backends import BACKENDS, note_kernel, scaled_dot_product, select_backend
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.decode_attention import (
     JoinedKeys,

@@ -27,6 +27,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
+from kvlab.cache import DocumentMask
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
@@ -171,11 +172,7 @@ def note_kernel(name: str) -> None:
 
 
 def attend_sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Tensor:
     """Attend by torch's scaled dot-product attention: any shape, but a window saves no work."""
     queries, keys = q.shape[2], k.shape[2]
@@ -197,11 +194,7 @@ MIN_QUERY_BLOCK = 64
 
 
 def attend_windowed_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Tensor:
     """Attend in blocks of Q queries, which read only the Q + window - 1 keys that they see.
 
@@ -251,11 +244,7 @@ FLEX_WIDTH = 16
 
 
 def attend_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Tensor:
     """Attend by FlexAttention: windows compiled into one block-sparse kernel on CUDA.
 
@@ -267,7 +256,8 @@ def attend_flex(
     is_compiling = torch.compiler.is_compiling()
     if mask.documents is not None:
         blocks = mask.documents.cached(
-            ("flex", mask.window, mask.sink_tokens), lambda: _make_document_block_mask(mask)
+            ("flex", mask.window, mask.sink_tokens),
+            lambda: _make_block_mask(*shape, mask.documents),
         )
     elif is_compiling:
         blocks = _make_block_mask(*shape)
@@ -336,41 +326,33 @@ def _warn_of_shapes(limit: int) -> None:
 
 
 def _make_block_mask(
-    queries: int, keys: int, window: int, sink_tokens: int, device: torch.device
+    queries: int,
+    keys: int,
+    window: int,
+    sink_tokens: int,
+    device: torch.device,
+    documents: DocumentMask | None = None,
 ) -> BlockMask:
     past = keys - queries
+    ids = None if documents is None else documents.ids
+    positions = None if documents is None else documents.positions
 
-    def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query + past - key
-        if not sink_tokens:
-            return (distance >= 0) & (distance < window)
-        return (distance >= 0) & ((distance < window) | (key < sink_tokens))
+        is_near = distance < window
+        if sink_tokens:
+            first = key if positions is None else positions[row, key]
+            is_near = is_near | (first < sink_tokens)
+        visible = (distance >= 0) & is_near
+        return visible if ids is None else visible & (ids[row, query] == ids[row, key])
 
+    rows = None if ids is None else len(ids)
     return create_block_mask(
-        is_visible, None, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
+        is_visible, rows, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
     )
 
 
 _cached_block_mask = lru_cache(maxsize=64)(_make_block_mask)
-
-
-def _make_document_block_mask(mask: CausalMask) -> BlockMask:
-    """Build the mask of one pass's documents, for all of its layers."""
-    assert mask.documents is not None
-    ids, positions = mask.documents.ids, mask.documents.positions
-    rows, count = ids.shape
-    window, sink_tokens = mask.window or count, mask.sink_tokens
-
-    def is_visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = query - key
-        is_near = distance < window
-        if sink_tokens:
-            is_near = is_near | (positions[row, key] < sink_tokens)
-        return (distance >= 0) & is_near & (ids[row, query] == ids[row, key])
-
-    return create_block_mask(
-        is_visible, rows, None, count, count, device=str(ids.device), BLOCK_SIZE=FLEX_BLOCK
-    )
 
 
 BACKENDS: dict[str, Backend] = {
@@ -399,11 +381,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def select_backend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> str:
     """Return the name of the backend for these arguments."""
     for name, backend in BACKENDS.items():

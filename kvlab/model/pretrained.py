@@ -16,11 +16,7 @@ from torch import Tensor
 
 from kvlab.errors import PretrainedError
 from kvlab.fs.atomic_files import write_json
-from kvlab.hf_checkpoints import (
-    check_tensor_file,
-    list_checkpoint_files,
-    read_checkpoint_config,
-)
+from kvlab.hf_checkpoints import check_tensor_file, list_checkpoint_files, read_checkpoint_config
 from kvlab.model.hf_architectures import ARCHITECTURES
 from kvlab.model.hf_conversion import Architecture
 from kvlab.spec.flops import parameter_count

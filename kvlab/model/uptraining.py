@@ -51,43 +51,36 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     for name, parameter in model.named_parameters():
         if name not in weights:
             conversion.fresh[name] = "the source has none"
-        elif ".attention.qkv." in name:
+            continue
+        if ".attention.qkv." in name:
             _initialize_qkv(model.config, name, parameter, source, weights, conversion)
-        elif _is_of_latents(name) and not _has_equal_latents(model.config, name, source):
-            conversion.fresh[name] = "the source's latents differ"
-        elif weights[name].shape == parameter.shape:
-            parameter.copy_(weights[name])
+            continue
+        weight = weights[name]
+        if any(part in name for part in (".attention.kv.", ".attention.q_norm.", ".q_up.")):
+            layer = int(name.split(".")[1])
+            forms = [
+                (of.layers[layer].stored, of.layers[layer].q_width, of.layers[layer].n_head)
+                for of in (model.config, source)
+            ]
+            if forms[0] != forms[1]:
+                conversion.fresh[name] = "the source's latents differ"
+                continue
+        is_table = "embedding" in name or name == "lm_head.weight"
+        if weight.shape == parameter.shape:
+            parameter.copy_(weight)
             conversion.copied.append(name)
-        elif "embedding" in name or name == "lm_head.weight":
-            _copy_leading_rows(name, parameter, weights[name], conversion)
+        elif is_table and weight.shape[1] == parameter.shape[1]:
+            rows = min(len(weight), len(parameter))
+            parameter[:rows] = weight[:rows]
+            conversion.copied.append(name)
+            if rows < len(parameter):
+                conversion.fresh[f"{name}[{rows}:]"] = f"the source has {rows} rows"
         else:
-            conversion.fresh[name] = _describe_shapes(weights[name], parameter)
+            shapes = f"{tuple(weight.shape)}, not {tuple(parameter.shape)}"
+            conversion.fresh[name] = f"the source's shape is {shapes}"
     used = {*conversion.copied, *conversion.pooled, *conversion.averaged}
     conversion.unused = sorted(name for name in weights if name not in used)
     return conversion
-
-
-def _is_of_latents(name: str) -> bool:
-    return any(part in name for part in (".attention.kv.", ".attention.q_norm.", ".q_up."))
-
-
-def _has_equal_latents(target: ModelConfig, name: str, source: ModelConfig) -> bool:
-    layer = int(name.split(".")[1])
-    one, other = target.layers[layer], source.layers[layer]
-    return (one.stored, one.q_width, one.n_head) == (other.stored, other.q_width, other.n_head)
-
-
-def _copy_leading_rows(
-    name: str, parameter: Tensor, weight: Tensor, conversion: Conversion
-) -> None:
-    if weight.shape[1] != parameter.shape[1]:
-        conversion.fresh[name] = _describe_shapes(weight, parameter)
-        return
-    rows = min(len(weight), len(parameter))
-    parameter[:rows] = weight[:rows]
-    conversion.copied.append(name)
-    if rows < len(parameter):
-        conversion.fresh[f"{name}[{rows}:]"] = f"the source has {rows} rows"
 
 
 def _initialize_qkv(
@@ -122,8 +115,15 @@ def _initialize_qkv(
         conversion.fresh[f"{name}[{q_width}:]"] = reason
         conversion.copied.append(name)
         return
-    kv_rows = [weights[_name_in_layer(name, owner)][q_width:] for owner in owners]
-    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), trained, own)
+    kv_rows = torch.stack([
+        weights[name.replace(f".{layer}.", f".{owner}.", 1)][q_width:] for owner in owners
+    ]).mean(0)  # fmt: skip
+    parts = torch.split(kv_rows, [part.count * part.size for part in trained.stored])
+    pooled = [
+        rows.reshape(part.count, -1, part.size, *rows.shape[1:]).mean(1).flatten(0, 1)
+        for rows, part in zip(parts, own.stored, strict=True)
+    ]
+    parameter[q_width:] = torch.cat(pooled)
     if len(owners) > 1:
         conversion.averaged.append(name)
     elif trained.stored != own.stored:
@@ -141,22 +141,3 @@ def _find_pooling_problem(source: LayerConfig, target: LayerConfig) -> str:
     if source.kv == "latent" and source.stored != target.stored:
         return "the source's latents differ"
     return ""
-
-
-def _name_in_layer(name: str, layer: int) -> str:
-    _, _, rest = name.split(".", 2)
-    return f"blocks.{layer}.{rest}"
-
-
-def _pool_kv_heads(kv_rows: Tensor, source: LayerConfig, target: LayerConfig) -> Tensor:
-    """Return the means of consecutive vectors of each part that a token stores."""
-    parts = torch.split(kv_rows, [part.count * part.size for part in source.stored])
-    pooled = [
-        rows.reshape(part.count, -1, part.size, *rows.shape[1:]).mean(1).flatten(0, 1)
-        for rows, part in zip(parts, target.stored, strict=True)
-    ]
-    return torch.cat(pooled)
-
-
-def _describe_shapes(weight: Tensor, parameter: Tensor) -> str:
-    return f"the source's shape is {tuple(weight.shape)}, not {tuple(parameter.shape)}"

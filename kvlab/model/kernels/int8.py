@@ -164,11 +164,7 @@ def _is_onednn_exact() -> bool:
 
 
 def multiply(
-    a: Codes,
-    b: Codes,
-    kernel: str,
-    bias: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    a: Codes, b: Codes, kernel: str, bias: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return the product of a (M, K) and b (K, N), plus ``bias`` (N,): (M, N) of ``dtype``."""
     columns = b.codes.shape[1]

@@ -20,11 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kvlab.layout.cpu_attention_memory import (
-    find_tile_window,
-    query_tiles,
-    saved_probability_bytes,
-)
+from kvlab.layout.cpu_attention_memory import find_tile_window, query_tiles, saved_probability_bytes
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 
@@ -36,11 +32,7 @@ NARROW_HEAD_DIM = 32
 
 
 def attend_plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Tensor:
     """Attend by the definition, over all pairs of as many queries as keys.
 
@@ -94,11 +86,7 @@ tiled_attention = CPUKernel("tiled_attention", attend_plain, _select_tiled)
 
 
 def attend_tiled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Tensor:
     """Attend in tiles of queries; see `attend_plain`. Differentiable once."""
     assert q.shape[2] == k.shape[2], "only for a whole pass without a past"

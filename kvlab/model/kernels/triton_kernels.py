@@ -401,9 +401,7 @@ def _join_chunks(
     )
     joined = tl.sum(sums * shares[:, None], 0) / total
     tl.store(
-        out + query * V_WIDTH + columns,
-        joined.to(out.dtype.element_ty),
-        mask=columns < V_WIDTH,
+        out + query * V_WIDTH + columns, joined.to(out.dtype.element_ty), mask=columns < V_WIDTH
     )
 
 
