@@ -17,9 +17,9 @@ the tokens kept and those of this pass, D width of a head.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
 from kvlab.cache.cached_passes import see_something
+from kvlab.cache.formats import KVFormat
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     EntryRange,
@@ -36,6 +37,7 @@ from kvlab.cache.kv_buffer import (
     concatenate_parts,
     index_kv,
 )
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.serving_config import EvictionRule
 
 if TYPE_CHECKING:
@@ -54,11 +56,20 @@ class EvictingBuffer(KVBuffer):
         token_positions: by heavy hitters, (B, H, S) of int32.
     """
 
-    def __init__(self, buffer: KVBuffer, rule: EvictionRule):
-        """Take over the parts of an empty buffer of as many entries as ``rule`` keeps."""
-        super().__init__(buffer.parts, buffer.formats, buffer.dtype, None, rule.sinks)
-        self.rule = rule
-        stored, scored = buffer.parts[0][0], rule.keep if rule.is_scored else 0
+    def __init__(
+        self,
+        layer: LayerConfig,
+        batch_size: int,
+        max_length: int,
+        formats: Sequence[KVFormat],
+        dtype: torch.dtype,
+        device: torch.device,
+        rule: EvictionRule,
+    ):
+        entries = rule.count_entries(max_length)
+        super().__init__(layer, batch_size, entries, formats, dtype, device)
+        self.rule, self.sinks, self.ring = rule, rule.sinks, max(1, self.size - rule.sinks)
+        stored, scored = self.parts[0][0], rule.keep if rule.is_scored else 0
         of_prompt = None if rule.prompt is None else rule.prompt - rule.recent
         self.scores = stored.new_zeros(
             *stored.shape[:2], scored if of_prompt is None else of_prompt, dtype=torch.float32
@@ -85,7 +96,7 @@ class EvictingBuffer(KVBuffer):
         tensors = self.tensors if self.rule.is_scored else super().tensors
         return [(tensors, [slice(0, min(length, self.size))])]
 
-    def map_rows(self, select: Callable[[Tensor], Tensor]) -> "EvictingBuffer":
+    def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
         rows = super().map_rows(select)
         rows.scores, rows.token_positions = select(self.scores), select(self.token_positions)
         return rows

@@ -101,28 +101,17 @@ class KIVIBuffer(SlotBuffer):
     entry ``p // G mod N`` of the blocks. A local slot keeps the blocks that reach into the window.
 
     Args:
+        layer: one that reads the slot.
+        max_length: the most tokens of a row.
+        rule: when tokens are quantized.
+
+    Attributes:
         full: each part's newest tokens (B, H, S, D).
         blocks: each part's codes, scales and minima.
-        formats: how each part is encoded.
-        rule: when tokens are quantized.
-        window: tokens that the slot's layers see; None for all.
     """
 
     def __init__(
         self,
-        full: tuple[Tensor, ...],
-        blocks: EncodedKV,
-        formats: Sequence[BlockFormat],
-        rule: BlockRule,
-        window: int | None,
-    ):
-        self.full, self.blocks, self.formats = full, blocks, formats
-        self.rule, self.window = rule, window
-        self.size, self.block_count = full[0].shape[2], blocks[0][0].shape[2]
-
-    @classmethod
-    def allocate(
-        cls,
         layer: LayerConfig,
         batch_size: int,
         max_length: int,
@@ -130,18 +119,21 @@ class KIVIBuffer(SlotBuffer):
         codes_per_byte: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> "KIVIBuffer":
-        """Return an empty buffer for a layer's parts of up to ``max_length`` tokens."""
-        blocks, entries = rule.capacity(max_length, layer.window)
-        formats = [BlockFormat(codes_per_byte, rule.group if i else None)
-                   for i in range(len(layer.stored))]  # fmt: skip
-        full, encoded = [], []
-        for part, block_format in zip(layer.stored, formats, strict=True):
-            shape = (batch_size, part.count, entries, part.size)
-            full.append(torch.zeros(shape, dtype=dtype, device=device))
-            block_shape = (batch_size, part.count, blocks, rule.group, part.size)
-            encoded.append(block_format.allocate(block_shape, device))
-        return cls(tuple(full), tuple(encoded), formats, rule, layer.window)
+    ):
+        self.rule, self.window = rule, layer.window
+        self.block_count, self.size = rule.capacity(max_length, layer.window)
+        self.formats = [BlockFormat(codes_per_byte, rule.group if i else None)
+                        for i in range(len(layer.stored))]  # fmt: skip
+        self.full = tuple(
+            torch.zeros(batch_size, part.count, self.size, part.size, dtype=dtype, device=device)
+            for part in layer.stored
+        )
+        self.blocks: EncodedKV = tuple(
+            block_format.allocate(
+                (batch_size, part.count, self.block_count, rule.group, part.size), device
+            )
+            for part, block_format in zip(layer.stored, self.formats, strict=True)
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

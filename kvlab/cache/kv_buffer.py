@@ -84,29 +84,34 @@ class KVBuffer(SlotBuffer):
     """The parts of one slot, each (B, H, S, D).
 
     Args:
-        parts: the tensors that each format allocated.
+        layer: one that reads the slot, which holds as many entries as the layer sees.
+        max_length: the most tokens of a row.
         formats: how each part is encoded.
         dtype: of the decoded values.
-        window: tokens that the slot's layers see; with one, S may be smaller than the number of
-            tokens.
-        sink_tokens: the first tokens, which they see beside the window.
 
     Attributes:
+        parts: the tensors that each format allocated.
         sinks: entries of the first tokens.
         ring: entries of the others.
     """
 
     def __init__(
         self,
-        parts: EncodedKV,
+        layer: LayerConfig,
+        batch_size: int,
+        max_length: int,
         formats: Sequence[KVFormat],
         dtype: torch.dtype,
-        window: int | None,
-        sink_tokens: int = 0,
+        device: torch.device,
     ):
-        self.parts, self.formats, self.dtype, self.window = parts, formats, dtype, window
-        self.size = parts[0][0].shape[2]
-        self.sinks = min(sink_tokens, self.size)
+        self.formats, self.dtype, self.window = formats, dtype, layer.window
+        self.size = layer.visible_tokens(max_length)
+        parts: EncodedKV = tuple(
+            kv_format.allocate((batch_size, stored.count, self.size, stored.size), device)
+            for stored, kv_format in zip(layer.stored, formats, strict=True)
+        )
+        self.parts = parts
+        self.sinks = min(layer.sink_tokens, self.size)
         self.ring = max(1, self.size - self.sinks)
         kinds = {
             (type(f), f.dtype, f.group, part[0].shape)
@@ -115,24 +120,6 @@ class KVBuffer(SlotBuffer):
         self._has_codes_alike = (
             len(parts) > 1 and len(kinds) == 1 and isinstance(formats[0], Quantized)
         )
-
-    @classmethod
-    def allocate(
-        cls,
-        layer: LayerConfig,
-        batch_size: int,
-        max_length: int,
-        formats: Sequence[KVFormat],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "KVBuffer":
-        """Return an empty buffer for a layer's parts of up to ``max_length`` tokens."""
-        size = layer.visible_tokens(max_length)
-        parts = tuple(
-            kv_format.allocate((batch_size, stored.count, size, stored.size), device)
-            for stored, kv_format in zip(layer.stored, formats, strict=True)
-        )
-        return cls(parts, formats, dtype, layer.window, layer.sink_tokens)
 
     @property
     def is_ring(self) -> bool:

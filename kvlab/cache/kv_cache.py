@@ -57,19 +57,16 @@ class KVCache:
         name, group = self.layout.kv_dtype, self.layout.kv_group
         if self.layout.blocks is not None:
             per_byte = DTYPES[name].numbers_per_item
-            return KIVIBuffer.allocate(
-                *shape, self.layout.blocks, per_byte, self.dtype, self.device
-            )
+            return KIVIBuffer(*shape, self.layout.blocks, per_byte, self.dtype, self.device)
         kv_format = get_format(
             self.layout.storage_dtype(str(self.dtype).removeprefix("torch.")), group
         )
         formats = [kv_format] * len(layer.stored)
         rule = self.layout.eviction
         if rule is None or not self.layout.evicts(layer, self.max_length):
-            return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
-        entries = (layer, self.batch_size, rule.count_entries(self.max_length))
-        buffer = KVBuffer.allocate(*entries, formats, self.dtype, self.device)
-        return (EvictingBuffer if rule.prompt is None else PromptBuffer)(buffer, rule)
+            return KVBuffer(*shape, formats, self.dtype, self.device)
+        kind = EvictingBuffer if rule.prompt is None else PromptBuffer
+        return kind(*shape, formats, self.dtype, self.device, rule)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -378,10 +378,6 @@ class GPT(nn.Module):
         """Write a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
         return save_pretrained(self, folder, end_of_text=end_of_text)
 
-    def extra_repr(self) -> str:
-        owners = len(set(self.config.kv_owners))
-        return f"{sum(p.numel() for p in self.parameters()):,} parameters, {owners} K/V owners"
-
 
 _PART_NAMES = {
     "separate": ("k", "v"),

@@ -6,7 +6,6 @@ maker's figure for a known device, or measured here.
 """
 
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -39,22 +38,17 @@ MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 5
 
 
-@dataclass(frozen=True)
-class PeakFlops:
-    """Peak FLOPs per second of one device; ``origin`` is ``stated`` or ``measured``."""
+def find_peak_flops(device: torch.device, precision: str) -> tuple[float, str]:
+    """Return the peak FLOPs per second of ``device``, and whether it is stated or measured.
 
-    flops_per_second: float
-    origin: str
-
-
-def find_peak_flops(device: torch.device, precision: str) -> PeakFlops:
-    """Return the stated peak of ``device`` if it is known, else the rate of a large product."""
+    Where the maker's figure is not known, it is the rate of a large product.
+    """
     if device.type == "cuda":
         stated = DATASHEET_FLOPS.get(torch.cuda.get_device_name(device).strip())
         if stated is not None and precision == "bfloat16":
-            return PeakFlops(stated, "stated")
-    rate = measure_matmul_flops(device, getattr(torch, precision), torch.get_num_threads())
-    return PeakFlops(rate, "measured")
+            return stated, "stated"
+    dtype = getattr(torch, precision)
+    return measure_matmul_flops(device, dtype, torch.get_num_threads()), "measured"
 
 
 @lru_cache
@@ -90,7 +84,7 @@ class MfuMeter:
 
     def __init__(self, experiment: Experiment, device: torch.device, workers: int):
         self.workers = workers
-        self.peak = find_peak_flops(device, experiment.training.precision)
+        self.peak, self.origin = find_peak_flops(device, experiment.training.precision)
         steps, tokens = experiment.training.steps, experiment.training.batch_tokens
         self._flops_per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
 
@@ -99,8 +93,7 @@ class MfuMeter:
 
     def mfu(self, tokens_per_second: float) -> float:
         """Return the share of the peak of all workers' devices, one per worker."""
-        peak = self.peak.flops_per_second * self.workers
-        return self.flops_per_second(tokens_per_second) / peak
+        return self.flops_per_second(tokens_per_second) / (self.peak * self.workers)
 
     def record_fields(self, tokens_per_second: float) -> dict[str, Any]:
         """Return the fields of `kvlab.train.training_record.TrainingRecord` about FLOPs."""
@@ -108,6 +101,6 @@ class MfuMeter:
             "workers": self.workers,
             "flops_per_second": self.flops_per_second(tokens_per_second),
             "mfu": self.mfu(tokens_per_second),
-            "peak_flops_per_second": self.peak.flops_per_second,
-            "peak_flops_origin": self.peak.origin,
+            "peak_flops_per_second": self.peak,
+            "peak_flops_origin": self.origin,
         }
