@@ -294,14 +294,20 @@ class EvictingPass(AttentionPass):
         keys, own = pending.positions[:, None], self._queries[:, :, None]
         visible = see_something((keys >= 0) & (keys <= own))  # (B, C, N)
         pending.mask = visible[:, None]
-        voters, ends = self._find_voters(buffer)
-        if not voters:
+        # the tokens of this pass that vote in some row, and the rows whose prompt ends in it
+        voting: set[int] = set()
+        ends, first = [], buffer.prompt - buffer.rule.recent
+        for row, (length, added) in enumerate(zip(self._starts, self._counts, strict=True)):
+            voting |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
+            if length < buffer.prompt <= length + added:
+                ends.append(row)
+        if not voting:
             return
+        voters = sorted(voting)
         pending.scores = self._count_votes(buffer, pending, queries, sink, visible, voters)
         if not ends:
             return
         rule, heads = buffer.rule, queries.shape[1] // pending.parts[0].shape[1]
-        first = buffer.prompt - rule.recent
         assert rule.pool is not None, "votes are pooled"
         votes = F.max_pool1d(pending.scores, rule.pool, 1, rule.pool // 2)
         votes[..., : rule.sinks] = math.inf
@@ -317,16 +323,6 @@ class EvictingPass(AttentionPass):
         # one mask for each query head, but of a decoded token
         pending.mask = sees if self._count == 1 else sees.repeat_interleave(heads, 1)
         pending.is_kept = is_kept & (keys >= 0)
-
-    def _find_voters(self, buffer: PromptBuffer) -> tuple[list[int], list[int]]:
-        """Return the tokens of this pass that vote in some row, and the rows whose prompt ends."""
-        voters: set[int] = set()
-        ends, first = [], buffer.prompt - buffer.rule.recent
-        for row, (length, added) in enumerate(zip(self._starts, self._counts, strict=True)):
-            voters |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
-            if length < buffer.prompt <= length + added:
-                ends.append(row)
-        return sorted(voters), ends
 
     def _count_votes(
         self,

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 (not every view of K and V uses all arguments)
 """Self-attention of one layer.
 
 Multi-head, grouped-query and multi-query attention are one class with ``n_kv_head``. Local and
@@ -162,7 +163,7 @@ class SeparateKV(nn.Module):
 
     is_rotated_on_read = False
 
-    def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):  # noqa: ARG002
+    def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
         super().__init__()
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
@@ -171,11 +172,7 @@ class SeparateKV(nn.Module):
         return apply_rope(k, rope), v
 
     def attend(
-        self,
-        q: Tensor,
-        parts: StoredParts,
-        key_rope: RopeTable | None,  # noqa: ARG002
-        attend: Attend,
+        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
         """Attend rotated queries q (B, H, C, Dk) to what tokens have stored.
 
@@ -194,7 +191,7 @@ class TiedKV(SeparateKV):
 
     is_rotated_on_read = True
 
-    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:  # noqa: ARG002
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
         return parts
 
     def attend(
@@ -215,11 +212,7 @@ class GroupedTiedKV(SeparateKV):
         return kv, apply_rope(rotary_key, rope)
 
     def attend(
-        self,
-        q: Tensor,
-        parts: StoredParts,
-        key_rope: RopeTable | None,  # noqa: ARG002
-        attend: Attend,
+        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
         kv, rotary_key = parts
         return attend(q, JoinedKeys(rotary_key, kv, kv.shape[-1] // 2), kv)
@@ -247,11 +240,7 @@ class LatentKV(SeparateKV):
         return self.norm(latent), *(apply_rope(key, rope) for key in rotary_key)
 
     def attend(
-        self,
-        q: Tensor,
-        parts: StoredParts,
-        key_rope: RopeTable | None,  # noqa: ARG002
-        attend: Attend,
+        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
         is_absorbed = self.is_absorbed(q.shape[2], parts[0].shape[2])
         return (self.attend_absorbed if is_absorbed else self.attend_expanded)(q, parts, attend)

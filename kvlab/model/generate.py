@@ -20,6 +20,7 @@ from kvlab.model.gpt import GPT
 from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
+from kvlab.spec.model_config import ModelConfig
 
 STOP_CHECK_INTERVAL = 16
 """Steps between checks whether all rows have ended; each check waits for the device."""
@@ -201,16 +202,22 @@ def generate(
             for reply, end in zip(replies, ends, strict=True)]  # fmt: skip
 
 
+def check_vocabulary(config: ModelConfig, tokens: Sequence[int]) -> None:
+    """Raise ValueError if a token id is not in the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < config.vocab_size:
+            text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
+            raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
+
+
 def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
     if not prompts or not all(prompts):
         raise ValueError("a prompt is empty; give each row at least one token")
     if new_tokens < 0:
         raise ValueError(f"new_tokens = {new_tokens} is below 0; use 1 or more")
     config = model.config
-    for token in (token for prompt in prompts for token in prompt):
-        if not 0 <= token < config.vocab_size:
-            text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
-            raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
+    for prompt in prompts:
+        check_vocabulary(config, prompt)
     length = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never an input
     if config.position_scheme.has_embedding and length > config.block_size:
         text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"

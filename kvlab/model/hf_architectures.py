@@ -9,16 +9,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvlab.errors import PretrainedError
-from kvlab.model.hf_conversion import (
-    Architecture,
-    WeightMapping,
-    list_differences,
-    read_layer_types,
-    read_rope,
-    require_values,
-    write_layer_types,
-    write_rope,
-)
+from kvlab.model import hf_conversion as hf
+from kvlab.model.hf_conversion import Architecture, WeightMapping
 from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
 
@@ -58,7 +50,7 @@ class GPT2(Architecture):
     ignored_suffixes = (".attn.bias", ".attn.masked_bias")
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        require_values(
+        hf.require_values(
             hf_config,
             {
                 "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -84,7 +76,7 @@ class GPT2(Architecture):
             "window": None,
             "kv_owners": tuple(range(config.n_layer)),
         }
-        return list_differences(config, required)
+        return hf.list_differences(config, required)
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
@@ -163,7 +155,7 @@ class Llama(Architecture):
     }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        require_values(hf_config, self.supported)
+        hf.require_values(hf_config, self.supported)
         n_head = hf_config["num_attention_heads"]
         return {
             **{field: hf_config[key] for field, key in _LLAMA_FIELDS.items()},
@@ -179,15 +171,15 @@ class Llama(Architecture):
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig` that say how layers rotate."""
         rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-        return read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
+        return hf.read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
-        return self.layer_incompatibilities(config) + list_differences(config, required)
+        return self.layer_incompatibilities(config) + hf.list_differences(config, required)
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         """Return why the positions and windows of layers do not fit; empty if they do."""
-        return list_differences(config, {**_ROTATED, "window": None})
+        return hf.list_differences(config, {**_ROTATED, "window": None})
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
@@ -198,7 +190,7 @@ class Llama(Architecture):
             "num_key_value_heads": config.layers[0].n_kv_head,
             "head_dim": config.layers[0].head_dim,
             "rope_theta": config.layers[0].rope_theta,
-            "rope_parameters": write_rope(config.layers[0]),
+            "rope_parameters": hf.write_rope(config.layers[0]),
             "tie_word_embeddings": config.tie_embeddings,
             "attention_bias": False,
             "mlp_bias": False,
@@ -270,7 +262,7 @@ class Gemma3(Qwen3):
         scalar = hf_config.get("query_pre_attn_scalar", 256)
         return {
             **fields,
-            **read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
+            **hf.read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", True)),
             "embedding_scale": fields["n_embd"] ** 0.5,
             "attention_scale": None if scalar == fields["head_dim"] else scalar**-0.5,
@@ -284,9 +276,9 @@ class Gemma3(Qwen3):
             "global": ("full_attention", hf_config.get("rope_theta") or 1e6),
             "local": ("sliding_attention", hf_config.get("rope_local_base_freq") or 1e4),
         }
-        letters = read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6))
+        letters = hf.read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6))
         return {
-            key: read_rope(rope.get(name) or {}, theta, hf_config)
+            key: hf.read_rope(rope.get(name) or {}, theta, hf_config)
             for key, (name, theta) in kinds.items()
             if key[0].upper() in letters["attention_pattern"]
         }
@@ -297,7 +289,7 @@ class Gemma3(Qwen3):
         local = [layer for layer in config.layers if layer.window is not None]
         full = [layer for layer in config.layers if layer.window is None]
         equal = ("n_kv_head", "head_dim")
-        problems = list_differences(config, {**required, **_ROTATED}, equal)
+        problems = hf.list_differences(config, {**required, **_ROTATED}, equal)
         if any(len({(one.rotation, one.window) for one in kind}) > 1 for kind in (local, full)):
             problems.append("layers of one kind differ")
         scalar = self._scalar(config)
@@ -313,9 +305,9 @@ class Gemma3(Qwen3):
         hf_config = super().write_config(config)
         return {
             **{key: value for key, value in hf_config.items() if key not in left_out},
-            **write_layer_types(config),
+            **hf.write_layer_types(config),
             "rope_parameters": {
-                "sliding_attention" if layer.window else "full_attention": write_rope(layer)
+                "sliding_attention" if layer.window else "full_attention": hf.write_rope(layer)
                 for layer in config.layers
             },
             "hidden_activation": "gelu_pytorch_tanh",
@@ -341,7 +333,7 @@ class Mistral(Llama):
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         windows = {layer.window for layer in config.layers}
-        problems = list_differences(config, _ROTATED)
+        problems = hf.list_differences(config, _ROTATED)
         if None in windows:
             problems.append("some layers are global")
         elif len(windows) > 1:
@@ -367,7 +359,7 @@ class DeepSeekV2(Llama):
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         head_dim, layers = hf_config["qk_nope_head_dim"], hf_config["num_hidden_layers"]
-        require_values(
+        hf.require_values(
             hf_config,
             {
                 "v_head_dim": (head_dim,),
@@ -388,7 +380,7 @@ class DeepSeekV2(Llama):
             "query": hf_config["q_lora_rank"],
         }
         rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-        require_values(rope, {"rope_type": ("default",)})
+        hf.require_values(rope, {"rope_type": ("default",)})
         return {**super().read_config(hf_config), "head_dim": head_dim, "kv": kv}
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
@@ -396,7 +388,7 @@ class DeepSeekV2(Llama):
         if isinstance(config.kv, LatentKV) and config.kv.groups == 1:
             problems.remove("kv is not separate")
             fixed = {"norm_eps": self.LATENT_NORM_EPS, "rope_scaling": None}
-            return problems + list_differences(config, fixed)
+            return problems + hf.list_differences(config, fixed)
         return [*problems, "kv is not one latent"]
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
@@ -488,7 +480,7 @@ class SmolLM3(Llama):
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
             **super().write_config(config),
-            **write_layer_types(config),
+            **hf.write_layer_types(config),
             "no_rope_layers": [int(layer.rotary_dim > 0) for layer in config.layers],
             "use_sliding_window": any(layer.window for layer in config.layers),
             "pad_token_id": None,  # the default is of another tokenizer

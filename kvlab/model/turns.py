@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, PrefixCache
-from kvlab.model.generate import Decoder, Sampling, make_decoder, sample
+from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, sample
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
 
@@ -128,7 +128,7 @@ class Conversation:
         self._model, self._prefix_cache, self._weights = model, prefix_cache, weights
         self._serving, self._sampling = serving, sampling or Sampling()
         self._generator = torch.Generator(model.device).manual_seed(seed)
-        self._kept: tuple[KVCache, Decoder | None] | None = None  # memory and graphs, reused
+        self._kept: tuple[KVCache, Decoder | None] | None = None
         self.tokens = list(start)
         self.reuse: Reuse | None = None
 
@@ -143,10 +143,26 @@ class Conversation:
         Raises:
             ValueError: the tokens are none, unknown ones, or exceed the learned positions.
         """
-        prompt = [*self.tokens, *new]
-        new_tokens = self._check_prompt(prompt, new_tokens)
+        prompt, config = [*self.tokens, *new], self._model.config
+        if not prompt:
+            raise ValueError("the conversation is empty; begin it with at least one token")
+        check_vocabulary(config, prompt)
+        if config.position_scheme.has_embedding:
+            if len(prompt) > config.block_size:
+                raise ValueError(
+                    f"{len(prompt)} tokens exceed block_size = {config.block_size}, the end of the"
+                    " learned positions; begin a new conversation"
+                )
+            new_tokens = min(new_tokens, config.block_size + 1 - len(prompt))
         start = time.perf_counter()
-        cache, decoder = self._take_cache(len(prompt) + new_tokens)
+        # A cache and its decoder, which has captured graphs on CUDA, are kept from turn to turn.
+        # They are not kept if a turn is interrupted, whose pass may have written half of it.
+        length, kept, self._kept = len(prompt) + new_tokens, self._kept, None
+        if kept is not None and kept[0].max_length >= length:
+            cache, decoder = kept
+            cache.reset()
+        else:
+            cache, decoder = self._model.new_cache(1, 2 * length, self._serving), None
         turn = Turn(self._model, prompt, cache, self._prefix_cache, weights=self._weights)
         logits = turn.prefill()
         while True:
@@ -167,31 +183,3 @@ class Conversation:
         turn.finish()
         self._kept = cache, decoder
         self.tokens = turn.tokens
-
-    def _check_prompt(self, prompt: list[int], new_tokens: int) -> int:
-        """Return how many new tokens there is place for."""
-        config = self._model.config
-        if not prompt:
-            raise ValueError("the conversation is empty; begin it with at least one token")
-        for token in prompt:
-            if not 0 <= token < config.vocab_size:
-                text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
-                raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
-        if not config.position_scheme.has_embedding:
-            return new_tokens
-        if len(prompt) > config.block_size:
-            text = f"{len(prompt)} tokens exceed block_size = {config.block_size}, the end of the"
-            raise ValueError(f"{text} learned positions; begin a new conversation")
-        return min(new_tokens, config.block_size + 1 - len(prompt))
-
-    def _take_cache(self, length: int) -> tuple[KVCache, Decoder | None]:
-        """Return an empty cache with place for ``length`` tokens, and its decoder if there is one.
-
-        It is kept from turn to turn: on CUDA its decoder has captured graphs. It is not kept if a
-        turn is interrupted, whose pass may have written half of it.
-        """
-        kept, self._kept = self._kept, None
-        if kept is not None and kept[0].max_length >= length:
-            kept[0].reset()
-            return kept
-        return self._model.new_cache(1, 2 * length, self._serving), None

@@ -45,16 +45,11 @@ def test_far_from_zero_it_is_the_identity_or_nothing():
 
 
 def test_a_transposed_input_keeps_its_order():
-    x = torch.randn(6, 9).T.requires_grad_()
-    actual = gelu(x)
-    actual.square().sum().backward()
+    x = torch.randn(200, 300).T.requires_grad_()
+    gelu(x).square().sum().backward()
     y = x.detach().double().requires_grad_()
     F.gelu(y, approximate="tanh").square().sum().backward()
     assert torch.allclose(x.grad.double(), y.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_a_large_transposed_input_keeps_its_order_without_a_gradient():
-    x = torch.randn(200, 300).T
     with torch.no_grad():
         assert torch.allclose(gelu(x), F.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
 

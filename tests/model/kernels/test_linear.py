@@ -35,13 +35,12 @@ class TestMatmulKernel(CPUKernelContract):
 
 
 @pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MAX_INPUTS + 1])
-@pytest.mark.parametrize("lead", [(1,), (2,), (1, 1), (2, 1), (1, 2), (3,), (17,), (5, 7), (0,)])
-@pytest.mark.parametrize("outputs", [37, 1000])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_equals_float64(lead, inputs, outputs, has_bias):
+@pytest.mark.parametrize("lead", [(1,), (2,), (2, 1), (1, 2), (17,), (0,)])
+def test_equals_float64(lead, inputs):
     torch.manual_seed(0)
+    outputs = 37 if lead == (2, 1) else 1000
     x, weight = torch.randn(*lead, inputs), torch.randn(outputs, inputs)
-    bias = torch.randn(outputs) if has_bias else None
+    bias = None if lead == (2,) else torch.randn(outputs)
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     with torch.inference_mode():
         actual = linear(x, weight, bias)
@@ -62,8 +61,7 @@ def test_takes_parts_of_tensors(rows):
         assert (actual - F.linear(x, weight[:count], bias[:count])).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("lead", [(1,), (8,), (300,), (3, 5), (2, 1)])
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("lead", "has_bias"), [((1,), True), ((300,), False), ((3, 5), True)])
 @pytest.mark.parametrize("needs_gradient", [(True, True), (False, True), (True, False)])
 def test_value_and_gradients_equal_float64(lead, has_bias, needs_gradient):
     torch.manual_seed(2)

@@ -1,5 +1,9 @@
 """The table of kernels, and how one is added."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -43,8 +47,19 @@ def test_a_kernel_is_a_plain_function_and_a_choice():
         assert not double.is_fast(vector)
 
 
-def test_an_error_inside_leaves_the_switch_as_it_was():
-    is_fast = KERNELS["gelu"].is_fast(torch.ones(2).requires_grad_())
-    with pytest.raises(RuntimeError, match="inside"), use_plain_code():
-        raise RuntimeError("inside")
-    assert KERNELS["gelu"].is_fast(torch.ones(2).requires_grad_()) == is_fast
+@pytest.mark.parametrize(
+    ("setting", "fast"), [("gelu", "rotate_pairs"), ("0", "gelu rotate_pairs"), ("1", "")]
+)
+def test_the_environment_turns_kernels_off_by_name(setting, fast):
+    code = """
+import torch
+from kvlab.model.kernels import KERNELS
+x = torch.ones(2).requires_grad_()
+cases = {"gelu": [x], "rotate_pairs": [x, x, x]}
+print(*(name for name, case in cases.items() if KERNELS[name].is_fast(*case)))
+"""
+    given = {**os.environ, "KVLAB_PLAIN": setting, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == fast
