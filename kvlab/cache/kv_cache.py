@@ -111,7 +111,7 @@ class KVCache:
     def check_space(
         self, count: int, lengths: Tensor | Sequence[int] | None = None
     ) -> tuple[list[int], int]:
-        """Return the tokens that a pass adds to each row, and those of the longest row then.
+        """Return how many tokens a pass adds to each row, and how many the longest then holds.
 
         Raises:
             CacheError: see `begin_pass`.
@@ -135,13 +135,13 @@ class KVCache:
         return self.layout.blocks is None and not self._evicts
 
     def count_read_slots(self, entries: int) -> int | None:
-        """Return the slots that a decode step reads of each row, those of all layers together.
+        """Return how many slots a decode step reads of each row, over all layers.
 
         Args:
-            entries: that it reads of a buffer which has as many; shorter ones are read whole.
+            entries: how many it reads of each buffer; a shorter buffer is read whole.
 
         Returns:
-            None of blocks of tokens, and of eviction.
+            None if the step has no fixed shapes.
         """
         if not self.has_static_pass:
             return None

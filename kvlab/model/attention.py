@@ -2,8 +2,8 @@
 """Self-attention of one layer.
 
 Multi-head, grouped-query and multi-query attention are one class with ``n_kv_head``. Local and
-global layers differ in ``window``. Sharing across layers is whether the layer writes K/V. How K
-and V are views of what a token stores is a member of `VIEWS`.
+global layers differ in ``window``. A layer that shares another layer's K/V does not write its own.
+`VIEWS` has the ways to read K and V from what a token stores.
 
 Shapes: B rows, C tokens of this pass, P past tokens, H heads, Hkv K/V heads or latents, D head_dim,
 Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
@@ -33,10 +33,10 @@ from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 Parts = tuple[Tensor, ...]
-"""What tokens store, or are about to: each (B, count, tokens, size) of `LayerConfig.stored`."""
+"""What tokens store: a tensor (B, count, tokens, size) for each part of `LayerConfig.stored`."""
 
 StoredParts = tuple[Stored, ...]
-"""What tokens have stored: values, or for one query a row codes."""
+"""The same, read from a cache: values, or codes where each row has one query."""
 
 Attend = Callable[[Tensor, Keys, Stored], Tensor]
 """`attend` of one layer in one pass: takes q, k and v."""
@@ -45,9 +45,9 @@ Attend = Callable[[Tensor, Keys, Stored], Tensor]
 class Attention(nn.Module):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.
 
-    ``qkv`` stacks the rows of the query and of what a token stores, in the order of
-    `LayerConfig.stored`; the latter exist only if the layer owns its K/V. With
-    `LayerConfig.query_dim` the rows of the query are those of a vector that it is mapped from.
+    ``qkv`` stacks the rows of the query, then those of what a token stores, in the order of
+    `LayerConfig.stored`; only an owner has the latter. With `LayerConfig.query_dim` the query rows
+    give a vector from which ``q_up`` computes the queries.
     """
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -90,7 +90,7 @@ class Attention(nn.Module):
             if self.key_norm is not None:
                 parts = (self.key_norm(parts[0]), *parts[1:])
             attention_pass.write_kv(self.layer, *kv.store(parts, rope))
-        elif self.store_width:  # tied at serving: the layer's own K/V are not used
+        elif self.store_width:  # tied at serving: do not compute the layer's own K/V
             q = self.qkv(x, slice(self.q_rows))
         else:
             q = self.qkv(x)
@@ -167,7 +167,7 @@ class SeparateKV(nn.Module):
         super().__init__()
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
-        """Return what the tokens of a pass store, from what their projections give."""
+        """Return what the tokens of a pass store, given their projections."""
         k, v = parts
         return apply_rope(k, rope), v
 
@@ -184,9 +184,9 @@ class SeparateKV(nn.Module):
 
 
 class TiedKV(SeparateKV):
-    """One tensor is V, and rotated it is K.
+    """One tensor serves as V and, rotated, as K.
 
-    It is stored unrotated. Without rotary positions K and V are the same memory.
+    It is stored unrotated. Without rotary positions K and V share one memory.
     """
 
     is_rotated_on_read = True
@@ -292,8 +292,8 @@ class LatentKV(SeparateKV):
 
 
 def _join_keys(*keys: Stored) -> Keys:
-    """Return a rotary key (B, 1, T, R), if there is one, beside the rest (B, H, T, D) of each
-    head's key."""
+    """Return the keys of all heads: a shared rotary key (B, 1, T, R), if there is one, and each
+    head's own part (B, H, T, D)."""
     *rotary_key, rest = keys
     return JoinedKeys(rotary_key[0], rest, rest.shape[3]) if rotary_key else rest
 

@@ -25,7 +25,7 @@ BLOCK_NUMBERS = 2**17
 core's cache."""
 
 COMPILED_PARTS = 8
-"""The most parts of which a compiled step has the operations."""
+"""The largest number of parts in the graph of a compiled step."""
 
 
 def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
@@ -90,7 +90,7 @@ def to_dense(k: Keys, dtype: torch.dtype) -> Tensor:
 
 
 def _find_stored(k: Keys) -> Stored:
-    """Return what is stored of keys (B, H, T, D) for each head."""
+    """Return the part of keys (B, H, T, D) that is stored for each head."""
     return k.stored if isinstance(k, UnrotatedKeys | JoinedKeys) else k
 
 
@@ -141,8 +141,8 @@ def attend_decoded(
 def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
     """Return whether one token's queries (B, H, C, D) attend by Triton's kernel.
 
-    torch's attention with a mask does not split a text among processors, of which a small batch
-    would then occupy few.
+    torch's attention with a mask does not split a text among processors, so a small batch leaves
+    most of them idle.
     """
     widths = [_find_stored(k).shape[3], v.shape[3]]
     if isinstance(k, JoinedKeys):

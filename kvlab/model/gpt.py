@@ -36,16 +36,16 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, in the dtype of its weight, whatever that of the residual stream."""
+    """An RMS norm in the dtype of its weight, for a residual stream of any dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 class MLP(nn.Module):
-    """``gelu`` in its tanh form, as GPT-2, or values times a gate (arXiv 2002.05202).
+    """GPT-2's MLP with the tanh GELU, or a gated one (arXiv 2002.05202).
 
-    The ``up`` of a gated MLP stacks the gate's rows and the value's, in this order.
+    ``up`` of a gated MLP stacks the rows of the gate, then those of the value.
     """
 
     def __init__(self, config: ModelConfig):
@@ -70,7 +70,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + MLP(norm(x)).
 
-    With ``norm_placement: sandwich`` what attention and MLP return is normalized, too.
+    With ``norm_placement: sandwich`` the outputs of attention and MLP are normalized, too.
     """
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -93,8 +93,7 @@ class Block(nn.Module):
         """Apply the layer to x (B, C, E).
 
         Returns:
-            (B, C, E); with ``token_indices``, (N, E) of those tokens, for which alone the MLP is
-            computed.
+            (B, C, E). With ``token_indices``, (N, E): the MLP runs on these tokens alone.
         """
         attended = self.attention(self.norm1(x), attention_pass, rotation)
         x = x + (attended if self.post_norm1 is None else self.post_norm1(attended))
@@ -114,8 +113,8 @@ class GPT(nn.Module):
         device, dtype: of the parameters; default torch's.
 
     Attributes:
-        trained_kv: passes without a cache read K and V as this storage gives them back:
-            `training.kv_dtype`. A model that is not trained so reads them as they are.
+        trained_kv: how passes without a cache round K and V (`training.kv_dtype`); by default
+            they do not.
     """
 
     def __init__(
@@ -256,7 +255,7 @@ class GPT(nn.Module):
         """Make the rotary tables for ``length`` tokens now, before a pass is compiled or captured.
 
         Returns:
-            What a captured pass has to keep.
+            The tables, which a captured pass must keep alive.
         """
         return [tables.prepare(length, self.device, self.dtype) for tables in self.rotary_tables]
 
@@ -267,7 +266,7 @@ class GPT(nn.Module):
 
     @contextmanager
     def int8_products(self, int8: Int8Linear | None) -> Iterator[None]:
-        """Compute the linear layers of attention and MLPs by ``int8``, if given, in the block."""
+        """Compute the linear layers of attention and MLPs by ``int8`` in the block, if given."""
         layers = self.linear_layers().values() if int8 else ()
         try:
             for layer in layers:
