@@ -30,7 +30,7 @@ from torch.nn.attention.flex_attention import (
 from kvlab.cache import DocumentMask
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.model.causal_mask import CausalMask
-from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
+from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, read_tile, tiled_attention
 
 _log = logging.getLogger(__name__)
 
@@ -225,16 +225,9 @@ def attend_windowed_blocks(
         visible = masks[shape]
         if documents is not None:
             visible = visible & documents.same_document(slice(start, end), slice(low, high))
-        keys, values = (_read_block(part, low, high, sink_tokens) for part in (k, v))
+        keys, values = (read_tile(part, low, high, sink_tokens) for part in (k, v))
         blocks.append(scaled_dot_product(q[:, :, start:end], keys, values, visible, sink=sink))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)
-
-
-def _read_block(part: Tensor, low: int, high: int, sink_tokens: int) -> Tensor:
-    """Return the keys or values from ``low`` to ``high``, after the sinks if they are before it."""
-    if low == 0 or not sink_tokens:
-        return part[:, :, low:high]
-    return torch.cat([part[:, :, :sink_tokens], part[:, :, low:high]], 2)
 
 
 FLEX_BLOCK = 128

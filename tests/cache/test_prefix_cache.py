@@ -76,7 +76,7 @@ def holds(config, prefix_cache, tokens):
 
 @pytest.mark.parametrize("number", range(len(TRAITS)))
 def test_random_conversations_equal_cold_runs_and_a_plain_reference(number):
-    Session(number).run(conversations=3)
+    Session(number).run(conversations=2)
 
 
 @pytest.mark.faults

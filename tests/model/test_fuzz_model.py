@@ -11,8 +11,8 @@ from tests.studies.fuzz_model import TOLERANCE, draw_case, make_model, run_case
 from tests.support.random_model import random_model
 from tests.support.reference_model import ReferenceModel, read_weights
 
-CASES, PLAIN_CASES, PARTS = 400, 100, 4
-ONE_SHOT_CASES = 40
+CASES, PLAIN_CASES, PARTS = 240, 60, 4
+ONE_SHOT_CASES = 24
 MORE_CASES = 600
 
 

@@ -31,16 +31,6 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
         assert (a - b).abs().max() < 1e-11
 
 
-def test_losses_stay_finite_where_the_target_is_nearly_impossible():
-    hidden, weight, targets = case(3, torch.float32)
-    with torch.no_grad():
-        hidden *= 1e3
-    losses = token_losses(hidden, weight, targets)
-    assert losses.isfinite().all()
-    assert losses.max() > 200, "the probability itself would be zero in float32"
-    assert torch.allclose(losses, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
-
-
 def test_the_summed_loss_of_nearly_impossible_targets_is_exact_and_its_gradient_finite():
     hidden, weight, targets = case(3, torch.float32)
     with torch.no_grad():
@@ -49,6 +39,9 @@ def test_the_summed_loss_of_nearly_impossible_targets_is_exact_and_its_gradient_
     expected = F.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum")
     assert abs(actual.item() - expected.item()) < 1e-5 * expected.item()
     assert torch.autograd.grad(actual, hidden)[0].isfinite().all()
+    losses = token_losses(hidden, weight, targets)
+    assert losses.max() > 200, "the probability itself would be zero in float32"
+    assert torch.allclose(losses, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
 
 
 def test_a_second_backward_pass_is_refused():
@@ -87,16 +80,6 @@ def test_under_autocast_products_are_bfloat16_and_gradients_keep_the_parameters_
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() < 2e-2 * b.norm()
-
-
-def test_compiled_equals_eager():
-    hidden, weight, targets = case(1100, torch.float32)
-    results = []
-    for compile in (False, True):
-        loss = summed_loss(hidden, weight, targets, compile=compile)
-        results.append([loss, *torch.autograd.grad(loss, [hidden, weight])])
-    for a, b in zip(*results, strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_fused_kernel_that_overwrites_the_logits_takes_the_place_of_the_softmax(monkeypatch):

@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
     return run(directory), directory
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed):
     rng, position, stops = random.Random(seed), 0, []
     while position + (step := rng.randint(1, 9)) < OF.training.steps:
@@ -69,7 +69,6 @@ def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed)
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.usefixtures("code_path")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -271,7 +270,7 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole, is_b
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("rungs", [(3,), (5, 12), (2, 7, 8, 23)])
+@pytest.mark.parametrize("rungs", [(5, 12), (2, 7, 8, 23)])
 def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole, rungs):
     """Rungs between validation losses add none to the curve, and those at one take it."""
     rung_losses = {}

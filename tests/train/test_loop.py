@@ -173,8 +173,7 @@ def test_bfloat16_trains_close_to_float32_and_keeps_float32_weights(tmp_path):
     assert last == pytest.approx(expected, abs=0.1)
 
 
-@pytest.mark.parametrize("position", ["learned", "rope", "none"])
-@pytest.mark.parametrize("pattern", ["G", "L"])
+@pytest.mark.parametrize(("position", "pattern"), [("learned", "G"), ("rope", "L"), ("none", "L")])
 def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
     tmp_path, position, pattern
 ):
@@ -294,12 +293,6 @@ def test_a_loss_that_is_no_number_ends_it_before_the_weights_are_touched(tmp_pat
         train(broken, DATA, of, seed=0, directory=tmp_path)
     assert all(map(torch.equal, before, broken.parameters()))
     assert load_training_record(tmp_path) is None
-
-
-def test_a_learning_rate_far_too_high_diverges_as_a_finding(tmp_path):
-    of = experiment(training={"tokens": 64 * 200, "learning_rate": 1e35, "clip": 1e30})
-    with pytest.raises(Diverged):
-        run(of, tmp_path)
 
 
 def test_another_trainings_checkpoint_is_refused(tmp_path):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.layout.cpu_attention_memory import find_tile_window, query_tiles, saved_probability_bytes
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.cpu_kernel import CPUKernel
@@ -53,8 +54,7 @@ def attend_plain(
     scores = scores.masked_fill(~visible, -math.inf)
     if sink is None:
         return scores.softmax(-1) @ v
-    column = sink[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
+    return softmax_with_sink(scores, sink).to(v.dtype) @ v
 
 
 def _select_tiled(
@@ -124,7 +124,7 @@ class _TiledAttention(torch.autograd.Function):
         logits = None if sink is None else sink.repeat(ctx.shape[0])[:, None]  # (N, 1)
         probabilities, of_sink = [], []
         for start, end, low in ctx.tiles:
-            scores = torch.bmm(q[:, start:end], _read_tile(k, low, end, sink_tokens).mT)
+            scores = torch.bmm(q[:, start:end], read_tile(k, low, end, sink_tokens).mT)
             by_head = scores.view(*ctx.shape[:2], *scores.shape[1:])
             if sink_tokens and low == 0:
                 visible = mask.to_dense(slice(start, end), q.device)
@@ -141,7 +141,7 @@ class _TiledAttention(torch.autograd.Function):
                 torch.softmax(scores, -1, out=scores).mul_(surplus.sigmoid()[..., None])
                 probabilities.append(scores)
                 of_sink.append((-surplus).sigmoid())
-            tile = torch.bmm(probabilities[-1], _read_tile(v, low, end, sink_tokens))
+            tile = torch.bmm(probabilities[-1], read_tile(v, low, end, sink_tokens))
             out[:, :, start:end] = tile.view(*ctx.shape[:2], *tile.shape[1:])
         kept = [] if sink is None else [out, torch.cat(of_sink, 1)]
         ctx.has_sink = sink is not None
@@ -164,20 +164,20 @@ class _TiledAttention(torch.autograd.Function):
         for (start, end, low), p in zip(ctx.tiles, probabilities, strict=True):
             grad_tile, sinks = grad_output[:, start:end], ctx.sink_tokens
             _accumulate_tile(dv, p, grad_tile, low, end, sinks)
-            ds = torch.bmm(grad_tile, _read_tile(v, low, end, sinks).mT)
+            ds = torch.bmm(grad_tile, read_tile(v, low, end, sinks).mT)
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, ds.dtype, grad_input=ds)
-            tile = torch.bmm(ds, _read_tile(k, low, end, sinks)).mul_(ctx.scale)
+            tile = torch.bmm(ds, read_tile(k, low, end, sinks)).mul_(ctx.scale)
             dq[:, :, start:end] = tile.view(*heads, *tile.shape[1:])
             _accumulate_tile(dk, ds, q[:, start:end], low, end, sinks)
         d_kv = (dk.view(*heads, *dk.shape[1:]), dv.view(*heads, *dv.shape[1:]))
         return dq, *d_kv, None, d_sink
 
 
-def _read_tile(values: Tensor, low: int, end: int, sink_tokens: int) -> Tensor:
-    """Return the keys or values (N, K, D) that a tile reads: from ``low`` on, after the sinks."""
+def read_tile(values: Tensor, low: int, end: int, sink_tokens: int) -> Tensor:
+    """Return keys or values (..., T, D) from ``low`` to ``end``, and the sinks before them."""
     if low == 0 or not sink_tokens:
-        return values[:, low:end]
-    return torch.cat([values[:, :sink_tokens], values[:, low:end]], 1)
+        return values[..., low:end, :]
+    return torch.cat([values[..., :sink_tokens, :], values[..., low:end, :]], -2)
 
 
 def _accumulate_tile(
