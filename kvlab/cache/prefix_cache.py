@@ -17,8 +17,6 @@ conversation has a longer one; those go first.
 Shapes: B rows, H heads of a part, S entries of a buffer, U tokens or blocks of a segment, D width.
 """
 
-import heapq
-import sys
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,8 +94,6 @@ class PrefixCache:
         self._trees: dict[tuple[Hashable, ...], PrefixTree] = {}
         self._lock = threading.RLock()
         self._bytes = self._clock = 0
-        self._entries: list[tuple[tuple[bool, int, int], int, Node]] = []  # a heap; see `_file`
-        self._list_limit = 64
         self._last_copy: torch.cuda.Event | None = None
         self._is_changing = False
 
@@ -267,7 +263,7 @@ class PrefixCache:
             yield
 
     def _recover(self) -> None:
-        """Count bytes and list the entries anew, and drop segments that no snapshot needs."""
+        """Count bytes anew, and drop segments that no snapshot needs."""
         nodes = list(self._walk())  # of each tree, parents first
         for node in nodes:
             for child in node.children.values():
@@ -280,7 +276,6 @@ class PrefixCache:
             elif node.tree.keeps_all_tokens:
                 node.parent.last_used = max(node.parent.last_used, node.last_used)
         self._bytes = sum(node.nbytes for node in self._walk())
-        self._list_entries()
         self._is_changing = False
 
     def _split_at_end(self, path: list[Node], depth: int) -> list[Node]:
@@ -314,7 +309,6 @@ class PrefixCache:
         node.detach()
         for child in lower.children.values():
             child.parent = lower
-        self._file(upper, lower)
         return upper
 
     def _store(self, path: list[Node], key: Key, cache: KVCache, row: int) -> None:
@@ -338,7 +332,6 @@ class PrefixCache:
             nodes[0].attach(parent)
         self._bytes += added
         self._use([*path, *nodes])
-        self._file(parent)
 
     def _use(self, path: list[Node]) -> None:
         """Make a hit's nodes the most recently used: the snapshot, or all segments on the path.
@@ -349,42 +342,20 @@ class PrefixCache:
         for node in reversed(used):
             self._clock += 1
             node.last_used = self._clock
-        self._file(*used)
-
-    def _file(self, *nodes: Node) -> None:
-        """Enter nodes in the list by their priority, after it has changed.
-
-        What they were entered with before stays in the list, and is passed over by `_evict_one`.
-        """
-        for node in nodes:
-            if node.is_entry and node.parent is not None:
-                self._clock += 1
-                heapq.heappush(self._entries, (node.priority, self._clock, node))
-        if len(self._entries) > self._list_limit:
-            self._list_entries()
-
-    def _list_entries(self) -> None:
-        self._entries, self._list_limit = [], sys.maxsize
-        self._file(*self._walk())
-        self._list_limit = 2 * len(self._entries) + 64
 
     def _evict_one(self, path: list[Node]) -> None:
-        """Drop the first entry of the list, and the segments that it alone needed.
+        """Drop the entry of the lowest priority, and the segments that it alone needed.
 
         Args:
             path: nodes whose segments stay.
         """
-        passed = []
-        while True:
-            entry = heapq.heappop(self._entries)
-            priority, _, node = entry
-            if node.parent is None or not node.is_entry or priority != node.priority:
-                continue
-            if not node.tree.keeps_all_tokens or node not in path:
-                break
-            passed.append(entry)
-        for entry in passed:
-            heapq.heappush(self._entries, entry)
+        stays = set(path)
+        entries = (
+            node
+            for node in self._walk()
+            if node.is_entry and node.parent and not (node.tree.keeps_all_tokens and node in stays)
+        )
+        node = min(entries, key=lambda node: node.priority)
         self.evictions += 1
         if node.snapshot is not None:
             self._bytes -= node.tree.snapshot_bytes(node.end)
@@ -392,9 +363,8 @@ class PrefixCache:
         if node.tree.keeps_all_tokens:
             self._remove(node)
             return
-        while node.parent and not node.children and node.snapshot is None and node not in path:
+        while node.parent and not node.children and node.snapshot is None and node not in stays:
             node = self._remove(node)
-        self._file(node)
 
     def _remove(self, node: Node) -> Node:
         """Remove a node without children; return its parent."""
@@ -402,7 +372,7 @@ class PrefixCache:
         assert parent is not None, "the root stays"
         assert not node.children, "a leaf"
         del parent.children[int(node.key[0])]
-        node.detach()  # the list may still have it
+        node.detach()
         self._bytes -= node.tree.segment_bytes(node.start, node.end)
         return parent
 
