@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kvlab.model.gpt import GPT
-from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -108,9 +107,15 @@ def _initialize_qkv(
     readers = [i for i, owner in enumerate(target.kv_owners) if owner == layer]
     owners = list(dict.fromkeys(source.kv_owners[i] for i in readers if i < source.n_layer))
     stored = {source.layers[owner].stored for owner in owners}
-    reason = _find_pooling_problem(trained, own)
+    reason = ""
     if len(stored) > 1:
         reason = "the source's K/V heads differ between layers"
+    elif trained.kv != own.kv:
+        reason = f"the source stores its K/V as {trained.kv}, not {own.kv}"
+    elif trained.n_kv_head % own.n_kv_head:
+        reason = f"{trained.n_kv_head} K/V heads do not pool into {own.n_kv_head}"
+    elif trained.kv == "latent" and trained.stored != own.stored:
+        reason = "the source's latents differ"
     if reason:
         conversion.fresh[f"{name}[{q_width}:]"] = reason
         conversion.copied.append(name)
@@ -130,14 +135,3 @@ def _initialize_qkv(
         conversion.pooled.append(name)
     else:
         conversion.copied.append(name)
-
-
-def _find_pooling_problem(source: LayerConfig, target: LayerConfig) -> str:
-    """Return why a layer's stored vectors are no means of the source's; empty if they are."""
-    if source.kv != target.kv:
-        return f"the source stores its K/V as {source.kv}, not {target.kv}"
-    if source.n_kv_head % target.n_kv_head:
-        return f"{source.n_kv_head} K/V heads do not pool into {target.n_kv_head}"
-    if source.kv == "latent" and source.stored != target.stored:
-        return "the source's latents differ"
-    return ""
