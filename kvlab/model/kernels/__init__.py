@@ -15,15 +15,12 @@ from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.model.kernels.tiled_attention import tiled_attention
 
 KERNELS: dict[str, CPUKernel[Any, Any]] = {
-    kernel.name: kernel
-    for kernel in (
-        linear,
-        matmul_transposed,
-        gelu,
-        rotate_pairs,
-        tiled_attention,
-        keep_freed_memory,
-    )
+    "linear": linear,
+    "matmul_transposed": matmul_transposed,
+    "gelu": gelu,
+    "rotate_pairs": rotate_pairs,
+    "tiled_attention": tiled_attention,
+    "keep_freed_memory": keep_freed_memory,
 }
 
 _unknown = PLAIN_KERNELS - {*KERNELS, "0", "1"}

@@ -33,16 +33,16 @@ class CPUKernel(Generic[P, R]):
     def __init__(
         self, name: str, plain: Callable[P, R], select: Callable[P, Callable[P, R] | None]
     ):
-        self.name, self.plain = name, plain
-        self.select = select if name not in PLAIN_KERNELS else lambda *_, **__: None
+        self.name, self.plain, self.select = name, plain, select
+        self._is_on = name not in PLAIN_KERNELS
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        fast = self.select(*args, **kwargs) if _kernels_are_on else None
+        fast = self.select(*args, **kwargs) if _kernels_are_on and self._is_on else None
         return self.plain(*args, **kwargs) if fast is None else fast(*args, **kwargs)
 
     def is_fast(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Return whether a call with these arguments runs the fast implementation."""
-        return _kernels_are_on and self.select(*args, **kwargs) is not None
+        return _kernels_are_on and self._is_on and self.select(*args, **kwargs) is not None
 
 
 def is_plain_code_used() -> bool:
