@@ -58,7 +58,7 @@ class KVContext:
 
 
 def softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
-    """Return the softmax of scores (B, H, C, T) and of a sink beside them, without its share.
+    """Return the softmax of scores (B, H, C, T) and the logit of a sink, without the sink's share.
 
     Args:
         sink: (H,) or (H, C).

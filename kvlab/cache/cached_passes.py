@@ -174,7 +174,7 @@ class StaticPass(CachedPass):
         buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
     def prepare(self) -> None:
-        """Follow the cache to the tokens that it holds now, of which a captured step knows nothing.
+        """Move to the tokens that the cache holds now: a captured step does not see it change.
 
         Raises:
             CacheError: a row has no space for one more token.
@@ -186,7 +186,7 @@ class StaticPass(CachedPass):
             self._held = held
 
     def finish(self) -> None:
-        """Forget what is of this step. It does not advance, so that a pass may be run again."""
+        """Forget the tensors of this step. It does not advance, so that it may run again."""
         self._visible.clear()
         self._entries.clear()
         self._key_positions.clear()

@@ -119,7 +119,7 @@ class PromptBuffer(EvictingBuffer):
         return torch.where(positions < self.prompt, positions, positions - dropped)
 
     def stored_positions(self, lengths: Tensor) -> Tensor:
-        """Return positions, (B, S): of the kept of a prompt any that are in it, -1 where empty."""
+        """Return positions (B, S), -1 where empty; for a reduced prompt any positions in it."""
         entries = torch.arange(self.size, device=lengths.device)
         is_later = (lengths[:, None] >= self.prompt) & (entries >= self.rule.keep)
         dropped = self.prompt - self.rule.keep

@@ -253,7 +253,7 @@ class KIVIPass(AttentionPass):
         """Of this pass: each part's tokens, those of the past first, and the completed blocks."""
 
     def _move(self, planned: Tensor) -> Tensor:
-        """Return a tensor of a plan on the cache's device, which does not wait for it."""
+        """Copy a plan's tensor to the cache's device, without waiting for it."""
         return planned.to(self._cache.device, non_blocking=True)
 
     def writes_kv(self, layer: int) -> bool:

@@ -251,7 +251,7 @@ class KVBuffer(SlotBuffer):
 
 
 def list_ring_entries(start: int, end: int, size: int) -> list[slice]:
-    """Return the entries of the numbers from ``start`` to ``end``, each at its remainder."""
+    """Return the entries of positions ``start`` to ``end`` in a ring of ``size`` entries."""
     first, count = start % size, end - start
     before_wrap = min(count, size - first)
     entries = [slice(first, first + before_wrap), slice(0, count - before_wrap)]

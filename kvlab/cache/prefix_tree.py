@@ -47,7 +47,7 @@ class Node:
 
     @property
     def is_entry(self) -> bool:
-        """Whether it is in the list of least recent use."""
+        """Whether it may be dropped by itself."""
         return self.snapshot is not None or self.tree.keeps_all_tokens
 
     @property
@@ -134,7 +134,7 @@ class PrefixTree:
         return path, depth
 
     def match_tokens(self, tokens: Ids) -> Iterator[tuple[Node, int]]:
-        """Yield each node that begins with ``tokens`` where it should, and how far they agree.
+        """Yield the nodes on the way of ``tokens``, and how far each agrees with them.
 
         Where what tokens store depends on passes, there may be several for the same tokens.
         """

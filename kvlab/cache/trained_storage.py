@@ -134,7 +134,7 @@ class _BlockwisePass(OneShotPass):
         return block_format.decode(block_format.encode(blocks), tokens.dtype).flatten(2, 3)
 
     def _find_visible(self, window: int | None) -> Tensor:
-        """Return (R, T, K) of bool: of the blocks' tokens, then of all, those that queries see."""
+        """Return (R, T, K) of bool: which tokens queries see, first of the blocks, then of all."""
         own = self.positions.view(-1, self.end)
         keys = torch.cat([self._blocks.positions, own], 1)[:, None]
         is_rounded = (

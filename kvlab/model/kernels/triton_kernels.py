@@ -211,7 +211,7 @@ def choose_tiles(
 
 
 def count_queries(query_bytes: int) -> int:
-    """Return the queries that a program attends for, of which each has ``query_bytes``."""
+    """Return how many queries of ``query_bytes`` each a program attends for."""
     return max(16, QUERY_BYTES // query_bytes)
 
 
