@@ -130,7 +130,8 @@ class _BlockwisePass(OneShotPass):
             self._rounded.pop(self._owners[layer], None)
 
     def _round(self, block_format: BlockFormat, tokens: Tensor) -> Tensor:
-        blocks = tokens.unflatten(2, (-1, self._rule.group))
+        rows, heads, _, width = tokens.shape
+        blocks = tokens.reshape(rows, heads, -1, self._rule.group, width)
         return block_format.decode(block_format.encode(blocks), tokens.dtype).flatten(2, 3)
 
     def _find_visible(self, window: int | None) -> Tensor:

@@ -332,7 +332,7 @@ class GPT(nn.Module):
                 nn.init.constant_(parameter, 1.0 if is_norm else 0.0)
                 continue
             std = residual_std if name.endswith(("proj.weight", "down.weight")) else 0.02
-            parts = {name: parameter}
+            parts: dict[str, Tensor] = {name: parameter}
             if name.endswith("qkv.weight"):
                 attention = self.get_submodule(name.removesuffix(".qkv.weight"))
                 assert isinstance(attention, Attention)

@@ -88,7 +88,7 @@ class _SummedLossFunction(torch.autograd.Function):
         ctx: Any, hidden_states: Tensor, weight: Tensor, targets: Tensor, compile: bool
     ) -> Tensor:
         dtype = _matmul_dtype(hidden_states)
-        loss_and_gradient = _loss_and_gradient
+        loss_and_gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _loss_and_gradient
         if are_kernels_usable(hidden_states.device):
             loss_and_gradient = _fused_loss_and_gradient
         elif compile:
