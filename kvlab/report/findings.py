@@ -28,7 +28,7 @@ from kvlab.report.formatting import (
     format_ratio,
 )
 from kvlab.report.markdown import code_span, escape_markdown
-from kvlab.report.sections.main_effects import judge_other_metrics
+from kvlab.report.sections.effects import judge_other_metrics
 from kvlab.report.table_columns import verdict_words
 from kvlab.spec.claims import Answer, CellLevels, Claims
 from kvlab.spec.validation_errors import format_value

@@ -13,7 +13,7 @@ from kvlab.analysis.statistics import sum_squares
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, cell
+from kvlab.report.document import EMPTY_CELL, Cell, Column, cell
 from kvlab.report.formatting import (
     PLUS_MINUS,
     TIMES,
@@ -333,19 +333,6 @@ def pairs_cell(effect: Effect) -> Cell:
     return Cell(f"{used} of {designed}{unit}", used, csv=csv)
 
 
-def append_aliases(
-    columns: tuple[Column, ...], rows: tuple[Row, ...], effects: Sequence[Effect]
-) -> tuple[tuple[Column, ...], tuple[Row, ...]]:
-    """Append a column of aliases to a table with one row per effect, if any effect has aliases."""
-    if not any(effect.aliases for effect in effects):
-        return columns, rows
-    column = Column("aliased with", hint="a part of these is in the difference")
-    return (*columns, column), tuple(
-        replace(row, cells=(*row.cells, _alias_cell(effect)))
-        for row, effect in zip(rows, effects, strict=True)
-    )
-
-
 def name_aliases(effect: Effect, separator: str) -> str:
     """Return the first `MAX_NAMED_ALIASES` aliases of an effect, and how many more there are."""
     more = len(effect.aliases) - MAX_NAMED_ALIASES
@@ -353,7 +340,7 @@ def name_aliases(effect: Effect, separator: str) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _alias_cell(effect: Effect) -> Cell:
+def alias_cell(effect: Effect) -> Cell:
     if not effect.aliases:
         return EMPTY_CELL
     names = "; ".join(map(change_name, effect.aliases))

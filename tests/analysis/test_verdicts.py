@@ -146,8 +146,7 @@ def test_fewer_claims_are_judged_together(tmp_path):
 
 def test_tables_and_figures_show_the_interval_that_decided(tmp_path):
     """Over many sweeps without effects no row says within noise beside an interval without zero."""
-    from kvlab.report.sections.interactions import report_interactions
-    from kvlab.report.sections.main_effects import report_effects
+    from kvlab.report.sections.effects import report_effects, report_interactions
 
     random = np.random.default_rng(4)
     for number in range(2):

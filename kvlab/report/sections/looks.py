@@ -1,204 +1,142 @@
 """Looks: what was decided after how many seeds, and seeds that were added after a report."""
 
 import math
+from collections.abc import Iterator
 
 from kvlab.analysis.looks import TakenLook
-from kvlab.analysis.sequential import (
-    ClaimState,
-    repeated_test_error,
-    spent_alpha,
-    t_bounds,
-)
+from kvlab.analysis.sequential import repeated_test_error, spent_alpha, t_bounds
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
-from kvlab.report.document import (
-    EMPTY_CELL,
-    Cell,
-    Code,
-    Column,
-    Content,
-    Fold,
-    Row,
-    Section,
-    Table,
-    cell,
-    paragraph,
-)
-from kvlab.report.formatting import (
-    difference_unit,
-    format_fixed,
-    format_magnitude,
-    format_significant,
-)
-from kvlab.report.table_columns import difference_cell, range_cell, range_column
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.table_rows import Entries, KeyedRow, Value, make_table
 from kvlab.spec.seeds_config import SeedLooks
 
 
-def report_looks(study: Study) -> Section | None:
+def report_looks(study: Study) -> doc.Section | None:
     """Report the looks of a sequential sweep, or seeds that were added after a report."""
-    seeds = study.declared_looks
-    warning = [_warn_of_added_seeds(study)] if study.reported_sizes else []
-    if seeds is not None:
-        return Section("Looks", (*warning, *_report_declared(study, seeds)))
-    return Section("Looks that were not declared", tuple(warning)) if warning else None
-
-
-def _warn_of_added_seeds(study: Study) -> Content:
-    """Say what adding seeds after a report does to the error."""
-    before, alpha = study.reported_sizes, study.decide.alpha
-    sizes = (*before, len(study.seeds))
-    text = (
-        f"A report was written at {', '.join(map(str, before))} seeds, and then seeds were added:"
-        f" now there are {sizes[-1]}. A test that is repeated at these numbers of seeds finds a"
-        f" difference that is not there with probability {repeated_test_error(sizes, alpha):.0%},"
-        f" not {alpha:g} (simulated t-tests). So the verdicts of this report are weaker than they"
-        " say. To add seeds and keep the error, declare the looks before the first trial: "
+    seeds, alpha, contents = study.declared_looks, study.decide.alpha, list[doc.Content]()
+    if study.reported_sizes:
+        sizes = (*study.reported_sizes, len(study.seeds))
+        text = texts.fill(
+            "added seeds",
+            before=", ".join(map(str, sizes[:-1])),
+            count=sizes[-1],
+            error=repeated_test_error(sizes, alpha),
+            alpha=alpha,
+        )
+        setting = doc.Code(f"seeds: {{looks: [{', '.join(map(str, sizes))}]}}")
+        contents.append(doc.paragraph(text, setting, "."))
+    if seeds is None:
+        title = "Looks that were not declared"
+        return doc.Section(title, tuple(contents)) if contents else None
+    sizes_text = ", ".join(map(str, seeds.looks))
+    text = texts.fill(
+        "looks",
+        sizes=sizes_text,
+        claims=format_count(len(study.claims), "claim"),
+        savings=_describe_savings(study, seeds),
     )
-    return paragraph(text, Code(f"seeds: {{looks: [{', '.join(map(str, sizes))}]}}"), ".")
-
-
-def _report_declared(study: Study, seeds: SeedLooks) -> list[Content]:
-    claims, sizes = format_count(len(study.claims), "claim"), ", ".join(map(str, seeds.looks))
-    text = (
-        f"The sweep declared looks at {sizes} seeds and {claims} before its first trial. After each"
-        f" look only undecided claims got more seeds. {_describe_savings(study, seeds)}"
-    )
-    contents: list[Content] = [paragraph(text), _looks_table(study, seeds)]
+    contents.append(doc.paragraph(text))
+    rows = _look_rows(study, seeds)
+    contents.append(make_table("looks", "Looks, as declared and as taken.", rows))
     if study.taken_looks:
-        contents.append(Fold("Every claim at every look", (_claims_table(study),)))
-    return [*contents, Fold("How looks decide", (paragraph(_explain(study)),))]
+        caption = "Claims at the looks at which they had new seeds, up to their decision."
+        table = make_table("claims", caption, _claim_rows(study))
+        contents.append(doc.Fold("Every claim at every look", (table,)))
+    contents.append(doc.Fold("How looks decide", (doc.paragraph(_explain(study)),)))
+    return doc.Section("Looks", tuple(contents))
 
 
 def _explain(study: Study) -> str:
-    alpha, margin = study.decide.alpha, study.decide.margin
-    text = (
-        f"All claims at all looks together are wrong with probability {alpha:g} at most. The looks"
-        " share this error by O'Brien and Fleming's rule, which spends little of it early. A claim"
-        " is decided once its |t|, from its own differences over seeds, reaches the bound."
-    )
+    metric, margin = study.primary_metric, study.decide.margin
+    below = ""
     if margin is not None:
-        unit = difference_unit(study.primary_metric)
-        size = f"{format_magnitude(study.primary_metric, margin)} {unit}".strip()
-        text += f" It is decided, too, once its interval ends below the margin of {size}."
-    return text + (
-        " A claim that is found passes its error on to the others (Holm). If this step alone"
-        " decides a claim, its interval ends at zero. Cells, and levels beside single settings, are"
-        " judged with the part of the error that the looks so far may spend. Interactions are"
-        " tested once, as if these seeds had been chosen beforehand: they are exploratory."
-    )
+        size = f"{fmt.format_magnitude(metric, margin)} {fmt.difference_unit(metric)}".strip()
+        below = f" It is decided, too, once its interval ends below the margin of {size}."
+    return texts.fill("how looks decide", alpha=study.decide.alpha, below=below)
 
 
 def _describe_savings(study: Study, seeds: SeedLooks) -> str:
     planned = sum(len(by_seed) for by_seed in study.cells.values())
-    most = len(study.cells) * seeds.looks[-1]
+    most, looks = len(study.cells) * seeds.looks[-1], study.taken_looks
     saved = most - planned
     text = f"{format_count(planned, 'result')} of at most {most:,} were asked for"
-    looks = study.taken_looks
-    is_over = bool(looks) and not looks[-1].has_open_claims
-    if saved and is_over:
-        text += f": {saved:,} fewer ({saved / most:.0%}) than {seeds.looks[-1]} seeds of every cell"
     if not looks:
         return f"{text}. No look has been taken yet."
-    return f"{text}." if is_over else f"{text}. The sweep goes on: claims are undecided."
+    if looks[-1].has_open_claims:
+        return f"{text}. The sweep goes on: claims are undecided."
+    if saved:
+        text += f": {saved:,} fewer ({saved / most:.0%}) than {seeds.looks[-1]} seeds of every cell"
+    return f"{text}."
 
 
-def _looks_table(study: Study, seeds: SeedLooks) -> Table:
+def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[KeyedRow]:
     alpha, maximum = study.decide.alpha, seeds.looks[-1]
     bounds = t_bounds(seeds.looks, maximum, alpha / len(study.claims))
-    columns = (
-        Column("look", True),
-        Column("seeds", True),
-        Column("error spent", True, "of the probability of any wrong claim, up to this look"),
-        Column("bound on |t|", True, "for the first claim that is found; lower for later ones"),
-        Column("decided"),
-        Column("undecided", True),
-        Column("given up", True, "of them: more seeds would hardly decide them"),
-    )
-    rows: list[Row] = []
-    before: set[str] = set()
     taken = {look.number: look for look in study.taken_looks}
+    before: set[str] = set()
     for number, size in enumerate(seeds.looks, 1):
-        spent = spent_alpha(size / maximum, alpha)
-        cells = [
-            cell(str(number), number),
-            cell(str(size), size),
-            cell(format_significant(spent, 2), spent),
-            cell(format_significant(bounds[number - 1], 3), bounds[number - 1]),
-        ]
-        if number not in taken:
-            rows.append(Row((*cells, *(EMPTY_CELL,) * 3), tone="muted"))
-            continue
-        states = taken[number].states
-        new = [name for name, s in states.items() if s.outcome and name not in before]
-        before |= set(new)
-        left = [state for state in states.values() if not state.outcome]
-        futile = sum(not state.is_open for state in left) if size < maximum else 0
-        cells += [
-            cell(", ".join(new) or "nothing"),
-            cell(str(len(left)), len(left)),
-            cell(str(futile), futile),
-        ]
-        rows.append(Row(tuple(cells)))
-    return Table("looks", "Looks, as declared and as taken.", columns, tuple(rows))
+        decided: Value = doc.EMPTY_CELL
+        n_left: Value = doc.EMPTY_CELL
+        n_futile: Value = doc.EMPTY_CELL
+        if number in taken:
+            states = taken[number].states
+            new = [name for name, s in states.items() if s.outcome and name not in before]
+            before |= set(new)
+            left = [state for state in states.values() if not state.outcome]
+            decided, n_left = ", ".join(new) or "nothing", len(left)
+            n_futile = sum(not state.is_open for state in left) if size < maximum else 0
+        spent, bound = spent_alpha(size / maximum, alpha), bounds[number - 1]
+        spent_cell = doc.cell(fmt.format_significant(spent, 2), spent)
+        bound_cell = doc.cell(fmt.format_significant(bound, 3), bound)
+        entries = (
+            ("look", number),
+            ("seeds", size),
+            ("error spent", spent_cell, "of the probability of any wrong claim, up to this look"),
+            ("bound on |t|", bound_cell, "for the first claim that is found; lower for later ones"),
+            ("decided", decided),
+            ("undecided", n_left),
+            ("given up", n_futile, "of them: more seeds would hardly decide them"),
+        )
+        yield KeyedRow(entries, tone="" if number in taken else "muted")
 
 
-def _claims_table(study: Study) -> Table:
-    metric = study.taken_looks[0].metric
-    columns = (
-        Column("claim"),
-        Column("look", True),
-        Column("seeds", True, "with all trials that it is compared over"),
-        Column(f"difference ({difference_unit(metric)})", True),
-        range_column("interval", difference_unit(metric), "repeated, simultaneous"),
-        Column("t", True),
-        Column("bound on |t|", True, "at the claim's level there"),
-        Column("decision"),
-    )
-    rows = [
-        _claim_row(study, claim, look)
-        for claim in study.claims
-        for look in _own_looks(study, claim)
-    ]
-    caption = "Claims at the looks at which they had new seeds, up to their decision."
-    return Table("claims", caption, columns, tuple(rows))
+def _claim_rows(study: Study) -> Iterator[KeyedRow]:
+    """Yield every claim at the looks at which it was tested."""
+    for claim in study.claims:
+        sizes: tuple[int, ...] = ()
+        for look in study.taken_looks:
+            if look.states[claim].sizes != sizes:
+                sizes = look.states[claim].sizes
+                factor, _, level = claim.partition("=")
+                key = study.change_key(((factor, level),))
+                yield KeyedRow(_claim_entries(study, claim, look), key)
 
 
-def _own_looks(study: Study, claim: str) -> list[TakenLook]:
-    """Return the looks at which a claim was tested."""
-    looks: list[TakenLook] = []
-    sizes: tuple[int, ...] = ()
-    for look in study.taken_looks:
-        if look.states[claim].sizes != sizes:
-            sizes = look.states[claim].sizes
-            looks.append(look)
-    return looks
+def _claim_entries(study: Study, claim: str, look: TakenLook) -> Entries:
+    state, metric, unit = look.states[claim], look.metric, fmt.difference_unit(look.metric)
+    yield "claim", claim
+    yield "look", look.number
+    yield "seeds", state.sizes[-1], "with all trials that it is compared over"
+    yield f"difference ({unit})", cols.difference_cell(metric, state.value)
+    interval = cols.range_column("interval", unit, "repeated, simultaneous")
+    yield interval, cols.range_cell(metric, state.low, state.high)
+    yield "t", _t_cell(state.statistic)
+    yield "bound on |t|", _t_cell(state.bound), "at the claim's level there"
+    decision = doc.cell("goes on" if state.is_open else "undecided", tone="muted")
+    if state.outcome:
+        words = cols.verdict_words(state.outcome, study.decide.margin)
+        decision = doc.cell(words, tone=VERDICTS[state.outcome].tone)
+    yield "decision", decision
 
 
-def _claim_row(study: Study, claim: str, look: TakenLook) -> Row:
-    state = look.states[claim]
-    factor, _, level = claim.partition("=")
-    cells = (
-        cell(claim),
-        cell(str(look.number), look.number),
-        cell(str(state.sizes[-1]), state.sizes[-1]),
-        difference_cell(look.metric, state.value),
-        range_cell(look.metric, state.low, state.high),
-        _number_cell(state.statistic),
-        _number_cell(state.bound),
-        _decision_cell(study, state),
-    )
-    return Row(cells, study.change_key(((factor, level),)))
-
-
-def _number_cell(value: float) -> Cell:
+def _t_cell(value: float) -> doc.Cell:
     if math.isinf(value):
-        return EMPTY_CELL
-    return cell(format_fixed(value, 2) if abs(value) < 100 else format_significant(value), value)
-
-
-def _decision_cell(study: Study, state: ClaimState) -> Cell:
-    if not state.outcome:
-        return cell("goes on" if state.is_open else "undecided", tone="muted")
-    verdict = VERDICTS[state.outcome]
-    return cell(verdict.words.format(margin=f"{study.decide.margin or 0:g}"), tone=verdict.tone)
+        return doc.EMPTY_CELL
+    is_small = abs(value) < 100
+    text = fmt.format_fixed(value, 2) if is_small else fmt.format_significant(value)
+    return doc.cell(text, value)

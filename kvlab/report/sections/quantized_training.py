@@ -1,38 +1,24 @@
 """Training in int8 and with rounded K/V: loss, speed and memory against the same in float."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count
-from kvlab.report.document import (
-    EMPTY_CELL,
-    Cell,
-    Column,
-    Content,
-    Fold,
-    Row,
-    Section,
-    Table,
-    cell,
-    paragraph,
-)
-from kvlab.report.formatting import (
-    PLUS_MINUS,
-    TIMES,
-    format_difference,
-    format_ratio,
-    format_significant,
-    short_title,
-)
-from kvlab.report.table_columns import (
-    csv_only,
-    mean_and_spread,
-    mean_cell,
-    mean_column,
-    title_with_unit,
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.table_rows import (
+    Entries,
+    KeyedRow,
+    count_cell,
+    make_table,
+    number_cell,
+    spread_cell,
 )
 from kvlab.store.metrics import METRICS
 
@@ -46,34 +32,45 @@ _FLOAT: dict[str, Any] = {
 
 _COSTS = {"training_tokens_per_second": "speed", "training_peak_bytes": "peak memory"}
 
-Pairs = Mapping[Levels, Mapping[int, tuple[TrialRow, TrialRow]]]
-"""Cell -> seed -> its trial, and that of the same recipe in float."""
+Pair = tuple[TrialRow, TrialRow]
+"""A trial, and that of the same recipe and seed in float."""
 
 
-def report_quantized_training(study: Study) -> Section | None:
+def report_quantized_training(study: Study) -> doc.Section | None:
     """Report what quantization in training changes, also where it is slower."""
     quantized = [row for row in study.done_rows if _quantized(row)]
     if not quantized:
         return None
     floats = {(_recipe(row), row.seed): row for row in study.done_rows if not _quantized(row)}
-    pairs: dict[Levels, dict[int, tuple[TrialRow, TrialRow]]] = {}
+    pairs: dict[Levels, list[Pair]] = {}
+    padded: set[str] = set()
     for row in quantized:
-        other = floats.get((_recipe(row), row.seed))
-        pairs.setdefault(row.levels, {}).update({row.seed: (row, other)} if other else {})
-    contents: list[Content] = [paragraph(_INTRODUCTION), _table(study, pairs)]
-    if padded := sorted({line for levels in pairs for line in _padded_lines(study, levels)}):
+        found = pairs.setdefault(row.levels, [])
+        if (other := floats.get((_recipe(row), row.seed))) is not None:
+            found.append((row, other))
+        for product, layer, own, multiplied in _int8_record(row).get("padded", ()):
+            sizes = (f" {fmt.TIMES} ".join(map(str, size)) for size in (own, multiplied))
+            padded.add(f"{product} of {layer}: {' as '.join(sizes)}")
+    # the same in float at any precision stand beside
+    recipes = {_recipe(other, "precision") for found in pairs.values() for _, other in found}
+    beside = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
+    rows = (
+        KeyedRow(
+            _entries(study, levels, pairs.get(levels)),
+            study.cell_key(levels),
+            "" if levels in pairs else "muted",
+        )
+        for levels in study.cells
+        if levels in pairs or levels in beside
+    )
+    text = texts.fill("quantized training")
+    caption = "Quantized trainings and the same in float; mean over seeds."
+    contents: list[doc.Content] = [doc.paragraph(text)]
+    contents.append(make_table("quantized-training", caption, rows))
+    if padded:
         title = f"{format_count(len(padded), 'product')} padded with zeros for the hardware"
-        contents.append(Fold(title, tuple(paragraph(line) for line in padded)))
-    return Section("Quantized training", tuple(contents))
-
-
-_INTRODUCTION = (
-    "Linear layers whose products are int8, and K/V that training rounds as a cache"
-    " would, each against the same recipe without, paired by seed. Tokens per second and peak"
-    " memory are those of the trainings themselves, beside whatever else the machine did; a ratio"
-    " below 1 of tokens per second is a slower training. All weights are evaluated with products in"
-    " float."
-)
+        contents.append(doc.Fold(title, tuple(doc.paragraph(line) for line in sorted(padded))))
+    return doc.Section("Quantized training", tuple(contents))
 
 
 def _training(row: TrialRow) -> Mapping[str, Any]:
@@ -91,6 +88,7 @@ def _recipe(row: TrialRow, *without: str) -> str:
     """Return all that a trial does but the quantization of its training.
 
     Args:
+        row: The trial.
         without: More settings of the training that are left out.
     """
     left_out = {*_FLOAT, *without}
@@ -99,106 +97,44 @@ def _recipe(row: TrialRow, *without: str) -> str:
     return json.dumps(experiment, sort_keys=True)
 
 
-def _table(study: Study, pairs: Pairs) -> Table:
+def _int8_record(row: TrialRow) -> Mapping[str, Any]:
+    return (row.record.get("training_record") or {}).get("int8") or {}
+
+
+def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> Entries:
     metric = study.primary_metric
-    columns = [
-        Column("cell"),
-        Column("int8 products"),
-        Column("other products", hint="their precision"),
-        Column("K/V"),
-        Column("kernel", hint="that multiplied the codes"),
-        mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
-        mean_column("change", METRICS[metric].unit, "paired difference from float"),
-    ]
-    for name, title in _COSTS.items():
-        unit = "MiB" if METRICS[name].unit == "bytes" else METRICS[name].unit
-        columns.append(mean_column(f"{title} ({unit})", hint=METRICS[name].title))
-        columns.append(Column(f"of float ({title})", True, "mean of the ratios at each seed"))
-    columns.append(csv_only(Column("pairs", True)))
-    rows = tuple(_row(study, levels, pairs.get(levels)) for levels in _order(study, pairs))
-    caption = "Quantized trainings and the same in float; mean over seeds."
-    return Table("quantized-training", caption, tuple(columns), rows)
-
-
-def _order(study: Study, pairs: Pairs) -> list[Levels]:
-    """Return the cells of the table: quantized ones, and the same in float at any precision."""
-    found = [other for seeds in pairs.values() for _, other in seeds.values()]
-    recipes = {_recipe(other, "precision") for other in found}
-    others = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
-    return [levels for levels in study.cells if levels in pairs or levels in others]
-
-
-def _row(
-    study: Study, levels: Levels, found: Mapping[int, tuple[TrialRow, TrialRow]] | None
-) -> Row:
-    pairs = list((found or {}).values())
-    entries = [
-        cell(study.label(levels)),
-        *_describe(study, levels),
-        mean_cell(study, levels, study.primary_metric),
-        _change_cell(study.primary_metric, pairs),
-    ]
-    for name in _COSTS:
-        entries += [_cost_cell(study, levels, name), _ratio_cell(name, pairs)]
-    entries.append(cell(str(len(pairs)), len(pairs)) if found is not None else EMPTY_CELL)
-    return Row(tuple(entries), study.cell_key(levels), "" if found is not None else "muted")
-
-
-def _describe(study: Study, levels: Levels) -> Iterator[Cell]:
-    """Yield what is quantized, and by which kernel, as the trainings' records say."""
     row = next(row for row in study.cells[levels].values() if row.is_done)
-    quantized = _quantized(row)
-    record = (row.record.get("training_record") or {}).get("int8") or {}
-    yield cell(", ".join(quantized.get("int8", ())) or "none")
-    yield cell(str(_training(row).get("precision", "float32")))
-    yield cell(str(quantized.get("kv_dtype", "model")))
-    yield cell(str(record["kernel"])) if record.get("products") else EMPTY_CELL
+    quantized, record = _quantized(row), _int8_record(row)
+    yield "cell", study.label(levels)
+    yield "int8 products", doc.cell(", ".join(quantized.get("int8", ())) or "none")
+    yield "other products", str(_training(row).get("precision", "float32")), "their precision"
+    yield "K/V", str(quantized.get("kv_dtype", "model"))
+    kernel = doc.cell(str(record["kernel"])) if record.get("products") else doc.EMPTY_CELL
+    yield "kernel", kernel, "that multiplied the codes"
+    title = cols.title_with_unit(metric, fmt.short_title(metric))
+    column = cols.mean_column(title, hint=METRICS[metric].title)
+    yield column, cols.mean_cell(study, levels, metric)
+    changes = [own - other for own, other in _values(metric, pairs)]
+    shown = partial(fmt.format_difference, metric), partial(fmt.format_magnitude, metric)
+    column = cols.mean_column("change", METRICS[metric].unit, "paired difference from float")
+    yield column, spread_cell(changes, *shown)
+    for name, title in _COSTS.items():
+        unit, cell = METRICS[name].unit, cols.mean_cell(study, levels, name)
+        if unit == "bytes":
+            unit, sizes = "MiB", study.values(levels, name).values()
+            cell = spread_cell([size / 2**20 for size in sizes], fmt.format_significant)
+        yield cols.mean_column(f"{title} ({unit})", hint=METRICS[name].title), cell
+        ratios = [own / other for own, other in _values(name, pairs) if other]
+        mean = cols.mean_and_spread(ratios)[0] if ratios else None
+        hint = "mean of the ratios at each seed"
+        yield f"of float ({title})", number_cell(mean, fmt.format_ratio), hint
+    count = doc.EMPTY_CELL if pairs is None else count_cell(len(pairs))
+    yield cols.csv_only(doc.Column("pairs", True)), count
 
 
-def _cost_cell(study: Study, levels: Levels, metric: str) -> Cell:
-    """Return a mean and its spread, of bytes in MiB."""
-    if METRICS[metric].unit != "bytes":
-        return mean_cell(study, levels, metric)
-    values = [value / 2**20 for value in study.values(levels, metric).values()]
-    if not values:
-        return EMPTY_CELL
-    mean, spread = mean_and_spread(values)
-    text = format_significant(mean)
-    if spread is not None:
-        text += f" {PLUS_MINUS} {format_significant(spread)}"
-    return Cell(text, mean, csv=(mean, spread))
-
-
-def _values(metric: str, pairs: Sequence[tuple[TrialRow, TrialRow]]) -> list[tuple[float, float]]:
+def _values(metric: str, pairs: Sequence[Pair] | None) -> list[tuple[float, float]]:
     return [
         (own.measurements[metric], other.measurements[metric])
-        for own, other in pairs
+        for own, other in pairs or ()
         if metric in own.measurements and metric in other.measurements
     ]
-
-
-def _change_cell(metric: str, pairs: Sequence[tuple[TrialRow, TrialRow]]) -> Cell:
-    changes = [own - other for own, other in _values(metric, pairs)]
-    if not changes:
-        return EMPTY_CELL
-    mean, spread = mean_and_spread(changes)
-    text = format_difference(metric, mean)
-    if spread is not None:
-        text += f" {PLUS_MINUS} {format_difference(metric, spread).lstrip('+')}"
-    return Cell(text, mean, csv=(mean, spread))
-
-
-def _ratio_cell(metric: str, pairs: Sequence[tuple[TrialRow, TrialRow]]) -> Cell:
-    ratios = [own / other for own, other in _values(metric, pairs) if other]
-    if not ratios:
-        return EMPTY_CELL
-    mean, _ = mean_and_spread(ratios)
-    return cell(format_ratio(mean), mean)
-
-
-def _padded_lines(study: Study, levels: Levels) -> Iterator[str]:
-    for row in study.cells[levels].values():
-        record = (row.record.get("training_record") or {}).get("int8") or {} if row.is_done else {}
-        for product, layer, own, multiplied in record.get("padded", ()):
-            sizes = (f" {TIMES} ".join(map(str, size)) for size in (own, multiplied))
-            yield f"{product} of {layer}: " + " as ".join(sizes)

@@ -7,7 +7,7 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
-from kvlab.report.sections.serving_speed import report_speed
+from kvlab.report.sections.speed import report_speed
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance

@@ -1,0 +1,192 @@
+"""The table of cells, their curves, and what would narrow the intervals of the effects."""
+
+from kvlab.analysis.precision import Precision, estimate_precision, measure_final_fall
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
+from kvlab.humanize import format_count
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
+from kvlab.report.pareto_front import memory_front
+from kvlab.report.table_rows import Entries, KeyedRow, make_table, text_metric
+from kvlab.store.metrics import METRICS
+
+MAX_OPEN_ROWS = 24
+"""Rows of a table of cells that is not folded."""
+
+LAST_SHARE = 0.1
+"""Part of the training whose fall in loss is quoted."""
+
+
+def report_cells(study: Study) -> doc.Section | None:
+    """List every cell with its KV bytes, its loss and its difference from its reference."""
+    if not study.done_rows:
+        return None
+    caption = f"{format_count(len(study.cells), 'cell')}; the baseline is the first."
+    rows = [
+        KeyedRow(
+            _cell_entries(study, levels),
+            study.cell_key(levels),
+            "" if study.values(levels, study.primary_metric) else "muted",
+        )
+        for levels in study.cells
+    ]
+    table: doc.Content = make_table("cells", caption, rows)
+    if len(rows) > MAX_OPEN_ROWS:
+        table = doc.Fold(format_count(len(rows), "cell"), (table,))
+    reference = "its reference" if len(study.estimand.references) > 1 else "baseline"
+    text = texts.fill("cells", sign=fmt.PLUS_MINUS, reference=reference)
+    intervals = doc.paragraph(_describe_intervals(study))
+    fold = doc.Fold("What the intervals hold for", (intervals,))
+    return doc.Section("Cells", (doc.paragraph(text), table, fold))
+
+
+def _describe_intervals(study: Study) -> str:
+    """Say what the intervals of the differences hold for, and what their error is."""
+    scope, confidence = cols.interval_scope(study), f"{100 * (1 - study.decide.alpha):g}%"
+    level = " " + texts.fill("cells with the interval of a level", confidence=confidence)
+    if scope == "levels":
+        return level.strip()
+    text = texts.fill("intervals of cells", confidence=confidence)
+    more = " The effects use all matched pairs, so their intervals are narrower."
+    return f"{text}{level if scope == 'both' else ''}{more}"
+
+
+def _cell_entries(study: Study, levels: Levels) -> Entries:
+    metric = study.primary_metric
+    for factor, level, base in zip(study.factors, levels, study.baseline, strict=True):
+        yield doc.Column(factor), doc.cell(level, tone="muted" if level == base else "")
+    yield "n", len(study.values(levels, metric)), "trials measured"
+    diverged = cols.divergence_cells(study, levels)
+    yield from zip(cols.divergence_columns(study), diverged, strict=True)
+    stored = study.kv_bytes(levels)
+    size = doc.EMPTY_CELL if stored is None else cols.size_cell(stored)
+    yield cols.size_column("K/V cache", "one sequence at block size"), size
+    hint = "the reference's KV bytes divided by the cell's"
+    yield "smaller", cols.smaller_cell(study, levels), hint
+    title = cols.title_with_unit(metric, fmt.short_title(metric))
+    column = cols.mean_column(title, hint=METRICS[metric].title)
+    yield column, cols.mean_cell(study, levels, metric)
+    if (of_zero := text_metric(study, 0.0)) is not None:
+        is_bits, loss = of_zero[0] == "bits/byte", study.mean(levels, metric)
+        hint = "the loss divided by ln 2: a token is a byte" if is_bits else "exp of the loss"
+        found = None if loss is None else text_metric(study, loss)
+        cell = doc.EMPTY_CELL
+        if found is not None:
+            cell = doc.cell(fmt.format_significant(found[1], 4), found[1])
+        yield doc.Column(of_zero[0], True, hint), cell
+    one_shot = study.one_shot_metric
+    if one_shot != metric:
+        info = METRICS[one_shot]
+        column = cols.mean_column(fmt.short_title(one_shot), info.unit, info.title)
+        yield cols.csv_only(column), cols.mean_cell(study, levels, one_shot)
+    yield from zip(cols.reference_columns(study), cols.reference_cells(study, levels), strict=True)
+
+
+# Curves
+
+
+def report_loss_curves(study: Study) -> doc.Section | None:
+    """Plot validation loss during training, of the baseline and the cells of most interest.
+
+    These are the cells that differ from it in one factor, and those on the front.
+    """
+    front = [point.levels for point in memory_front(study) if point.is_on_front]
+    n_changed = study.n_changed_factors
+    simple = sorted((c for c in study.cells if n_changed(c) <= 1), key=n_changed)
+    lines: list[Line] = []
+    drawn: set[str] = set()
+    for levels in dict.fromkeys([*simple, *front]):
+        trainings = {row.training for row in study.cells[levels].values() if row.curve}
+        if trainings and not trainings & drawn and len(lines) < len(SERIES):
+            drawn |= trainings
+            role, is_dashed = SERIES[len(lines)], len(lines) % 2 == 1
+            points = _mean_curve(study, levels)
+            lines.append(Line(study.label(levels), points, role, dashed=is_dashed))
+    if not lines:
+        return None
+    n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
+    text = texts.fill(
+        "loss curves",
+        curves=format_count(len(lines), "curve"),
+        cells=format_count(n_curved, "cell"),
+    )
+    pairs = {
+        (during, int(final))
+        for row in study.done_rows
+        if (during := row.record["experiment"].get("training", {}).get("evaluate_tokens"))
+        and (final := row.measurements.get("loss_tokens"))
+    }
+    if any(during != final for during, final in pairs):
+        listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
+        text += " " + texts.fill("curves over other tokens", listed=listed)
+    caption = "Validation loss against training tokens."
+    ends = "; ".join(
+        f"{line.name} ends at {fmt.format_metric('loss', line.points[-1].y)}" for line in lines
+    )
+    axes = Axis("training tokens (millions)"), Axis("validation loss (nats/token)")
+    figure = doc.Figure("curves", caption, f"{caption} {ends}.", Plot(*axes, tuple(lines)))
+    return doc.Section("Loss curves", (doc.paragraph(text), figure))
+
+
+def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
+    """Return the mean over seeds, at the steps that all seeds have."""
+    rows = [row for row in study.cells[levels].values() if row.curve]
+    shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
+    tokens = {step: count for row in rows for step, count, _ in row.curve if step in shared}
+    sums = dict.fromkeys(sorted(shared), 0.0)
+    for row in rows:
+        for step, _, loss in row.curve:
+            if step in shared:
+                sums[step] += loss
+    points = []
+    for step, total in sums.items():
+        loss = total / len(rows)
+        position = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
+        tip = (study.label(levels), position, f"loss {fmt.format_metric('loss', loss)}")
+        points.append(Point(tokens[step] / 10**6, loss, tip, study.cell_key(levels)))
+    return tuple(points)
+
+
+# Widths of intervals
+
+
+def report_interval_widths(study: Study) -> doc.Section | None:
+    """Compare the errors over seeds and over texts; None without losses by document."""
+    metric = study.primary_metric
+    effects = study.effects(metric)
+    found = [one for effect in effects if (one := estimate_precision(study, effect)) is not None]
+    if not found:
+        return None
+    needs_text = [one.effect.name for one in found if one.helps_most == "scored tokens"]
+    which = f"scored tokens help most for {cols.join_names(needs_text)}, seeds for the others"
+    which = which if needs_text else "seeds help most for every level"
+    text = texts.fill("interval widths", which=which)
+    fall = measure_final_fall(study, LAST_SHARE)
+    reaches = [e.high - e.low for e in effects if e.has_interval]
+    if fall is not None and reaches and fall > min(reaches) / 2:
+        text += " " + texts.fill(
+            "loss still falls", share=LAST_SHARE, fall=fmt.format_magnitude("loss", fall)
+        )
+    rows = (KeyedRow(_width_entries(one), study.change_key(one.effect.change)) for one in found)
+    title = "What would narrow the intervals"
+    table = make_table("interval-widths", f"{title}.", rows)
+    return doc.Section(title, (doc.paragraph(text), table), is_appendix=True)
+
+
+def _width_entries(one: Precision) -> Entries:
+    metric = one.effect.metric
+    yield "level", one.effect.name
+    for title, hint, number in (
+        ("error over seeds", "another training on the same text", one.seed_error),
+        ("error over texts", "the same weights on another text of this size", one.text_error),
+        ("half interval", "half the width of the simultaneous interval", one.reach),
+        ("twice the seeds", "what it would be", one.reach_with_seeds),
+        ("twice the scored tokens", "what it would be", one.reach_with_tokens),
+    ):
+        column = doc.Column(f"{title} ({fmt.difference_unit(metric)})", True, hint)
+        text = fmt.format_magnitude(metric, number)
+        yield column, doc.Cell(text, fmt.in_display_unit(metric, number))
+    yield "helps most", one.helps_most

@@ -1,0 +1,309 @@
+"""The design: what the sweep varies and can compare, and what was tuned for each architecture."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from typing import Any
+
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.tuning import REASONS, Optimum, polish_losses, predict_loss, read_points
+from kvlab.humanize import format_count
+from kvlab.report import document as doc
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
+from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_signed
+from kvlab.report.record_warnings import list_confounds
+from kvlab.report.table_rows import Entries, KeyedRow, make_table, number_cell
+from kvlab.spec.designs import DESIGNS
+from kvlab.spec.size_config import MATCH_FACTOR, SIZES
+
+Architecture = Mapping[str, Any]
+"""A line of ``tuning.architectures`` in ``sweep.json``."""
+
+
+def report_factors(study: Study) -> doc.Section:
+    """List the design, its factors with their levels, and notes on what can be compared."""
+    titles = []
+    for name in str(study.sweep.get("design", "full")).split(" + "):
+        kind, _, fraction = name.partition(":")
+        title = DESIGNS[kind].title if kind in DESIGNS else kind
+        titles.append(f"1/{fraction} {title}" if fraction else title)
+    seeds = ", ".join(map(str, study.seeds))
+    n_trainings = len({row.training for row in study.done_rows if row.training})
+    baseline = ", ".join(
+        f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
+    )
+    text = texts.fill(
+        "design",
+        design=" and ".join(titles),
+        cells=format_count(len(study.cells), "cell"),
+        n_seeds=format_count(len(study.seeds), "seed"),
+        seeds=seeds,
+        trials=format_count(len(study.done_rows), "trial"),
+        trainings=format_count(n_trainings, "training"),
+        baseline=baseline,
+    )
+    rows = [
+        KeyedRow(_level_entries(study, factor, level))
+        for factor, levels in study.factors.items()
+        for level in levels
+    ]
+    table = make_table("factors", "Factors and their levels.", rows)
+    contents = (doc.paragraph(text), table, doc.Bullets(tuple(_notes(study))))
+    return doc.Section("Baseline and factors", contents, is_appendix=True)
+
+
+def _level_entries(study: Study, factor: str, level: str) -> Entries:
+    yield "factor", factor
+    yield "level", level
+    is_base = level == study.factors[factor][0]
+    yield "role", doc.cell("baseline" if is_base else "")
+    patch = study.sweep.get("patches", {}).get(factor, {}).get(level, {})
+    text = ", ".join(f"{key}: {value}" for key, value in patch.items())
+    setting = doc.Cell(text or "as the base experiment", text, code=bool(text))
+    if factor == MATCH_FACTOR and level in SIZES and "match" in study.sweep:
+        setting = doc.cell(f"model.ffn_dim by cell, for the baseline's {SIZES[level].unit}")
+    yield "what it sets", setting
+
+
+def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
+    rules = study.sweep.get("rules", ())
+    yield from ((f"{rule}.",) for rule in rules)
+    full = prod(len(levels) for levels in study.factors.values())
+    n_absent = full - len(study.cells)
+    if n_absent and study.sweep.get("design", "full") == "full":
+        partner = "A level is compared only where its partner exists."
+        pairs = "; ".join(_absent_pairs(study))
+        absent = f": {pairs} never occur" if pairs else ""
+        text = f"{n_absent} of {full} combinations are not in the design{absent}. {partner}"
+        yield (partner if rules else text,)  # rules say already what is not there
+    # the notes of a design name its effects by factors, and here each effect names its aliases
+    for note in study.sweep.get("notes", ()):
+        if " is aliased with " not in note:
+            yield (f"The design has {note}.",)
+    for effect in study.effects(study.primary_metric):
+        if text := _describe_limits(effect):
+            yield doc.Code(effect.name), text
+    for mode in study.match_modes:
+        if mode in SIZES:
+            is_factor = len(study.match_modes) > 1
+            where = f"The cells with {MATCH_FACTOR}={mode}" if is_factor else "All cells"
+            whose = "the baseline of their size" if study.sweep.get("size") else "the baseline"
+            unit = SIZES[mode].unit
+            yield f"{where} were matched with {whose} in {unit} by ", doc.Code("model.ffn_dim"), "."
+    if changes := ", ".join(_parameter_changes(study)):
+        resized = " there" if any(mode in SIZES for mode in study.match_modes) else ""
+        yield (texts.fill("changed parameters", changes=changes, resized=resized),)
+    if study.done_rows and not study.is_untrained:
+        yield (_describe_recipe(study),)
+    yield from list_confounds(study)
+
+
+def _absent_pairs(study: Study) -> Iterator[str]:
+    """Yield the pairs of levels of two factors that no cell combines."""
+    for (i, first), (j, second) in combinations(enumerate(study.factors), 2):
+        present = {(levels[i], levels[j]) for levels in study.cells}
+        for one in study.factors[first]:
+            for other in study.factors[second]:
+                if (one, other) not in present:
+                    yield f"{first}={one} with {second}={other}"
+
+
+def _describe_limits(effect: Effect) -> str:
+    """Say where an effect is compared, and what it cannot be told from; empty if all is well."""
+    if effect.aliases:
+        listed = cols.name_aliases(effect, ", ")
+        return f" is aliased with {listed}: this design cannot tell them apart."
+    if not effect.pairs_designed:
+        return " " + texts.fill("no partner")
+    where = " and ".join(f"{factor}={'|'.join(levels)}" for factor, levels in effect.limits)
+    return f" is compared only at {where}." if where else ""
+
+
+def _parameter_changes(study: Study) -> Iterator[str]:
+    """Name the levels that also change the number of parameters.
+
+    Cells that were matched in parameters are left out.
+    """
+    for index, (factor, levels) in enumerate(study.factors.items()):
+        for level in levels[1:]:
+            shares = []
+            for own in study.cells:
+                count = study.parameters(own)
+                base = study.parameters((*own[:index], levels[0], *own[index + 1 :]))
+                is_matched = study.match_mode(own) == "parameters"
+                if own[index] == level and count and base and not is_matched:
+                    shares.append(count / base - 1)
+            if shares and max(map(abs, shares)) >= 5e-4:
+                low, high = (f"{format_signed(100 * f(shares), 1)}%" for f in (min, max))
+                yield f"{factor}={level} ({low if low == high else f'{low} to {high}'})"
+
+
+def _describe_recipe(study: Study) -> str:
+    """Say what of the recipe was tuned for each cell, or that nothing was."""
+    tuning = study.sweep.get("tuning")
+    if not tuning:
+        return texts.fill("untuned recipe")
+    optima = [entry["optimum"] or {} for entry in tuning["architectures"]]
+    values = [one["value"] for one in optima if one.get("value")]
+    span = f" ({min(values):g} to {max(values):g})" if values else ""
+    text = texts.fill("tuned recipe", key=tuning["key"], span=span)
+    if n_flagged := sum(bool(one.get("flag")) for one in optima):
+        text += f" For {n_flagged} of {len(optima)} the best is not between the values tried."
+    return text
+
+
+# Tuned settings
+
+
+def report_tuned_settings(study: Study) -> doc.Section | None:
+    """List the rates of every architecture, and draw the losses that they follow from."""
+    tuning = study.sweep.get("tuning")
+    if not tuning:
+        return None
+    entries = tuning["architectures"]
+    tokens = f" on {tuning['tokens']:,} tokens" if tuning["tokens"] else ""
+    text = " " + texts.fill(
+        "tuning",
+        architectures=format_count(len(entries), "architecture"),
+        tokens=tokens,
+        grid=", ".join(f"{value:g}" for value in tuning["grid"]),
+        n_seeds=format_count(len(tuning["seeds"]), "seed"),
+        seeds=", ".join(map(str, tuning["seeds"])),
+    )
+    start = doc.paragraph("Before the cells were compared, ", doc.Code(tuning["key"]), text)
+    contents: list[doc.Content] = [start]
+    if warnings := tuple(_warn_of_tuning(study, tuning)):
+        contents.append(doc.Bullets(warnings))
+    rows = [KeyedRow(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
+    contents.append(make_table("tuned", "What was found for each architecture.", rows))
+    points = [(entry, *point) for entry in entries for point in _typical_losses(entry)]
+    rows = [KeyedRow(_loss_entries(study, *point), _key(study, point[0])) for point in points]
+    if any(losses for _, _, losses, _ in points):
+        contents.append(make_table("tuned-losses", "Losses while tuning.", rows))
+        contents += _draw_losses(study, entries, tuning["key"])
+    return doc.Section("Tuned settings", tuple(contents), is_appendix=True)
+
+
+def _warn_of_tuning(study: Study, tuning: Mapping[str, Any]) -> Iterator[tuple[doc.Span, ...]]:
+    if not tuning["is_over"]:
+        yield (doc.Strong("The tuning is not over:"), " the cells have no trials yet.")
+        return
+    if tuning["tokens"]:
+        strong = doc.Strong(f"Tuned on fewer tokens ({tuning['tokens']:,}) than the cells:")
+        yield strong, " the best learning rate of a longer training is often lower."
+    if (count := len(tuning["seeds"])) < 3:
+        strong = doc.Strong(f"Tuned at {format_count(count, 'seed')}:")
+        yield strong, " one training that goes wrong can move such a value."
+    for entry in tuning["architectures"]:
+        if flag := entry["optimum"].get("flag"):
+            label = doc.Code(_label(study, entry))
+            yield label, f" has {REASONS[flag]}: it may do better elsewhere."
+
+
+def _levels(study: Study, entry: Architecture) -> Levels:
+    return tuple(entry["levels"][factor] for factor in study.factors)
+
+
+def _label(study: Study, entry: Architecture) -> str:
+    return study.label(_levels(study, entry))
+
+
+def _key(study: Study, entry: Architecture) -> str:
+    return study.cell_key(_levels(study, entry))
+
+
+def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) -> Entries:
+    grid = tuning["grid"]
+    step = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
+    optimum = Optimum(**entry["optimum"]) if entry["optimum"] else Optimum(None)
+    yield "architecture", doc.cell(_label(study, entry)), "the cell that was tuned"
+    yield "cells", len(entry["cells"]), "that take this value"
+    yield "recipe", doc.cell(f"{entry['recipe']:g}", entry["recipe"]), "the value of the experiment"
+    yield "tuned", number_cell(optimum.value, "{:g}".format)
+    error = None if optimum.log_error is None else 100 * optimum.log_error
+    hint = "standard error of the tuned value over seeds"
+    yield "error (%)", number_cell(error, "{:.1f}".format), hint
+    loss = number_cell(optimum.loss, lambda loss: format_metric("loss", loss))
+    yield "loss (nats/token)", loss, "at the vertex; where there is none, the least measured"
+    for side, ratio in (("lower", 1 / step), ("higher", step)):
+        hint = (
+            f"change of the loss at {ratio:.2g} times the value, by the parabola through the three"
+            " values nearest to it; empty where nothing was tried"
+        )
+        change = doc.EMPTY_CELL
+        if optimum.value is not None and optimum.loss is not None:
+            predicted = predict_loss(read_points(entry), optimum.value * ratio)
+            if predicted is not None and math.isinf(predicted):
+                change = doc.Cell("diverged", None, "bad")
+            elif predicted is not None:
+                difference = predicted - optimum.loss
+                change = doc.cell(format_difference("loss", difference), difference)
+        yield doc.Column(f"a step {side} (nats/token)", True, hint), change
+    reason = REASONS[optimum.flag] or ("vertex" if entry["optimum"] else "not over")
+    yield "why", reason
+
+
+def _typical_losses(entry: Architecture) -> list[tuple[float, list[float], float]]:
+    """Return values, their losses by seed and the typical loss; infinite where there is none."""
+    points = read_points(entry)
+    typical = polish_losses(points) or [math.inf] * len(points)
+    pairs = zip(points, typical, strict=True)
+    return [(point.value, list(point.losses.values()), loss) for point, loss in pairs]
+
+
+def _loss_entries(
+    study: Study, entry: Architecture, value: float, losses: Sequence[float], typical: float
+) -> Entries:
+    yield "architecture", _label(study, entry)
+    yield "value", doc.cell(f"{value:g}", value)
+    yield "seeds", len(losses), "of trials that have ended, diverged ones included"
+    if diverged := sum(map(math.isinf, losses)):
+        some = "" if diverged == len(losses) else f" at {diverged} of {len(losses)}"
+        loss = doc.Cell(f"diverged{some}", None, "bad", csv=(None, None))
+    elif math.isinf(typical):
+        loss = doc.EMPTY_CELL
+    else:
+        text, (_, spread) = format_metric("loss", typical), cols.mean_and_spread(losses)
+        if spread is not None:
+            text += f" {PLUS_MINUS} {format_metric('loss', spread)}"
+        loss = doc.Cell(text, typical, csv=(typical, spread))
+    hint = "one-shot: median over seeds as above, with the standard deviation over seeds"
+    yield cols.mean_column("loss (nats/token)", hint=hint), loss
+
+
+def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Iterator[doc.Figure]:
+    """Yield the figure of losses against the tuned value, the best of each marked."""
+    layers: list[Points | Line] = []
+    found = []
+    for number, entry in enumerate(entries[: len(SERIES)]):
+        name, optimum, role = _label(study, entry), entry["optimum"] or {}, SERIES[number]
+        points = [
+            _loss_mark(study, entry, value, loss)
+            for value, _, loss in _typical_losses(entry)
+            if math.isfinite(loss)
+        ]
+        if points:
+            layers.append(Line(name, tuple(points), role, dashed=number % 2 == 1))
+        if points and optimum.get("value") and optimum["loss"] is not None:
+            mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
+            layers.append(Points(f"{name}, best", (mark,), role, "diamond"))
+        if optimum.get("value"):
+            found.append(f"{name} {optimum['value']:g}")
+    if not layers:
+        return
+    caption = f"Validation loss against {key} while tuning; a diamond marks the best."
+    if len(entries) > len(SERIES):
+        caption += f" The first {len(SERIES)} of {len(entries)} architectures."
+    plot = Plot(Axis(key, "log"), Axis("validation loss (nats/token)"), tuple(layers))
+    alt = f"{caption} {'; '.join(found) or 'The tuning is not over'}."
+    yield doc.Figure("tuned", caption, alt, plot)
+
+
+def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> Point:
+    tip = (_label(study, entry), f"{value:g}", f"loss {format_metric('loss', loss)}")
+    return Point(value, loss, tip, _key(study, entry))

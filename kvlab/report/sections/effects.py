@@ -1,0 +1,376 @@
+"""What each level costs against its factor's baseline level, and whether costs add up."""
+
+from kvlab.analysis.effects import SPLIT_SHARE, Effect, judge_together
+from kvlab.analysis.statistics import spread_factors
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import is_time
+from kvlab.analysis.verdicts import VERDICTS
+from kvlab.analysis.went_wrong import MOST_DEVIATIONS
+from kvlab.humanize import format_count
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.overview import effects_figure
+from kvlab.report.table_rows import Entries, KeyedRow, make_table
+from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
+
+OTHER_METRICS = (
+    "loss",
+    "bits_per_byte",
+    "serving_kl",
+    "serving_top_changed",
+    "hellaswag_acc_norm",
+    "hellaswag_acc_norm_served",
+    "tpot_ms_p50",
+    "training_tokens_per_second",
+)
+
+MAX_INTERACTIONS = 60
+"""Rows of the table of interactions; the strongest come first."""
+
+MAX_OPEN_ROWS = 12
+"""Rows of a table of interactions that is not folded."""
+
+
+def report_effects(study: Study) -> doc.Section | None:
+    """Report every level's effect on the primary metric, and on other measurements."""
+    metric = study.primary_metric
+    effects = study.effects(metric)
+    estimated = [effect for effect in effects if effect.estimate]
+    if not estimated:
+        return None
+    rows = (
+        KeyedRow(
+            _effect_entries(study, effects, one), _key(study, one), "" if one.estimate else "muted"
+        )
+        for one in effects
+    )
+    table = make_table("effects", f"Effects on the {METRICS[metric].title}.", rows)
+    contents: list[doc.Content] = [
+        doc.paragraph(_introduce(study, estimated)),
+        table,
+        *_report_wrong_trainings(study, estimated),
+        *([figure] if (figure := effects_figure(study)) else []),
+        doc.Fold("How effects are estimated, and what verdicts say", _explain(study, estimated)),
+    ]
+    if others := judge_other_metrics(study):
+        folded: list[doc.Content] = []
+        if study.timing_obstacle and any(map(is_time, study.measured_metrics)):
+            text = f"{study.timing_obstacle}, so no difference of times is judged."
+            folded.append(doc.paragraph(text))
+        caption = "The same comparison for other measurements."
+        if any(effect.metric.startswith("hellaswag_") for effect in others):
+            caption += " HellaSwag's error is over seeds here, and over items in its own section."
+        rows = (KeyedRow(_other_entries(study, one), _key(study, one)) for one in others)
+        folded.append(make_table("effects-other", caption, rows))
+        contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
+    return doc.Section("What each level does", tuple(contents))
+
+
+def _introduce(study: Study, estimated: list[Effect]) -> str:
+    """Say what the numbers of the table are, and what they are means over."""
+    over = "the settings that are served as they were trained"
+    if study.decide.over:
+        named = (f"{name}={'|'.join(levels)}" for name, levels in study.decide.over.items())
+        over = f"{', '.join(named)}, as declared"
+    text = texts.fill("effects", metric=METRICS[study.primary_metric].title, over=over)
+    serving = [e for e in estimated if study.estimand.changes_serving_alone(e.change)]
+    if serving:
+        text += " " + texts.fill("serving levels")
+    apart = dict.fromkeys(e.claim for e in estimated if e.at and e not in serving)
+    if apart:
+        text += " " + texts.fill("levels apart", levels=", ".join(apart))
+    if any(effect.has_interval for effect in estimated):
+        confidence = f"{100 * (1 - study.decide.alpha):g}%"
+        text += " " + texts.fill("intervals of effects", confidence=confidence)
+    elif len(study.seeds) == 1:
+        text += " There is one seed, so no difference is tested."
+    return text
+
+
+def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.Content]:
+    """List the trainings that went wrong, and the levels' verdicts without them."""
+    wrong, metric = study.wrong_trainings, study.primary_metric
+    if not wrong:
+        return []
+    first_rows = {row.training: row for row in reversed(study.done_rows) if row.training in wrong}
+    named = [
+        f"{study.label(row.levels)} at seed {row.seed} ({wrong[training]:.0f} deviations)"
+        for training, row in reversed(first_rows.items())
+    ]
+    text = " " + texts.fill(
+        "wrong trainings",
+        trainings=format_count(len(wrong), "training"),
+        named="; ".join(named),
+        most=MOST_DEVIATIONS,
+    )
+    contents: list[doc.Content] = [doc.paragraph(doc.Strong("Trainings that went wrong."), text)]
+    without = {effect.name: effect for effect in study.without_wrong.effects(metric)}
+    interval = cols.simultaneous_column(metric, study.decide.alpha, "without them")
+    rows = []
+    for effect in estimated:
+        other = without.get(effect.name)
+        if effect.went_wrong and other is not None:
+            entries = (
+                ("level", effect.name),
+                ("went wrong", effect.went_wrong, "trainings of the comparison"),
+                ("difference", cols.difference_cell(metric, effect.value)),
+                ("verdict", effect.verdict),
+                ("without them", cols.difference_cell(metric, other.value)),
+                (interval, cols.simultaneous_cell(other)),
+                ("verdict without them", other.verdict),
+            )
+            rows.append(KeyedRow(entries, _key(study, effect)))
+    if rows:
+        caption = "Levels with and without the trainings that went wrong."
+        contents.append(doc.Fold("Without them", (make_table("went-wrong", caption, rows),)))
+    return contents
+
+
+def _key(study: Study, effect: Effect) -> str:
+    return study.change_key((*effect.change, *effect.at))
+
+
+def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> Entries:
+    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
+    estimate, (factor, level) = effect.estimate, effect.change[0]
+    is_apart = any(one.at for one in effects)
+    yield "factor", factor
+    yield "level", level
+    if is_apart:
+        beside = ", ".join(f"{name}={other}" for name, other in effect.at)
+        yield "beside", doc.cell(beside, tone="muted")
+    baseline = doc.cell(study.factors[factor][0], tone="muted")
+    yield cols.csv_only(doc.Column("against")), baseline
+    title = f"difference ({unit})" if unit else "difference"
+    yield title, _difference_cell(effect, effect.value)
+    yield cols.simultaneous_column(metric, study.decide.alpha), cols.simultaneous_cell(effect)
+    yield "verdict", cols.verdict_cell(effect)
+    yield "p (corrected)", _p_cell(effect), "for all levels of this table"
+    if any(one.divergence is not None for one in effects):
+        yield cols.diverged_column(), cols.diverged_cell(effect)
+    hint = "the larger one: pooled over all levels that change training, or the level's own"
+    error = doc.EMPTY_CELL
+    if effect.is_tested:
+        error = doc.cell("pooled" if effect.tested_error.is_pooled else "own")
+    yield cols.csv_only(doc.Column("error", False, hint)), error
+    interval = cols.interval_column(metric, "of the level's own paired t-test, for it alone")
+    yield cols.csv_only(interval), cols.own_interval_cell(effect)
+    own_p = by_seed = groups = doc.EMPTY_CELL
+    if estimate is not None:
+        own_p, groups = cols.p_cell(effect, estimate.p), cols.groups_cell(effect)
+        by_seed = cols.seeds_cell(effect, study.seeds)
+    hint = "of the level's own paired t-test, uncorrected"
+    yield cols.csv_only(doc.Column("p", True, hint)), own_p
+    hint = "baseline level's KV bytes divided by the level's"
+    savings = cols.range_column("KV smaller", hint=hint, ends=("least", "most"))
+    yield savings, _savings_cell(study, effect)
+    yield cols.pairs_column(), cols.pairs_cell(effect)
+    yield cols.csv_only(cols.groups_column()), groups
+    hint = "smallest and largest mean difference of a setting"
+    yield cols.range_column("over settings", unit, hint), cols.settings_cell(effect)
+    if is_apart:
+        over_all = effect.value if effect.over_all is None else effect.over_all.value
+        column = doc.Column(f"mean over all settings ({unit})", True)
+        yield cols.csv_only(column), _difference_cell(effect, over_all)
+    yield cols.csv_only(cols.seeds_column(study.seeds, unit)), by_seed
+    yield from _last_entries(effects, effect, "difference")
+
+
+def _last_entries(effects: list[Effect], effect: Effect, what: str) -> Entries:
+    unit, hint = fmt.difference_unit(effect.metric), f"true {what} called with 80% power"
+    detectable = doc.EMPTY_CELL if effect.estimate is None else cols.detectable_cell(effect)
+    yield cols.csv_only(cols.detectable_column(unit, hint)), detectable
+    if any(one.aliases for one in effects):
+        yield "aliased with", cols.alias_cell(effect), "a part of these is in the difference"
+
+
+def _difference_cell(effect: Effect, value: float) -> doc.Cell:
+    if effect.estimate is None:
+        return doc.EMPTY_CELL
+    return cols.difference_cell(effect.metric, value)
+
+
+def _p_cell(effect: Effect) -> doc.Cell:
+    return cols.p_cell(effect, effect.corrected_p) if effect.has_interval else doc.EMPTY_CELL
+
+
+def _savings_cell(study: Study, effect: Effect) -> doc.Cell:
+    """Return by how much the level shrinks the cache, over the settings that were compared."""
+    factor, level = effect.change[0]
+    index = list(study.factors).index(factor)
+    ratios = []
+    for others, _ in effect.by_setting:
+        levels = (*others[:index], level, *others[index:])
+        base = (*others[:index], study.factors[factor][0], *others[index:])
+        small, large = study.kv_bytes(levels), study.kv_bytes(base)
+        if small and large:
+            ratios.append(large / small)
+    if not ratios:
+        return doc.EMPTY_CELL
+    low, high = min(ratios), max(ratios)
+    text = fmt.format_ratio(low)
+    if high / low >= 1.005:
+        text = f"{fmt.format_significant(low)} to {fmt.format_ratio(high)}"
+    return doc.Cell(text, low, csv=(low, high))
+
+
+def _explain(study: Study, estimated: list[Effect]) -> tuple[doc.Content, ...]:
+    """Explain how the effects are estimated, and what each verdict of the table means."""
+    text = texts.fill("pairs")
+    if any(effect.is_contrast for effect in estimated):
+        text += " " + texts.fill("contrasts")
+    contents: list[doc.Content] = [doc.paragraph(text)]
+    tested = [effect for effect in estimated if effect.is_tested]
+    if tested:
+        contents.append(doc.paragraph(_explain_intervals(study, tested)))
+    words = {e.verdict_name: e.verdict for e in study.effects(study.primary_metric)}
+    meanings = [(doc.Strong(words[name]), f": {VERDICTS[name].meaning}") for name in sorted(words)]
+    return (*contents, doc.Bullets(tuple(meanings)))
+
+
+def _explain_intervals(study: Study, tested: list[Effect]) -> str:
+    text = texts.fill("simultaneous intervals")
+    errors = [one.error for one in tested if one.error]
+    if errors:
+        text += " " + texts.fill("pooled errors")
+    if errors and (seeds := study.seed_effect) is not None:
+        paired = {error.is_paired for error in errors}
+        kind = "of differences within a seed" if True in paired else "of the trainings"
+        text += " " + texts.fill(
+            "pairing",
+            ratio=fmt.format_fixed(seeds.spread_ratio, 2),
+            p=fmt.format_p_value(seeds.p),
+            kind="of either kind" if len(paired) > 1 else kind,
+        )
+    if study.declared_looks is not None:
+        text += " " + texts.fill("claims of looks")
+    freedoms = [effect.tested_error.df for effect in tested if effect.tested_error.df >= 2]
+    if freedoms:
+        low, high = (fmt.format_significant(one, 2) for one in spread_factors(min(freedoms)))
+        text += " " + texts.fill(
+            "power", df=fmt.format_significant(min(freedoms), 2), low=low, high=high
+        )
+    return text
+
+
+def judge_other_metrics(study: Study) -> list[Effect]:
+    """Return the effects on all other measurements that compare, judged together."""
+    derived = [  # a paired loss is a one-shot loss once more, of the served text alone
+        m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
+    ]
+    tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
+    metrics = [
+        m
+        for m in (*OTHER_METRICS, *(m for m in tasks if METRICS[m].better != "neither"), *derived)
+        if m != study.primary_metric
+        and not study.is_disturbed(m)
+        and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
+    ]
+    found = [effect for metric in metrics for effect in study.effects(metric) if effect.estimate]
+    return judge_together(found, study.decide.alpha)
+
+
+def _other_entries(study: Study, effect: Effect) -> Entries:
+    metric, value = effect.metric, effect.value
+    unit, number = fmt.difference_unit(metric), fmt.in_display_unit(metric, value)
+    yield "measurement", doc.cell(fmt.short_title(metric))
+    yield "factor", effect.change[0][0]
+    yield "level", doc.cell(effect.name.partition("=")[2])
+    text = f"{fmt.format_difference(metric, value)} {unit}".strip()
+    difference = doc.Column("difference", True, csv=("difference", "unit"))
+    yield difference, doc.Cell(text, number, csv=(number, unit))
+    title = f"simultaneous {100 * (1 - study.decide.alpha):g}%"
+    interval = cols.range_column(title, hint="in the unit of the difference")
+    yield interval, cols.simultaneous_cell(effect)
+    yield "verdict", cols.verdict_cell(effect)
+    yield "p (corrected)", _p_cell(effect), "for all rows of this table"
+    hint = "matched pairs, or seeds where there are none"
+    yield "pairs", doc.cell(fmt.format_fixed(effect.pairs_used, 0), effect.pairs_used), hint
+
+
+# Interactions
+
+
+def report_interactions(study: Study) -> doc.Section | None:
+    """List the interactions of the levels that ran together, in the primary metric."""
+    effects = [effect for effect in study.interactions(study.primary_metric) if effect.estimate]
+    if not effects:
+        return None
+    # By corrected p-value; untested ones by size.
+    strongest = sorted(effects, key=lambda e: (e.corrected_p, -abs(e.value)))
+    shown = strongest[:MAX_INTERACTIONS]
+    cut_note = f" The {MAX_INTERACTIONS} strongest." if len(strongest) > len(shown) else ""
+    caption = f"{format_count(len(effects), 'interaction')}, the clearest first.{cut_note}"
+    rows = (KeyedRow(_sum_entries(study, shown, one), _key(study, one)) for one in shown)
+    table = make_table("interactions", caption, rows)
+    found = any(effect.is_significant for effect in effects)
+    is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
+    text = texts.fill("interactions", share=SPLIT_SHARE)
+    if any(effect.is_contrast for effect in effects):
+        text += " " + texts.fill("contrasts of interactions")
+    contents = (
+        _summarize_interactions(study, strongest),
+        table if is_open else doc.Fold("All interactions", (table,)),
+        doc.Fold("How interactions are estimated", (doc.paragraph(text),)),
+    )
+    return doc.Section("Do the costs add up?", contents)
+
+
+def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragraph:
+    """Say which levels together do more, or less, than the sum of each alone."""
+    metric = study.primary_metric
+    first = next((effect for effect in strongest if effect.is_significant), strongest[0])
+    spans: list[doc.Span] = [texts.fill("sums", metric=METRICS[metric].title) + " "]
+    n_found = sum(effect.is_significant for effect in strongest)
+    n_tested = sum(effect.has_interval for effect in strongest)
+    if n_found or len(strongest) == 1:
+        size = f"{fmt.format_difference(metric, first.value)} {fmt.difference_unit(metric)}".strip()
+        if n_found:
+            count = format_count(len(strongest), "sum")
+            spans.append(f"Beyond the noise: {n_found:,} of {count}. The clearest is ")
+        spans += [doc.Strong(_name(first)), f": {size} beyond the sum, {_sum_verdict(first)}."]
+    elif n_tested:
+        count = format_count(n_tested, "sum")
+        spans.append(f"None of {count} is found to be off beyond the noise.")
+    else:
+        spans.append("No sum could be tested.")
+    if any(len(effect.change) > 2 for effect in strongest):
+        text = " This design runs single levels and all together, so it has one such row: all"
+        spans.append(f"{text} together against the sum of the parts.")
+    return doc.paragraph(*spans)
+
+
+def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> Entries:
+    metric, unit = effect.metric, fmt.difference_unit(effect.metric)
+    yield "levels together", doc.cell(_name(effect))
+    title = f"beyond the sum ({unit})" if unit else "beyond the sum"
+    yield title, cols.difference_cell(metric, effect.value)
+    alpha, hint = SPLIT_SHARE * study.decide.alpha, "for all rows together"
+    yield cols.simultaneous_column(metric, alpha, hint), cols.simultaneous_cell(effect)
+    tone = VERDICTS[effect.verdict_name].tone
+    yield "verdict", doc.cell(_sum_verdict(effect), tone=tone)
+    yield "p (corrected)", _p_cell(effect), "for all interactions"
+    yield cols.csv_only(cols.groups_column()), cols.groups_cell(effect)
+    yield from _last_entries(effects, effect, "interaction")
+
+
+def _name(effect: Effect) -> str:
+    """Return the levels of an interaction, and of all others that are the same contrast."""
+    names = [" + ".join(f"{factor}={level}" for factor, level in effect.change)]
+    for sign, change in effect.same_as:
+        other = " + ".join(f"{factor}={level}" for factor, level in change)
+        names.append(other if sign > 0 else f"{fmt.MINUS}({other})")
+    return " or ".join(names)
+
+
+def _sum_verdict(effect: Effect) -> str:
+    words = {
+        "higher": "above the sum",
+        "lower": "below the sum",
+        "identical": "additive exactly",
+        "equivalent": f"additive within {effect.margin or 0.0:g}",
+        "within noise": "additive within noise",
+    }
+    return words.get(effect.verdict_name, effect.verdict)

@@ -1,0 +1,227 @@
+"""Pareto fronts of quality against bytes and time per token, and the best at equal memory."""
+
+from kvlab.analysis.study import Study
+from kvlab.humanize import format_count
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import pareto_front as fronts
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
+from kvlab.report.hellaswag_outcomes import all_at_chance
+from kvlab.report.overview import front_figure
+from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
+from kvlab.report.table_rows import Entries, KeyedRow, cells_table, count_cell, make_table
+from kvlab.store.metrics import METRICS
+
+
+def report_pareto(study: Study) -> doc.Section | None:
+    """Plot quality against each cost, and list the cells on the fronts."""
+    points = fronts.memory_front(study)
+    if not points:
+        return None
+    metric, figure = study.primary_metric, front_figure(study)
+    on_front = {point.levels: point for point in points if point.is_on_front}
+    than = f"a better {METRICS[metric].title}"
+    if len(study.estimand.references) > 1:
+        than += " against its reference"
+    relative = ", of its reference's," if fronts.is_relative(study) else ""
+    diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
+    note = doc.paragraph(
+        f"On the front, of {format_count(len(points), 'cell')}: ",
+        doc.Strong(cols.join_names([study.label(levels) for levels in on_front])),
+        f". No other cell stores as few bytes{relative} with {than}{diverged}.",
+    )
+    table = cells_table(
+        study,
+        "pareto",
+        "The cells on the front.",
+        lambda levels: _front_entries(study, on_front[levels]),
+        on_front,
+    )
+    method = texts.fill("membership of fronts", alpha=study.decide.alpha)
+    contents: list[doc.Content] = [note, *([figure] if figure else [])]
+    contents.append(doc.Fold("Cells on the front", (table, doc.paragraph(method))))
+    others, text = _other_fronts(study)
+    if others or text:
+        intro = texts.fill("other fronts")
+        folded: list[doc.Content] = [doc.paragraph(intro + text)]
+        folded += [
+            _figure(study, quality, name, found)
+            for (quality, name), found in others.items()
+            if quality == metric or name == "stored"
+        ]
+        if others:
+            folded.append(_membership_table(study, {(metric, "stored"): points, **others}))
+        contents.append(doc.Fold("Other fronts", tuple(folded)))
+    return doc.Section("Memory against quality", tuple(contents))
+
+
+def _front_entries(study: Study, point: CellPoint) -> Entries:
+    metric, levels = study.primary_metric, point.levels
+    size = cols.size_column("K/V cache", "one sequence at block size")
+    yield size, cols.size_cell(study.kv_bytes(levels) or 0)
+    hint = "the reference's KV bytes divided by the cell's"
+    yield "smaller", cols.smaller_cell(study, levels), hint
+    title = cols.title_with_unit(metric, fmt.short_title(metric))
+    yield doc.Column(title, True, "as ranked"), cols.value_cell(metric, point.mean)
+    yield from zip(cols.reference_columns(study), cols.reference_cells(study, levels), strict=True)
+    hint = "cells of at most its bytes that may be as good"
+    yield doc.Column("not told apart from", hint=hint), cols.names_cell(study, point.rivals)
+
+
+def _other_fronts(study: Study) -> tuple[dict[tuple[str, str], list[CellPoint]], str]:
+    """Return the fronts of other costs and of HellaSwag, and why some are left out.
+
+    Fronts that would be no finding are left out: of times that do not compare, and of accuracies at
+    chance.
+
+    Returns:
+        ``(metric, name of the cost)`` -> points of the cells; and sentences.
+    """
+    measured, text = study.measured_metrics, ""
+    costs = [name for name in COSTS if name != "time" or not study.timing_obstacle]
+    pairs = [(study.primary_metric, name) for name in costs if name != "stored"]
+    if "tpot_ms_p50" in measured and study.timing_obstacle:
+        text += f" There is no front of times. {study.timing_obstacle}."
+    accuracy = "hellaswag_acc_norm_served"
+    accuracy = accuracy if accuracy in measured else "hellaswag_acc_norm"
+    if accuracy in measured and all_at_chance(study, [accuracy]):
+        text += " There is no front of HellaSwag: no accuracy is above chance within its error."
+    elif accuracy in measured:
+        pairs += [(accuracy, name) for name in costs]
+    made = {pair: fronts.cost_front(study, pair[0], COSTS[pair[1]]) for pair in pairs}
+    return {pair: points for pair, points in made.items() if points}, text
+
+
+def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> doc.Figure:
+    cost = COSTS[name]
+    front = [point for point in points if point.is_on_front]
+    base = [point for point in points if point.levels == study.baseline]
+    beaten = [point for point in points if not point.is_on_front and point not in base]
+
+    def marks(shown: list[CellPoint], is_named: bool) -> tuple[Point, ...]:
+        return tuple(_mark(study, metric, name, point, is_named) for point in shown)
+
+    steps: list[Point] = []  # the best quality at each cost
+    for point in front:
+        quality = fmt.in_display_unit(metric, point.mean)
+        steps += [Point(point.cost, steps[-1].y)] if steps else []
+        steps.append(Point(point.cost, quality))
+    plot = Plot(
+        Axis(cost.title, cost.scale),
+        Axis(f"{fmt.short_title(metric)} ({fmt.display_unit(metric)})"),
+        (
+            Points("dominated", marks(beaten, False), "muted", "ring"),
+            Line("", tuple(steps), "c0", True),
+            Points("on the front", marks(front, True), "c0", "dot"),
+            Points("baseline", marks(base, True), "c1", "diamond"),
+        ),
+    )
+    title = cost.short_title[:1].upper() + cost.short_title[1:]
+    caption = texts.fill("caption of a front", cost=title, metric=fmt.short_title(metric))
+    listed = "; ".join(
+        f"{study.label(p.levels)}: {cost.format(p.cost)}, {fmt.format_metric(metric, p.mean)}"
+        for p in front
+    )
+    stem = f"pareto-{name}" if metric == study.primary_metric else f"pareto-hellaswag-{name}"
+    return doc.Figure(stem, caption, f"{caption} The front: {listed}.", plot)
+
+
+def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool) -> Point:
+    values = list(study.values(point.levels, metric).values())
+    _, spread = cols.mean_and_spread(values)
+    quality = fmt.format_metric(metric, point.mean)
+    if spread is not None:
+        quality += f" {fmt.PLUS_MINUS} {fmt.format_metric(metric, spread)}"
+    label = study.label(point.levels)
+    tip = (
+        label,
+        COSTS[name].format(point.cost),
+        f"{quality} {fmt.display_unit(metric)} (n = {len(values)})",
+        _membership(point) if point.is_on_front else "dominated",
+    )
+    mean, bar = fmt.in_display_unit(metric, point.mean), None
+    if is_named and spread:
+        reach = fmt.in_display_unit(metric, spread)
+        bar = (mean - reach, mean + reach)
+    key = study.cell_key(point.levels)
+    return Point(point.cost, mean, tip, key, label if is_named else "", y_range=bar)
+
+
+def _membership_table(
+    study: Study, all_fronts: dict[tuple[str, str], list[CellPoint]]
+) -> doc.Table:
+    """List the cells that are on a front, and on which."""
+    members = {
+        f"{fmt.short_title(metric)} by {COSTS[name].short_title}": {
+            point.levels: point for point in points if point.is_on_front
+        }
+        for (metric, name), points in all_fronts.items()
+    }
+    rows = []
+    for levels in study.cells:
+        found = {title: points.get(levels) for title, points in members.items()}
+        count = sum(point is not None for point in found.values())
+        if count:
+            marks = ((doc.Column(t), doc.cell(_membership(point))) for t, point in found.items())
+            name = ("cell", study.label(levels))
+            entries = (name, *marks, ("fronts", count_cell(count)))
+            rows.append(KeyedRow(entries, study.cell_key(levels)))
+    caption = texts.fill("caption of the fronts")
+    return make_table("fronts", caption, rows)
+
+
+def _membership(point: CellPoint | None) -> str:
+    if point is None:
+        return ""
+    return "perhaps" if point.rivals else "on the front"
+
+
+def report_equal_memory(study: Study) -> doc.Section | None:
+    """Report the best cell within each memory budget that several cells fit."""
+    choices = [best for best in fronts.best_cells_by_budget(study) if best.n_fitting > 1]
+    if not choices:
+        return None
+    base = fmt.format_binary_size(fronts.bytes_per_context(study)[study.baseline])
+    blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
+    sizes = " or ".join(f"{block:,}" for block in blocks)
+    text = texts.fill(
+        "equal memory",
+        metric=METRICS[study.primary_metric].title,
+        context=BUDGET_CONTEXT,
+        blocks=sizes,
+        base=base,
+    )
+    if study.diverged_cells:
+        diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
+        text += f" Some cells are left out{diverged}."
+    method = texts.fill("best of a budget", confidence=100 * (1 - study.decide.alpha))
+    rows = (KeyedRow(_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices)
+    table = make_table("equal-memory", "The best cell in every budget.", rows)
+    contents = (doc.paragraph(text), table, doc.paragraph(method))
+    return doc.Section("At equal memory", contents, is_appendix=True)
+
+
+def _budget_entries(study: Study, best: BudgetBest) -> Entries:
+    metric, point = study.primary_metric, best.point
+    title = f"budget per {BUDGET_CONTEXT:,} tokens"
+    yield cols.size_column(title), cols.size_cell(best.budget)
+    yield "cells that fit", best.n_fitting
+    yield "best cell", study.label(point.levels)
+    size = cols.size_column("its K/V cache", f"per {BUDGET_CONTEXT:,} tokens")
+    yield size, cols.size_cell(round(point.cost))
+    title = cols.title_with_unit(metric, fmt.short_title(metric))
+    yield doc.Column(title, True), cols.value_cell(metric, point.mean)
+    references = cols.reference_cells(study, point.levels)
+    yield from zip(cols.reference_columns(study), references, strict=True)
+    hint = "cells that are not told apart from the best"
+    rivals = cols.names_cell(study, best.choice.rivals)
+    yield doc.Column("may be best instead", hint=hint), rivals
+    hint = f"{100 * (1 - study.decide.alpha):g}%, for all budgets together"
+    title = f"worse than the best by at most ({fmt.difference_unit(metric)})"
+    loss, bound = best.choice.largest_loss, doc.EMPTY_CELL
+    if loss is not None:
+        number = fmt.in_display_unit(metric, loss)
+        bound = doc.Cell(fmt.format_magnitude(metric, loss), number)
+    yield title, bound, hint

@@ -1,0 +1,225 @@
+"""The record: how to reproduce the numbers, starting weights, and which trials have no numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.analysis.compute import Compute, measure_compute
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.humanize import format_count, format_number
+from kvlab.report import document as doc
+from kvlab.report import texts
+from kvlab.report.formatting import format_fixed, format_metric, format_p_value
+from kvlab.report.record_warnings import count_values, list_warnings
+from kvlab.report.table_rows import Entries, KeyedRow, cells_table, count_cell, make_table
+
+MAX_ERROR_LENGTH = 600
+"""Characters of an error that are shown; the trial's directory has all of it."""
+
+
+def report_provenance(study: Study) -> doc.Section:
+    """List commands, versions, devices, data and the sweep's YAML."""
+    own_sections = (study.sweep.get("report") or {}).get("sections")
+    option = ""
+    if study.sections is not None and list(study.sections) != own_sections:
+        option = f" --sections {','.join(study.sections)}"
+    command = str(study.sweep.get("command") or "kvlab submit")
+    contents: list[doc.Content] = [
+        doc.paragraph("Computed by ", doc.Code(command), "."),
+        doc.paragraph(
+            "This report is a pure function of the record; the same record gives the same bytes."
+            " Make it again with ",
+            doc.Code(f"kvlab report {study.name}{option}"),
+            ". ",
+            doc.Code(f"kvlab explain NUMBER --sweep {study.name}"),
+            " follows a number of it to its trials, and computes it again.",
+        ),
+    ]
+    recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
+    if recorded:
+        counts = count_values(recorded)
+        heads = ("what", "value", "trials")
+        rows = [
+            KeyedRow(zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True))
+            for name, values in counts.items()
+            for value, count in sorted(values.items())
+        ]
+        n_trials = max(sum(values.values()) for values in counts.values())
+        caption = f"What ran, over {format_count(n_trials, 'trial')}."
+        contents += [*list_warnings(study), _describe_compute(study)]
+        contents.append(make_table("provenance", caption, rows))
+    for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
+        if study.sweep.get(key):
+            contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
+    return doc.Section("Provenance", tuple(contents), is_appendix=True)
+
+
+def _describe_compute(study: Study) -> doc.Paragraph:
+    """Say what the sweep has computed in all, and what of that is not recorded."""
+    total, tuning = measure_compute(study)
+    text = " " + texts.fill(
+        "compute",
+        trainings=format_count(total.trainings, "training"),
+        spent=_format_spent(total),
+        trials=format_count(total.trials, "trial"),
+    )
+    if tuning is not None and tuning.trials:
+        trials = format_count(tuning.trials, "trial")
+        text += f" Of these, tuning took {_format_spent(tuning)} in {trials}."
+    uncounted = []
+    if total.without_flops:
+        trials = format_count(total.without_flops, "trial")
+        uncounted.append(f"the FLOPs of {trials} that failed or diverged")
+    if total.without_hours:
+        uncounted.append(f"the hours of {format_count(total.without_hours, 'pruned trial')}")
+    if tuning is not None and (tuning.absent or not tuning.trials):
+        count = format_count(tuning.absent, "trial") if tuning.absent else "all trials"
+        uncounted.append(f"{count} of the tuning, whose results this record does not have")
+    if uncounted:
+        text += f" Not counted: {'; '.join(uncounted)}."
+    return doc.paragraph(doc.Strong("Compute:"), text)
+
+
+def _format_spent(compute: Compute) -> str:
+    hours = (f"{format_number(h)} {device} hours" for device, h in sorted(compute.hours.items()))
+    return " and ".join([f"{format_number(compute.flops)} training FLOPs", *hours])
+
+
+# Failures and retries
+
+
+def report_failures(study: Study) -> doc.Section:
+    """Report trials that failed, were pruned, are missing or took several attempts."""
+    failed = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
+    missing = [row for row in study.rows if row.status == "missing"]
+    pruned = [row for row in study.rows if row.status == "pruned"]
+    n_retried = 0
+    for row in study.done_rows:
+        record = row.record["provenance"]  # pauses at a rung of a search are no failures
+        n_retried += int(record.get("attempts", 1)) - int(record.get("pauses", 0)) > 1
+    text = "" if failed else "No trial failed."
+    if missing:
+        cells = format_count(len({row.levels for row in missing}), "cell")
+        text += f" {format_count(len(missing), 'trial')} of {cells} have not ended yet."
+    if n_retried:
+        text += f" {format_count(n_retried, 'measured trial')} took more than one attempt."
+    tables = []
+    if failed:
+        text += " " + texts.fill("failures", trials=format_count(len(failed), "trial"))
+        rows = [KeyedRow(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
+        tables.append(make_table("failures", "Trials without measurements.", rows))
+    if pruned:
+        text += " " + texts.fill("pruned trials", trials=format_count(len(pruned), "trial"))
+        rows = [
+            KeyedRow(_pruned_entries(study, r), study.cell_key(r.levels), "muted") for r in pruned
+        ]
+        tables.append(make_table("pruned", "Trials that the search pruned.", rows))
+    contents = (doc.paragraph(text.strip()), *tables)
+    return doc.Section("Failures and retries", contents, is_appendix=True)
+
+
+def _trial_entries(study: Study, row: TrialRow) -> Entries:
+    yield "cell", study.label(row.levels)
+    yield "seed", row.seed
+    yield "trial", doc.Cell(row.trial, row.trial, code=True)
+
+
+def _pruned_entries(study: Study, row: TrialRow) -> Entries:
+    record = row.record["pruned"]
+    yield from _trial_entries(study, row)
+    yield "steps", record["step"]
+    yield "of", record["steps"]
+    loss = doc.cell(format_metric("loss", record["loss"]), record["loss"])
+    yield "validation loss there (nats/token)", loss
+
+
+def _failed_entries(study: Study, row: TrialRow) -> Entries:
+    error = row.record.get("error") or {}
+    kind, message = error.get("type") or "", error.get("message") or ""
+    full_error = f"{kind}: {message}" if kind else str(message)
+    shown_error = full_error
+    if len(full_error) > MAX_ERROR_LENGTH:
+        shown_error = full_error[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
+    attempts = (row.record.get("provenance") or {}).get("attempts")
+    trace = str(error.get("traceback") or "")
+    yield from _trial_entries(study, row)
+    yield "status", doc.cell(row.status, tone="bad")
+    yield "class", str(error.get("class") or "")
+    yield "error", doc.Cell(shown_error, full_error, code=bool(shown_error))
+    count = doc.EMPTY_CELL if attempts is None else count_cell(attempts)
+    yield "attempts", count
+    yield "traceback", doc.Cell(trace, trace, code=True) if trace else doc.EMPTY_CELL
+
+
+# Divergence
+
+
+def report_divergence(study: Study) -> doc.Section | None:
+    """Report which levels' trainings diverged more often than those of their baseline levels."""
+    effects = [e for e in study.effects(study.primary_metric) if e.divergence is not None]
+    if not effects:
+        return None
+    diverged = {row.levels for row in study.rows if row.status == "diverged"}
+    text = texts.fill(
+        "divergence",
+        trials=format_count(study.status_counts["diverged"], "trial"),
+        cells=format_count(len(diverged), "cell"),
+    )
+    rows = (KeyedRow(_divergence_entries(study, e), study.change_key(e.change)) for e in effects)
+    table = make_table("divergence", "Diverged trials by level, paired.", rows)
+    return doc.Section("Divergence", (doc.paragraph(text), table))
+
+
+def _divergence_entries(study: Study, effect: Effect) -> Entries:
+    (factor, level), found = effect.change[0], effect.divergence
+    assert found is not None, "only levels with diverged trainings are listed"
+    yield "factor", factor
+    yield "level", level
+    yield "against", doc.cell(study.factors[factor][0], tone="muted")
+    for title, hint, count in (
+        ("pairs", "pairs whose trials both ended or diverged", found.pairs),
+        ("level alone", "pairs in which only the trial with the level diverged", found.level),
+        ("partner alone", "pairs in which only its partner diverged", found.partner),
+        ("both", "pairs in which both diverged", found.both),
+    ):
+        yield title, doc.cell(format_fixed(count, 0), count), hint
+    hint = texts.fill("p of divergence")
+    yield doc.Column("p", True, hint), doc.cell(format_p_value(found.p), found.p)
+
+
+# Starting weights (``training.init_from``)
+
+
+def report_starting_weights(study: Study) -> doc.Section | None:
+    """List the cells that do not start from randomly initialized weights."""
+    starts: dict[Levels, Mapping[str, Any]] = {}
+    for levels, by_seed in study.cells.items():
+        row = next((row for row in by_seed.values() if row.is_done), None)
+        if row is not None and (start := row.record["training_record"].get("start")):
+            starts[levels] = start
+    if not starts:
+        return None
+    text = texts.fill("starting weights")
+
+    def entries(levels: Levels) -> Entries:
+        start = starts[levels]
+        yield "starts from", start["source"]
+        for name in ("copied", "pooled", "averaged"):
+            yield doc.Column(name, True), len(start[name])
+        yield "own first values", len(start["fresh"])
+        yield "left over", len(start["unused"]), "of the source"
+
+    caption = "Parameters by what became of them; the lowest seed of each cell."
+    contents: list[doc.Content] = [doc.paragraph(text)]
+    contents.append(cells_table(study, "starts", caption, entries, starts))
+    shown: set[tuple[str, ...]] = set()
+    for levels, start in starts.items():
+        own = (f"{name}: own first values, {reason}" for name, reason in start["fresh"].items())
+        lines = (*own, *(f"{name}: of the source, left over" for name in start["unused"]))
+        if lines and lines not in shown:
+            shown.add(lines)
+            count = format_count(len(lines), "parameter")
+            title = f"{count} that did not fit, as in {study.label(levels)}"
+            contents.append(doc.Block(title, "\n".join(lines)))
+    return doc.Section("Starting weights", tuple(contents), is_appendix=True)

@@ -1,0 +1,290 @@
+"""Memory and speed of serving: bytes, times, their curves, and the roofline."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.analysis import trial_rows
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.humanize import format_count
+from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
+from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
+from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures, roofline_figure
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table
+from kvlab.store.provenance import describe_device
+
+_TITLES = {
+    "ttft_ms": "first token (ms)",
+    "tpot_ms_p50": "per token p50 (ms)",
+    "tpot_ms_p95": "per token p95 (ms)",
+    "tpot_ms_p99": "per token p99 (ms)",
+    "tpot_ms_uncached_p50": "per token, no cache (ms)",
+    "tokens_per_second": "tokens/s, largest batch",
+}
+
+
+def report_memory(study: Study) -> doc.Section | None:
+    """Compare the formula with the cache's storages, and list peaks."""
+    measured = [row for row in study.done_rows if "kv_bytes_storage" in row.measurements]
+    if not measured:
+        return None
+    n_wrong = sum(not _agrees(row) for row in measured)
+    count = format_count(len(measured), "trial")
+    agreement: list[doc.Span] = [f"They agree to the byte in all {count}."]
+    if n_wrong:
+        strong = doc.Strong(f"{n_wrong} of {count} disagree: a bug, not a result.")
+        agreement = [strong, " They are marked below."]
+    note = doc.paragraph(
+        "K/V bytes of one sequence at block size, by the layout's formula and by adding up the"
+        " cache's storages. ",
+        *agreement,
+        " A layer that shares its K/V still reads them, so sharing does not reduce the bytes read"
+        " per token. Peaks contain weights, activations and logits, too.",
+    )
+
+    def entries(levels: Levels) -> Entries:
+        rows = [row for row in study.cells[levels].values() if row in measured]
+        if not rows:
+            return
+        formula = int(rows[0].record["kv"]["bytes_at_block_size"])
+        stored = sorted({int(row.measurements["kv_bytes_storage"]) for row in rows})
+        agree = all(map(_agrees, rows))
+        yield cols.size_column("K/V cache", "by the formula"), cols.size_cell(formula)
+        text = ", ".join(f"{count:,}" for count in stored)
+        sizes = doc.Cell(text, stored[0], csv=(stored[0], stored[-1]))
+        is_equal = doc.cell("yes" if agree else "no", tone="" if agree else "bad")
+        column = cols.range_column("storages (bytes)", ends=("least", "most"))
+        yield column if n_wrong else cols.csv_only(column), sizes
+        yield "agree" if n_wrong else cols.csv_only(doc.Column("agree")), is_equal
+        for metric, title, hint in (
+            ("kv_bytes_read", "read per token", ""),
+            ("peak_bytes_cached", "peak with cache", "largest over seeds"),
+            ("peak_bytes_uncached", "peak without", "largest over seeds"),
+            ("peak_bytes_activations", "activations", "of the peak with cache"),
+        ):
+            found = [row.measurements[metric] for row in rows if metric in row.measurements]
+            largest = cols.size_cell(round(max(found))) if found else doc.EMPTY_CELL
+            yield cols.size_column(title, hint), largest
+
+    table = cells_table(study, "memory", "Memory of every cell.", entries)
+    is_appendix = not study.is_untrained and not n_wrong
+    return doc.Section("Memory", (note, table), is_appendix)
+
+
+def _agrees(row: TrialRow) -> bool:
+    stored = row.measurements["kv_bytes_storage"]
+    formula = row.measurements.get("kv_bytes_formula", stored)
+    return bool(stored == formula == row.record["kv"]["bytes_at_block_size"])
+
+
+# Speed
+
+
+def report_speed(study: Study) -> doc.Section | None:
+    """List every cell's times and plot the time per token against the bytes read."""
+    metrics = [metric for metric in _TITLES if metric in study.measured_metrics]
+    if not metrics:
+        return None
+    is_disturbed = any(map(trial_rows.is_shared, study.done_rows))
+
+    def entries(levels: Levels) -> Entries:
+        times = [cols.mean_cell(study, levels, metric) for metric in metrics]
+        yield from zip((cols.mean_column(_TITLES[m]) for m in metrics), times, strict=True)
+        if is_disturbed:
+            rows = [row for row in study.cells[levels].values() if row.is_done]
+            count, hint = (
+                sum(map(trial_rows.is_shared, rows)),
+                "trials timed while something else ran, of all",
+            )
+            column = doc.Column("disturbed", True, hint, ("disturbed", "n"))
+            tone: doc.Tone = "bad" if count else ""
+            yield column, doc.Cell(f"{count} of {len(rows)}", count, tone, csv=(count, len(rows)))
+
+    timed = [c for c in study.cells if any(study.values(c, metric) for metric in metrics)]
+    caption = f"Mean {fmt.PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
+    table = cells_table(study, "speed", caption, entries, timed)
+    contents: list[doc.Content] = [doc.paragraph(_describe_timings(study)), table]
+    if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
+        contents.append(_speed_figure(study))
+    return doc.Section("Speed", tuple(contents), not study.is_untrained)
+
+
+def _describe_timings(study: Study) -> str:
+    """Say on what and by which kernels times were taken, and what else ran meanwhile."""
+    rows = study.done_rows
+    devices = sorted({describe_device(row.record["provenance"]) for row in rows})
+    text = f"Measured on {'; '.join(devices)}."
+    notes = {line.get("attention") for row in rows for line in row.record.get("benchmark", [])}
+    kernels = sorted({name for note in notes if note for name in note.split("; ")})
+    if kernels:
+        text += f" Attention kernels: {cols.join_names(kernels)}."
+    if len(devices) > 1:
+        text += " The devices differ, so times of different cells do not compare."
+    n_again, shared = (
+        sum(map(trial_rows.is_timed_again, rows)),
+        trial_rows.describe_shared_timings(rows),
+    )
+    if n_again:
+        which = "All trials" if n_again == len(rows) else f"{n_again} of {len(rows)} trials"
+        text += " " + texts.fill("timed again", which=which)
+    if shared:
+        text += f" {shared}, so differences of times are not judged."
+    elif not n_again and any(row.record["provenance"].get("timings") is None for row in rows):
+        text += " The record does not say which trials ran side by side while they were timed."
+    elif not n_again:
+        text += " Nothing else used a device while it was timed."
+    return (
+        f"{text} On a small model most of the time is spent outside attention, so reading less K/V"
+        " need not show in the time per token."
+    )
+
+
+def _speed_figure(study: Study) -> doc.Figure:
+    metric = "tpot_ms_p50"
+    read, times = study.means("kv_bytes_read"), study.means(metric)
+    points: list[Point] = []
+    baseline_points: list[Point] = []
+    for levels, count in read.items():
+        if levels not in times or count <= 0:
+            continue
+        label, is_base = study.label(levels), levels == study.baseline
+        tip = (
+            label,
+            f"reads {fmt.format_binary_size(round(count))} per token",
+            f"{fmt.format_metric(metric, times[levels])} ms per token",
+        )
+        seed_times = study.values(levels, metric).values()
+        ends, name = (min(seed_times), max(seed_times)), label if is_base else ""
+        point = Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
+        (baseline_points if is_base else points).append(point)
+    plot = Plot(
+        Axis("K/V bytes read per token at block size", "bytes"),
+        Axis("time per output token, p50 (ms)"),
+        (
+            Points("cells", tuple(points), "c0"),
+            Points("baseline", tuple(baseline_points), "c1", "diamond"),
+        ),
+    )
+    caption = texts.fill("caption of speed")
+    low, high = (fmt.format_metric(metric, end(times.values())) for end in (min, max))
+    return doc.Figure("speed", caption, f"{caption} Times range from {low} to {high} ms.", plot)
+
+
+def report_benchmark_curves(study: Study) -> doc.Section | None:
+    """Plot latency and throughput of trials that measured several contexts or batch sizes."""
+    lines, keys = benchmark_lines(study, MAX_VARIANTS)
+    figures = list(benchmark_figures(lines, keys))
+    if not figures:
+        return None
+    text = "The baseline and the cells that differ from it in one factor; means over seeds."
+    if n_noisy := len({line["variant"] for line in lines if line["noisy"]}):
+        text += " " + texts.fill(
+            "noisy curves", noisy=format_count(n_noisy, "cell"), cells=len(keys)
+        )
+    contents = (doc.paragraph(text), *figures)
+    return doc.Section("Latency and throughput curves", contents, not study.is_untrained)
+
+
+# Roofline
+
+
+def report_roofline(study: Study) -> doc.Section | None:
+    """Report decode steps of trials that measured the roofline (``benchmark.roofline: true``)."""
+    lines, keys = benchmark_lines(study, MAX_VARIANTS)
+    figure = roofline_figure(lines, keys)
+    if figure is None:
+        return None
+    steps: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        if line["part"] == "roofline" and line.get("batch_size"):
+            step = (line["variant"], line["batch_size"], line["context_length"])
+            steps.setdefault(step, {})[line["metric"]] = line
+    rows = (
+        KeyedRow(_step_entries(*step, found), keys.get(step[0], ""))
+        for step, found in steps.items()
+    )
+    contents = [
+        doc.paragraph(_describe_peaks(lines)),
+        make_table("roofline", "One decode step of the whole batch.", rows),
+        *_tabulate_break_even(study, lines, keys),
+        doc.Figure(figure.name, figure.caption, figure.alt, figure.plot),
+    ]
+    return doc.Section("Roofline", tuple(contents), not study.is_untrained)
+
+
+def _describe_peaks(lines: list[dict[str, Any]]) -> str:
+    peaks: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
+            peaks.setdefault(line["metric"], line)
+    rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
+    notes = {metric: str(line.get("note", "")) for metric, line in peaks.items()}
+    device = notes["bandwidth"].removeprefix("measured on ")
+    text = texts.fill(
+        "roofline", device=device, bandwidth=rates["bandwidth"], rate=rates["matrix_rate"]
+    )
+    if products := rates.get("product_bandwidth"):
+        text += " " + texts.fill("one-row products", rate=products)
+        if note := notes["product_bandwidth"].partition("; ")[2]:
+            text += f" They have {note}."
+    return text
+
+
+def _step_entries(
+    variant: str, batch: int, context: int, lines: Mapping[str, Mapping[str, Any]]
+) -> Entries:
+    def number(metric: str, unit: float) -> doc.Cell:
+        if metric not in lines:
+            return doc.EMPTY_CELL
+        value = lines[metric]["value"] / unit
+        return doc.cell(fmt.format_significant(value), value)
+
+    yield "cell", variant
+    yield "batch", batch
+    yield "context", context
+    yield "GFLOPs", number("step_flops", 1e9), "10^9 floating-point operations"
+    for title, metric in (("weights", "step_weight_bytes"), ("K/V read", "step_kv_read_bytes")):
+        size = doc.EMPTY_CELL
+        if metric in lines:
+            size = cols.size_cell(round(lines[metric]["value"]))
+        yield cols.size_column(title), size
+    yield "predicted (ms)", number("step_predicted", 1e-3)
+    yield "measured (ms)", number("step_measured", 1e-3)
+    for title, hint in (
+        ("MBU", "weights and K/V read each second, of the bandwidth"),
+        ("MFU", "FLOPs each second, of the matrix rate"),
+    ):
+        share = lines[title.lower()]["value"]
+        column = doc.Column(title, True, hint, (f"{title} (%)",))
+        yield column, doc.cell(fmt.format_percent(share), 100 * share)
+    yield "bound by", str(lines["step_predicted"].get("verdict"))
+
+
+def _tabulate_break_even(
+    study: Study, lines: list[dict[str, Any]], keys: Mapping[str, str]
+) -> list[doc.Table]:
+    """Tabulate the context and the batch from which each layout is faster than the baseline's."""
+    peaks, base = measured_peaks(lines), cell_experiment(study, study.baseline)
+    if peaks is None or base is None:
+        return []
+
+    def entries(levels: Levels) -> Entries:
+        own = cell_experiment(study, levels)
+        if levels == study.baseline or study.cell_key(levels) not in keys.values() or own is None:
+            return
+        pair = (own.model, own.serving), (base.model, base.serving)
+        context = find_break_even(*pair, peaks, batch_size=1)
+        batch = find_break_even(*pair, peaks, context_length=own.model.block_size)
+        heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
+        for head, found in zip(heads, (context, batch), strict=True):
+            never = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
+            yield doc.Column(head, True, csv=(head,)), never if found is None else found
+
+    caption = texts.fill("caption of break-even")
+    table = cells_table(study, "break-even", caption, entries)
+    return [table] if table.rows else []
