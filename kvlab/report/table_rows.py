@@ -26,14 +26,20 @@ class KeyedRow:
     tone: doc.Tone = ""
 
 
+def pair(heads: Iterable[str], *values: Value) -> Entries:
+    """Return a row of columns without hints."""
+    return zip(heads, values, strict=True)
+
+
 def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> doc.Table:
     """Return a table. A column that is given by its head has numbers if its cells have."""
     heads: list[tuple[doc.Column | str, str]] = []
     made = []
     for row in rows:
-        entries = [(head, _make_cell(value), "".join(hint)) for head, value, *hint in row.entries]
-        heads = [(head, hint) for head, _, hint in entries]
-        made.append(doc.Row(tuple(cell for _, cell, _ in entries), row.key, row.tone))
+        entries = tuple(row.entries)
+        heads = [(entry[0], entry[2] if len(entry) == 3 else "") for entry in entries]
+        cells = tuple(_make_cell(entry[1]) for entry in entries)
+        made.append(doc.Row(cells, row.key, row.tone))
     columns = []
     for index, (head, hint) in enumerate(heads):
         if isinstance(head, str):
@@ -68,7 +74,7 @@ def cells_table(
     rows = []
     for levels in study.cells if cells is None else cells:
         found = tuple(entries(levels))
-        if any(value is not doc.EMPTY_CELL for _, value, *_ in found):
+        if any(entry[1] is not doc.EMPTY_CELL for entry in found):
             rows.append(KeyedRow((("cell", study.label(levels)), *found), study.cell_key(levels)))
     return make_table(name, caption, rows)
 

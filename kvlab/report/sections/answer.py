@@ -209,8 +209,9 @@ def _answer_untrained(study: Study) -> list[doc.Paragraph]:
     base = study.kv_bytes(study.baseline)
     if base is not None:
         sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
-        size = fmt.format_binary_size(base)
-        spans: list[doc.Span] = [f"The baseline's cache holds {size} for one sequence at"]
+        spans: list[doc.Span] = [
+            f"The baseline's cache holds {fmt.format_binary_size(base)} for one sequence at"
+        ]
         spans.append(" block size; smaller are " if sizes else " block size; no other is smaller")
         order = sorted(sizes, key=lambda levels: -sizes[levels])
         for number, levels in enumerate(order):

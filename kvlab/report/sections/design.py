@@ -139,7 +139,8 @@ def _parameter_changes(study: Study) -> Iterator[str]:
                 if own[index] == level and count and base and not is_matched:
                     shares.append(count / base - 1)
             if shares and max(map(abs, shares)) >= 5e-4:
-                low, high = (f"{format_signed(100 * f(shares), 1)}%" for f in (min, max))
+                ends = (min(shares), max(shares))
+                low, high = (f"{format_signed(100 * share, 1)}%" for share in ends)
                 yield f"{factor}={level} ({low if low == high else f'{low} to {high}'})"
 
 

@@ -310,12 +310,10 @@ def report_interactions(study: Study) -> doc.Section | None:
     text = texts.fill("interactions", share=SPLIT_SHARE)
     if any(effect.is_contrast for effect in effects):
         text += " " + texts.fill("contrasts of interactions")
-    contents = (
-        _summarize_interactions(study, strongest),
-        table if is_open else doc.Fold("All interactions", (table,)),
-        doc.Fold("How interactions are estimated", (doc.paragraph(text),)),
-    )
-    return doc.Section("Do the costs add up?", contents)
+    contents: list[doc.Content] = [_summarize_interactions(study, strongest)]
+    contents.append(table if is_open else doc.Fold("All interactions", (table,)))
+    contents.append(doc.Fold("How interactions are estimated", (doc.paragraph(text),)))
+    return doc.Section("Do the costs add up?", tuple(contents))
 
 
 def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragraph:

@@ -126,7 +126,7 @@ def _report_needles(study: Study) -> list[doc.Content]:
         return []
     counts = " or ".join(f"{count:,}" for count in sorted({line["rows"] for line in lines}))
     chances = [line["chance"] for line in lines]
-    ends = dict.fromkeys(fmt.format_fixed(end(chances), 2) for end in (min, max))
+    ends = dict.fromkeys(fmt.format_fixed(end, 2) for end in (min(chances), max(chances)))
     text = texts.fill(
         "needles", rows=counts, chance=" to ".join(ends), summary=_summarize_needles(study, lines)
     )

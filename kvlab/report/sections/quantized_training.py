@@ -98,7 +98,8 @@ def _recipe(row: TrialRow, *without: str) -> str:
 
 
 def _int8_record(row: TrialRow) -> Mapping[str, Any]:
-    return (row.record.get("training_record") or {}).get("int8") or {}
+    found: Mapping[str, Any] = (row.record.get("training_record") or {}).get("int8") or {}
+    return found
 
 
 def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> Entries:

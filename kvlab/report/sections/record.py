@@ -12,7 +12,7 @@ from kvlab.report import document as doc
 from kvlab.report import texts
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
 from kvlab.report.record_warnings import count_values, list_warnings
-from kvlab.report.table_rows import Entries, KeyedRow, cells_table, count_cell, make_table
+from kvlab.report.table_rows import Entries, KeyedRow, cells_table, count_cell, make_table, pair
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -41,7 +41,7 @@ def report_provenance(study: Study) -> doc.Section:
         counts = count_values(recorded)
         heads = ("what", "value", "trials")
         rows = [
-            KeyedRow(zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True))
+            KeyedRow(pair(heads, name, doc.Cell(value, value, code=True), count))
             for name, values in counts.items()
             for value, count in sorted(values.items())
         ]

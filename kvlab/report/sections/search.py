@@ -17,7 +17,7 @@ from kvlab.report.confirmation import (
     trials_to_confirm,
 )
 from kvlab.report.formatting import format_difference, format_metric, format_percent
-from kvlab.report.table_rows import Entries, KeyedRow, make_table
+from kvlab.report.table_rows import Entries, KeyedRow, make_table, pair
 from kvlab.spec.search_config import format_setting, format_settings, split_sampler
 from kvlab.store.metrics import METRICS
 
@@ -180,8 +180,8 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         space.append((key, kind, f"{interval['low']:g} to {interval['high']:g}{step}"))
     heads = ("parameter", "kind", "values")
     rows = [
-        KeyedRow(zip(heads, (doc.Cell(key, key, code=True), *one), strict=True))
-        for key, *one in space
+        KeyedRow(pair(heads, doc.Cell(key, key, code=True), kind, values))
+        for key, kind, values in space
     ]
     contents = (note, make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
@@ -216,7 +216,7 @@ def _budget_table(study: Study, search: SearchResults) -> doc.Table:
     )
     end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
     caption = f"The budget, without the base experiment. {end}"
-    rows = [KeyedRow(zip(("what", "used", "budget"), line, strict=True)) for line in lines]
+    rows = [KeyedRow(pair(("what", "used", "budget"), *line)) for line in lines]
     return make_table("search-budget", caption, rows)
 
 

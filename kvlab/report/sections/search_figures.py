@@ -142,8 +142,8 @@ def _front_figure(
         if x is not None and y is not None:
             named = ((x_name, x), (y_name, y))
             tip = ("base experiment", *(tables.format_with_unit(*one) for one in named))
-            place = (tables.in_objective_unit(*one) for one in named)
-            base_marks.append(Point(*place, tip, study.cell_key(study.baseline), "base"))
+            x, y = (tables.in_objective_unit(*one) for one in named)
+            base_marks.append(Point(x, y, tip, study.cell_key(study.baseline), "base"))
     is_bytes = x_name.startswith("kv_bytes")
     x_title = tables.objective_title(x_name) if is_bytes else tables.title_with_unit(x_name)
     plot = Plot(

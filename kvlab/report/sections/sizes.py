@@ -14,7 +14,7 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points, Role
 from kvlab.report.table_rows import (
     Entries,
     KeyedRow,
@@ -172,7 +172,7 @@ def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
     return doc.Figure("size-trends", caption, f"{caption} {changes}.", plot)
 
 
-def _draw_trend(study: Study, trend: SizeTrend, role: str) -> Iterator[Points | Line]:
+def _draw_trend(study: Study, trend: SizeTrend, role: Role) -> Iterator[Points | Line]:
     metric, law, key = study.primary_metric, trend.law, _trend_key(study, trend)
     assert law is not None, "only fitted levels are drawn"
     name = f"{trend.factor}={trend.level}"

@@ -171,7 +171,8 @@ def _speed_figure(study: Study) -> doc.Figure:
         ),
     )
     caption = texts.fill("caption of speed")
-    low, high = (fmt.format_metric(metric, end(times.values())) for end in (min, max))
+    ends = (min(times.values()), max(times.values()))
+    low, high = (fmt.format_metric(metric, time) for time in ends)
     return doc.Figure("speed", caption, f"{caption} Times range from {low} to {high} ms.", plot)
 
 
@@ -208,7 +209,7 @@ def report_roofline(study: Study) -> doc.Section | None:
         KeyedRow(_step_entries(*step, found), keys.get(step[0], ""))
         for step, found in steps.items()
     )
-    contents = [
+    contents: list[doc.Content] = [
         doc.paragraph(_describe_peaks(lines)),
         make_table("roofline", "One decode step of the whole batch.", rows),
         *_tabulate_break_even(study, lines, keys),
