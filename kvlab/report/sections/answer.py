@@ -57,8 +57,7 @@ def report_answer(study: Study) -> doc.Section:
         partial = doc.Strong("This report is partial.")
         contents.append(doc.paragraph(partial, f"{text} is of those alone."))
     if not study.is_untrained and any(e.aliases for e in study.effects(study.primary_metric)):
-        text = texts.fill("aliased levels")
-        contents.append(doc.paragraph(text))
+        contents.append(doc.paragraph(texts.fill("aliased levels")))
     contents += [doc.Paragraph(note) for note in list_confounds(study)]
     return doc.Section("The answer", (*contents, *list_warnings(study)))
 
@@ -233,5 +232,4 @@ def _answer_untrained(study: Study) -> list[doc.Paragraph]:
             if study.timing_obstacle:
                 spans.append(f". {study.timing_obstacle}, so this order is no finding")
         contents.append(doc.paragraph(*spans, "."))
-    text = texts.fill("untrained weights")
-    return [*contents, doc.paragraph(text)]
+    return [*contents, doc.paragraph(texts.fill("untrained weights"))]

@@ -168,8 +168,7 @@ def _membership_table(
             name = ("cell", study.label(levels))
             entries = (name, *marks, ("fronts", count_cell(count)))
             rows.append(KeyedRow(entries, study.cell_key(levels)))
-    caption = texts.fill("caption of the fronts")
-    return make_table("fronts", caption, rows)
+    return make_table("fronts", texts.fill("caption of the fronts"), rows)
 
 
 def _membership(point: CellPoint | None) -> str:

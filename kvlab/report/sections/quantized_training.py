@@ -63,9 +63,8 @@ def report_quantized_training(study: Study) -> doc.Section | None:
         for levels in study.cells
         if levels in pairs or levels in beside
     )
-    text = texts.fill("quantized training")
     caption = "Quantized trainings and the same in float; mean over seeds."
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    contents: list[doc.Content] = [doc.paragraph(texts.fill("quantized training"))]
     contents.append(make_table("quantized-training", caption, rows))
     if padded:
         title = f"{format_count(len(padded), 'product')} padded with zeros for the hardware"

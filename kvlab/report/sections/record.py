@@ -200,7 +200,6 @@ def report_starting_weights(study: Study) -> doc.Section | None:
             starts[levels] = start
     if not starts:
         return None
-    text = texts.fill("starting weights")
 
     def entries(levels: Levels) -> Entries:
         start = starts[levels]
@@ -211,7 +210,7 @@ def report_starting_weights(study: Study) -> doc.Section | None:
         yield "left over", len(start["unused"]), "of the source"
 
     caption = "Parameters by what became of them; the lowest seed of each cell."
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    contents: list[doc.Content] = [doc.paragraph(texts.fill("starting weights"))]
     contents.append(cells_table(study, "starts", caption, entries, starts))
     shown: set[tuple[str, ...]] = set()
     for levels, start in starts.items():

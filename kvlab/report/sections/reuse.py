@@ -148,8 +148,7 @@ def _budget_table(
             column = doc.Column(fmt.format_binary_size(budget), True, "", heads)
             yield column, doc.Cell(text, hit, csv=(hit, fit))
 
-    caption = texts.fill("caption of budgets")
-    yield cells_table(study, "reuse-budgets", caption, entries, lines)
+    yield cells_table(study, "reuse-budgets", texts.fill("caption of budgets"), entries, lines)
 
 
 def _explain(snapshots: Sequence[int]) -> str:

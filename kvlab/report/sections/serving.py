@@ -138,7 +138,6 @@ def _report_eviction(study: Study) -> list[doc.Content]:
     evicting = list(study.means("evicted_share"))
     if not evicting:
         return []
-    text = texts.fill("eviction")
 
     def entries(levels: Levels) -> Entries:
         kept = {_describe_eviction(one) for one in _list_sections(study, levels, "serving")}
@@ -148,7 +147,7 @@ def _report_eviction(study: Study) -> list[doc.Content]:
 
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
     table = cells_table(study, "eviction", caption, entries, evicting)
-    return [doc.Heading("Eviction"), doc.paragraph(text), table]
+    return [doc.Heading("Eviction"), doc.paragraph(texts.fill("eviction")), table]
 
 
 def _describe_eviction(serving: Mapping[str, Any]) -> str:

@@ -41,18 +41,16 @@ def report_size_trends(study: Study) -> doc.Section | None:
     size = study.sweep["size"]
     by_size = sorted(size["parameters"].items(), key=lambda item: item[1])
     sizes = ", ".join(f"{level} {format_number(count)}" for level, count in by_size)
-    text = texts.fill("sizes", factor=size["factor"], sizes=sizes)
-    method = texts.fill("size trends")
     caption = f"Trends of the {METRICS[study.primary_metric].title} over sizes."
     rows = [
         KeyedRow(_trend_entries(study, one), _trend_key(study, one), "" if one.law else "muted")
         for one in trends
     ]
     contents: list[doc.Content] = [
-        doc.paragraph(text),
+        doc.paragraph(texts.fill("sizes", factor=size["factor"], sizes=sizes)),
         make_table("size-trends", caption, rows),
         _figure(study, trends),
-        doc.Fold("How trends are estimated", (doc.paragraph(method),)),
+        doc.Fold("How trends are estimated", (doc.paragraph(texts.fill("size trends")),)),
     ]
     rows = [
         KeyedRow(_prediction_entries(study, trend, one), _trend_key(study, trend))

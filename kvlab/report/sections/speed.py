@@ -286,6 +286,5 @@ def _tabulate_break_even(
             never = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
             yield doc.Column(head, True, csv=(head,)), never if found is None else found
 
-    caption = texts.fill("caption of break-even")
-    table = cells_table(study, "break-even", caption, entries)
+    table = cells_table(study, "break-even", texts.fill("caption of break-even"), entries)
     return [table] if table.rows else []

@@ -41,8 +41,7 @@ def report_hellaswag(study: Study) -> doc.Section | None:
     table = cells_table(study, "hellaswag", caption, entries)
     contents: list[doc.Content] = [doc.paragraph(_describe_task(study, metrics)), table]
     if hellaswag.exceeds_item_limit(study):
-        text = texts.fill("too many items", most=hellaswag.MAX_ITEMS)
-        contents.append(doc.paragraph(text))
+        contents.append(doc.paragraph(texts.fill("too many items", most=hellaswag.MAX_ITEMS)))
     outcomes = hellaswag.read_outcomes(study)
     comparisons = [
         make_item_table(study, outcomes, metric, f"hellaswag-{name}", f"acc_norm {scoring}")
