@@ -1,7 +1,9 @@
 """Sections say so where numbers are no finding, and what their other numbers are of."""
 
+import ast
 import re
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -115,7 +117,13 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
         assert "9.0000" not in text
 
 
-def test_every_text_is_used_and_every_name_has_a_text():
-    folder = Path(texts.__file__).parent
-    code = "".join(path.read_text() for path in (folder / "sections").glob("*.py"))
-    assert set(re.findall(r'fill\(\s*"([^"]+)"', code)) == texts.read_texts().keys()
+def test_every_text_is_used_with_its_fields():
+    found = {}
+    for path in (Path(texts.__file__).parent / "sections").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "texts.fill":
+                found[node.args[0].value] = {keyword.arg for keyword in node.keywords}
+    assert found == {
+        name: {field for _, field, _, _ in Formatter().parse(text) if field}
+        for name, text in texts.read_texts().items()
+    }
