@@ -52,7 +52,7 @@ def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> doc.Table:
 def _make_cell(value: Value) -> doc.Cell:
     if isinstance(value, str):
         return doc.cell(value)
-    return value if isinstance(value, doc.Cell) else count_cell(value)
+    return value if isinstance(value, doc.Cell) else doc.cell(f"{value:,}", value)
 
 
 def cells_table(
@@ -77,10 +77,6 @@ def cells_table(
         if any(entry[1] is not doc.EMPTY_CELL for entry in found):
             rows.append(KeyedRow((("cell", study.label(levels)), *found), study.cell_key(levels)))
     return make_table(name, caption, rows)
-
-
-def count_cell(count: int) -> doc.Cell:
-    return doc.cell(f"{count:,}", count)
 
 
 def number_cell(value: float | None, show: Callable[[float], str]) -> doc.Cell:

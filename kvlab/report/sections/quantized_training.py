@@ -12,22 +12,10 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.table_rows import (
-    Entries,
-    KeyedRow,
-    count_cell,
-    make_table,
-    number_cell,
-    spread_cell,
-)
+from kvlab.report.table_rows import Entries, KeyedRow, Value, make_table, number_cell, spread_cell
 from kvlab.store.metrics import METRICS
 
-_FLOAT: dict[str, Any] = {
-    "int8": [],
-    "kv_dtype": "model",
-    "kv_group": None,
-    "kv_residual": None,
-}
+_FLOAT: dict[str, Any] = {"int8": [], "kv_dtype": "model", "kv_group": None, "kv_residual": None}
 """Settings of a training without any quantization."""
 
 _COSTS = {"training_tokens_per_second": "speed", "training_peak_bytes": "peak memory"}
@@ -128,7 +116,7 @@ def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> Entr
         mean = cols.mean_and_spread(ratios)[0] if ratios else None
         hint = "mean of the ratios at each seed"
         yield f"of float ({title})", number_cell(mean, fmt.format_ratio), hint
-    count = doc.EMPTY_CELL if pairs is None else count_cell(len(pairs))
+    count: Value = doc.EMPTY_CELL if pairs is None else len(pairs)
     yield cols.csv_only(doc.Column("pairs", True)), count
 
 

@@ -12,7 +12,7 @@ from kvlab.report import document as doc
 from kvlab.report import texts
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
 from kvlab.report.record_warnings import count_values, list_warnings
-from kvlab.report.table_rows import Entries, KeyedRow, cells_table, count_cell, make_table, pair
+from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table, pair
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -147,8 +147,7 @@ def _failed_entries(study: Study, row: TrialRow) -> Entries:
     yield "status", doc.cell(row.status, tone="bad")
     yield "class", str(error.get("class") or "")
     yield "error", doc.Cell(shown_error, full_error, code=bool(shown_error))
-    count = doc.EMPTY_CELL if attempts is None else count_cell(attempts)
-    yield "attempts", count
+    yield "attempts", doc.EMPTY_CELL if attempts is None else attempts
     yield "traceback", doc.Cell(trace, trace, code=True) if trace else doc.EMPTY_CELL
 
 

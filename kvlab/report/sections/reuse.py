@@ -23,15 +23,9 @@ MAX_DRAWN = 2 * len(SERIES)
 """Cells in one figure. Equal curves share a line, so there are more than colours."""
 
 _COLUMNS = {
-    "reuse_hit_rate": (
-        "hit rate (%)",
-        "tokens of prompts whose K/V an earlier turn had left, of all",
-    ),
+    "reuse_hit_rate": ("hit rate (%)", "tokens of prompts whose K/V an earlier turn had left"),
     "reuse_flops_saved": ("FLOPs saved (%)", "of the FLOPs of all prompts"),
-    "reuse_warm_ttft_ms": (
-        "warm (ms)",
-        "time to first token of the prompts with a hit, K/V restored",
-    ),
+    "reuse_warm_ttft_ms": ("warm (ms)", "to the first token of prompts with a hit, K/V restored"),
     "reuse_cold_ttft_ms": ("cold (ms)", "of the same prompts, computed whole"),
     "reuse_ttft_ratio": ("warm/cold", ""),
     "serving_gap": ("serving gap (nats/token)", ""),

@@ -15,14 +15,7 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points, Role
-from kvlab.report.table_rows import (
-    Entries,
-    KeyedRow,
-    cells_table,
-    count_cell,
-    make_table,
-    number_cell,
-)
+from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table, number_cell
 from kvlab.spec.size_config import MAX_EXTRAPOLATION
 from kvlab.spec.size_config import MATCH_FACTOR, SIZES
 from kvlab.store.metrics import METRICS
@@ -72,9 +65,10 @@ def _trend_key(study: Study, trend: SizeTrend) -> str:
 def _trend_entries(study: Study, trend: SizeTrend) -> Entries:
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     law, slope, miss, empty = trend.law, trend.slope, trend.miss, doc.EMPTY_CELL
-    n_sizes = n_seeds = first = last = change = interval = corrected = own = empty
+    first = last = change = interval = corrected = own = empty
+    counts: tuple[Value, Value] = empty, empty
     if law is not None and slope is not None:
-        n_sizes, n_seeds = count_cell(len(trend.sizes)), count_cell(len(trend.seeds))
+        counts = len(trend.sizes), len(trend.seeds)
         first, last = (
             cols.difference_cell(metric, math.fsum(row[end] for row in law.differences) / law.seeds)
             for end in (0, -1)
@@ -86,8 +80,8 @@ def _trend_entries(study: Study, trend: SizeTrend) -> Entries:
             own = number_cell(slope.p, fmt.format_p_value)
     yield "factor", trend.factor
     yield "level", trend.level
-    yield "sizes", n_sizes
-    yield "seeds", n_seeds, "seeds that have all of these sizes"
+    yield "sizes", counts[0]
+    yield "seeds", counts[1], "seeds that have all of these sizes"
     yield f"at the smallest ({unit})", first, "mean difference from the baseline level"
     yield f"at the largest ({unit})", last, "mean difference from the baseline level"
     yield f"per tenfold size ({unit})", change, "change of the difference"
