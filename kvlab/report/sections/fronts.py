@@ -11,7 +11,7 @@ from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
-from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table
+from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table
 from kvlab.store.metrics import METRICS
 
 
@@ -164,9 +164,9 @@ def _membership_table(
         found = {title: points.get(levels) for title, points in members.items()}
         count = sum(point is not None for point in found.values())
         if count:
-            marks = ((doc.Column(t), doc.cell(_membership(point))) for t, point in found.items())
-            name = ("cell", study.label(levels))
-            entries = (name, *marks, ("fronts", count))
+            entries: list[tuple[doc.Column | str, Value]] = [("cell", study.label(levels))]
+            entries += ((title, _membership(point)) for title, point in found.items())
+            entries.append(("fronts", count))
             rows.append(KeyedRow(entries, study.cell_key(levels)))
     return make_table("fronts", texts.fill("caption of the fronts"), rows)
 

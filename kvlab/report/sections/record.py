@@ -115,8 +115,8 @@ def report_failures(study: Study) -> doc.Section:
             KeyedRow(_pruned_entries(study, r), study.cell_key(r.levels), "muted") for r in pruned
         ]
         tables.append(make_table("pruned", "Trials that the search pruned.", rows))
-    contents = (doc.paragraph(text.strip()), *tables)
-    return doc.Section("Failures and retries", contents, is_appendix=True)
+    note = doc.paragraph(text.strip())
+    return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
 
 
 def _trial_entries(study: Study, row: TrialRow) -> Entries:

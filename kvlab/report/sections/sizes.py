@@ -188,14 +188,14 @@ def _draw_trend(study: Study, trend: SizeTrend, role: Role) -> Iterator[Points |
         yield Line("", tuple(Point(x, y, (name,), key) for x, y in means), role)
         return
     middle, low, high = [], [], []
-    for one in map(law.predict, sizes):
-        ends = f"{fmt.format_difference(metric, one.low)} to"
-        ends = f"95% prediction {ends} {fmt.format_difference(metric, one.high)}"
-        parameters = f"{format_number(one.parameters)} parameters"
-        tip = (name, parameters, difference(one.value), ends)
-        middle.append(Point(one.parameters, one.value, tip, key))
-        low.append(Point(one.parameters, one.low, (name,), key))
-        high.append(Point(one.parameters, one.high, (name,), key))
+    for size in sizes:
+        found = law.predict(size)
+        start, end = (fmt.format_difference(metric, end) for end in (found.low, found.high))
+        place = f"{format_number(size)} parameters, {difference(found.value)}"
+        tip = (name, place, f"95% prediction {start} to {end}")
+        middle.append(Point(size, found.value, tip, key))
+        low.append(Point(size, found.low, (name,), key))
+        high.append(Point(size, found.high, (name,), key))
     yield Line("", tuple(middle), role)
     yield Line("", tuple(low), role, dashed=True)
     yield Line("", tuple(high), role, dashed=True)

@@ -187,8 +187,8 @@ def report_benchmark_curves(study: Study) -> doc.Section | None:
         text += " " + texts.fill(
             "noisy curves", noisy=format_count(n_noisy, "cell"), cells=len(keys)
         )
-    contents = (doc.paragraph(text), *figures)
-    return doc.Section("Latency and throughput curves", contents, not study.is_untrained)
+    title, is_appendix = "Latency and throughput curves", not study.is_untrained
+    return doc.Section(title, (doc.paragraph(text), *figures), is_appendix)
 
 
 # Roofline

@@ -51,8 +51,8 @@ def report_hellaswag(study: Study) -> doc.Section | None:
         )
     ]
     if tables := [table for table in comparisons if table is not None]:
-        items = (doc.paragraph(ITEM_METHOD), *tables)
-        contents.append(doc.Fold("Item by item against the baseline", items))
+        title = "Item by item against the baseline"
+        contents.append(doc.Fold(title, (doc.paragraph(ITEM_METHOD), *tables)))
     return doc.Section("HellaSwag", tuple(contents), hellaswag.all_at_chance(study, metrics))
 
 
