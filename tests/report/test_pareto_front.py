@@ -283,9 +283,6 @@ def test_a_cell_that_is_a_levels_effect_has_its_interval(tmp_path, combined):
         assert (one.value, one.low, one.high) == (effect.value, effect.low, effect.high)
         assert (one.verdict, one.seeds) == (effect.verdict, effect.seeds)
     assert interval_scope(found) == ("both" if combined else "levels")
-    note = render_markdown(make_document(Study.load(found._store, "made", ("cells",))))
-    assert ("95% for all levels together" in note) != combined
-    assert ("has the interval of that effect, which holds" in note) == combined
 
 
 def test_cells_of_a_factorial_have_bonferroni_intervals_around_their_own_references(tmp_path):
