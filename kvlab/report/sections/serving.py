@@ -31,8 +31,8 @@ def report_serving_gap(study: Study) -> doc.Section | None:
     if with_gap:
         largest = max(with_gap, key=lambda levels: study.serving_gaps[levels].value)
         size = fmt.format_difference("serving_gap", study.serving_gaps[largest].value)
-        spans.append(f"Cells that have one: {len(with_gap):,} of {n_cells}; the largest is ")
-        spans += [doc.Strong(study.label(largest)), f" at {size}."]
+        spans.append(f"It is in {len(with_gap):,} of {n_cells}; the largest is that of ")
+        spans += [doc.Strong(study.label(largest)), f", {size}."]
     else:
         spans.append(f"None of {n_cells} has one beyond rounding ({GAP_ROUNDING:g} nats).")
     if any(_trained_formats(study, levels) != {_EXACT} for levels in gaps):

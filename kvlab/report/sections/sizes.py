@@ -16,8 +16,7 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points, Role
 from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table, number_cell
-from kvlab.spec.size_config import MAX_EXTRAPOLATION
-from kvlab.spec.size_config import MATCH_FACTOR, SIZES
+from kvlab.spec.size_config import MATCH_FACTOR, MAX_EXTRAPOLATION, SIZES
 from kvlab.store.metrics import METRICS
 
 MAX_LINES = 4
