@@ -155,42 +155,29 @@ class KIVIBuffer(SlotBuffer):
         return tuple(blocks.flatten(2, 3) for blocks in decoded)
 
     def find_crop_problem(self, length: int, longest: int) -> str | None:
-        kept, stored = (self._first_full(n) for n in (length, longest))
+        kept, stored = (self.rule.first_full(n, self.window) for n in (length, longest))
         first_seen = 0 if self.window is None else max(0, length - self.window + 1)
-        if self._first_needed(length) < min(length, longest - self.size):
+        if self.rule.snapshot(length, self.window)[1].start < min(length, longest - self.size):
             return f"keeps the last {self.size} of {longest} tokens in full precision"
         group = self.rule.group
         if first_seen < kept and first_seen // group < stored // group - self.block_count:
             return f"keeps the last {self.block_count} blocks of {group} tokens"
         return None
 
-    def _first_needed(self, length: int) -> int:
-        """Return the first token whose full precision is needed to go on from ``length`` tokens.
-
-        A block that reaches into the window is quantized with the tokens that have left it.
-        """
-        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
-        if not self.quantizes:
-            return first_seen
-        return max(self._first_full(length), first_seen // self.rule.group * self.rule.group)
-
-    def _first_full(self, length: int) -> int:
-        return self.rule.quantized_tokens(length) if self.quantizes else 0
-
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
         if self.window is not None:
             return []
-        blocks = slice(*(self._first_full(n) // self.rule.group for n in (start, end)))
+        first_full, window = self.rule.first_full, self.window
+        blocks = slice(*(first_full(n, window) // self.rule.group for n in (start, end)))
         return [(self._block_tensors, [blocks])]
 
     def list_snapshot(self, length: int) -> list[EntryRange]:
-        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
-        first_full, group = self._first_full(length), self.rule.group
-        full = list_ring_entries(self._first_needed(length), length, self.size)
-        ranges = [(self.full, full)] if full else []
-        if self.window is not None and first_seen < first_full:
-            entries = first_seen // group, first_full // group, self.block_count
-            ranges.append((self._block_tensors, list_ring_entries(*entries)))
+        blocks, full = self.rule.snapshot(length, self.window)
+        entries = list_ring_entries(full.start, full.stop, self.size)
+        ranges = [(self.full, entries)] if entries else []
+        if blocks:
+            entries = list_ring_entries(blocks.start, blocks.stop, self.block_count)
+            ranges.append((self._block_tensors, entries))
         return ranges
 
     @property

@@ -172,20 +172,12 @@ class KVLayout:
 
     def _slot_snapshot_bytes(self, slot: int, length: int, context_length: int, dtype: str) -> int:
         layer = self.layers[slot]
-        first_seen = 0 if layer.window is None else max(0, length - layer.window + 1)
         if self.blocks is not None:
-            group, full_bytes = self.blocks.group, self._full_token_bytes(slot, dtype)
-            if not self.blocks.quantizes(layer.window):
-                return (length - first_seen) * full_bytes
-            # a block that reaches into the window is quantized with tokens that have left it
-            first_block = first_seen // group
-            first_full = self.blocks.quantized_tokens(length)
-            full = (length - max(first_block * group, first_full)) * full_bytes
-            if layer.window is None:
-                return full
-            return full + max(0, first_full // group - first_block) * self._block_bytes(slot)
+            blocks, full = self.blocks.snapshot(length, layer.window)
+            full_bytes = len(full) * self._full_token_bytes(slot, dtype)
+            return len(blocks) * self._block_bytes(slot) + full_bytes
         if layer.window is not None:
-            sinks = min(layer.sink_tokens, length)
+            sinks, first_seen = min(layer.sink_tokens, length), max(0, length - layer.window + 1)
             return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)
         rule = self._find_eviction(layer, context_length)
         if rule is None:

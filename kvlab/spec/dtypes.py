@@ -133,6 +133,23 @@ class BlockRule:
         """Return whether layers that see ``window`` tokens (None: all) see any quantized ones."""
         return window is None or window > self.residual
 
+    def first_full(self, tokens: int, window: int | None) -> int:
+        """Return the first of a row's tokens in full precision, in a slot of such layers."""
+        return self.quantized_tokens(tokens) if self.quantizes(window) else 0
+
+    def snapshot(self, tokens: int, window: int | None) -> tuple[range, range]:
+        """Return the blocks, and the tokens in full precision, that further tokens overwrite.
+
+        They are what the next token reads of a row; without a window, blocks stay for good. A
+        block that reaches into the window is quantized with the tokens that have left it.
+        """
+        first_seen = 0 if window is None else max(0, tokens - window + 1)
+        if not self.quantizes(window):
+            return range(0), range(first_seen, tokens)
+        first_block, full = first_seen // self.group, self.first_full(tokens, window)
+        blocks = range(0) if window is None else range(first_block, full // self.group)
+        return blocks, range(max(full, first_block * self.group), tokens)
+
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
         """Return the blocks, and the tokens in full precision, that a slot has place for.
 
