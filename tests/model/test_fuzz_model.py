@@ -50,7 +50,7 @@ def test_every_logit_of_many_more_cases_agrees(code_path):  # noqa: ARG001
     check_cases(CASES, MORE_CASES)
 
 
-@pytest.mark.parametrize("number", [0, 1, 9, 16, 18])
+@pytest.mark.parametrize("number", [0, 9, 16])
 def test_passes_and_steps_are_compiled_whole(number, monkeypatch):
     """One graph each, which runs as it was traced: a part that is not traced raises an error."""
     case = draw_case(number)

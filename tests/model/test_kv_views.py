@@ -263,7 +263,7 @@ def test_the_widest_latents_that_attend_by_the_fused_kernel(latent, rotary, fits
     assert decode_attention.attends_by_triton(q, keys, latents) == fits
 
 
-@pytest.mark.parametrize("kv", ["separate", "grouped_tied", {"latent": 8, "rotary": 4}])
+@pytest.mark.parametrize("kv", ["separate", {"latent": 8, "rotary": 4}])
 def test_a_compiled_step_with_codes_has_the_operations_of_few_blocks(kv, monkeypatch):
     """Its graph does not grow with rows, as time to compile would."""
     nodes = []

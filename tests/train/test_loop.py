@@ -13,6 +13,7 @@ from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 from kvlab.spec import TrainingConfig
 from kvlab.train import load_final_weights, load_training_record, loop, train
 from kvlab.train.optimizer import learning_rate
+from kvlab.train.training_record import mean_curve
 from tests.support.tiny_training import dataset, experiment, model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,20 +129,11 @@ def test_progress_reports_the_rate_of_the_last_steps(tmp_path, monkeypatch):
     assert record.tokens_per_second == pytest.approx(64 * steps / (38 * 10 + 50))
 
 
-def test_a_long_curve_is_thinned_to_means(tmp_path):
-    of = experiment(
-        model={"n_layer": 1, "n_embd": 4},
-        training={
-            "tokens": 16 * 1003,
-            "batch_tokens": 16,
-            "evaluate_every": 2000,
-            "checkpoint_every": 2000,
-        },
-    )
-    _, record = run(of, tmp_path)
-    assert [p[0] for p in record.train_curve[:3]] == [2, 4, 6]
-    assert record.train_curve[-1][0] == 1003
-    assert len(record.train_curve) == 502
+def test_a_long_curve_is_thinned_to_means():
+    curve = mean_curve([float(step) for step in range(1003)], 1003, batch_tokens=16)
+    assert curve[:2] == [[2, 32, 0.5], [4, 64, 2.5]]
+    assert curve[-1] == [1003, 1003 * 16, 1002.0]
+    assert len(curve) == 502
 
 
 def test_no_steps_keep_the_initial_weights(tmp_path):

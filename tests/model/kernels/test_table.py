@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from kvlab.model.kernels import KERNELS
@@ -47,10 +46,7 @@ def test_a_kernel_is_a_plain_function_and_a_choice():
         assert not double.is_fast(vector)
 
 
-@pytest.mark.parametrize(
-    ("setting", "fast"), [("gelu", "rotate_pairs"), ("0", "gelu rotate_pairs"), ("1", "")]
-)
-def test_the_environment_turns_kernels_off_by_name(setting, fast):
+def test_the_environment_turns_kernels_off_by_name():
     code = """
 import torch
 from kvlab.model.kernels import KERNELS
@@ -58,8 +54,8 @@ x = torch.ones(2).requires_grad_()
 cases = {"gelu": [x], "rotate_pairs": [x, x, x]}
 print(*(name for name, case in cases.items() if KERNELS[name].is_fast(*case)))
 """
-    given = {**os.environ, "KVLAB_PLAIN": setting, "PYTHONPATH": os.pathsep.join(sys.path)}
+    given = {**os.environ, "KVLAB_PLAIN": "gelu", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == fast
+    assert done.stdout.strip() == "rotate_pairs"
