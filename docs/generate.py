@@ -56,7 +56,7 @@ def describe_commands() -> str:
     """Return the help of every command."""
     os.environ["COLUMNS"] = "100"  # the width to which argparse wraps
     parts = ["# Commands"]
-    for name, (_, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         printed = io.StringIO()
         with redirect_stdout(printed), suppress(SystemExit):
             build_parser([name]).parse_args([name, "--help"])

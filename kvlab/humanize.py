@@ -1,6 +1,8 @@
 """Text for people: sizes, durations and counts, and untrusted text without hidden characters."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 # Control characters, direction overrides (which display text in another order), surrogates.
 _HIDDEN = re.compile(
@@ -28,6 +30,12 @@ def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+def suggest_name(wrong: str, names: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """Return ``did you mean NAME?`` with the nearest of ``names``, or ``otherwise``."""
+    near = get_close_matches(wrong, names, 1, cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def format_number(number: float, unit: str = "") -> str:

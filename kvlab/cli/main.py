@@ -10,6 +10,7 @@ from kvlab import __version__
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.terminal import discard_output, sanitize_output
 from kvlab.errors import KvlabError
+from kvlab.humanize import suggest_name
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,10 +62,16 @@ def build_parser(words: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvlab {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     selected = next((word for word in words if not word.startswith("-")), None)
-    for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name == selected:
-            implementation = import_module(module)
+            implementation = import_module(f"kvlab.cli.commands.{name}")
+            command.epilog = getattr(implementation, "EPILOG", None)
             implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
     return parser
@@ -74,14 +81,11 @@ class _Parser(argparse.ArgumentParser):
     """A parser that says which command was meant instead of listing all of them."""
 
     def error(self, message: str) -> NoReturn:
-        from difflib import get_close_matches  # for a mistake alone
-
         unknown = re.search(r"argument COMMAND: invalid choice: '([^']*)'", message)
         if unknown is None:
             super().error(message)
         self.print_usage(sys.stderr)
-        near = get_close_matches(unknown[1], COMMANDS, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else "see `kvlab --help`"
+        hint = suggest_name(unknown[1], COMMANDS, "see `kvlab --help`", cutoff=0.5)
         self.exit(2, f"kvlab: {unknown[1]} is not a command; {hint}\n")
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.store import Store
@@ -100,12 +100,9 @@ class ProgressDisplay:
             self._remaining_time.on_start(planned)
             if self._screen is None:
                 self.print_line(f"started {_trial_label(planned)}")
-        elif event.kind == "retried":
-            self.print_line(f"again   {_trial_label(planned)}: {event.message}")
-        elif event.kind == "healed":
-            self.print_line(f"healed  {_trial_label(planned)}: {event.message}")
-        elif event.kind == "waiting":
-            self.print_line(f"waiting {_trial_label(planned)}: {event.message}")
+        elif event.kind in ("retried", "healed", "waiting"):
+            word = "again" if event.kind == "retried" else event.kind
+            self.print_line(f"{word:<7} {_trial_label(planned)}: {event.message}")
         elif event.kind == "halted":
             self.print_line(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):
@@ -117,7 +114,12 @@ class ProgressDisplay:
     def _handle_end(self, event: Event) -> None:
         planned = event.planned
         seconds = None if event.is_remote else event.seconds
-        self._remaining_time.on_end(planned, seconds, self._measuring_seconds(planned))
+        record = self._store.training_directory(planned.trial.training_id) / "training.json"
+        try:  # the time since its training was finished
+            measuring = max(0.0, time.time() - record.stat().st_mtime)
+        except OSError:
+            measuring = None
+        self._remaining_time.on_end(planned, seconds, measuring)
         self._done += 1
         self._failed += event.status == "failed"
         if event.status == "pruned":
@@ -126,14 +128,6 @@ class ProgressDisplay:
         duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
         line = f"{event.status:<7} {_trial_label(planned)}  {duration}  {outcome}"
         self.print_line(line.rstrip())
-
-    def _measuring_seconds(self, planned: PlannedTrial) -> float | None:
-        """Return the time since the training of a trial was finished, if it is."""
-        record = self._store.training_directory(planned.trial.training_id) / "training.json"
-        try:
-            return max(0.0, time.time() - record.stat().st_mtime)
-        except OSError:
-            return None
 
     def _run(self, driver: Driver, ended: threading.Event) -> None:
         interval = HEARTBEAT_SECONDS if self._screen is None else REDRAW_SECONDS
@@ -146,15 +140,15 @@ class ProgressDisplay:
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
                 self._remote_trials = len(driver.remote_trials)
-                self._show(driver.running_trials)
-
-    def _show(self, running: list[PlannedTrial]) -> None:
-        if self._screen is None:
-            lines = [f"{_short_id(one)} {self._format_progress(one)}" for one in running]
-            self.print_line("; ".join([self._format_summary(), *lines]))
-        else:
-            lines = [f"{_trial_label(one)}  {self._format_progress(one)}" for one in running]
-            self._screen.redraw(lines, self._format_summary())
+                running, summary = driver.running_trials, self._format_summary()
+                if self._screen is not None:
+                    lines = [
+                        f"{_trial_label(one)}  {self._format_progress(one)}" for one in running
+                    ]
+                    self._screen.redraw(lines, summary)
+                else:
+                    parts = (f"{_short_id(one)} {self._format_progress(one)}" for one in running)
+                    self.print_line("; ".join([summary, *parts]))
 
     def _format_progress(self, planned: PlannedTrial) -> str:
         return format_progress(self._store.progress(planned.trial.id) or {"stage": "starting"})
@@ -194,21 +188,18 @@ def format_outcome(store: Store, trial_id: str) -> str:
         message = (error["message"].splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
         return f"{error.get('class')}: {error.get('type')}: {message} ({hint})"
-    return "  ".join(_format_measurements(result))
-
-
-def _format_measurements(result: dict[str, Any]) -> Iterator[str]:
-    measurements = result.get("measurements", {})
+    measurements, parts = result.get("measurements", {}), []
     if "loss" in measurements:
-        yield f"loss {measurements['loss']:.4f}"
+        parts.append(f"loss {measurements['loss']:.4f}")
     if "serving_gap" in measurements:
-        yield f"served {round(measurements['serving_gap'], 4) + 0.0:+.4f}"  # no -0.0000
+        parts.append(f"served {round(measurements['serving_gap'], 4) + 0.0:+.4f}")  # no -0.0000
     if "hellaswag_acc_norm" in measurements:
-        yield f"HellaSwag {measurements['hellaswag_acc_norm']:.1%}"
+        parts.append(f"HellaSwag {measurements['hellaswag_acc_norm']:.1%}")
     if "bytes_at_block_size" in result.get("kv", {}):
-        yield f"KV {format_bytes(result['kv']['bytes_at_block_size'])}"
+        parts.append(f"KV {format_bytes(result['kv']['bytes_at_block_size'])}")
     if "tpot_ms_p50" in measurements:
-        yield f"{measurements['tpot_ms_p50']:.2f} ms/token"
+        parts.append(f"{measurements['tpot_ms_p50']:.2f} ms/token")
+    return "  ".join(parts)
 
 
 def _short_id(planned: PlannedTrial) -> str:

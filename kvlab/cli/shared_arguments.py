@@ -2,17 +2,18 @@
 
 import argparse
 import atexit
+import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import Problem, SpecError, UsageError
+from kvlab.errors import SpecError, UsageError
+from kvlab.humanize import suggest_name
 from kvlab.spec import Sweep, load_sweep, parse_override
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
@@ -48,13 +49,19 @@ def default_store() -> str:
     return os.environ.get("KVLAB_STORE") or project_path("runs")
 
 
+def add_flag(parser: argparse._ActionsContainer, name: str, text: str) -> None:
+    """Add an option that has no value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def add_list(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
+    """Add an option with a value that may be repeated."""
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+
+
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scale",
-        default="",
-        metavar="NAME",
-        help="one of the file's scales (default: the file's own); the sweep is then SWEEP-NAME",
-    )
+    text = "one of the file's scales, as sweep SWEEP-NAME (default: the file's own)"
+    parser.add_argument("--scale", default="", metavar="NAME", help=text)
 
 
 def add_store(parser: argparse.ArgumentParser, *, archive: bool = False) -> None:
@@ -78,16 +85,14 @@ def open_store(place: str) -> Store:
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
+    default, text = project_path("reports"), "(default: reports in the project's folder)"
     parser.add_argument(
-        "--reports",
-        default=project_path("reports"),
-        metavar="DIR",
-        help="folder of reports (default: reports in the project's folder)",
+        "--reports", default=default, metavar="DIR", help=f"folder of reports {text}"
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print facts as JSON")
+    add_flag(parser, "--json", "print facts as JSON")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -147,21 +152,11 @@ def resolve_device(name: str) -> str:
 
 
 def add_variants(parser: argparse.ArgumentParser) -> None:
+    add_list(parser, "--set", "KEY=VALUE", "change a key of every target; may be repeated")
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key of every target; may be repeated",
-    )
-    parser.add_argument(
-        "--compare",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
+        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="put a variant of the first target beside it; may be repeated",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -199,15 +194,19 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def parse_number(text: str) -> float:
+    """Parse a number; what is none becomes NaN, which no comparison accepts."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def positive_float(text: str) -> float:
     """Parse a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+    if not 0 < parse_number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
+    return float(text)
 
 
 def memory_size(text: str) -> int:
@@ -238,8 +237,7 @@ def find_sweep_file(text: str) -> str:
     if named:
         return str(named[0])
     names = [file.stem for file in files]
-    near = get_close_matches(text, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+    hint = suggest_name(text, names, f"there are {', '.join(names) or 'none'}")
     text = f"sweep = {text} is neither a file nor the name of one in {folders[0]}"
     raise UsageError(f"{text}; {hint}")
 
@@ -259,9 +257,7 @@ def sweep_name(text: str) -> str:
     Raises:
         SpecError: If the file is not a sweep.
     """
-    if _is_path(text):
-        return load_sweep(Path(text)).name
-    return text
+    return load_sweep(Path(text)).name if _is_path(text) else text
 
 
 def read_sweep(path: str | Path, scale: str = "") -> Sweep:
@@ -275,42 +271,40 @@ def read_sweep(path: str | Path, scale: str = "") -> Sweep:
         SpecError: With every problem, each with file, line and column.
     """
     sweep = load_sweep(find_sweep_file(str(path)), scale)
-    problems = [*_find_unknown_sections(sweep), *_find_metric_problems(sweep)]
+    problems = [
+        sweep.source.document.problem(where, message)
+        for where, message in (*_find_unknown_sections(sweep), *_find_metric_problems(sweep))
+    ]
     if problems:
         raise SpecError(problems)
     return sweep
 
 
-def _find_unknown_sections(sweep: Sweep) -> Iterator[Problem]:
+def _find_unknown_sections(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if not sweep.report.sections:
         return
     from kvlab.report.sections import choose_sections, explain_unknown_section  # imports scipy
 
     table = choose_sections(sweep.search is not None)
-
     for number, name in enumerate(sweep.report.sections):
         if name not in table:
             text = f"report.sections.{number} = {name} {explain_unknown_section(name, table)}"
-            yield sweep.source.document.problem(("report", "sections", number), text)
+            yield ("report", "sections", number), text
 
 
-def _find_metric_problems(sweep: Sweep) -> Iterator[Problem]:
+def _find_metric_problems(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield what is wrong with the decided metric, and with a margin in its unit."""
     metric, margin = sweep.decide.metric, sweep.decide.margin
-    document = sweep.source.document
-    if metric is not None and (metric not in METRICS or METRICS[metric].better == "neither"):
+    if metric is None:
+        return
+    if metric not in METRICS or METRICS[metric].better == "neither":
         usable = [name for name, one in METRICS.items() if one.better != "neither"]
-        near = get_close_matches(metric, usable, 1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(usable)}"
+        hint = suggest_name(metric, usable, f"use one of {', '.join(usable)}")
         rule = "is not measured" if metric not in METRICS else "has no better direction"
-        text = f"decide.metric = {metric} {rule}; {hint}"
-        yield document.problem(("decide", "metric"), text)
-    elif metric is not None and margin is not None:
-        info = METRICS[metric]
-        text = f"decide.margin = {margin:g}"
-        if info.is_share and margin >= 1:
-            text += f" is not below 1, and {metric} is a share of 1; write one such as 0.01"
-            yield document.problem(("decide", "margin"), text)
-        elif info.unit == "bytes" and margin < 1:
-            text += f" is less than one byte, the unit of {metric}; give a number of bytes"
-            yield document.problem(("decide", "margin"), text)
+        yield ("decide", "metric"), f"decide.metric = {metric} {rule}; {hint}"
+    elif margin is not None and METRICS[metric].is_share and margin >= 1:
+        rule = f"is not below 1, and {metric} is a share of 1; write one such as 0.01"
+        yield ("decide", "margin"), f"decide.margin = {margin:g} {rule}"
+    elif margin is not None and METRICS[metric].unit == "bytes" and margin < 1:
+        rule = f"is less than one byte, the unit of {metric}; give a number of bytes"
+        yield ("decide", "margin"), f"decide.margin = {margin:g} {rule}"

@@ -134,8 +134,7 @@ class BackupCallback:
             copy_sweep(self._store, self._sweep, self._place or "")
         except (CopyError, StoreError) as error:
             if self._error is None:
-                text = f"the copy is not up to date: {error}; the sweep goes on without it"
-                self._warn(text)
+                self._warn(f"the copy is not up to date: {error}; the sweep goes on without it")
             self._error = str(error)
             return False
         return True
@@ -171,10 +170,8 @@ def notify_at_end(
     except UsageError:
         raise
     except Exception as error:
-        code = error.exit_code if isinstance(error, KvlabError) else 1
-        run_notify_command(
-            command, {**facts, "outcome": "error", "exit_code": code, "error": str(error)}, warn
-        )
+        facts["exit_code"] = error.exit_code if isinstance(error, KvlabError) else 1
+        run_notify_command(command, {**facts, "outcome": "error", "error": str(error)}, warn)
         raise
     run_notify_command(command, facts, warn)
 
@@ -185,14 +182,9 @@ def collect_outcome(summary: Summary) -> dict[str, Any]:
     The outcome is ``done``, ``failed``, ``stopped``, or ``halted`` if the driver gave up because
     the same failure repeated.
     """
-    if summary.exit_code == 0:
-        outcome = "done"
-    elif summary.exit_code == 130:
-        outcome = "stopped"
-    else:
-        outcome = "halted" if summary.halt_reason else "failed"
+    failed = "halted" if summary.halt_reason else "failed"
     return {
-        "outcome": outcome,
+        "outcome": {0: "done", 130: "stopped"}.get(summary.exit_code, failed),
         "exit_code": summary.exit_code,
         "states": dict(summary.states),
         "ran": summary.trials_run,
@@ -210,13 +202,8 @@ def run_notify_command(
     """Run ``command`` in the shell with ``facts``; kill it and its children after ``timeout``."""
     if not command:
         return
-    environment = {
-        **os.environ,
-        "KVLAB_SWEEP": str(facts["sweep"]),
-        "KVLAB_OUTCOME": str(facts["outcome"]),
-        "KVLAB_EXIT_CODE": str(facts["exit_code"]),
-        "KVLAB_STORE": str(facts["store"]),
-    }
+    names = ("sweep", "outcome", "exit_code", "store")
+    environment = {**os.environ, **{f"KVLAB_{name.upper()}": str(facts[name]) for name in names}}
     # files, not pipes: a process that it leaves in the background would keep a pipe open
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(json.dumps(facts, indent=1).encode() + b"\n")

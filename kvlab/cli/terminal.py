@@ -1,5 +1,7 @@
 """Text output of the commands: aligned tables, exact sizes, streams that may break."""
 
+import argparse
+import json
 import os
 import shutil
 import sys
@@ -31,6 +33,11 @@ def format_table(rows: Sequence[Sequence[str]], right: str = "") -> str:
 
     head, *body = rows
     return "\n".join(map(format_row, [head, ["-" * width for width in widths], *body]))
+
+
+def print_result(options: argparse.Namespace, facts: Any, text: str) -> None:
+    """Print ``facts`` with ``--json``, else ``text``."""
+    print(json.dumps(facts, indent=1) if options.json else text)
 
 
 def format_exact_bytes(count: int) -> str:

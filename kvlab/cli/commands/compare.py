@@ -1,24 +1,21 @@
 """`kvlab compare`: compare two sweeps cell by cell, or two records of one trial."""
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.study import Study
-from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
-from kvlab.cli.terminal import format_table
+from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
-from kvlab.report.sweep_comparison import Comparison, Conclusion, compare_sweeps
+from kvlab.report.sweep_comparison import Comparison, compare_sweeps
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_comparison import (
     NOT_RECORDED,
-    ComparedMetric,
-    Field,
     RecordComparison,
     TrialRecord,
     compare_records,
@@ -26,11 +23,12 @@ from kvlab.store.record_comparison import (
 from kvlab.store.record_forms import refuse_malformed
 
 EPILOG = """\
-With --trials, A and B are two records of one trial, such as from two machines: ids or their first
-digits, in --store and --store-b; STORE:ID; or folders of trials. Counts must be equal, losses agree
-within 0.002 nats/token, 0.003 bits/byte and 0.01 of shares, times are shown. Measured differences
-of one trial: 0.0005 nats/token at most with and without CPU kernels, 0.0000005 of one thread and
-two. Trials of other precision or compilation are other trials. Exit code 1: they do not agree.
+With --trials, A and B are two records of one trial, such as from two machines. Name each by its id
+(or its first digits) in --store and --store-b, as STORE:ID, or by its folder. The records agree if
+counts are equal, losses differ by at most 0.002 nats/token or 0.003 bits/byte, and shares by at
+most 0.01. Times are shown and not compared. Measured differences of one trial are 0.0005 nats/token
+with and without CPU kernels, and 0.0000005 between one thread and two. The exit code is 1 if the
+records disagree.
 
 examples:
   kvlab compare quickstart quickstart --store-b old-runs
@@ -40,23 +38,19 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("before", metavar="A", help="name or file of a submitted sweep, or a trial")
     parser.add_argument(
         "after", metavar="B", help="name or file of another one, or of the same in --store-b"
     )
-    parser.add_argument("--trials", action="store_true", help="A and B are trials")
+    add_flag(parser, "--trials", "A and B are trials")
     add_store(parser, archive=True)
     parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    return _compare_trials(options) if options.trials else _compare_sweeps(options)
-
-
-def _compare_sweeps(options: argparse.Namespace) -> int:
+    if options.trials:
+        return _compare_trials(options)
     before = Study.load(open_store(options.store), sweep_name(options.before))
     after = Study.load(open_store(options.store_b or options.store), sweep_name(options.after))
     for study in (before, after):
@@ -66,14 +60,13 @@ def _compare_sweeps(options: argparse.Namespace) -> int:
             raise UsageError(f"{text}; compare sweeps that confirm their best trials ({hint})")
     with refuse_malformed(f"{before.name} or {after.name}"):
         comparison = compare_sweeps(before, after)
-    if options.json:
-        print(json.dumps(comparison.as_dict(), indent=1))
-        return 0
-    for warning in comparison.warnings:
-        print(f"warning: {warning}")
-    print(_format_cells(comparison, before))
-    print(f"{comparison.only_before} cells are only in A, {comparison.only_after} only in B")
-    print(f"\n{_format_conclusions(comparison)}")
+    lines = [
+        *(f"warning: {warning}" for warning in comparison.warnings),
+        _format_cells(comparison, before),
+        f"{comparison.only_before} cells are only in A, {comparison.only_after} only in B",
+        f"\n{_format_conclusions(comparison)}",
+    ]
+    print_result(options, comparison.as_dict(), "\n".join(lines))
     return 0
 
 
@@ -111,30 +104,24 @@ def _format_conclusions(comparison: Comparison) -> str:
     rows = [["about", "A", "B", "B - A", _INTERVAL, "A says", "B says", "B against A"]]
     for one in conclusions:
         values = [one.difference_before, one.difference_after, one.shift]
+        mark = "CHANGED" if one.changed else one.verdict
         if one.is_ranking and not one.changed:
             values = [None] * 3
+            mark = "moved, within noise" if one.moved and one.compared else ""
         texts = ["" if value is None else format_difference(metric, value) for value in values]
         interval = _format_interval(metric, one.low, one.high) if values[2] is not None else ""
-        rows.append([one.about, *texts, interval, one.before, one.after, _format_mark(one)])
+        rows.append([one.about, *texts, interval, one.before, one.after, mark])
     effects = [one for one in conclusions if not one.is_ranking]
-    rankings = [one for one in conclusions if one.is_ranking]
-    moved = [one for one in rankings if one.moved]
+    moved = [one for one in conclusions if one.is_ranking and one.moved]
     return (
         f"{format_table(rows, 'lrrr')}\n\n"
         f"{sum(one.changed for one in effects)} of {sum(one.compared for one in effects)} effects"
-        f" that both estimate changed; {len(moved)} of {len(rankings)} rankings differ,"
+        " that both estimate changed;"
+        f" {len(moved)} of {len(conclusions) - len(effects)} rankings differ,"
         f" {sum(one.changed for one in moved)} of them by more than noise.\n"
         "Changed: the difference of the two estimates is not zero, at 5% for everything that is"
         " compared here together."
     )
-
-
-def _format_mark(one: Conclusion) -> str:
-    if one.changed:
-        return "CHANGED"
-    if one.is_ranking:
-        return "moved, within noise" if one.moved and one.compared else ""
-    return one.verdict
 
 
 # Two records of a trial
@@ -147,10 +134,7 @@ def _compare_trials(options: argparse.Namespace) -> int:
         text = f"A and B are one record, {one.store.trial_directory(one.trial)}"
         raise UsageError(f"{text}; name the store of the other with --store-b or STORE:ID")
     found = compare_records(one, other)
-    if options.json:
-        print(json.dumps(found.as_dict(), indent=1))
-    else:
-        print("\n".join(_format_records(one, other, found)))
+    print_result(options, found.as_dict(), "\n".join(_format_records(one, other, found)))
     return int(not found.agrees)
 
 
@@ -179,19 +163,15 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
         tables["sizes and counts, which must agree"] = found.exact
     for title, fields in tables.items():
         yield ""
-        yield _format_fields(title, fields)
+        if fields:
+            rows = [[one.name, *map(_format_value, (one.before, one.after))] for one in fields]
+            yield format_table([[title, "A", "B"], *rows])
+        else:
+            yield f"{title}: no field differs"
     yield ""
     if found.is_one_trial:
         yield from _format_results(found)
     yield _state_verdict(found)
-
-
-def _format_fields(title: str, fields: Sequence[Field]) -> str:
-    if not fields:
-        return f"{title}: no field differs"
-    rows = [[title, "A", "B"]]
-    rows += [[one.name, _format_value(one.before), _format_value(one.after)] for one in fields]
-    return format_table(rows)
 
 
 def _format_value(value: Any) -> str:
@@ -199,40 +179,31 @@ def _format_value(value: Any) -> str:
 
 
 def _format_results(found: RecordComparison) -> Iterator[str]:
-    compared = [one for one in found.metrics if one.verdict not in ("equal", "not compared")]
-    order = ("only in A", "only in B", "beyond", "within")
-    compared.sort(key=lambda one: order.index(one.verdict))
-    if compared:
-        rows = [["measurement", "A", "B", "B - A", "accepted", ""]]
-        rows += [_metric_row(one) for one in compared]
+    rows = [["measurement", "A", "B", "B - A", "accepted", ""]]
+    for verdict in ("only in A", "only in B", "beyond", "within"):
+        for one in (one for one in found.metrics if one.verdict == verdict):
+            values = ["" if value is None else f"{value:.8g}" for value in (one.before, one.after)]
+            difference = ""
+            if one.before is not None and one.after is not None:
+                difference = f"{one.after - one.before:+.2g}"
+            accepted = "" if one.tolerance is None else f"{one.tolerance:.3g}"
+            rows.append([one.name, *values, difference, accepted, verdict])
+    if len(rows) > 1:
         yield format_table(rows, "lrrrr")
     yield f"{found.count('equal')} of {len(found.metrics)} measurements are equal"
-    shown = [one for one in found.metrics if one.verdict == "not compared"]
-    if shown:
+    rows = [["of the machine, not compared", "A", "B", "B / A"]]
+    for one in found.metrics:
+        if one.verdict == "not compared" and one.before is not None and one.after is not None:
+            ratio = f"{one.after / one.before:.3g}" if one.before else ""
+            rows.append([one.name, f"{one.before:.4g}", f"{one.after:.4g}", ratio])
+    if len(rows) > 1:
         yield ""
-        rows = [["of the machine, not compared", "A", "B", "B / A"]]
-        yield format_table([*rows, *(_machine_row(one) for one in shown)], "lrrr")
+        yield format_table(rows, "lrrr")
     for words, is_same in (("the same", True), ("other", False)):
         names = [name for name, one in found.files.items() if one == is_same]
         if names:
             yield f"files with {words} bytes: {', '.join(names)}"
     yield ""
-
-
-def _metric_row(one: ComparedMetric) -> list[str]:
-    values = ["" if value is None else f"{value:.8g}" for value in (one.before, one.after)]
-    difference = ""
-    if one.before is not None and one.after is not None:
-        difference = f"{one.after - one.before:+.2g}"
-    accepted = "" if one.tolerance is None else f"{one.tolerance:.3g}"
-    return [one.name, *values, difference, accepted, one.verdict]
-
-
-def _machine_row(one: ComparedMetric) -> list[str]:
-    assert one.before is not None, "both records have what is not compared"
-    assert one.after is not None, "both records have what is not compared"
-    ratio = f"{one.after / one.before:.3g}" if one.before else ""
-    return [one.name, f"{one.before:.4g}", f"{one.after:.4g}", ratio]
 
 
 def _state_verdict(found: RecordComparison) -> str:

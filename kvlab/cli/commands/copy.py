@@ -1,12 +1,12 @@
 """`kvlab copy`: write the record of a sweep to one file, here or in object storage, and read it."""
 
 import argparse
-import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_flag, add_json, add_store, sweep_name
+from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from kvlab.store.record_archive import (
@@ -34,11 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f" SWEEP{ARCHIVE_SUFFIX} in this folder or URL (s3://bucket/folder)",
     )
     direction.add_argument(
-        "--from", dest="origin", metavar="PLACE", help="put what is missing here into the store"
+        "--from", dest="origin", metavar="PLACE", help="restore what the store lacks"
     )
-    parser.add_argument(
-        "--weights", action="store_true", help="with --to: also weights and checkpoints"
-    )
+    add_flag(parser, "--weights", "with --to: also weights and checkpoints")
     add_store(parser)
     add_json(parser)
 
@@ -59,17 +57,14 @@ def run(options: argparse.Namespace) -> int:
     elif options.weights:
         raise UsageError("--weights belongs to --to; --from takes all that the archive has")
     else:
-        archives = list_archives(place) if name is None and not is_archive(place) else None
-        archives = [archive_at(place, name or "")] if archives is None else archives
+        is_folder = name is None and not is_archive(place)
+        archives = list_archives(place) if is_folder else [archive_at(place, name or "")]
         summaries = [_restore(store, archive, name) for archive in archives]
     shown = redact_url(place)
     source, target = (options.store, shown) if options.to else (shown, options.store)
-    if options.json:
-        print(json.dumps([asdict(summary) for summary in summaries], indent=1))
-    elif not summaries:
-        print(f"{source} holds no sweep; nothing to do")
-    else:
-        print("\n".join(_format_summary(summary, target) for summary in summaries))
+    lines = [_format_summary(summary, target) for summary in summaries]
+    facts = [asdict(summary) for summary in summaries]
+    print_result(options, facts, "\n".join(lines) or f"{source} holds no sweep; nothing to do")
     return 0
 
 

@@ -1,16 +1,15 @@
 """`kvlab data`: get evaluation sets, prepare text, list and verify datasets."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.terminal import format_table
+from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.data import (
     Dataset,
     get_data_dir,
@@ -27,7 +26,7 @@ from kvlab.data.hellaswag_dataset import (
 )
 from kvlab.data.shards import read_dataset_facts, read_manifest
 from kvlab.errors import DataError, Problem, SpecError, UsageError
-from kvlab.humanize import format_bytes, format_number
+from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.validation_errors import list_field_errors
@@ -45,8 +44,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     get = _add_action(actions, "get", "get an evaluation set and check it", _run_get)
@@ -62,11 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--licence", metavar="TEXT", help="licence of your files, for source files"
     )
     prepare.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
+    prepare.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 500M")
     prepare.add_argument(
-        "--tokens", metavar="COUNT", help="stop after this many, such as 10B or 500M"
-    )
-    prepare.add_argument(
-        "--validation-fraction", metavar="SHARE", help="of the documents to hold out"
+        "--validation-fraction", metavar="SHARE", help="share of documents to hold out"
     )
     prepare.add_argument("--workers", type=_worker_count, help="processes (default: one per core)")
 
@@ -83,21 +78,17 @@ def _add_action(
     actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=line, description=line)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
     parser.set_defaults(action=function)
     return parser
 
 
 def _run_get(options: argparse.Namespace) -> int:
     path = get_hellaswag_file(_print_progress, options.file)
-    facts = {
-        "name": "hellaswag",
-        "path": str(path),
-        "items": HELLASWAG_ITEMS,
-        "sha256": HELLASWAG_SHA256,
-    }
+    facts = {"name": "hellaswag", "path": str(path), "items": HELLASWAG_ITEMS}
+    facts |= {"sha256": HELLASWAG_SHA256, "licence": HELLASWAG_LICENCE}
     text = f"HellaSwag validation, {HELLASWAG_ITEMS:,} items, {HELLASWAG_LICENCE}: {path}"
-    _print_result(options, {**facts, "licence": HELLASWAG_LICENCE}, text)
+    print_result(options, facts, text)
     return 0
 
 
@@ -111,8 +102,7 @@ def _run_prepare(options: argparse.Namespace) -> int:
         raise SpecError([_locate(error.field, str(error), options)]) from None
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
-    facts = _collect_dataset_facts(dataset.folder)
-    _print_result(options, facts, _format_dataset(dataset))
+    print_result(options, _collect_dataset_facts(dataset.folder), _format_dataset(dataset))
     return 0
 
 
@@ -136,14 +126,20 @@ def _run_list(options: argparse.Namespace) -> int:
         "datasets": datasets,
         "hellaswag": str(hellaswag) if hellaswag else None,
     }
-    rows = [
-        ["train", "held out", "overlap", "documents", "on disk", "tokenizer", "identity", "source"]
-    ]
-    rows += [_make_dataset_row(item) for item in datasets]
     lines = [f"data folder: {get_data_dir()}", f"HellaSwag: {hellaswag or 'not here'}"]
-    _print_result(
-        options, facts, "\n".join([*lines, *([format_table(rows, "rrrrr")] if datasets else [])])
-    )
+    if datasets:
+        head = [
+            "train",
+            "held out",
+            "overlap",
+            "documents",
+            "on disk",
+            "tokenizer",
+            "identity",
+            "source",
+        ]
+        lines.append(format_table([head, *map(_make_dataset_row, datasets)], "rrrrr"))
+    print_result(options, facts, "\n".join(lines))
     return 0
 
 
@@ -162,32 +158,25 @@ def _run_verify(options: argparse.Namespace) -> int:
     checked = len(folders) + bool(hellaswag)
     summary = f"{checked} checked, {len(problems)} problems"
     facts = {"checked": checked, "problems": problems}
-    _print_result(options, facts, "\n".join([*problems, summary]))
+    print_result(options, facts, "\n".join([*problems, summary]))
     return int(bool(problems))
 
 
 def _make_data_config(options: argparse.Namespace) -> DataConfig:
-    values: dict[str, Any] = {}
-    if options.tokenizer is not None:
-        values["tokenizer"] = options.tokenizer
+    values = {key: getattr(options, key) for key in ("tokenizer", "subset", "licence")}
     if options.paths is not None:
         values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
     if options.tokens is not None:
         values["max_tokens"] = _parse_token_count(options.tokens)
-    if options.subset is not None:
-        values["subset"] = options.subset
-    if options.licence is not None:
-        values["licence"] = options.licence
     for key in ("max_bytes", "validation_fraction"):
         text = getattr(options, key)
-        if text is not None:
-            values[key] = parse_override(f"{key}={text}")[1]
+        values[key] = None if text is None else parse_override(f"{key}={text}")[1]
+    values = {key: value for key, value in values.items() if value is not None}
     target: str = options.target
     if target.endswith((".yaml", ".yml")):
         return load_experiment(target, {f"data.{key}": value for key, value in values.items()}).data
     if target not in SOURCES:
-        near = get_close_matches(target, SOURCES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"sources: {', '.join(SOURCES)}"
+        hint = suggest_name(target, SOURCES, f"sources: {', '.join(SOURCES)}")
         raise UsageError(f"{target}: is not a text source or a .yaml file; {hint}")
     values["source"] = target
     try:
@@ -223,30 +212,17 @@ def _make_dataset_row(facts: dict[str, Any]) -> list[str]:
     train, validation = facts["splits"]["train"], facts["splits"]["validation"]
     tokens = train["tokens"] + validation["tokens"]
     size = tokens * int(facts["dtype"][-1])
+    overlap = facts.get("overlap")  # datasets of older versions have none
     return [
         format_number(train["tokens"]),
         format_number(validation["tokens"]),
-        _format_overlap(facts.get("overlap")),
+        f"{overlap[max(overlap, key=int)]:.2%}" if overlap else "not measured",
         f"{train['documents'] + validation['documents']:,}",
         format_bytes(size),
         facts["tokenizer"],
         facts["identity"][:16],
         facts["source"],
     ]
-
-
-def _format_overlap(overlap: dict[str, float] | None) -> str:
-    """Return the share of held-out tokens inside the longest measured n-gram of the training text.
-
-    Datasets that were prepared before it was measured have none.
-    """
-    if overlap is None:
-        return "not measured"
-    return f"{overlap[max(overlap, key=int)]:.2%}"
-
-
-def _print_result(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
-    print(json.dumps(facts, indent=1) if options.json else text)
 
 
 def _print_progress(line: str) -> None:

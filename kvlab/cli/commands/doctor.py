@@ -8,11 +8,11 @@ import platform
 import shutil
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import psutil
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     checks = []
-    for check in run_checks(Path(options.store)):
+    for check in run_checks(Path(options.store).absolute()):
         checks.append(check)
         if not options.json:  # at once: Ray takes seconds to start
             print(f"{_MARKS[check.state]}  {check.name:<{NAME_WIDTH}}  {check.found}", flush=True)
@@ -79,7 +79,7 @@ def run_checks(store: Path) -> Iterator[Check]:
     yield Check("machine", "ok", f"{cpu_count()} cores, {free} of {total} memory free")
     yield _check_ray()
     yield _check_folder("store", store, "--store or KVLAB_STORE")
-    yield _check_folder("data folder", get_data_dir(), "KVLAB_DATA")
+    yield _check_folder("data folder", get_data_dir().absolute(), "KVLAB_DATA")
     yield _check_mlflow(store)
     yield from _check_data()
 
@@ -132,11 +132,10 @@ def _check_ray() -> Check:
     return Check("ray", "ok", "a local cluster starts")
 
 
-def _make_scratch(folder: Path) -> "tempfile.TemporaryDirectory[str]":
+def _make_scratch(folder: Path) -> "TemporaryDirectory[str]":
     """Return a new folder in ``folder``, or in the nearest one above it that exists."""
-    parents = (folder.absolute(), *folder.absolute().parents)
-    existing = next(path for path in parents if path.exists())
-    return tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=existing)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return TemporaryDirectory(prefix=".kvlab-doctor-", dir=existing)
 
 
 def _check_folder(name: str, folder: Path, setting: str) -> Check:
@@ -180,8 +179,8 @@ def _check_data() -> Iterator[Check]:
     else:
         hint = "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
         yield Check("text", "note", "none prepared yet", hint)
-    if path := find_hellaswag_file():
+    path, hint = find_hellaswag_file(), "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
+    if path:
         yield Check("HellaSwag", "ok", f"in {path.parent}")
     else:
-        hint = "none needed without evaluation.hellaswag; else `kvlab data get hellaswag`"
         yield Check("HellaSwag", "note", "not here yet", hint)

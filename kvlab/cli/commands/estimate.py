@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.shared_arguments import add_memory, add_variants, list_variants, positive_int
+from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table
 from kvlab.humanize import format_number
 from kvlab.layout import (
@@ -31,37 +31,26 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("target", nargs="+", help="a preset such as gpt2, or an experiment file")
-    add_variants(parser)
-    parser.add_argument(
-        "--batch", type=positive_int, default=1, help="sequences in a batch (default 1)"
-    )
-    parser.add_argument(
-        "--context",
-        type=positive_int,
-        help="tokens of each sequence (default the model's block size)",
-    )
+    shared.add_variants(parser)
+    text = "sequences in a batch (default 1)"
+    parser.add_argument("--batch", type=shared.positive_int, default=1, help=text)
+    text = "tokens of each sequence (default the model's block size)"
+    parser.add_argument("--context", type=shared.positive_int, help=text)
     parser.add_argument(
         "--dtype", default="float32",
         choices=sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized),
         help="the model's dtype (default float32)",
     )  # fmt: skip
-    add_memory(parser, "prints the largest batch that fits")
-    parser.add_argument(
-        "--sizes", action="store_true",
-        help="add the same layout at other contexts, batches and sizes of model",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON list with an object per target"
-    )
+    shared.add_memory(parser, "prints the largest batch that fits")
+    shared.add_flag(parser, "--sizes", "also other contexts, batches and sizes of model")
+    shared.add_flag(parser, "--json", "print a JSON list with an object per target")
 
 
 def run(options: argparse.Namespace) -> int:
     shapes = [
         load_served_model(variant.target, variant.changes).model_copy(update={"name": variant.name})
-        for variant in list_variants(options)
+        for variant in shared.list_variants(options)
     ]
     estimates = [
         estimate_serving(

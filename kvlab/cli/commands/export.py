@@ -1,17 +1,17 @@
 """`kvlab export`: write the model of a trial as a Hugging Face folder."""
 
 import argparse
-import json
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 
 EPILOG = """\
-The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama,
-mistral, smollm3, qwen3, gemma3_text or deepseek_v2 (rope, rmsnorm, a gated MLP). Others
-are refused with the reason. The tokenizer is not written, because other programs have their own
-files of GPT-2's ranks; config.json has the id of its end of text.
+The model must have an architecture of transformers: gpt2 (learned positions, full heads), llama,
+mistral, smollm3, qwen3, gemma3_text or deepseek_v2 (rope, rmsnorm, a gated MLP). Others are refused
+with the reason. The tokenizer is not written, because other programs have their own files of
+GPT-2's ranks. config.json has the id of the end of text.
 
 examples:
   kvlab export 3f2a weights/mine          (a trial, by the first digits of its id)
@@ -19,8 +19,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("trial", metavar="TRIAL", help="a trial's id, or its first digits")
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
     add_store(parser)
@@ -40,6 +38,5 @@ def run(options: argparse.Namespace) -> int:
     end_of_text = load_tokenizer(opened.tokenizer).end_of_text
     kind = opened.model.save_pretrained(folder, end_of_text=end_of_text)
     facts = {"trial": opened.name, "model_type": kind, "folder": str(folder)}
-    text = f"{folder}: trial {opened.name} as {kind}"
-    print(json.dumps(facts, indent=1) if options.json else text)
+    print_result(options, facts, f"{folder}: trial {opened.name} as {kind}")
     return 0

@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_reports
+from kvlab.cli.shared_arguments import add_flag, add_reports
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.report.findings import PAGE, make_findings, read_studies
 from kvlab.report.study_tables import fill_study_tables
@@ -18,14 +18,8 @@ tables of sweeps. `kvlab copy NAME --to REPORTS/NAME/record.tar.xz` writes a rec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     add_reports(parser)
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing, and exit with 1 if a page is not what the records say",
-    )
+    add_flag(parser, "--check", "write nothing; exit with 1 if a page is out of date")
 
 
 def run(options: argparse.Namespace) -> int:

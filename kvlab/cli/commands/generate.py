@@ -5,26 +5,15 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvlab.cli.shared_arguments import (
-    add_device,
-    add_json,
-    add_store,
-    add_threads,
-    memory_size,
-    resolve_device,
-    set_threads,
-)
+from kvlab.cli import shared_arguments as shared
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.spec import parse_override
-
-if TYPE_CHECKING:
-    from kvlab.model.turns import Conversation
 
 EPILOG = """\
 examples:
@@ -42,55 +31,28 @@ last turn. Ctrl-C stops a reply, Ctrl-D ends the chat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("target", help="a trial id, a checkpoint folder or repository, or a preset")
-    parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated for a batch"
-    )
-    parser.add_argument(
-        "--prompt-ids", action="append", default=[], metavar="1,2,3",
-        help="token ids, for checkpoints with a tokenizer that kvlab does not have",
-    )  # fmt: skip
+    shared.add_list(parser, "--prompt", "TEXT", "may be repeated for a batch")
+    shared.add_list(parser, "--prompt-ids", "1,2,3", "token ids, where kvlab has no tokenizer")
     parser.add_argument("--new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    shared.add_list(parser, "--stop", "TEXT", "also end a row at this text of exactly one token")
+    shared.add_list(parser, "--set", "KEY=VALUE", "serve otherwise, as in serving.tie=adjacent:2")
+    shared.add_flag(parser, "--uncached", "generate without a cache, the slow baseline")
+    shared.add_flag(parser, "--random-weights", "draw the weights of a preset at random")
+    shared.add_flag(parser, "--chat", "reply to each line of the input, in one conversation")
+    shared.add_flag(parser, "--show-reuse", "in a chat: print reused tokens and latency")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT",
-        help="also end a row at this text, which must be exactly one token",
+        "--prefix-cache", type=shared.memory_size, metavar="SIZE",
+        help="in a chat: the most bytes of K/V that are kept for later turns (default 1GB)",
     )  # fmt: skip
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="change how the model is served, as in serving.tie=adjacent:2; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--uncached", action="store_true", help="generate without a cache, the slow baseline"
-    )
-    parser.add_argument(
-        "--random-weights",
-        action="store_true",
-        help="draw the weights of a preset at random",
-    )
-    chat = parser.add_argument_group("chat")
-    chat.add_argument(
-        "--chat", action="store_true",
-        help="converse: each line of the input goes on with the text, and the model replies."
-        " A turn takes over the K/V that earlier ones have stored",
-    )  # fmt: skip
-    chat.add_argument(
-        "--show-reuse", action="store_true",
-        help="print what each turn took over, and the time to its first token",
-    )  # fmt: skip
-    chat.add_argument(
-        "--prefix-cache", type=memory_size, metavar="SIZE",
-        help="the most bytes of K/V that are kept for later turns (default 1GB)",
-    )  # fmt: skip
-    add_device(parser)
-    add_threads(parser)
-    add_store(parser)
-    add_json(parser)
+    shared.add_device(parser)
+    shared.add_threads(parser)
+    shared.add_store(parser)
+    shared.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,62 +66,57 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
-    device = resolve_device(options.device)
-    threads = set_threads(options.threads, opened.cpus)
-    text_interface = _TextInterface(opened.tokenizer, options)
+    device = shared.resolve_device(options.device)
+    threads = shared.set_threads(options.threads, opened.cpus)
+    text = _TextInterface(opened.tokenizer, options)
     serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()
     if options.chat:
-        return _Chat(options, text_interface, model, serving, sampling).run()
-    is_streamed = len(text_interface.prompts) == 1 and not options.json
-    on_tokens = text_interface.make_token_printer() if is_streamed else None
+        return _Chat(options, text, model, serving, sampling).run()
+    is_streamed = len(text.prompts) == 1 and not options.json
     start = time.perf_counter()
     try:
         rows = generate(
             model,
-            text_interface.prompts,
+            text.prompts,
             options.new_tokens,
             sampling=sampling,
-            stop=text_interface.stop,
+            stop=text.stop,
             seed=options.seed,
             serving=serving,
             cached=not options.uncached,
-            on_tokens=on_tokens,
+            on_tokens=text.print_tokens if is_streamed else None,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    seconds = time.perf_counter() - start
-    text_interface.print_rows(rows, seconds, streamed=is_streamed)
+    text.print_rows(rows, time.perf_counter() - start, is_streamed=is_streamed)
     if device == "cpu" and not options.json:
         print(f"on {format_count(threads, 'thread')}", file=sys.stderr)
-    _warn_beyond_block(text_interface.prompts, rows, opened.model.config.block_size)
+    block_size = opened.model.config.block_size
+    longest = max(len(prompt) + len(row) for prompt, row in zip(text.prompts, rows, strict=True))
+    if longest > block_size:
+        print(
+            f"warning: {longest:,} tokens with the prompt, and the model was trained on sequences"
+            f" of block_size = {block_size:,}; no measurement covers the text beyond that; keep"
+            f" prompt and --new-tokens within {block_size:,} together",
+            file=sys.stderr,
+        )
     return 0
 
 
 def _check_chat(options: argparse.Namespace) -> None:
+    wrong = {"json": options.json, "uncached": options.uncached}
     if not options.chat:
-        for name, value in (("show-reuse", options.show_reuse),
-                            ("prefix-cache", options.prefix_cache is not None)):  # fmt: skip
-            if value:
-                raise UsageError(f"--{name} is about conversations; add --chat")
-        return
-    for name in ("json", "uncached"):
-        if getattr(options, name):
+        wrong = {"show-reuse": options.show_reuse, "prefix-cache": options.prefix_cache is not None}
+    for name, is_given in wrong.items():
+        if is_given and options.chat:
             raise UsageError(f"--{name} does not go with --chat; leave it out")
-    if len(options.prompt) + len(options.prompt_ids) > 1:
+        if is_given:
+            raise UsageError(f"--{name} is about conversations; add --chat")
+    if options.chat and len(options.prompt) + len(options.prompt_ids) > 1:
         raise UsageError("a chat begins with one prompt at most; give --prompt once")
-    if options.new_tokens < 1:
+    if options.chat and options.new_tokens < 1:
         raise UsageError(f"--new-tokens {options.new_tokens} is no reply; use 1 or more")
-
-
-def _warn_beyond_block(prompts: list[list[int]], rows: list[list[int]], block_size: int) -> None:
-    """Warn if a row has become longer than the sequences that the model was trained on."""
-    longest = max(len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True))
-    if longest > block_size:
-        text = f"warning: {longest:,} tokens with the prompt, and the model was trained on"
-        text = f"{text} sequences of {block_size:,} (block_size); what it wrote after that many is"
-        hint = f"keep prompt and --new-tokens within {block_size:,} together"
-        print(f"{text} beyond what any measurement of it covers; {hint}", file=sys.stderr)
 
 
 class _TextInterface:
@@ -189,16 +146,12 @@ class _TextInterface:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
 
-    def make_token_printer(self) -> Callable[[list[int]], None]:
-        """Return a callback that prints the tokens of one row as complete characters."""
-
-        def print_tokens(tokens: list[int]) -> None:
-            if not self._has_begun:  # not earlier, because the prompt may be refused
-                self._has_begun = True
-                print(self.decode(self.prompts[0]), end="", flush=True)
-            self.print_token(tokens[0], "" if self.tokenizer else ",")
-
-        return print_tokens
+    def print_tokens(self, tokens: list[int]) -> None:
+        """Print the next token of the only row, after its prompt."""
+        if not self._has_begun:  # not earlier, because the prompt may be refused
+            self._has_begun = True
+            print(self.decode(self.prompts[0]), end="", flush=True)
+        self.print_token(tokens[0], "" if self.tokenizer else ",")
 
     def print_token(self, token: int, separator: str = "") -> None:
         """Print a token, unless it ends within a character: then with the ones that end it."""
@@ -213,7 +166,7 @@ class _TextInterface:
         print(self.decode(self._pending) if self._pending else "", flush=True)
         self._pending.clear()
 
-    def print_rows(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
+    def print_rows(self, rows: list[list[int]], seconds: float, *, is_streamed: bool) -> None:
         count = sum(map(len, rows))
         if self.options.json:
             facts = [
@@ -222,7 +175,7 @@ class _TextInterface:
             ]
             print(json.dumps({"rows": facts, "new_tokens": count, "seconds": seconds}, indent=1))
             return
-        if streamed:
+        if is_streamed:
             rest = self._pending if self._has_begun else self.prompts[0]
             print(self.decode(rest) if rest else "")
         else:
@@ -240,20 +193,19 @@ class _Chat:
         sampling: Any,
     ):  # fmt: skip
         from kvlab.cache import PrefixCache
+        from kvlab.model.turns import Conversation
 
-        self._options, self._text, self._model = options, text, model
-        self._settings = {"serving": serving, "sampling": sampling, "seed": options.seed}
+        self._options, self._text = options, text
         budget = options.prefix_cache
         self._prefix_cache = PrefixCache(DEFAULT_PREFIX_CACHE if budget is None else budget)
+        start = text.prompts[0] if text.prompts else []
+        self._begin = partial(
+            Conversation, model, self._prefix_cache, start, weights="", serving=serving,
+            sampling=sampling, seed=options.seed,
+        )  # fmt: skip
         self._conversation = self._begin()
         self._turn_starts: list[int] = []
         self._is_terminal = sys.stdin.isatty()
-
-    def _begin(self) -> "Conversation":
-        from kvlab.model.turns import Conversation
-
-        start = self._text.prompts[0] if self._text.prompts else []
-        return Conversation(self._model, self._prefix_cache, start, weights="", **self._settings)
 
     def run(self) -> int:
         """Reply to lines until the input ends."""
@@ -307,12 +259,9 @@ class _Chat:
             raise ValueError("the turn was dropped") from None
         self._text.end_line()
         self._turn_starts.append(before)
-        if self._options.show_reuse:
-            self._print_reuse()
-
-    def _print_reuse(self) -> None:
         reuse = self._conversation.reuse
-        assert reuse is not None, "there was a reply"
+        if not self._options.show_reuse or reuse is None:
+            return
         held = format_bytes(self._prefix_cache.bytes_held)
         budget = format_bytes(self._prefix_cache.bytes_budget)
         print(

@@ -7,6 +7,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.spec.key_reference import json_schema
@@ -33,11 +34,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}; nothing was changed: name another folder")
     for name, text in starter.items():
         write_atomic(folder / name, text)
-    if options.json:
-        print(json.dumps({"folder": str(folder), "files": sorted(starter)}))
-    else:
-        print("\n".join(str(folder / name) for name in sorted(starter)))
-        print(f"\nnext: cd {folder} && kvlab plan sweeps/first.yaml")
+    lines = [str(folder / name) for name in sorted(starter)]
+    lines += ["", f"next: cd {folder} && kvlab plan sweeps/first.yaml"]
+    print_result(options, {"folder": str(folder), "files": sorted(starter)}, "\n".join(lines))
     return 0
 
 

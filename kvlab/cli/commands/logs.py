@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from kvlab.cli.progress_display import ID_DIGITS
@@ -18,23 +17,14 @@ POLL_SECONDS = 0.3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name",
-        metavar="TRIAL|SWEEP",
-        help="a trial's id, or its first digits; or a sweep: the trials that run, else those that"
+        "name", metavar="TRIAL|SWEEP",
+        help="a trial's id, or its first digits; or a sweep: its running trials, else those that"
         " failed, else the last one that ended",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--attempt",
-        type=int,
-        metavar="N",
-        help="number of the attempt at a trial (default: the last)",
+        "--attempt", type=int, metavar="N", help="attempt of a trial (default: the last)"
     )
-    parser.add_argument(
-        "-f",
-        "--follow",
-        action="store_true",
-        help="print until it ends",
-    )
+    parser.add_argument("-f", "--follow", action="store_true", help="print until it ends")
     add_store(parser)
     add_json(parser)
 
@@ -42,70 +32,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
     if options.name in store.sweep_names():
-        return _show_trial_logs(store, options)
+        return _show_sweep(store, options)
     trial = store.find_trial(options.name)
-    attempt = _select_attempt(store, trial, options.attempt)
-    directory = store.attempt_directory(trial, attempt)
+    attempts, number = store.attempts(trial), options.attempt
+    if not attempts:
+        raise UsageError(f"trial = {trial} has no attempt yet")
+    if number is not None and number not in attempts:
+        text = f"--attempt = {number} is none of the attempts at trial {trial}"
+        raise UsageError(f"{text}; use one of {', '.join(map(str, attempts))}")
+    number = attempts[-1] if number is None else number
+    directory = store.attempt_directory(trial, number)
     log, trace = directory / "log.txt", directory / "traceback.txt"
     if options.json:
-        facts = {
-            "trial": trial,
-            "attempt": attempt,
-            "log": _read_log(log),
-            "traceback": _read_log(trace),
-        }
-        print(json.dumps(facts, indent=1))
+        texts = {"log": _read_log(log), "traceback": _read_log(trace)}
+        print(json.dumps({"trial": trial, "attempt": number, **texts}, indent=1))
         return 0
-    _print_following(
-        log,
-        lambda: options.follow and store.is_running(trial) and attempt == store.attempts(trial)[-1],
-    )
+    position = _print_from(log, 0)
+    while options.follow and store.is_running(trial) and number == store.attempts(trial)[-1]:
+        time.sleep(POLL_SECONDS)
+        position = _print_from(log, position)
+    _print_from(log, position)
     _print_from(trace, 0)
     return 0
 
 
-def _show_trial_logs(store: Store, options: argparse.Namespace) -> int:
-    """Print the logs of a sweep's trials that run, else failed, else the last one that ended."""
+def _show_sweep(store: Store, options: argparse.Namespace) -> int:
+    """Print the logs of a sweep's running trials, else failed ones, else the last that ended."""
     name = options.name
     if options.attempt is not None:
-        text = f"--attempt = {options.attempt} is of one trial, and {name} is a sweep"
+        text = f"--attempt = {options.attempt} needs a trial, and {name} is a sweep"
         raise UsageError(f"{text}; name a trial: see `kvlab status {name}`")
-    trials = [trial for trial in store.sweep_trials(name) if store.attempts(trial)]
-    shown = _select_trials(store, trials)
+    logs = {
+        trial: store.attempt_directory(trial, attempts[-1]) / "log.txt"
+        for trial in store.sweep_trials(name)
+        if (attempts := store.attempts(trial))
+    }
+    running = [trial for trial in logs if store.is_running(trial)]
+    failed = [trial for trial in logs if store.status(trial) == "failed"]
+    ended = [trial for trial, log in logs.items() if log.exists()]
+    newest = sorted(ended, key=lambda trial: logs[trial].stat().st_mtime)[-1:]
+    shown = running or failed or newest
     if options.json:
-        logs = [{"trial": trial, "log": _read_log(_last_log(store, trial))} for trial in shown]
-        print(json.dumps({"sweep": name, "trials": logs}, indent=1))
+        facts = [{"trial": trial, "log": _read_log(logs[trial])} for trial in shown]
+        print(json.dumps({"sweep": name, "trials": facts}, indent=1))
         return 0
     if not shown and not store.is_driven(name):
         print(f"no trial of {name} has begun; see `kvlab status {name}`")
-    positions = {_last_log(store, trial): 0 for trial in shown}
+    positions = {logs[trial]: 0 for trial in shown}
     _print_lines(positions)
     while options.follow and store.is_driven(name):
         time.sleep(POLL_SECONDS)
-        running = [trial for trial in store.sweep_trials(name) if store.is_running(trial)]
-        positions = {_last_log(store, one): 0 for one in running if store.attempts(one)} | positions
+        for trial in store.sweep_trials(name):
+            if store.is_running(trial) and (attempts := store.attempts(trial)):
+                log = store.attempt_directory(trial, attempts[-1]) / "log.txt"
+                positions.setdefault(log, 0)
         _print_lines(positions)
     _print_lines(positions)
     return 0
 
 
-def _select_trials(store: Store, trials: list[str]) -> list[str]:
-    running = [trial for trial in trials if store.is_running(trial)]
-    failed = [trial for trial in trials if store.status(trial) == "failed"]
-    logged = [trial for trial in trials if _last_log(store, trial).exists()]
-    newest = sorted(logged, key=lambda trial: _last_log(store, trial).stat().st_mtime)[-1:]
-    return running or failed or newest
-
-
-def _last_log(store: Store, trial: str) -> Path:
-    return store.attempt_directory(trial, store.attempts(trial)[-1]) / "log.txt"
-
-
 def _print_lines(positions: dict[Path, int]) -> None:
     """Print the whole lines of logs from byte offsets on, each with its trial; move the offsets."""
     for path, position in positions.items():
-        if not path.exists():
-            continue
         data = _read_from(path, position)
         end = data.rfind(b"\n") + 1
         positions[path] = position + end
@@ -114,31 +102,12 @@ def _print_lines(positions: dict[Path, int]) -> None:
             print(f"{trial}  {line}", flush=True)
 
 
-def _print_following(path: Path, is_growing: Callable[[], bool]) -> None:
-    """Print a file, and what is appended to it while ``is_growing``."""
-    position = _print_from(path, 0)
-    while is_growing():
-        time.sleep(POLL_SECONDS)
-        position = _print_from(path, position)
-    _print_from(path, position)
-
-
-def _select_attempt(store: Store, trial: str, number: int | None) -> int:
-    attempts = store.attempts(trial)
-    if not attempts:
-        raise UsageError(f"trial = {trial} has no attempt yet")
-    if number is not None and number not in attempts:
-        text = f"--attempt = {number} is none of the attempts at trial {trial}"
-        raise UsageError(f"{text}; use one of {', '.join(map(str, attempts))}")
-    return attempts[-1] if number is None else number
-
-
 def _read_log(path: Path) -> str | None:
     return _read_from(path, 0).decode("utf-8", "replace") if path.exists() else None
 
 
 def _read_from(path: Path, position: int) -> bytes:
-    """Return the bytes of a log from an offset on.
+    """Return the bytes of a log from an offset on; none if there is no such file.
 
     Raises:
         StoreError: It cannot be read.
@@ -147,6 +116,8 @@ def _read_from(path: Path, position: int) -> bytes:
         with open_regular(path) as file:
             file.seek(position)
             return file.read()
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         text = f"{path} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; remove it, or repair its permissions") from None
@@ -154,8 +125,6 @@ def _read_from(path: Path, position: int) -> bytes:
 
 def _print_from(path: Path, position: int) -> int:
     """Print a file from a byte offset on; return the offset of its end."""
-    if not path.exists():
-        return position
     data = _read_from(path, position)
     sys.stdout.write(data.decode("utf-8", errors="replace"))
     sys.stdout.flush()

@@ -9,35 +9,19 @@ from dataclasses import asdict
 from typing import Any
 
 from kvlab.analysis.tuning import Optimum, describe_optimum
+from kvlab.cli import shared_arguments as shared
 from kvlab.cli.search_summary import format_search_space
-from kvlab.cli.shared_arguments import (
-    add_json,
-    add_memory,
-    add_scale,
-    add_store,
-    positive_float,
-    read_sweep,
-)
 from kvlab.cli.terminal import format_table
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
-from kvlab.spec import Sweep
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
+from kvlab.sweep.planning import explain as matching
 from kvlab.sweep.planning.budget import Budget, estimate_budget
-from kvlab.sweep.planning.explain import (
-    DIGEST,
-    Difference,
-    NearestTrial,
-    UnmatchedTrials,
-    explain_equality,
-    find_nearest_trial,
-    find_unmatched_trials,
-)
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
@@ -51,45 +35,46 @@ MAX_NAMED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
-    add_scale(parser)
-    add_store(parser)
+    shared.add_scale(parser)
+    shared.add_store(parser)
     parser.add_argument(
-        "--rate", type=positive_float, metavar="FLOPS",
+        "--rate", type=shared.positive_float, metavar="FLOPS",
         help="training FLOPs per second of one trial (default: measured from finished trials)",
     )  # fmt: skip
-    parser.add_argument("--price", type=positive_float, help="of one GPU or CPU core per hour")
-    add_memory(parser, "warns of trainings that exceed it (default on CPU: this machine's)")
+    parser.add_argument(
+        "--price", type=shared.positive_float, help="price of one GPU or CPU core per hour"
+    )
+    shared.add_memory(parser, "warns of trainings that exceed it (default on CPU: this machine's)")
     parser.add_argument(
         "--why", nargs="?", const="", metavar="TRIAL",
-        help="show which fields have changed since trials were finished that no longer match; or"
-        " in which a trial (default: the first to run) differs from the nearest finished one",
+        help="show which keys have changed since finished trials matched this sweep; or, where none"
+        " has, how a trial (default: the first to run) differs from the nearest finished one",
     )  # fmt: skip
-    add_json(parser)
+    shared.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    sweep = read_sweep(options.sweep, options.scale)
+    sweep = shared.read_sweep(options.sweep, options.scale)
     stage = plan_stage(sweep, store, provisional=True)
     most = plan_at_most(sweep, store, provisional=True)
-    planned = stage.plan
-    least = plan_at_least(stage, provisional=True)
+    planned, least = stage.plan, plan_at_least(stage, provisional=True)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
     precision = expect_precision(stage, least, store)
-    unmatched = find_unmatched_trials(planned, store)
+    unmatched = matching.find_unmatched_trials(planned, store)
     why = None
     if options.why or (options.why is not None and not unmatched):
         why = _explain_missing(planned, store, options.why)
     retiming = _describe_retiming(planned, store)
     if options.json:
-        facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
+        facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
         if most is not None:
             at_most = {"trials": len(most.trials), "trainings": most.training_count}
             facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
             facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
             facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
-        facts["precision"] = None if precision is None else precision.to_json()
+        facts["precision"] = precision and precision.to_json()
         facts["retiming"] = retiming
         facts["unmatched"] = [asdict(group) for group in unmatched]
         if why is not None:
@@ -103,26 +88,30 @@ def run(options: argparse.Namespace) -> int:
         *(precision.describe() if precision else []),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
+        *(_format_stage(stage, least, most, most_costs) if most is not None else []),
+        *(_format_difference(*why) if why is not None else []),
     ]
-    if most is not None:
-        lines += _format_stage(stage, least, most, most_costs)
     print("\n".join(lines))
-    if why is not None:
-        print("\n".join(_format_difference(*why)))
     return 0
 
 
 def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) -> Budget | None:
     """Return the budget of what is missing, None if nothing is."""
+    memory = options.memory
+    if memory is None and not any(p.trial.experiment.resources.devices for p in planned.trials):
+        from kvlab.sweep.planning.memory_check import host_memory
+
+        memory = host_memory()  # GPUs may be elsewhere
+    text = "measuring how fast this machine trains, for the time; once, some seconds"
     return estimate_budget(
         planned,
         store,
         suggestions=count_remaining_suggestions(planned, store),
         rate=options.rate,
         price=options.price,
-        memory=options.memory or _measure_local_memory(planned),
+        memory=memory,
         at_once=_count_concurrent_trials(planned),
-        on_calibration=_announce_calibration,
+        on_calibration=lambda: print(text, file=sys.stderr, flush=True),
     )
 
 
@@ -135,20 +124,6 @@ def _describe_retiming(planned: Plan, store: Store) -> str:
     with contextlib.suppress(UsageError, StoreError):  # no description, or a damaged one
         return plan_retiming(planned, store).line
     return ""
-
-
-def _announce_calibration() -> None:
-    text = "measuring how fast this machine trains, for the time; once, some seconds"
-    print(text, file=sys.stderr, flush=True)
-
-
-def _measure_local_memory(planned: Plan) -> int | None:
-    """Return the memory of this machine, or None if trials need GPUs, which may be elsewhere."""
-    if any(one.trial.experiment.resources.devices for one in planned.trials):
-        return None
-    from kvlab.sweep.planning.memory_check import host_memory
-
-    return host_memory()
 
 
 def _count_concurrent_trials(planned: Plan) -> int:
@@ -164,7 +139,7 @@ def _count_concurrent_trials(planned: Plan) -> int:
 
 def _explain_missing(
     planned: Plan, store: Store, prefix: str
-) -> tuple[PlannedTrial, NearestTrial | None]:
+) -> tuple[PlannedTrial, matching.NearestTrial | None]:
     """Return the first missing trial whose id starts with ``prefix``, and its nearest trial."""
     matches = [
         one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended
@@ -172,88 +147,66 @@ def _explain_missing(
     if not matches:
         text = f"--why = {prefix}" if prefix else "--why"
         raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
-    return matches[0], find_nearest_trial(matches[0].trial, store)
+    return matches[0], matching.find_nearest_trial(matches[0].trial, store)
 
 
-def _format_plan(planned: Plan) -> list[str]:
-    factors = list(planned.trials[0].levels)  # with the tuned setting, while it is tuned
-    sizes = [] if planned.sweep.match == ("none",) else ["ffn_dim"]
-    columns = ["parameters", "KV/token", "KV/block", "FLOPs", "state"]
-    head = [*factors, "seed", "trial", *sizes, *columns]
-    off = {tuple(cell.levels.values()): cell.off for cell in planned.cells if cell.off}
-    rows = [
-        [
-            *_format_levels(one.levels, planned.sweep, off),
-            *_format_trial(one, with_width=bool(sizes)),
-        ]
-        for one in planned.trials
-    ]
-    right = "l" * len(factors) + "rl" + "r" * len(sizes) + "rrrrl"
-    lines = [format_table([head, *rows], right=right), ""]
-    lines += [
-        f"{_format_label(cell)} computes the same as {_format_label(first)} ({reason})."
-        for cell, first, reason in _find_equal_cells(planned)
-    ]
-    if planned.sweep.search is not None:
-        lines += format_search_space(planned.sweep)
-    lines += [f"Sizes: {line}." for line in describe_matching(planned.sweep)]
-    selection = planned.sweep.selection
-    lines += [f"{rule}." for rule in selection.rules]
-    lines += [f"Aliasing: {note}." for note in selection.notes]
-    counts = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
-    lines += [*_format_sizes(planned), *_format_split_phases(planned)]
-    resources = [one.trial.experiment.resources for one in planned.trials]
-    if any(one.shares_gpu or one.gpus == "auto" for one in resources):
-        lines.append(f"GPUs: {describe_sharing()}.")
-    lines.append(planned.format_totals() + ".")
-    lines.append(f"State: {counts}.")
-    if planned.sweep.scales:
-        others = " or ".join(f"--scale {name}" for name in planned.sweep.scales)
-        lines.append(f"Scale: the file's own; for another, {others}.")
-    lines += [f"Note: {note}." for note in planned.notes]
-    lines += [f"Not here yet, so the ids will change: {why}." for why in planned.absent]
-    return lines
-
-
-def _format_sizes(planned: Plan) -> Iterator[str]:
-    """Yield the sizes that effects are fitted against."""
-    size = planned.sweep.size
-    if size is not None:
-        counts = count_size_parameters(planned.sweep, planned.sweep.cells())
+def _format_plan(planned: Plan) -> Iterator[str]:
+    """Yield the trials as a table, then what there is to know of the design and its totals."""
+    sweep, trials = planned.sweep, planned.trials
+    yield _format_trials(planned)
+    yield ""
+    for cell, first, reason in _find_equal_cells(planned):
+        yield f"{_format_label(cell)} computes the same as {_format_label(first)} ({reason})."
+    if sweep.search is not None:
+        yield from format_search_space(sweep)
+    yield from (f"Sizes: {line}." for line in describe_matching(sweep))
+    yield from (f"{rule}." for rule in sweep.selection.rules)
+    yield from (f"Aliasing: {note}." for note in sweep.selection.notes)
+    if sweep.size is not None:
+        counts = count_size_parameters(sweep, sweep.cells())
         sizes = ", ".join(f"{level} {count:,}" for level, count in counts.items())
         limit = format_number(MAX_EXTRAPOLATION * max(counts.values()))
-        text = f"Sizes by {size.factor}: {sizes} parameters without embeddings, with the output"
-        yield f"{text} head; effects can be predicted up to {limit}."
-
-
-def _format_split_phases(planned: Plan) -> Iterator[str]:
-    """Yield what keeps token budgets from sharing their stable phase."""
-    count = count_split_by_warmup(one.trial for one in planned.trials)
-    if count:
-        text = f"{count:,} trainings under wsd differ in their token budget and in the warm-up"
+        text = f"Sizes by {sweep.size.factor}: {sizes} parameters without embeddings, with the"
+        yield f"{text} output head; effects can be predicted up to {limit}."
+    split = count_split_by_warmup(one.trial for one in trials)
+    if split:
+        text = f"{split:,} trainings under wsd differ in their token budget and in the warm-up"
         hint = "write one training.warmup_tokens (its default is 4% of tokens)"
         yield f"{text} alone; to share their stable phase, {hint}."
+    resources = [one.trial.experiment.resources for one in trials]
+    if any(one.shares_gpu or one.gpus == "auto" for one in resources):
+        yield f"GPUs: {describe_sharing()}."
+    yield planned.format_totals() + "."
+    states = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
+    yield f"State: {states}."
+    if sweep.scales:
+        others = " or ".join(f"--scale {name}" for name in sweep.scales)
+        yield f"Scale: the file's own; for another, {others}."
+    yield from (f"Note: {note}." for note in planned.notes)
+    yield from (f"Not here yet, so the ids will change: {why}." for why in planned.absent)
 
 
-def _format_levels(
-    levels: Levels, sweep: Sweep, off: Mapping[tuple[str, ...], frozenset[str]]
-) -> list[str]:
-    """Return the levels of a cell, with ``-`` for a factor that does not apply."""
-    inapplicable = off.get(tuple(levels[factor] for factor in sweep.factors), frozenset())
-    return ["-" if factor in inapplicable else level for factor, level in levels.items()]
-
-
-def _format_trial(one: PlannedTrial, with_width: bool) -> list[str]:
-    return [
-        str(one.trial.seed),
-        one.trial.id[:8],
-        *([f"{one.trial.experiment.model.ffn_dim:,}"] if with_width else []),
-        f"{one.parameters:,}",
-        f"{one.kv_bytes_per_token:,} B",
-        f"{one.kv_bytes:,} B",
-        format_number(one.flops),
-        _describe_state(one),
-    ]
+def _format_trials(planned: Plan) -> str:
+    sweep, trials = planned.sweep, planned.trials
+    factors = list(trials[0].levels)  # with the tuned setting, while it is tuned
+    has_width = sweep.match != ("none",)
+    head = [*factors, "seed", "trial", *(["ffn_dim"] if has_width else [])]
+    rows = [[*head, "parameters", "KV/token", "KV/block", "FLOPs", "state"]]
+    off = {tuple(cell.levels.values()): cell.off for cell in planned.cells}
+    for one in trials:
+        inapplicable = off.get(tuple(one.levels[factor] for factor in sweep.factors)) or ()
+        rows.append([
+            *("-" if factor in inapplicable else level for factor, level in one.levels.items()),
+            str(one.trial.seed),
+            one.trial.id[:8],
+            *([f"{one.trial.experiment.model.ffn_dim:,}"] if has_width else []),
+            f"{one.parameters:,}",
+            f"{one.kv_bytes_per_token:,} B",
+            f"{one.kv_bytes:,} B",
+            format_number(one.flops),
+            _describe_state(one),
+        ])  # fmt: skip
+    return format_table(rows, "l" * len(factors) + "rl" + "r" * has_width + "rrrrl")
 
 
 def _describe_state(one: PlannedTrial) -> str:
@@ -281,7 +234,9 @@ def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
             key = tuple(cell.values())
             if key not in seen:  # every seed repeats it
                 seen.add(key)
-                reason = explain_equality(experiments[tuple(first.values())], experiments[key])
+                reason = matching.explain_equality(
+                    experiments[tuple(first.values())], experiments[key]
+                )
                 yield cell, first, reason
 
 
@@ -341,10 +296,10 @@ def _format_budget(costs: Budget) -> Iterator[str]:
     """Yield the totals of what is still to run."""
     low, high = costs.parameters
     sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
     counts = f"{format_count(costs.trials, 'trial')}, {format_count(costs.trainings, 'training')}"
     at_most = "at most " if costs.suggestions else ""
-    yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
+    text = f"Still to run: {at_most}{counts} of {sizes} parameters"
+    yield f"{text}; training takes {_format_work(costs)}."
     if costs.suggestions:
         verb = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
         text = f"{costs.suggestions:,} of them {verb} to come"
@@ -355,7 +310,13 @@ def _format_budget(costs: Budget) -> Iterator[str]:
         yield f"Money: {costs.money:,.2f}."
 
 
-def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
+def _format_work(costs: Budget) -> str:
+    return f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
+
+
+def _format_difference(
+    planned: PlannedTrial, nearest: matching.NearestTrial | None
+) -> Iterator[str]:
     """Yield the fields in which a trial differs from the nearest finished one."""
     name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
     if nearest is None:
@@ -369,7 +330,7 @@ def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> I
     yield from _format_fields(nearest.differences, "there")
 
 
-def _format_unmatched(groups: list[UnmatchedTrials], with_fields: bool) -> Iterator[str]:
+def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool) -> Iterator[str]:
     """Yield how many finished trials the sweep no longer asks for, and why.
 
     Args:
@@ -393,10 +354,10 @@ def _format_unmatched(groups: list[UnmatchedTrials], with_fields: bool) -> Itera
             yield f"{text}, as {', '.join(names)} changed; --why shows the values."
 
 
-def _format_fields(differences: Iterable[Difference], other: str) -> Iterator[str]:
+def _format_fields(differences: Iterable[matching.Difference], other: str) -> Iterator[str]:
     """Yield a line for each field: its value now, and that of a finished trial."""
     for key, *values in differences:
-        if key == DIGEST:  # of the tokens of the text
+        if key == matching.DIGEST:  # of the tokens of the text
             values = [value and str(value)[:12] for value in values]
         here, there = (
             format_value(list(value) if isinstance(value, tuple) else value) for value in values
@@ -426,12 +387,9 @@ def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -
         yield f"This is {stage.name}, the least that the sweep takes: {counts}."
         yield f"The most, if nothing is decided before the last: {most.format_totals()}."
     if costs is not None:
-        work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
-        counts = format_count(costs.trials, "trial")
-        hours = (
-            "" if costs.hours is None else f", {format_number(costs.hours)} {costs.device} hours"
-        )
-        yield f"Then still to run: {counts}; training takes {work}{hours}."
+        hours = costs.hours and f", {format_number(costs.hours)} {costs.device} hours"
+        text = f"Then still to run: {format_count(costs.trials, 'trial')}; training takes"
+        yield f"{text} {_format_work(costs)}{hours or ''}."
 
 
 def _format_memory(costs: Budget) -> str:
@@ -465,7 +423,11 @@ def _format_time(costs: Budget) -> str:
     scope = "training alone"
     if rate.measure_seconds is not None:
         scope = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
-    duration = _format_wall_time(costs.wall_seconds, rate.uncertainty)
+    duration = f"about {format_duration(costs.wall_seconds)}"
+    if rate.uncertainty is not None:
+        low = format_duration(costs.wall_seconds / rate.uncertainty)
+        high = format_duration(costs.wall_seconds * rate.uncertainty)
+        duration += f" ({low} to {high})"
     return f"Time: {duration}{at_once}; {hours}, {scope}; {speed}."
 
 
@@ -475,10 +437,3 @@ _SOURCES = {
     "machine": "by a short training on this machine",
     "one core": "by a short training on one core, as others use this machine",
 }
-
-
-def _format_wall_time(seconds: float, uncertainty: float | None) -> str:
-    if uncertainty is None:
-        return f"about {format_duration(seconds)}"
-    low, high = format_duration(seconds / uncertainty), format_duration(seconds * uncertainty)
-    return f"about {format_duration(seconds)} ({low} to {high})"

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from kvlab.cli.shared_arguments import add_flag
 from kvlab.errors import UsageError
 from kvlab.spec.key_reference import JSON_SCHEMA_DRAFT, format_key_reference, json_schema
 
@@ -15,11 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of an experiment or sweep file, or of a line of `kvlab bench --json`;"
         " --doc alone describes both files",
     )
-    parser.add_argument(
-        "--doc",
-        action="store_true",
-        help="describe every key in Markdown: type, unit, default, an example",
-    )
+    add_flag(parser, "--doc", "describe every key in Markdown: type, unit, default, an example")
 
 
 def run(options: argparse.Namespace) -> int:

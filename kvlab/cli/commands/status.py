@@ -1,9 +1,7 @@
 """`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
-import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +9,7 @@ from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
-from kvlab.cli.terminal import format_table
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
@@ -32,11 +30,10 @@ def run(options: argparse.Namespace) -> int:
     store = open_store(options.store)
     if options.sweep is None:
         sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
-        overview = _format_overview(sweeps, options.store)
-        print(json.dumps(sweeps, indent=1) if options.json else overview)
-        return 0
-    facts = collect_sweep_facts(store, sweep_name(options.sweep))
-    print(json.dumps(facts, indent=1) if options.json else _format_sweep(facts))
+        print_result(options, sweeps, _format_overview(sweeps, options.store))
+    else:
+        facts = collect_sweep_facts(store, sweep_name(options.sweep))
+        print_result(options, facts, _format_sweep(facts))
     return 0
 
 
@@ -101,7 +98,14 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     driven = f"driven by {' and by '.join(drivers)}" if drivers else "no driver is running"
     total = len(facts["trials"])
     lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driven}"]
-    lines += _format_pace(facts["pace"])
+    pace, parts = facts["pace"], []
+    if pace["trials_per_hour"]:
+        parts.append(f"{pace['trials_per_hour']:,.3g} trials an hour")
+    if pace["tokens_per_second"]:
+        parts.append(f"{pace['tokens_per_second']:,.0f} tokens/s in training")
+    if pace["seconds_left"] is not None:
+        parts.append(f"about {format_duration(pace['seconds_left'])} left")
+    lines += [f"rate: {', '.join(parts)}"] if parts else []
     lines += [f"stage: {facts['stage']}"] if facts.get("stage") else []
     lines += facts.get("search", [])
     for trial in facts["trials"]:
@@ -109,15 +113,3 @@ def _format_sweep(facts: dict[str, Any]) -> str:
             label = f"{trial['trial'][:ID_DIGITS]} {trial['settings']} seed={trial['seed']}"
             lines.append(f"{trial['state']:<8} {label}  {trial['detail']}")
     return "\n".join(lines)
-
-
-def _format_pace(pace: dict[str, float | None]) -> Iterator[str]:
-    parts = []
-    if pace["trials_per_hour"]:
-        parts.append(f"{pace['trials_per_hour']:,.3g} trials an hour")
-    if pace["tokens_per_second"]:
-        parts.append(f"{pace['tokens_per_second']:,.0f} tokens/s in training")
-    if pace["seconds_left"] is not None:
-        parts.append(f"about {format_duration(pace['seconds_left'])} left")
-    if parts:
-        yield f"rate: {', '.join(parts)}"

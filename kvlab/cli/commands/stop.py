@@ -1,9 +1,9 @@
 """`kvlab stop`: ask a running sweep to stop at its next checkpoints."""
 
 import argparse
-import json
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.store import Store
@@ -21,8 +21,6 @@ def run(options: argparse.Namespace) -> int:
         store.sweep(name)
         raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
     write_atomic(store.stop_flag(name), "")
-    if options.json:
-        print(json.dumps({"sweep": name, "asked_to_stop": True}))
-    else:
-        print(f"{name} stops at its next checkpoints; submit it again to go on")
+    text = f"{name} stops at its next checkpoints; submit it again to go on"
+    print_result(options, {"sweep": name, "asked_to_stop": True}, text)
     return 0

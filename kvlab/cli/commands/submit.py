@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
+from kvlab.cli import shared_arguments as shared
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
-from kvlab.cli.shared_arguments import (
-    add_json,
-    add_reports,
-    add_scale,
-    add_store,
-    find_project_root,
-    find_sweep_file,
-    read_sweep,
-)
 from kvlab.cli.sweep_callbacks import (
     COPY_TO_VARIABLE,
     NOTIFY_VARIABLE,
@@ -37,9 +29,9 @@ from kvlab.cli.sweep_callbacks import (
 from kvlab.cli.terminal import print_answer, tolerate_broken_output
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.humanize import format_duration
-from kvlab.spec import DataConfig, Sweep
+from kvlab.spec import DataConfig
 from kvlab.store import Store
-from kvlab.store.provenance import Origin, capture_origin, redact_command
+from kvlab.store.provenance import capture_origin, redact_command
 from kvlab.store.verification import heal_description
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
@@ -69,60 +61,36 @@ PREPARATION_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
-    add_scale(parser)
-    add_store(parser)
+    shared.add_scale(parser)
+    shared.add_store(parser)
     parser.add_argument(
-        "--executor",
-        choices=list(EXECUTORS),
-        default=DEFAULT_EXECUTOR,
+        "--executor", choices=list(EXECUTORS), default=DEFAULT_EXECUTOR,
         help="; ".join(f"{name}: {entry.summary}" for name, entry in EXECUTORS.items())
         + f" (default: {DEFAULT_EXECUTOR})",
-    )
-    parser.add_argument("--address", help="of a running Ray cluster (default: start a local one)")
+    )  # fmt: skip
+    parser.add_argument("--address", help="a running Ray cluster (default: start a local one)")
     parser.add_argument(
-        "--smoke",
-        action=argparse.BooleanOptionalAction,
+        "--smoke", action=argparse.BooleanOptionalAction,
         help="run one step of every architecture before the first training (default: if a"
         " training takes more than five minutes)",
-    )
+    )  # fmt: skip
+    shared.add_flag(parser, "--retry-failed", "also run trials that failed before")
+    shared.add_flag(parser, "--retime", "time trials again whose timings were disturbed")
+    shared.add_list(parser, "--promote", "TRIAL", "train a pruned trial of the search to its end")
+    shared.add_flag(parser, "--no-report", "write no report at the end")
+    shared.add_reports(parser)
+    parser.add_argument("--tracking-uri", metavar="URI", help="MLflow server or database")
     parser.add_argument(
-        "--retry-failed", action="store_true", help="also run trials that failed before"
-    )
-    parser.add_argument(
-        "--retime",
-        action="store_true",
-        help="time trials again at the end that were disturbed when an earlier submit did so",
-    )
-    parser.add_argument(
-        "--promote",
-        action="append",
-        default=[],
-        metavar="TRIAL",
-        help="train a trial to its end that the search has pruned; may be repeated",
-    )
-    _add_publishing(parser)
-    add_json(parser)
-
-
-def _add_publishing(parser: argparse.ArgumentParser) -> None:
-    """Add the options about what happens with the results: report, MLflow, copies, notification."""
-    parser.add_argument("--no-report", action="store_true", help="write no report at the end")
-    add_reports(parser)
-    parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
-    parser.add_argument(
-        "--copy-to",
-        default=os.environ.get(COPY_TO_VARIABLE),
-        metavar="PLACE",
+        "--copy-to", default=os.environ.get(COPY_TO_VARIABLE), metavar="PLACE",
         help="copy the record, as `kvlab copy` does, every ten minutes to this URL or folder"
         f" (default: {COPY_TO_VARIABLE}, else nowhere)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--notify",
-        default=os.environ.get(NOTIFY_VARIABLE),
-        metavar="COMMAND",
+        "--notify", default=os.environ.get(NOTIFY_VARIABLE), metavar="COMMAND",
         help="shell command to run at the end, with the summary as JSON on its standard input"
         f" (default: {NOTIFY_VARIABLE}, else none)",
-    )
+    )  # fmt: skip
+    shared.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    sweep = read_sweep(options.sweep, options.scale)
+    sweep = shared.read_sweep(options.sweep, options.scale)
     if options.promote and not uses_pruning(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
@@ -144,8 +112,25 @@ def _submit(options: argparse.Namespace) -> int:
         print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:
         reopen_tuning(store, sweep.name)
+    next_line = 0.0
+
+    def print_slowly(line: str) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            print(f"preparing data: {line}", file=stream, flush=True)
+            next_line = time.monotonic() + PREPARATION_SECONDS
+
+    def prepare(data: DataConfig) -> "DatasetFacts":
+        if find_text(data) is not None:
+            return prepare_text(data, print_slowly)
+        with (  # as a driver, so that `kvlab stop` can stop it; what is tokenized stays
+            join_sweep(store, sweep.name, None, exclusive=False),
+            interrupt_on_stop(store.stop_flag(sweep.name)),
+        ):
+            return prepare_text(data, print_slowly)
+
     try:
-        stage = plan_stage(sweep, store, identify=_PrepareText(store, sweep.name, stream))
+        stage = plan_stage(sweep, store, identify=prepare)
     except Stopped:
         print("stopped while the text is prepared; submit again to go on from there", file=stream)
         if options.json:
@@ -163,12 +148,12 @@ def _submit(options: argparse.Namespace) -> int:
         backup.on_result(trial_id)
 
     with notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
-        summary = _run_sweep(options, stage, store, display, on_result)
+        summary = _SweepRun(options, stage, store, display, on_result).run()
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
         _print_summary(sweep.name, store, summary, stream)
         report = answer = None
         if summary.exit_code != 130 and not options.no_report:
-            report, answer = _write_report_if_possible(options, sweep.name, store, warn)
+            report, answer = _write_report(options, sweep.name, store, warn)
             facts["report"] = None if report is None else str(report)
             facts["answer"] = answer
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
@@ -180,161 +165,187 @@ def _submit(options: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-class _PrepareText:
-    """Prepare the texts of a sweep, as a driver of it that `kvlab stop` can stop meanwhile."""
+class _SweepRun:
+    """Run a stage of a sweep and those that follow it, with one executor.
 
-    def __init__(self, store: Store, sweep: str, stream: TextIO):
-        self._store, self._sweep, self._print = store, sweep, _PrintSlowly(stream)
+    Args:
+        options: Of the command.
+        stage: The first stage.
+        store: Where the trials are recorded.
+        display: Shows the progress.
+        on_result: Called with the id of every trial that has ended.
+    """
 
-    def __call__(self, data: DataConfig) -> "DatasetFacts":
-        """Return the facts of a text.
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        stage: Stage,
+        store: Store,
+        display: ProgressDisplay,
+        on_result: Callable[[str], None],
+    ):
+        self._options, self._store, self._display = options, store, display
+        self._stage, self._on_result = stage, on_result
+        self._sweep = stage.plan.sweep
+        self._command = _redact_command(options)
+        self._origin = capture_origin(self._command)
+        self._stop_flag = store.new_driver_stop_flag(self._sweep.name)
+        self._last_plan = stage.plan
+        self._begun: set[bool] = set()  # tuning or not: kinds of stages that were run
+        missing = trials_to_run(stage.plan, options.retry_failed)
+        self._missing = len(missing)
+        may_run = bool(missing) or self._sweep.search is not None or not stage.is_last
+        with contextlib.suppress(UsageError, StoreError):  # no description, or one to write anew
+            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime).sessions)
+        self._may_run = may_run
+        self._executor: Executor
+
+    def run(self) -> Summary:
+        """Run the stages, then time again what has to be."""
+        options, store, stage, say = self._options, self._store, self._stage, self._say
+        say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
+        name = options.executor if self._may_run else IDLE_EXECUTOR
+        run_one: RunTask = partial(
+            run_task,
+            store=store.path,
+            origin=self._origin,
+            stop_flags=(store.stop_flag(self._sweep.name), self._stop_flag),
+            capture_output=not EXECUTORS[name].runs_in_process,
+            wait=False,
+        )
+        address = options.address if self._may_run else None
+        self._executor = executor = make_executor(name, run_one, address)
+        is_forced = True
+        try:
+            if address:
+                folder = store.sweep_directory(self._sweep.name)
+                check_store_is_shared(store.path, folder, executor.run_on_all_machines)
+            location = f" on {executor.describe()}" if self._may_run else ""
+            to_run = "nothing is missing"
+            if self._missing or self._sweep.search is not None:
+                ended = len(stage.plan.trials) - self._missing
+                to_run = f"{ended} ended before, {self._missing} to run"
+            if self._sweep.search is not None:
+                to_run += " and what the search suggests"
+            say(f"{to_run}{location}; record in {options.store}")
+            summary = run_stages(stage, self._run_stage, self._plan_next_stage)
+            if not (summary.stopped or summary.states["missing"] or summary.has_more):
+                summary = self._time_again(summary)
+            is_forced = False
+        finally:
+            executor.close(force=is_forced)
+        # count the trials that found the rates of a design, too, as `kvlab status` does
+        tuning = store.sweep(self._sweep.name).get("tuning")
+        if not tuning or not tuning["is_over"]:
+            return summary
+        trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
+        tuned = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
+        return replace(summary, states=summary.states + tuned)
+
+    def _say(self, line: str) -> None:
+        self._display.print_line(line)
+
+    def _time_again(self, summary: Summary) -> Summary:
+        started = time.monotonic()
+        is_over = time_again(
+            self._last_plan, self._store, self._executor, self._origin, self._stop_flag, self._say,
+            repeat=self._options.retime,
+        )  # fmt: skip
+        seconds = summary.seconds + time.monotonic() - started
+        return replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
+
+    def _run_stage(self, stage: Stage) -> Summary:
+        """Run one stage with a driver of its own."""
+        sweep, store, display, planned = self._sweep, self._store, self._display, stage.plan
+        is_first = stage.is_tuning not in self._begun  # in later stages it failed just now
+        retry_failed = self._options.retry_failed and is_first
+        self._begun.add(stage.is_tuning)
+        self._last_plan = planned
+        if stage is not self._stage:
+            display.begin_stage(planned, retry_failed=retry_failed)
+
+        def describe(planned: Plan) -> dict[str, Any]:
+            document, base = sweep.source.document, sweep.source.base_document
+            return describe_stage(
+                replace(stage, plan=planned),
+                yaml=document.text,
+                experiment_yaml=base.text,
+                command=self._command,
+            )
+
+        search = None if sweep.search is None else Searcher(planned, store, describe)
+        if search is not None:
+            promote_trials(search, store, self._options.promote)
+            planned = search.plan
+        driver = Driver(
+            planned,
+            store,
+            self._executor,
+            description=describe(planned) if search is None else search.describe(),
+            prepare=self._make_preflight(planned),
+            on_event=display.handle_event,
+            source=search,
+            origin=self._origin,
+            stop_flag=self._stop_flag,
+            on_result=self._on_result,
+            retry_failed=retry_failed,
+        )
+        with stop_on_signal(driver.stop), display.watch(driver):
+            summary = driver.run()
+        if search is not None:
+            search.finish()
+            results = SearchResults(store.sweep(sweep.name)["search"])
+            self._say("\n".join(format_search(results)))
+            if results.stop_reason and results.eligible:
+                self._say(suggest_confirmation(sweep))
+        return summary
+
+    def _plan_next_stage(self) -> Stage:
+        """Plan the next stage from the record, and print what was decided."""
+        stage = plan_stage(self._sweep, self._store)
+        for line in stage.lines:
+            self._say(line)
+        if trials_to_run(stage.plan):
+            self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
+        return stage
+
+    def _make_preflight(self, planned: Plan) -> PrepareTrials:
+        """Return what the driver calls before the first trial: memory check, data, smoke tests.
 
         Raises:
-            Stopped: The sweep was asked to stop. What is tokenized stays.
-            DataError: The text is unavailable.
+            UsageError: If a search shares GPUs by memory; its trials are not known in advance.
         """
-        if find_text(data) is not None:
-            return prepare_text(data, self._print)
-        with (
-            join_sweep(self._store, self._sweep, None, exclusive=False),
-            interrupt_on_stop(self._store.stop_flag(self._sweep)),
+        options, search = self._options, planned.sweep.search
+        if search is not None and any(
+            one.trial.experiment.resources.gpus == "auto" for one in planned.trials
         ):
-            return prepare_text(data, self._print)
+            text = "resources.gpus = auto is measured before trials start, and a search finds its"
+            raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
+        smoke_tests = SmokeTests(
+            self._store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke
+        )
+        one_at_a_time = EXECUTORS[options.executor].runs_in_process or search is not None
 
+        def prepare(
+            missing: list[PlannedTrial], check_stop: Callable[[], None]
+        ) -> list[PlannedTrial]:
+            answers: list[Any] = [measure_machine_memory()]
+            if options.address:
+                answers = [*self._executor.run_on_all_machines(measure_machine_memory, "").values()]
+            machines = [MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)]
+            for line in check_memory(missing, machines, one_at_a_time):
+                self._say(line)
+            if not options.address:  # the machines of a cluster have data folders of their own
+                prefetch_evaluation_sets(missing, self._display.report_preparation)
+                check_stop()
+            self._display.end_preparation()
+            suggestions = count_remaining_suggestions(planned, self._store)
+            budget = estimate_budget(planned, self._store, suggestions=suggestions)
+            rate = budget.rate if budget else None
+            smoke_tests.flops_per_second = rate.flops_per_second if rate else None
+            return smoke_tests(missing, check_stop)
 
-class _PrintSlowly:
-    """Print the lines of a preparation: the first, and then one every ten seconds."""
-
-    def __init__(self, stream: TextIO):
-        self._stream, self._next = stream, 0.0
-
-    def __call__(self, line: str) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            print(f"preparing data: {line}", file=self._stream, flush=True)
-            self._next = now + PREPARATION_SECONDS
-
-
-def _run_sweep(
-    options: argparse.Namespace,
-    stage: Stage,
-    store: Store,
-    display: ProgressDisplay,
-    on_result: Callable[[str], None],
-) -> Summary:
-    """Run a stage of a sweep and those that follow it, with one executor."""
-    sweep, missing = stage.plan.sweep, trials_to_run(stage.plan, options.retry_failed)
-    command = _redact_command(options)
-    may_run = bool(missing) or sweep.search is not None or not stage.is_last
-    with contextlib.suppress(UsageError, StoreError):  # no description, or one to be written anew
-        may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime).sessions)
-    origin, stop_flag = capture_origin(command), store.new_driver_stop_flag(sweep.name)
-    stop_flags = store.stop_flag(sweep.name), stop_flag
-    display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
-    executor = _make_executor(options, store, origin, stop_flags, may_run)
-    seen_kinds: set[bool] = set()
-    plans = [stage.plan]
-
-    def run_stage(one: Stage) -> Summary:
-        plans.append(one.plan)
-        is_first = one.is_tuning not in seen_kinds  # in later stages it failed just now
-        seen_kinds.add(one.is_tuning)
-        if one is not stage:
-            display.begin_stage(one.plan, retry_failed=options.retry_failed and is_first)
-        driver_options = {
-            "origin": origin,
-            "stop_flag": stop_flag,
-            "on_result": on_result,
-            "retry_failed": options.retry_failed and is_first,
-        }
-        return _run_stage(options, one, store, executor, display, command, driver_options)
-
-    is_forced = True
-    try:
-        if options.address and may_run:
-            folder = store.sweep_directory(sweep.name)
-            check_store_is_shared(store.path, folder, executor.run_on_all_machines)
-        location = f" on {executor.describe()}" if may_run else ""
-        trials = _describe_missing(stage.plan, len(missing))
-        display.print_line(f"{trials}{location}; record in {options.store}")
-        summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
-        if not (summary.stopped or summary.states["missing"] or summary.has_more):
-            started = time.monotonic()
-            is_over = time_again(
-                plans[-1], store, executor, origin, stop_flag, display.print_line,
-                repeat=options.retime,
-            )  # fmt: skip
-            seconds = summary.seconds + time.monotonic() - started
-            summary = replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
-        is_forced = False
-        return _add_tuning_trials(summary, store, sweep.name)
-    finally:
-        executor.close(force=is_forced)
-
-
-def _add_tuning_trials(summary: Summary, store: Store, sweep: str) -> Summary:
-    """Count the trials that found the rates of a design beside its own, as `kvlab status` does."""
-    tuning = store.sweep(sweep).get("tuning")
-    if not tuning or not tuning["is_over"]:
-        return summary
-    trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
-    ended = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
-    return replace(summary, states=summary.states + Counter[str](ended))
-
-
-def _run_stage(
-    options: argparse.Namespace,
-    stage: Stage,
-    store: Store,
-    executor: Executor,
-    display: ProgressDisplay,
-    command: str,
-    driver_options: dict[str, Any],
-) -> Summary:
-    """Run one stage with a driver of its own."""
-    sweep = stage.plan.sweep
-    yaml, experiment_yaml = sweep.source.document.text, sweep.source.base_document.text
-
-    def describe(planned: Plan) -> dict[str, Any]:
-        own = replace(stage, plan=planned)
-        return describe_stage(own, yaml=yaml, experiment_yaml=experiment_yaml, command=command)
-
-    planned = stage.plan
-    search = None if sweep.search is None else Searcher(planned, store, describe)
-    if search is not None:
-        promote_trials(search, store, options.promote)
-        planned = search.plan
-    driver = Driver(
-        planned,
-        store,
-        executor,
-        description=describe(planned) if search is None else search.describe(),
-        prepare=_make_preflight(
-            options, planned, store, executor, driver_options["origin"], display
-        ),
-        on_event=display.handle_event,
-        source=search,
-        **driver_options,
-    )
-    with stop_on_signal(driver.stop), display.watch(driver):
-        summary = driver.run()
-    if search is not None:
-        search.finish()
-        results = SearchResults(store.sweep(sweep.name)["search"])
-        display.print_line("\n".join(format_search(results)))
-        if results.stop_reason and results.eligible:
-            display.print_line(suggest_confirmation(sweep))
-    return summary
-
-
-def _plan_next_stage(sweep: Sweep, store: Store, display: ProgressDisplay) -> Stage:
-    """Plan the next stage from the record, and print what was decided."""
-    stage = plan_stage(sweep, store)
-    for line in stage.lines:
-        display.print_line(line)
-    if trials_to_run(stage.plan):
-        display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
-    return stage
+        return prepare
 
 
 def _name_stage(stage: Stage) -> str:
@@ -342,89 +353,15 @@ def _name_stage(stage: Stage) -> str:
     return f"{name}, {stage.name}" if stage.name else name
 
 
-def _make_preflight(
-    options: argparse.Namespace,
-    planned: Plan,
-    store: Store,
-    executor: Executor,
-    origin: Origin,
-    display: ProgressDisplay,
-) -> PrepareTrials:
-    """Return what the driver calls before the first trial: memory check, data, smoke tests.
-
-    Raises:
-        UsageError: If a search shares GPUs by memory; its trials are not known in advance.
-    """
-    shares_gpus = any(one.trial.experiment.resources.gpus == "auto" for one in planned.trials)
-    if shares_gpus and planned.sweep.search is not None:
-        text = "resources.gpus = auto is measured before trials start, and a search finds its"
-        raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-    warn = display.print_line
-    smoke_tests = SmokeTests(store, planned.sweep.name, executor, origin, warn, options.smoke)
-    one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search is not None
-
-    def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
-        for line in check_memory(missing, _measure_memories(options, executor), one_at_a_time):
-            warn(line)
-        if not options.address:  # the machines of a cluster have data folders of their own
-            prefetch_evaluation_sets(missing, display.report_preparation)
-            check_stop()
-        display.end_preparation()
-        suggestions = count_remaining_suggestions(planned, store)
-        budget = estimate_budget(planned, store, suggestions=suggestions)
-        smoke_tests.flops_per_second = (
-            budget.rate.flops_per_second if budget and budget.rate else None
-        )
-        return smoke_tests(missing, check_stop)
-
-    return prepare
-
-
-def _measure_memories(options: argparse.Namespace, executor: Executor) -> list[MachineMemory]:
-    """Return the memory of the machines that trials may run on, if they answer."""
-    answers = [measure_machine_memory()]
-    if options.address:
-        replies = executor.run_on_all_machines(measure_machine_memory, "").values()
-        answers = [reply for reply in replies if isinstance(reply, str)]
-    return [MachineMemory(**json.loads(answer)) for answer in answers]
-
-
 def _redact_command(options: argparse.Namespace) -> str:
     """Return the command that computes the same again, without paths of this machine."""
     is_default = options.executor == DEFAULT_EXECUTOR
     executor = [] if is_default else ["--executor", options.executor]
-    file = os.path.abspath(find_sweep_file(options.sweep))
-    in_project = os.path.relpath(file, find_project_root())
+    file = os.path.abspath(shared.find_sweep_file(options.sweep))
+    in_project = os.path.relpath(file, shared.find_project_root())
     file = file if in_project.startswith(os.pardir) else in_project
     scale = ["--scale", options.scale] if options.scale else []
     return redact_command(["submit", file, *scale, *executor])
-
-
-def _make_executor(
-    options: argparse.Namespace,
-    store: Store,
-    origin: Origin,
-    stop_flags: Sequence[Path],
-    may_run: bool,
-) -> Executor:
-    name = options.executor if may_run else IDLE_EXECUTOR
-    capture_output = not EXECUTORS[name].runs_in_process
-    run_one: RunTask = partial(
-        run_task,
-        store=store.path,
-        origin=origin,
-        stop_flags=stop_flags,
-        capture_output=capture_output,
-        wait=False,
-    )
-    return make_executor(name, run_one, options.address if may_run else None)
-
-
-def _describe_missing(planned: Plan, missing: int) -> str:
-    ended = len(planned.trials) - missing
-    if planned.sweep.search is not None:
-        return f"{ended} ended before, {missing} to run and what the search suggests"
-    return f"{ended} ended before, {missing} to run" if missing else "nothing is missing"
 
 
 def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -> None:
@@ -443,7 +380,7 @@ def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -
         print("stopped; submit again to go on from the last checkpoints", file=stream)
 
 
-def _write_report_if_possible(
+def _write_report(
     options: argparse.Namespace, sweep: str, store: Store, warn: Callable[[str], None]
 ) -> tuple[Path, str] | tuple[None, None]:
     """Write the report, unless this machine lacks what draws it; the record is there anyway.
@@ -451,17 +388,6 @@ def _write_report_if_possible(
     Returns:
         The report's folder and its answer, see `kvlab.report.answer_text`.
     """
-    try:
-        return _write_report(options, sweep, store)
-    except ModuleNotFoundError as error:
-        text = f"no report: {error.name} is not installed here; the record is complete"
-        warn(f"{text}, and `kvlab report {sweep}` writes the report where it is")
-        return None, None
-
-
-def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> tuple[Path, str]:
-    from kvlab.report import answer_text, write_study_report
-
     lock, said = store.report_lock(sweep), set[str]()
 
     def say_waiting() -> None:
@@ -470,6 +396,13 @@ def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> tupl
             print(line, file=sys.stderr, flush=True)
             said.add(line)
 
-    with lock.hold(on_wait=say_waiting):  # several drivers may end at once
-        study = Study.load(store, sweep)
-        return write_study_report(store, study, Path(options.reports)), answer_text(study)
+    try:
+        from kvlab.report import answer_text, write_study_report
+
+        with lock.hold(on_wait=say_waiting):  # several drivers may end at once
+            study = Study.load(store, sweep)
+            return write_study_report(store, study, Path(options.reports)), answer_text(study)
+    except ModuleNotFoundError as error:
+        text = f"no report: {error.name} is not installed here; the record is complete"
+        warn(f"{text}, and `kvlab report {sweep}` writes the report where it is")
+        return None, None

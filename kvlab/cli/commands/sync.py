@@ -1,12 +1,12 @@
 """`kvlab sync`: bring MLflow up to date with the record. Idempotent."""
 
 import argparse
-import json
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_flag, add_json, add_store, sweep_name
+from kvlab.cli.terminal import print_result
 from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.track import MirrorSummary
@@ -20,12 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URI",
         help="of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)",
     )
-    parser.add_argument("--no-report", action="store_true", help="do not upload the report")
-    parser.add_argument(
-        "--models",
-        action="store_true",
-        help="also log the weights (safetensors) of finished trainings as MLflow's logged models",
-    )
+    add_flag(parser, "--no-report", "do not upload the report")
+    add_flag(parser, "--models", "also log the weights of trainings as models")
     add_json(parser)
 
 
@@ -35,18 +31,17 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         store.sweep(name)  # refuse an unknown sweep before anything is written
     if not names:
-        print("[]" if options.json else f"{options.store} holds no sweep yet; nothing to do")
+        print_result(options, [], f"{options.store} holds no sweep yet; nothing to do")
         return 0
     mirrored = sync_sweeps(
         store, names, options.tracking_uri, report=not options.no_report, models=options.models
     )
-    if options.json:
-        print(json.dumps([asdict(one) for one in mirrored], indent=1))
-    else:
-        for one in mirrored:
-            counts = f"{one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
-            models = f", {format_count(one.models, 'model')} logged" if options.models else ""
-            print(f"{one.sweep}: {counts}{models}")
+    lines = [
+        f"{one.sweep}: {one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
+        + (f", {format_count(one.models, 'model')} logged" if options.models else "")
+        for one in mirrored
+    ]
+    print_result(options, [asdict(one) for one in mirrored], "\n".join(lines))
     return 0
 
 

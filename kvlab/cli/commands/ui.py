@@ -5,7 +5,7 @@ import sys
 from functools import partial
 
 from kvlab.cli.commands.sync import sync_sweeps
-from kvlab.cli.shared_arguments import add_store
+from kvlab.cli.shared_arguments import add_flag, add_store
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from kvlab.track import is_server, serve_ui, tracking_uri, view_address
@@ -15,13 +15,13 @@ MLFLOW_PORT, LIVE_PORT = 5000, 5001
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
-    parser.add_argument("--port", type=int, help="of the page (default: 5000, with --live 5001)")
-    parser.add_argument("--tracking-uri", metavar="URI", help="a database other than the store's")
     parser.add_argument(
-        "--live",
-        action="store_true",
-        help="follow sweeps while they run: trials, curves, time left, the report so far",
+        "--port", type=int, help="port of the page (default: 5000, with --live 5001)"
     )
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow database other than the store's"
+    )
+    add_flag(parser, "--live", "follow sweeps while they run: trials, curves, time left")
     parser.add_argument(
         "--host",
         metavar="ADDRESS",
@@ -38,10 +38,8 @@ def run(options: argparse.Namespace) -> int:
     if options.live:
         return _serve_live(options, store, port)
     if options.host is not None:
-        text = (
-            f"--host = {options.host} means nothing to MLflow's page, which stays on this machine"
-        )
-        raise UsageError(f"{text}; add --live, or leave it out")
+        text = f"--host = {options.host} is read only with --live, as MLflow's page stays on this"
+        raise UsageError(f"{text} machine; add --live, or leave it out")
     uri = tracking_uri(store.path, options.tracking_uri)
     if is_server(uri):
         print(f"the results are on {uri}; open it in a browser")
@@ -64,7 +62,7 @@ def _serve_live(options: argparse.Namespace, store: Store, port: int) -> int:
     from kvlab.cli.live_server import serve_live
 
     if options.tracking_uri is not None:
-        text = f"--tracking-uri = {options.tracking_uri} means nothing to the live page"
-        raise UsageError(f"{text}, which reads the store; leave it out, or leave out --live")
+        text = f"--tracking-uri = {options.tracking_uri} is not read with --live, which follows the"
+        raise UsageError(f"{text} store; leave one of them out")
     serve_live(store, options.host or "127.0.0.1", port, partial(print, flush=True))
     return 0

@@ -1,14 +1,13 @@
 """`kvlab verify`: check every file of the record; with --heal move aside what is damaged."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
-from kvlab.cli.terminal import show_status_line
+from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
+from kvlab.cli.terminal import print_result, show_status_line
 from kvlab.data import list_prepared_datasets, set_aside_dataset, verify_dataset
 from kvlab.data.shards import read_manifest
 from kvlab.errors import DataError, UsageError
@@ -21,11 +20,7 @@ IN_USE = "left, because a process uses it now"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
-    parser.add_argument(
-        "--heal",
-        action="store_true",
-        help="move what is damaged into damaged/ folders, so that `kvlab submit` makes it again",
-    )
+    add_flag(parser, "--heal", "move damaged files into damaged/ folders")
     add_store(parser, archive=True)
     add_json(parser)
 
@@ -53,22 +48,30 @@ def run(options: argparse.Namespace) -> int:
     damaged: list[Damage | DamagedDataset] = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
     left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
-    if options.json:
-        print(json.dumps(_collect_facts(found, damaged, outcomes), indent=1))
-        return int(bool(left))
+    facts = {
+        "trials": found.trials,
+        "trainings": found.trainings,
+        "files": found.files,
+        "bytes": found.bytes,
+        "damaged": [
+            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes[d.path]}
+            for d in damaged
+        ],
+        "notes": found.notes,
+    }
+    lines = []
     for item in damaged:
         healed = f"; {outcomes[item.path]}" if options.heal else ""
-        print(f"{item.path}: {item.reason}{healed}\n  {item.remedy}")
-    for note in found.notes:
-        print(note)
+        lines += [f"{item.path}: {item.reason}{healed}", f"  {item.remedy}"]
     counts = (
         f"{format_count(found.trials, 'trial')}, {format_count(found.trainings, 'training')},"
         f" {format_count(len(found.datasets), 'dataset')}"
     )
     read = f"{format_count(found.files, 'file')} read, {format_bytes(found.bytes)}"
-    print(f"{counts}: {read}, {len(damaged) or 'none'} damaged")
+    lines += [*found.notes, f"{counts}: {read}, {len(damaged) or 'none'} damaged"]
     if left and not options.heal:
-        print("`kvlab verify --heal` moves what is damaged aside; nothing is deleted")
+        lines.append("`kvlab verify --heal` moves what is damaged aside; nothing is deleted")
+    print_result(options, facts, "\n".join(lines))
     return int(bool(left))
 
 
@@ -92,19 +95,3 @@ def _heal(item: Damage | DamagedDataset) -> str:
         return "prepared again meanwhile" if aside is None else f"moved to {aside}"
     target = heal_damage(item)
     return IN_USE if target is None else f"moved to {target}"
-
-
-def _collect_facts(
-    found: Verification, damaged: list[Damage | DamagedDataset], outcomes: dict[str, str | None]
-) -> dict[str, object]:
-    return {
-        "trials": found.trials,
-        "trainings": found.trainings,
-        "files": found.files,
-        "bytes": found.bytes,
-        "damaged": [
-            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes[d.path]}
-            for d in damaged
-        ],
-        "notes": found.notes,
-    }
