@@ -1,19 +1,26 @@
 """`kvlab ui --live`: what the page is told, what it refuses, and how it looks in a browser."""
 
 import json
+import os
 import shutil
-import threading
+import signal
+import socket
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
-from http.client import HTTPConnection
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from kvlab.cli.live_server import LiveServer, serve_live
+from kvlab.cli import live_server
+from kvlab.cli.live_server import LivePage, listen, serve_live
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from tests.support.browser import Browser
+from tests.support.live_page import ask, serve
 from tests.support.record_factory import Record
 from tests.support.stub_search import SEARCH, searching
 
@@ -22,8 +29,8 @@ CURVES = {"train_loss": [[1, 4096, 5.5], [2, 8192, 5.1]], "validation_loss": [[2
 
 
 @pytest.fixture
-def server(tmp_path):
-    """A server of two sweeps: one runs its last trial, one is over."""
+def page(tmp_path):
+    """The page of two sweeps: one runs its last trial, one is over."""
     root = tmp_path / "runs"
 
     def status(levels, seed):
@@ -41,29 +48,20 @@ def server(tmp_path):
         progress = {"stage": "training", "step": 2, "steps": 4, "loss": 5.0, "seconds_left": 6.0}
         path = store.trial_directory(trial) / "progress.json"
         path.write_text(json.dumps({**progress, "tokens_per_second": 900.0, "curves": CURVES}))
-        server = stack.enter_context(LiveServer(store, "127.0.0.1", 0, tmp_path / "reports"))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        yield LivePage(store, tmp_path / "reports")
 
 
-def get(server, path, method="GET", host=None):
-    """Return status, type and text of an answer."""
-    connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
-    headers = {} if host is None else {"Host": host}
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, answer.headers["Content-Type"], text
+@pytest.fixture
+def get(page):
+    """Ask a server of the page; return status, type and text of its answer."""
+    with serve(page) as port:
+        yield partial(ask, port)
 
 
-def test_the_page_is_told_what_runs_and_what_has_ended(server):
-    sweeps = json.loads(get(server, "/api/sweeps")[2])
+def test_the_page_is_told_what_runs_and_what_has_ended(get):
+    sweeps = json.loads(get("/api/sweeps")[2])
     assert [(one["sweep"], one["driven"]) for one in sweeps] == [("now", True), ("over", False)]
-    facts = json.loads(get(server, "/api/sweep/now")[2])
+    facts = json.loads(get("/api/sweep/now")[2])
     assert facts["states"] == {"done": 3, "running": 1}
     (running,) = facts["running"]
     assert (running["step"], running["steps"], running["left"]) == (2, 4, "6s")
@@ -78,33 +76,33 @@ def test_the_page_is_told_what_runs_and_what_has_ended(server):
 def test_trials_of_a_search_are_named_by_their_settings(tmp_path):
     store, _, driver = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 3"))
     driver.run()
-    server = LiveServer(store, "127.0.0.1", 0, tmp_path / "reports")
-    server.server_close()
-    facts = server.describe_sweep("s")
+    facts = LivePage(store, tmp_path / "reports").describe_sweep("s")
     assert facts["search"]
     labels = [trial["label"] for trial in facts["ended"]]
     assert len(labels) >= 3
     assert not any("point=" in label for label in labels)
 
 
-def test_a_damaged_sweep_hides_no_other(server):
-    path = server.store.sweep_directory("over") / "sweep.json"
+def test_a_damaged_sweep_hides_no_other(page, get, tmp_path):
+    path = page.store.sweep_directory("over") / "sweep.json"
     path.write_text(path.read_text()[:40])
-    sweeps = json.loads(get(server, "/api/sweeps")[2])
+    sweeps = json.loads(get("/api/sweeps")[2])
     assert [one["states"] for one in sweeps] == [{"done": 3, "running": 1}, {"damaged": 1}]
-    status, _, text = get(server, "/api/sweep/over")
+    status, _, text = get("/api/sweep/over")
     assert status == 500
     assert "sweep.json is damaged" in text
+    assert str(tmp_path) not in text
+    assert "/" not in text, "no folder of the machine"
 
 
-def test_the_report_is_partial_and_follows_the_record(server):
-    status, kind, page = get(server, "/report/now/report.html")
-    assert (status, kind) == (200, "text/html")
-    assert "over 3 trials" in page
+def test_the_report_is_partial_and_follows_the_record(page, get):
+    status, kind, text = get("/report/now/report.html")
+    assert (status, kind) == (200, "text/html; charset=utf-8")
+    assert "over 3 trials" in text
     record = Record(name="now", factors={"heads": ("mha", BAD)}, seeds=(0, 1))
-    record.write_result(server.store, {"heads": BAD}, 1, "done")
-    assert "over 4 trials" in get(server, "/report/now/report.html")[2]
-    assert get(server, "/report/now/results.csv")[0] == 200
+    record.write_result(page.store, {"heads": BAD}, 1, "done")
+    assert "over 4 trials" in get("/report/now/report.html")[2]
+    assert get("/report/now/results.csv")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -120,27 +118,52 @@ def test_the_report_is_partial_and_follows_the_record(server):
         "/live_server.py",
         "/..%2flive_server.py",
         "/nothing",
+        "http://[/",
+        "*",
     ],
 )
-def test_other_paths_are_not_served(server, path):
-    status, kind, text = get(server, path)
+def test_other_paths_are_not_served(get, path):
+    status, kind, text = get(path)
     assert status == 404
     assert kind.startswith("text/plain")
     assert "question" not in text
 
 
-def test_another_site_cannot_read_the_record(server):
-    assert get(server, "/api/sweeps", host="evil.example")[0] == 403
-    assert get(server, "/api/sweeps", host="localhost:1")[0] == 200
-    assert get(server, "/api/sweeps", method="POST")[0] == 501
+def test_another_site_cannot_read_the_record(get):
+    assert get("/api/sweeps", host="evil.example")[0] == 403
+    assert get("/api/sweeps", host="localhost:1")[0] == 200
+    assert get("/api/sweeps", method="POST")[0] == 405
+
+
+def test_nobody_can_keep_the_page_from_others(page, monkeypatch, capfd):
+    monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.5)
+    with serve(page) as port, ExitStack() as stack:
+        silent = []
+        for number in range(128):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            one.sendall([b"", b"GET", b"GET / HTTP/1.1\r\nHost: x"][number % 3])
+            silent.append(one)
+        assert ask(port, "/api/sweeps")[0] == 200
+        assert [one.recv(1) for one in silent] == [b""] * 128, "each is closed in its turn"
+        assert ask(port, "/api/sweeps")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_shows_no_folder_and_no_traceback(page, get, monkeypatch, capfd):
+    monkeypatch.setattr(page, "list_sweeps", lambda: Path("/no/such/folder").stat())
+    assert get("/api/sweeps") == (500, "text/plain; charset=utf-8", "No such file or directory\n")
+    assert get("http://[/")[0] == 404
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-def test_in_a_browser(server, tmp_path):
-    browser = Browser(shutil.which("chromium"), tmp_path / "profile")
-    try:
+def test_in_a_browser(page, tmp_path):
+    with ExitStack() as stack:
+        port = stack.enter_context(serve(page))
+        browser = Browser(shutil.which("chromium"), tmp_path / "profile")
+        stack.callback(browser.close)
         browser.look(1400, "dark")
-        browser.visit(f"{server.address}sweep/now")
+        browser.visit(f"http://127.0.0.1:{port}/sweep/now")
         wait_for(browser, "document.querySelectorAll('#curves circle title').length > 3")
         assert browser.run("document.getElementById('running').innerText").count(BAD) == 1
         assert browser.run("document.querySelectorAll('img').length") == 0
@@ -156,8 +179,6 @@ def test_in_a_browser(server, tmp_path):
         assert browser.run("location.pathname") == "/sweep/over"
         assert browser.run("document.getElementById('running-part').hidden")
         assert browser.errors == []
-    finally:
-        browser.close()
 
 
 def wait_for(browser, condition) -> None:
@@ -167,25 +188,34 @@ def wait_for(browser, condition) -> None:
         time.sleep(0.05)
 
 
-def test_it_says_where_it_is_and_who_can_read_it(tmp_path, monkeypatch):
-    def interrupt(*_args, **_options):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, host):
+    command = [sys.executable, "-m", "kvlab", "ui", "--live", "--host", host, "--store", "runs"]
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], cwd=tmp_path, stdout=-1, stderr=-1, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+    )  # fmt: skip
+    assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}/ follows")
+    if host == "0.0.0.0":
+        assert "reachable from other machines" in process.stdout.readline()
+    assert ask(port, "/api/sweeps")[2] == "[]"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("ended\n", "")
+    assert process.returncode == 0
 
-    monkeypatch.setattr(LiveServer, "serve_forever", interrupt)
-    said = []
-    serve_live(Store(tmp_path), "127.0.0.1", 0, said.append)
-    assert said[0].startswith("http://127.0.0.1:")
-    assert said[1:] == ["ended"]
-    serve_live(Store(tmp_path), "0.0.0.0", 0, said.append)
-    assert "reachable from other machines" in said[3]
+
+def test_without_mlflow_the_page_alone_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "kvlab.cli.live_server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # importing it is an error
+    assert main(["ui", "--live", "--store", str(tmp_path)]) == 1
+    assert "uvicorn is not installed here, and kvlab ui needs it" in capsys.readouterr().err
+    assert main(["status", "--store", str(tmp_path)]) == 0
 
 
-def test_wrong_use(server, tmp_path, capsys):
-    port = server.server_address[1]
-    with pytest.raises(UsageError, match=f"--port = {port} cannot be used"):
-        serve_live(Store(tmp_path), "127.0.0.1", port, print)
-    assert main(["ui", "--host", "0.0.0.0", "--store", str(tmp_path)]) == 2
-    assert "add --live" in capsys.readouterr().err
-    assert main(["ui", "--live", "--tracking-uri", "http://x", "--store", str(tmp_path)]) == 2
-    assert "leave it out" in capsys.readouterr().err
-    assert main(["ui", "--live", "--port", "0", "--store", str(tmp_path)]) == 2
+def test_a_port_that_is_taken(tmp_path):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--port = {port} cannot be used"):
+            serve_live(Store(tmp_path), "127.0.0.1", port, print)

@@ -6,16 +6,14 @@ import lzma
 import os
 import socket
 import tarfile
-import threading
 import time
 import tracemalloc
-from http.client import HTTPConnection
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvlab.cli.live_server import LiveServer
+from kvlab.cli.live_server import LivePage
 from kvlab.data import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.data.text_formats import read_documents, read_parquet_rows
@@ -25,6 +23,7 @@ from kvlab.spec import DataConfig, load_experiment
 from kvlab.store import Store
 from kvlab.store.gc import find_garbage, remove_garbage
 from kvlab.store.record_archive import extract_archive
+from tests.support.live_page import ask, serve
 from tests.support.record_factory import Record
 
 # Records in one file
@@ -280,12 +279,8 @@ def test_no_cell_begins_as_a_formula(start):
     ],
 )
 def test_the_live_page_answers_to_its_own_names(tmp_path, listens, host, status):
-    with LiveServer(Store(tmp_path), listens, 0, tmp_path / "reports") as server:
-        threading.Thread(target=server.handle_request).start()
-        connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
-        connection.request("GET", "/api/sweeps", headers={"Host": host})
-        assert connection.getresponse().status == status
-        connection.close()
+    with serve(LivePage(Store(tmp_path), tmp_path / "reports"), listens) as port:
+        assert ask(port, "/api/sweeps", host=host)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -297,12 +292,7 @@ def test_the_live_page_sends_nothing_from_elsewhere(tmp_path, path):
     Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path / "runs")
     (tmp_path / "x").write_text("secret")
     (tmp_path / "reports" / "made").mkdir(parents=True)
-    with LiveServer(Store(tmp_path / "runs"), "127.0.0.1", 0, tmp_path / "reports") as server:
-        threading.Thread(target=server.handle_request).start()
-        connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
-        connection.putrequest("GET", path)
-        connection.endheaders()
-        answer = connection.getresponse()
-        assert answer.status == 404
-        assert b"secret" not in answer.read()
-        connection.close()
+    with serve(LivePage(Store(tmp_path / "runs"), tmp_path / "reports")) as port:
+        status, _, text = ask(port, path)
+    assert status == 404
+    assert "secret" not in text

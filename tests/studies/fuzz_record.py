@@ -41,7 +41,7 @@ from mlflow import MlflowClient
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import read_rows
-from kvlab.cli.live_server import LiveServer
+from kvlab.cli.live_server import LivePage
 from kvlab.cli.main import main as kvlab
 from kvlab.data import open_dataset, prepare_dataset, verify_dataset
 from kvlab.errors import KvlabError, Paused
@@ -128,7 +128,7 @@ class Readable:
         self._contents = {p: p.read_bytes() for p in _list_files(folder)}
         self._stamps = {path: _stamp(path) for path in self._contents}
         self.by_trial = {trial: name for name in self.sweeps for trial in store.sweep_trials(name)}
-        self.live = LiveServer(store, "127.0.0.1", 0, folder / "live")
+        self.live = LivePage(store, folder / "live")
 
     def read_rows(self, name: str) -> dict[tuple[Any, ...], str]:
         """Return what each trial of a sweep says, as text."""
@@ -656,7 +656,6 @@ def run_cases(first: int, count: int) -> list[str]:
             if problem is not None:
                 problems.append(problem)
                 print(problem, flush=True)
-        record.live.server_close()
     return problems
 
 
