@@ -4,8 +4,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvlab.analysis.explanation import Explanation, Term, explain_cell, explain_level
@@ -14,29 +14,28 @@ from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
-from kvlab.cli.trial_origin import TrialOrigins, format_facts
-from kvlab.errors import RecordDamaged, UsageError
-from kvlab.humanize import format_count, sanitize_line
-from kvlab.report.formatting import (
-    difference_unit,
-    display_unit,
-    format_difference,
-    in_display_unit,
-)
+from kvlab.data import list_prepared_datasets, open_dataset
+from kvlab.data.shards import read_manifest
+from kvlab.errors import DataError, RecordDamaged, StoreError, UsageError
+from kvlab.humanize import format_count, sanitize_line, suggest_name
+from kvlab.report import formatting as fmt
 from kvlab.report.table_columns import mean_and_spread
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed
+from kvlab.store.verification import list_trial_files
 
 MAX_NAMES = 12
 """Names that a message lists."""
 
+NOT_RECORDED = "not recorded"
+
 EPILOG = """\
-TRIAL is an id or its first digits, and is tried first. CELL is a name as reports print it, or all
-levels that are not the baseline's, such as heads=mqa,horizon=hybrid. FACTOR=LEVEL is what that
-level does, over the settings of the other factors. Numbers are computed again from the values of
-the trials. Of trials: files and whether they are what was written, text, code, machine, command,
-time. Exit code 1: a file is damaged.
+TRIAL is an id or its first digits. Ids are looked up before names. CELL is the name of a cell in
+the report, or its levels that differ from the baseline's, such as heads=mqa,horizon=hybrid.
+FACTOR=LEVEL is the effect of a level, averaged over the settings of the other factors. Means and
+differences are computed again from the values of the trials. For every trial it checks the files,
+and prints text, code, machine, command and time. The exit code is 1 if a file is damaged.
 
 examples:
   kvlab explain 3f2a                      (a trial, by the first digits of its id)
@@ -57,20 +56,9 @@ CACHED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "sweep", metavar="SWEEP", nargs="?", help="name or file of a sweep; default: all"
-    )
-    parser.add_argument(
-        "what", metavar="TRIAL|CELL|FACTOR=LEVEL", help="a trial, a cell, or a level"
-    )
+    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    parser.add_argument("what", metavar="TRIAL|CELL|FACTOR=LEVEL")
     add_store(parser, archive=True)
-    parser.add_argument(
-        "--files",
-        action="store_true",
-        help="list the files of all trials with their sha256, as of a single one",
-    )
     add_json(parser)
 
 
@@ -86,24 +74,29 @@ def run(options: argparse.Namespace) -> int:
         return _explain_trial(options, store, studies, trial)
     if not studies:
         raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-    origins, facts = TrialOrigins(store), []
+    read: dict[str, Origin] = {}
+    texts: dict[str, str] = {}
+    facts = []
     for study in studies:
         with refuse_malformed(study.name):
             answer = _look_up(study, text)
         if answer is None:
             continue
         about, lines, rows = answer
-        named = {r.trial: f"{study.label(r.levels)} seed={r.seed}" for r in rows if r.trial}
-        trials = origins.read_all(named)
-        facts.append({**about, "trials": [trial.as_dict() for trial in trials]})
+        trials = dict.fromkeys(row.trial for row in rows if row.trial)
+        read |= {trial: _read_origin(store, trial, texts) for trial in trials if trial not in read}
+        origins = [read[trial] for trial in trials]
+        facts.append({**about, "trials": origins})
         if not options.json:
-            files = format_facts(trials, named, with_files=options.files) if trials else ()
-            print("\n".join([*lines, "", *files]))
+            files = {file["path"]: file["problem"] for one in origins for file in one["files"]}
+            whole = sum(not problem for problem in files.values())
+            count = f"{whole} of {len(files)} verify; `kvlab explain TRIAL` lists those of a trial"
+            print("\n".join([*lines, "", *_format_damage(origins), f"files     {count}"]))
     if not facts:
         raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
     if options.json:
         print(json.dumps(facts, indent=1))
-    return int(any(trial.is_damaged for trial in origins.seen))
+    return int(any(map(_is_damaged, read.values())))
 
 
 def _load_studies(store: Store, sweep: str | None) -> list[Study]:
@@ -158,7 +151,7 @@ def _find_cell(study: Study, text: str) -> Levels | None:
         changes.update(named)
     own = zip(study.factors, study.baseline, strict=True)
     levels = tuple(changes.get(factor, base) for factor, base in own)
-    is_level = len(words) == 1 and "=" in text  # what it does, which the baseline's does not
+    is_level = len(words) == 1 and "=" in text  # the baseline's level, which has no effect
     return levels if levels in study.cells and words and not is_level else None
 
 
@@ -176,10 +169,10 @@ def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
     levels = list(dict.fromkeys(changes))
     names = ", ".join(study.name for study in studies)
     where = f"{text} is no trial of {store.path}, and no cell or level of {names}"
-    if near := get_close_matches(text, [*cells, *levels], 1):
-        return f"{where}; did you mean {near[0]}?"
+    if near := suggest_name(text, [*cells, *levels], ""):
+        return f"{where}; {near}"
     if re.match(r"[-+\u2212<]?\d", text):
-        where += "; numbers are not looked up: give the cell or the level of the number's row"
+        where += "; for a number of a report, give the cell or the level of its row"
     for kind, listed in (("cells", cells), ("levels", levels)):
         more = ", ..." if len(listed) > MAX_NAMES else ""
         where += f"; {kind} are {', '.join(listed[:MAX_NAMES])}{more}" if listed else ""
@@ -193,42 +186,157 @@ def _explain_trial(
     options: argparse.Namespace, store: Store, studies: Sequence[Study], trial: str
 ) -> int:
     """Print how a trial ended, what it is in each sweep, its files and what it recorded."""
-    origin = TrialOrigins(store).read(trial)
+    origin = _read_origin(store, trial, {})
     own = [(s, row) for s in studies for row in s.rows if row.trial == trial]
     measured = next((row.measurements for _, row in own if row.is_done), {})
-    sharing = {row.trial for s in studies for row in s.rows if row.training == origin.training}
+    sharing = {row.trial for s in studies for row in s.rows if row.training == origin["training"]}
     folders = [
         store.trial_directory(trial),
         *(store.attempt_directory(trial, number) for number in store.attempts(trial)),
-        *([store.training_directory(origin.training)] if origin.training else []),
+        *([store.training_directory(origin["training"])] if origin["training"] else []),
     ]
     facts = {
         "kind": "trial",
         "cells": [{**_name_cell(s, row.levels), "seed": row.seed} for s, row in own],
-        "cached": CACHED[origin.status],
-        "same_weights": sorted(sharing - {trial}) if origin.training else [],
+        "cached": CACHED[origin["status"]],
+        "same_weights": sorted(sharing - {trial}) if origin["training"] else [],
         "folders": [str(path) for path in folders if path.exists()],
         "measurements": {name: measured[name] for name in METRICS.sort(measured)},
-        **origin.as_dict(),
+        **origin,
     }
     if options.json:
         print(json.dumps([facts], indent=1))
-        return int(origin.is_damaged)
+        return int(_is_damaged(origin))
     cells = [f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own]
-    print(f"trial {trial}: {origin.status}; {'; '.join(cells) or 'in no cell of these sweeps'}")
+    print(f"trial {trial}: {origin['status']}; {'; '.join(cells) or 'in no cell of these sweeps'}")
     lines = [line for s, row in own for line in _format_levels(s, row.levels)]
     lines.append(f"cached    {facts['cached']}")
     if shared := ", ".join(one[:ID_DIGITS] for one in facts["same_weights"]):
-        lines.append(f"weights   those of {shared}, too")
+        lines.append(f"weights   also those of {shared}")
     lines += [f"folder    {path}" for path in facts["folders"]]
-    lines += format_facts([origin], {}, with_files=True)
+    lines += _format_origin(origin)
     rows = [
-        [name, f"{in_display_unit(name, value):.10g}", display_unit(name), METRICS[name].title]
+        [name, f"{fmt.in_display_unit(name, value):.10g}", fmt.display_unit(name),
+         METRICS[name].title]
         for name, value in facts["measurements"].items()
-    ]
+    ]  # fmt: skip
     table = [format_table([["recorded", "value", "unit", "what it is"], *rows], "lr")]
     print("\n".join([*lines, "", *table] if rows else lines))
-    return int(origin.is_damaged)
+    return int(_is_damaged(origin))
+
+
+Origin = dict[str, Any]
+"""What a trial was made from, as `--json` prints it; its files with their sha256 and problems."""
+
+
+def _is_damaged(origin: Origin) -> bool:
+    return any(file["problem"] for file in origin["files"])
+
+
+def _read_origin(store: Store, trial: str, texts: dict[str, str]) -> Origin:
+    """Check the files of a trial, and read what its result says of its making.
+
+    Args:
+        texts: Where the tokens of a digest are; filled in for the next trial.
+    """
+    files, notes = list_trial_files(store, trial)
+    try:
+        result = store.result(trial) or {}
+    except StoreError:
+        result = {}
+    made = result.get("provenance") or {}
+    origin = {
+        "trial": trial,
+        "training": str(result.get("training") or ""),
+        "status": store.status(trial) or "not ended",
+        "started": str(made.get("started") or ""),
+        "finished": str(made.get("finished") or ""),
+        "files": [asdict(file) for file in files],
+        "notes": list(notes),
+    }
+    if not made:
+        return origin
+    if start := (result.get("training_record") or {}).get("start"):
+        origin["start"] = f"weights of {start['source']}, {start['identity']}"
+    versions = {"kvlab": made.get("kvlab"), "Python": made.get("python")}
+    versions |= made.get("versions") or {}
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return origin | {
+        "command": str(made.get("command") or NOT_RECORDED),
+        "code": _describe_commit(made),
+        "versions": listed or NOT_RECORDED,
+        "machine": _describe_machine(made),
+        "text": _describe_text(made.get("data") or {}, result, texts),
+    }
+
+
+def _describe_commit(made: Mapping[str, Any]) -> str:
+    if not made.get("commit"):
+        return f"commit {NOT_RECORDED}: kvlab ran outside of a checkout"
+    dirty = {True: "with uncommitted changes", False: "no uncommitted changes"}
+    state = dirty.get(made.get("dirty"), f"uncommitted changes {NOT_RECORDED}")  # type: ignore[arg-type]
+    return f"commit {made['commit']}, {state}"
+
+
+def _describe_machine(made: Mapping[str, Any]) -> str:
+    threads = made.get("threads")
+    parts = [
+        str(made.get("device") or f"device {NOT_RECORDED}"),
+        f"threads {NOT_RECORDED}" if threads is None else format_count(int(threads), "thread"),
+        str(made.get("platform") or f"platform {NOT_RECORDED}"),
+    ]
+    parts += ["no CPU kernels (KVLAB_PLAIN)"] if made.get("kernels") is False else []
+    timings = made.get("timings")
+    return ", ".join(parts) + (f"; timings {timings}" if timings else "")
+
+
+def _describe_text(
+    data: Mapping[str, Any], result: Mapping[str, Any], texts: dict[str, str]
+) -> str:
+    if not data:
+        return NOT_RECORDED
+    source = ((result.get("experiment") or {}).get("data") or {}).get("source", "")
+    digest = str(data.get("digest") or "")
+    if digest not in texts:
+        texts[digest] = _find_text(digest)
+    name = f"{source} in tokens of {data.get('tokenizer', '?')}".strip()
+    return f"{name}, digest {digest or NOT_RECORDED}; {texts[digest]}"
+
+
+def _find_text(digest: str) -> str:
+    """Say where on this machine the tokens of a digest are, and whether their manifest verifies."""
+    for folder in list_prepared_datasets():
+        try:
+            if read_manifest(folder)["digest"] != digest:
+                continue
+            open_dataset(folder)
+        except DataError as error:
+            return f"DAMAGED on this machine: {error}"
+        return f"{folder}/manifest.json verifies"
+    return "not on this machine"
+
+
+def _format_origin(one: Origin) -> Iterator[str]:
+    """Yield what a trial was made from, and its files."""
+    if "command" in one:
+        times = [one[key].replace("T", " ").removesuffix("Z") for key in ("started", "finished")]
+        yield f"when      {' to '.join(time or NOT_RECORDED for time in times)} UTC"
+        yield f"training  {one['training'] or NOT_RECORDED}"
+        topics = ("start", "command", "code", "versions", "machine", "text")
+        yield from (f"{topic:<9} {one[topic]}" for topic in topics if topic in one)
+    else:
+        yield f"origin    {NOT_RECORDED}, as there is no whole result"
+    yield from (f"note      {note}" for note in one["notes"])
+    yield from _format_damage([one])
+    yield "files     verified now; of .json files the seal at their end"
+    yield from (
+        f"  {file['sha256']}  {file['path']}" for file in one["files"] if not file["problem"]
+    )
+
+
+def _format_damage(origins: Sequence[Origin]) -> Iterator[str]:
+    files = {file["path"]: file["problem"] for one in origins for file in one["files"]}
+    yield from (f"DAMAGED   {path}: {problem}" for path, problem in files.items() if problem)
 
 
 def _name_cell(study: Study, levels: Levels) -> dict[str, Any]:
@@ -283,9 +391,9 @@ def _explain_cell(study: Study, levels: Levels) -> Answer:
         rows += [study.cells[compared.reference][seed] for seed in compared.seeds]
         return facts, [*lines, "", *_format_explanation(found)], rows
     if study.search is not None:
-        why = "a search suggests its trials: none is compared with a reference"
+        why = "trials of a search are not compared with a reference"
     elif study.estimand.reference(levels) == levels:
-        why = "it saves no byte: other cells are compared with it, and it is with none"
+        why = "it is a reference, as it saves no byte: other cells are compared with it"
     else:
         why = "it has no seed in common with its reference, so nothing is compared"
     return facts, [*lines, "", why], rows
@@ -309,11 +417,12 @@ def _explain_level(study: Study, factor: str, level: str) -> Answer:
 
 
 def _name_metric(metric: str) -> str:
-    return f"{METRICS[metric].title} ({', '.join(filter(None, (metric, display_unit(metric))))})"
+    unit = fmt.display_unit(metric)
+    return f"{METRICS[metric].title} ({metric}{unit and f', {unit}'})"
 
 
 def _show(metric: str, value: float, form: str = ".8g") -> str:
-    return f"{in_display_unit(metric, value):{form}}"
+    return f"{fmt.in_display_unit(metric, value):{form}}"
 
 
 def _format_explanation(one: Explanation) -> Iterator[str]:
@@ -336,7 +445,7 @@ def _format_explanation(one: Explanation) -> Iterator[str]:
         if len(one.terms) > 2 * len(sums):
             for seed, value in sums.items():
                 yield f"seed {seed}: sum of weight x value = {_show(metric, value, '+.8g')}"
-        unit = f" {difference_unit(metric)}".rstrip()
+        unit = f" {fmt.difference_unit(metric)}".rstrip()
         count = format_count(len(sums), "seed")
         yield f"mean over {count} = {_show(metric, one.computed)}{unit}"
     yield from _format_judgement(one)
@@ -344,25 +453,22 @@ def _format_explanation(one: Explanation) -> Iterator[str]:
 
 def _format_terms(one: Explanation) -> str:
     """Return the terms as a table: two by two where they are differences of pairs."""
-    terms, metric = one.terms, one.metric
-    pairs = list(zip(terms[::2], terms[1::2], strict=False))
-    head = ["seed", "cell", "trial", "value", "weight"]
-    rows, right = [[*_show_term(metric, term), f"{term.weight:+.4g}"] for term in terms], "rllrr"
+    metric = one.metric
+
+    def show(term: Term) -> list[str]:
+        return [term.cell, term.trial[:ID_DIGITS], _show(metric, term.value)]
+
+    pairs = list(zip(one.terms[::2], one.terms[1::2], strict=False))
     if all(a.seed == b.seed and abs(a.weight + b.weight) < 1e-12 for a, b in pairs):
-        head = [*head[:4], "minus", "trial", "value", "difference", "weight"]
-        right = "rllrllrrr"
+        head = ["seed", "cell", "trial", "value", "minus", "trial", "value", "difference", "weight"]
         rows = [
-            [
-                *_show_term(metric, a), *_show_term(metric, b)[1:],
-                _show(metric, a.value - b.value, "+.8g"), f"{a.weight:+.4g}",
-            ]
+            [str(a.seed), *show(a), *show(b), _show(metric, a.value - b.value, "+.8g"),
+             f"{a.weight:+.4g}"]
             for a, b in pairs
         ]  # fmt: skip
-    return format_table([head, *rows], right)
-
-
-def _show_term(metric: str, term: Term) -> list[str]:
-    return [str(term.seed), term.cell, term.trial[:ID_DIGITS], _show(metric, term.value)]
+        return format_table([head, *rows], "rllrllrrr")
+    rows = [[str(term.seed), *show(term), f"{term.weight:+.4g}"] for term in one.terms]
+    return format_table([["seed", "cell", "trial", "value", "weight"], *rows], "rllrr")
 
 
 def _format_judgement(one: Explanation) -> Iterator[str]:
@@ -376,12 +482,12 @@ def _format_judgement(one: Explanation) -> Iterator[str]:
         if one.interval is not None:
             low, high = one.interval
             reach = max(high - value, value - low) / error.value
-            text = f"{format_difference(metric, low)} to {format_difference(metric, high)}"
+            text = f"{fmt.format_difference(metric, low)} to {fmt.format_difference(metric, high)}"
             text += f", for all {one.family} together: {reach:.3g} standard errors to each side"
             if 0.0 in one.interval:
                 text += ", but cut at 0, as a later step of Holm's method finds a difference"
             yield f"{one.confidence:g}% interval = {text}"
     if value is not None and abs((one.computed or 0.0) - value) > 1e-8:
         yield f"the report has another difference: {_show(metric, value)}"
-    text = "" if value is None else f"{format_difference(metric, value)}: "
+    text = "" if value is None else f"{fmt.format_difference(metric, value)}: "
     yield f"verdict = {text}{one.verdict or 'none'}{one.meaning and f' ({one.meaning})'}"
