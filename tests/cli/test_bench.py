@@ -143,35 +143,6 @@ def test_a_narrower_schema_is_seen(change):
     assert narrowed(json.loads(COMMITTED.read_text()), new) != []
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (["gpt5"], "gpt5"),
-        (["small.yaml", "--set", "model.n_kv_head=5"], "does not divide n_head = 2"),
-        (["small.yaml", "--contexts", "64"], "exceed block_size = 64"),
-        (["small.yaml", "--new-tokens", "64"], "leaves no prompt"),
-        (["small.yaml", "small.yaml"], "is named twice"),
-        (["small.yaml", "--rounds", "3", "2"], "the most is below the least"),
-        (["small.yaml", "--only", "memory", "--text", "x"], "add task to --only"),
-        (["small.yaml", "--only", "latency", "--limit", "1GiB"], "add limit to --only"),
-    ],
-)
-def test_wrong_input_exits_with_2(small, words, wanted, capsys):
-    assert small
-    code, out, err = run(capsys, *words)
-    assert (code, out) == (2, "")
-    assert wanted in err
-
-
-@pytest.mark.parametrize(
-    "words", [["--relative-error", "2"], ["--only", "speed"], ["--batches", "0"], ["--limit", "x"]]
-)
-def test_wrong_arguments_exit_with_2(small, words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(capsys, small, *words)
-    assert stop.value.code == 2
-
-
 def test_a_batch_that_cannot_fit_is_named(small, capsys):
     words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
     code, out, err = run(capsys, small, *words, "--batches", "1", "1000000000000")

@@ -45,24 +45,3 @@ def test_sizes_adds_other_contexts_batches_and_sizes(capsys):
 def test_sizes_explains_why_a_layout_does_not_fit_another_size(capsys):
     _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--sizes")
     assert "its groups name layers by number" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["gpt5"], "gpt5: is not a preset"),
-        (["gpt2", "--set", "model.n_kv_head=5"], "does not divide n_head = 12"),
-        (["missing.yaml"], "cannot be read"),
-    ],
-)
-def test_wrong_input_exits_with_2(words, expected, capsys):
-    code, out, err = run(capsys, *words)
-    assert (code, out) == (2, "")
-    assert expected in err
-
-
-@pytest.mark.parametrize("words", [["gpt2", "--memory", "lots"], ["gpt2", "--batch", "0"]])
-def test_wrong_arguments_exit_with_2(words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(capsys, *words)
-    assert stop.value.code == 2

