@@ -58,41 +58,6 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
     assert sweep.baseline["heads"] == "4"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("model.n_kv_head: 1", "model.n_kv_head: 3",
-         "s.yaml:6:28: model.n_kv_head = 3 does not divide n_head = 4; use 1, 2 or 4"),
-        ("model.n_kv_head: 1", "model.n_kvhead: 1",
-         "s.yaml:6:11: model.n_kvhead is not a known key; did you mean n_kv_head?"),
-        ("model.n_kv_head: 1", "modl.n_kv_head: 1",
-         "s.yaml:6:11: modl is not a known key; did you mean model?"),
-        ("model.n_kv_head: 1", "n_kv_head: 1", "s.yaml:6:11: n_kv_head is not section.key"),
-        ("model.window: 8, ", "", "s.yaml:9:39: model.attention_pattern = GL has local layers"),
-        ("position: learned, horizon", "positon: learned, horizon",
-         "s.yaml:14:15: exclude.0.positon = learned is not a factor; did you mean position?"),
-        ("horizon: hybrid}", "horizon: hybird}",
-         "is not a level of horizon; did you mean hybrid?"),
-        ("position: learned, horizon: hybrid", "position: learned", "drops the baseline cell"),
-        ("seeds: [0, 1]", "seeds: [0, 0]", "s.yaml:15:8: seeds = [0, 0] names a seed twice"),
-        ("seeds: [0, 1]", "seeds: []", "s.yaml:15:8: seeds = [] has too few entries"),
-        ("seeds: [0, 1]", "seeds: [-1]", "s.yaml:15:9: seeds.0 = -1 is below 0"),
-        ("seeds: [0, 1]", "seeds: 0", "s.yaml:15:8: seeds = 0 is not a number of seeds from 1 to"
-         " 1,000; for seed 0 alone write [0]"),
-        ("seeds: [0, 1]", "seeds: true", "s.yaml:15:8: seeds = true is not a list"),
-        ("seeds: [0, 1]", "designs: {full: -1}", "designs.full = -1 is below 0; write 3"),
-        ("seeds: [0, 1]", "design: half", "s.yaml:15:9: design = half is not one of full"),
-        ("seeds: [0, 1]", "sedes: [0]", "s.yaml:15:1: sedes is not a known key; did you mean seeds?"),
-        ("experiment: e.yaml", "experiment: no.yaml",
-         "s.yaml:2:13: experiment = no.yaml cannot be read: No such file"),
-        ("question: What does it cost?\n", "", "question is missing"),
-        ("  heads:", "  ../heads:", "is not a usable name"),
-    ],
-)  # fmt: skip
-def test_refusals(tmp_path, old, new, message):
-    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new, 1))
-
-
 TOKENIZERS = """\
 question: q
 experiment: e.yaml
@@ -187,33 +152,3 @@ def test_what_a_sweep_decides(tmp_path):
     compared = load_sweep_text(tmp_path, SWEEP + text).decide
     assert (compared.over, compared.reference) == ({"heads": ("mha", "mqa")}, ("heads",))
     assert (default.over, default.reference) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("margin: 0", "s.yaml:16:18: decide.margin = 0 is not above 0"),
-        ("margin: -0.1", "decide.margin = -0.1 is not above 0"),
-        ("margin: yes", "decide.margin = yes is not a number"),
-        ("alpha: 0.9", "decide.alpha = 0.9 is above 0.2; use 0.2 or less"),
-        ("claims: []", "decide.claims = [] has too few entries"),
-        ("claims: [heads=mqb]", "s.yaml:16:19: decide.claims.0 = heads=mqb is not a level, written as"
-         " factor=level; did you mean heads=mqa?"),
-        ("claims: [mqa, heads=mqa]", "decide.claims.0 = mqa is not a level"),
-        ("claims: [heads=mha]", "decide.claims.0 = heads=mha is the baseline level of heads"),
-        ("claims: [heads=mqa, heads=mqa]", "s.yaml:16:30: decide.claims.1 = heads=mqa is named twice"),
-        ("over: {head: [mha]}", "s.yaml:16:23: decide.over.head = ['mha'] is not a factor; did you mean"
-         " heads?"),
-        ("over: {heads: [mha, mqb]}", "s.yaml:16:30: decide.over.heads.1 = mqb is not a level of heads;"
-         " did you mean mqa?"),
-        ("over: {heads: []}", "decide.over.heads = [] has too few entries"),
-        ("over: [heads]", "decide.over = ['heads'] is not a mapping"),
-        ("reference: [heads, 8]", "decide.reference.1 = 8 is not text"),
-        ("reference: [heads, xyz]", "s.yaml:16:29: decide.reference.1 = xyz is not a factor; use"
-         " heads"),
-        ("reference: []", "decide.reference = [] has too few entries"),
-        ("margn: 0.1", "decide.margn is not a known key; did you mean margin?"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_decided(tmp_path, text, message):
-    assert message in sweep_errors(tmp_path, f"{SWEEP}decide: {{{text}}}\n")
