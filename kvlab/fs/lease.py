@@ -24,6 +24,7 @@ import secrets
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,16 +93,15 @@ def read_lease(path: str) -> LeaseState | None:
     """Read a lease file; return None if it does not exist.
 
     A file that no process has written so is a lease without a known holder: whoever watches it
-    gives it up after `DEFAULT_SECONDS` without a change.
+    gives it up after its own `lease_seconds` without a change.
     """
-    try:
-        # not blocking: something else than a file, such as a pipe, would never answer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            text = file.read(2000).decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(_cannot_lock(path, error)) from None
+    with _explain_errors(path):
+        try:
+            # not blocking: something else than a file, such as a pipe, would never answer
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                text = file.read(2000).decode(errors="replace")
+        except FileNotFoundError:
+            return None
     match = _LEASE_LINE.match(text)
     holder = _parse_holder(match.group(3)) if match else {}
     return LeaseState(text, match is None or match.group(1) == "held", holder)
@@ -129,6 +129,12 @@ def lease_path(path: Path, number: int) -> str:
     return f"{path}.{number}"
 
 
+def read_current_lease(path: Path) -> LeaseState | None:
+    """Read the current lease of the lock at ``path``; None if it was never taken."""
+    number = current_number(path)
+    return read_lease(lease_path(path, number)) if number else None
+
+
 def is_lease_file(path: Path, name: str) -> bool:
     """Return whether the file ``name``, in the folder of ``path``, belongs to that lock."""
     return name.startswith(f"{path.name}.") and name[len(path.name) + 1 :].isdecimal()
@@ -141,33 +147,28 @@ def create_lease(path: Path, number: int) -> Fence | None:
         StoreError: The file cannot be written.
     """
     file_path, token = lease_path(path, number), secrets.token_hex(8)
-    holder = {"token": token, "seconds": lease_seconds(), "since": _utc_now(), **process_identity()}
-    try:
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    holder = {"token": token, "seconds": lease_seconds(), "since": since, **process_identity()}
+    with _explain_errors(file_path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(_cannot_lock(file_path, error)) from None
-    try:
-        handle = os.open(file_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    except FileExistsError:
-        return None
-    except OSError as error:
-        raise StoreError(_cannot_lock(file_path, error)) from None
-    try:
         try:
-            os.write(handle, f"held {0:012d} {json.dumps(holder)}\n".encode())
-        finally:
-            os.close(handle)
-        numbers = _list_numbers(path)
-        if max(numbers, default=0) > number:  # our view of the folder was out of date
-            _unlink_if_exists(file_path)  # the later holder may have removed it already
+            handle = os.open(file_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
             return None
-        # In ascending order: as long as one number exists, all above it do.
-        for older in sorted(numbers):
-            if older < number:
-                _unlink_if_exists(lease_path(path, older))
-    except OSError as error:
-        _unlink_if_exists(file_path)
-        raise StoreError(_cannot_lock(file_path, error)) from None
+        try:
+            with open(handle, "wb") as file:  # all or an error; `os.write` may write a part
+                file.write(f"held {0:012d} {json.dumps(holder)}\n".encode())
+            numbers = _list_numbers(path)
+            if max(numbers, default=0) > number:  # our view of the folder was out of date
+                _unlink_if_exists(file_path)  # the later holder may have removed it already
+                return None
+            # In ascending order: as long as one number exists, all above it do.
+            for older in sorted(numbers):
+                if older < number:
+                    _unlink_if_exists(lease_path(path, older))
+        except (OSError, StoreError):
+            _unlink_if_exists(file_path)
+            raise
     return Fence(file_path, token)
 
 
@@ -189,13 +190,6 @@ def remove_lease(fence: Fence) -> None:
     _unlink_if_exists(fence.path)
 
 
-@dataclass
-class _Observation:
-    text: str
-    time: float
-    silent_seconds: float = 0.0
-
-
 class LeaseWatcher:
     """Decide whether locks are held, from how long their heartbeats have been silent.
 
@@ -204,7 +198,7 @@ class LeaseWatcher:
     """
 
     def __init__(self) -> None:
-        self._observations: dict[Path, _Observation] = {}
+        self._seen: dict[Path, tuple[str, float, float]] = {}  # text, time, seconds of silence
 
     def is_held(self, path: Path, number: int | None = None) -> bool:
         """Return whether some process holds the lock at ``path``, as far as is known yet.
@@ -217,9 +211,14 @@ class LeaseWatcher:
         if state is None:  # never taken; or removed since it was listed, by its next holder
             return number > 0
         if not state.is_held or is_process_dead(state.holder):
-            self._observations.pop(path, None)
+            self._seen.pop(path, None)
             return False
-        return not self._is_silent(path, state)
+        limit, now = float(state.holder.get("seconds") or lease_seconds()), time.monotonic()
+        text, seen_at, silent = self._seen.get(path, ("", now, 0.0))
+        # A long gap counts little: this process may have been suspended together with the holder.
+        silent = silent + min(now - seen_at, limit / 4) if text == state.text else 0.0
+        self._seen[path] = state.text, now, silent
+        return silent < limit
 
     def free_if_abandoned(self, path: Path) -> bool:
         """Free the lock if its holder is gone; return whether it is free.
@@ -234,43 +233,6 @@ class LeaseWatcher:
             return True
         fence = create_lease(path, number + 1)
         return fence is not None and write_heartbeat(fence, "free", 0)
-
-    def _is_silent(self, path: Path, state: LeaseState) -> bool:
-        limit, now = float(state.holder.get("seconds", DEFAULT_SECONDS)), time.monotonic()
-        last = self._observations.get(path)
-        if last is None or last.text != state.text:
-            self._observations[path] = _Observation(state.text, now)
-            return False
-        # A long gap counts little: this process may have been suspended together with the holder.
-        last.silent_seconds += min(now - last.time, limit / 4)
-        last.time = now
-        return last.silent_seconds >= limit
-
-
-def describe_wait(path: Path, work: str) -> str:
-    """Return who holds the lock at ``path`` since when, and what ends a wait, for people.
-
-    Args:
-        work: What the holder does under the lock, such as ``runs this trial``.
-    """
-    number = current_number(path)
-    state = read_lease(lease_path(path, number)) if number else None
-    holder = state.holder if state else {}
-    who = describe_holder(path).partition(" since ")[0]
-    since = f" since {holder['since']}" if holder else ""
-    ends = f"finishes or dies, or gives no sign of life for {holder.get('seconds', 60):g} s"
-    return f"{who} {work}{since}; the wait ends when that process {ends}"
-
-
-def describe_holder(path: Path) -> str:
-    """Return who holds the lock, as text for people."""
-    number = current_number(path)
-    state = read_lease(lease_path(path, number)) if number else None
-    if state is None or "pid" not in state.holder:
-        return "another process"
-    holder = state.holder
-    host = "" if holder["host"] == process_identity()["host"] else f" on {holder['host']}"
-    return f"process {holder['pid']}{host} since {holder['since']}"
 
 
 def process_identity() -> ProcessIdentity:
@@ -331,12 +293,11 @@ def _read_link(path: str) -> str:
 
 
 def _list_numbers(path: Path) -> list[int]:
-    try:
-        names = os.listdir(path.parent)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StoreError(_cannot_lock(path, error)) from None
+    with _explain_errors(path):
+        try:
+            names = os.listdir(path.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
     return [int(name.rpartition(".")[2]) for name in names if is_lease_file(path, name)]
 
 
@@ -345,9 +306,10 @@ def _unlink_if_exists(path: str) -> None:
         os.unlink(path)
 
 
-def _utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _cannot_lock(path: str | Path, error: OSError) -> str:
-    return f"{path} cannot be locked: {error.strerror}; check the folder's permissions and the disk"
+@contextlib.contextmanager
+def _explain_errors(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = f"{path} cannot be locked: {error.strerror}"
+        raise StoreError(f"{text}; check the folder's permissions and the disk") from None

@@ -77,11 +77,24 @@ class Lock:
 
     def describe_holder(self) -> str:
         """Return who holds the lock, as text for people."""
-        return lease.describe_holder(self.path)
+        state = lease.read_current_lease(self.path)
+        if state is None or not state.holder:
+            return "another process"
+        holder = state.holder
+        host = "" if holder["host"] == lease.process_identity()["host"] else f" on {holder['host']}"
+        return f"process {holder['pid']}{host} since {holder['since']}"
 
     def describe_wait(self, work: str) -> str:
-        """Return who holds the lock since when, and what ends a wait; see `lease.describe_wait`."""
-        return lease.describe_wait(self.path, work)
+        """Return who holds the lock since when, and what ends a wait, for people.
+
+        Args:
+            work: What the holder does under the lock, such as ``runs this trial``.
+        """
+        state = lease.read_current_lease(self.path)
+        seconds = (state.holder if state else {}).get("seconds") or lease.lease_seconds()
+        who, since, moment = self.describe_holder().partition(" since ")
+        text = f"{who} {work}{since}{moment}; the wait ends when that process"
+        return f"{text} finishes or dies, or gives no sign of life for {seconds:g} s"
 
     def release(self) -> None:
         """Release the lock if it is held."""

@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -30,6 +29,7 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import (
     MAX_JSON_BYTES,
     file_sha256,
+    open_regular,
     parse_json,
     read_regular,
     write_atomic,
@@ -88,7 +88,14 @@ def read_sealed_bytes(path: str | Path) -> bytes:
         StoreError: The file cannot be read.
         FileNotFoundError: There is none.
     """
-    data = _read_regular_file(path)
+    try:
+        data = read_regular(path, MAX_JSON_BYTES + 1)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+            raise
+        raise _explain(path, error) from None
+    if len(data) > MAX_JSON_BYTES:
+        raise RecordDamaged(f"{path} is damaged: it is larger than {MAX_JSON_BYTES:,} bytes")
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if seal is None:
         reason = "it does not end with its sha256: it is cut off, or of an older version of kvlab"
@@ -197,41 +204,32 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
     if not (isinstance(seal, dict) and type(seal.get("bytes")) is int and "sha256" in seal):
         raise RecordDamaged(f"{path} is listed in another form than size and sha256")
     try:
-        state = os.stat(path)
-        if not stat.S_ISREG(state.st_mode):
-            raise RecordDamaged(f"{path} is damaged: it is no regular file")
-        if state.st_size != seal["bytes"]:
-            sizes = f"{state.st_size:,} bytes, not {seal['bytes']:,}"
-            raise RecordDamaged(f"{path} is damaged: {sizes}")
-        if contents and _hash_file(path, state.st_size) != seal["sha256"]:
-            raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != seal["bytes"]:
+                raise RecordDamaged(f"{path} is damaged: {size:,} bytes, not {seal['bytes']:,}")
+            if not contents:
+                return
+            is_small = size <= _WHOLE_BYTES
+            digest = (
+                hashlib.sha256(file.read()) if is_small else hashlib.file_digest(file, "sha256")
+            )
     except (FileNotFoundError, NotADirectoryError):
         raise RecordDamaged(f"{path} is missing") from None
     except OSError as error:
-        text = f"{path} cannot be read: {error.strerror}"
-        raise StoreError(f"{text}; check its permissions") from None
+        raise _explain(path, error) from None
+    if digest.hexdigest() != seal["sha256"]:
+        raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
 
 
-def _hash_file(path: str | Path, size: int) -> str:
-    if size > _WHOLE_BYTES:
-        return file_sha256(path)
-    return hashlib.sha256(read_regular(path)).hexdigest()
+_NO_FILE = (errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.ELOOP)
 
 
-def _read_regular_file(path: str | Path) -> bytes:
-    """Read a file, but no pipe or device, which would not end."""
-    try:
-        data = read_regular(path, MAX_JSON_BYTES + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENXIO, errno.EISDIR):
-            raise RecordDamaged(f"{path} is damaged: it is no regular file") from None
-        text = f"{path} cannot be read: {error.strerror}"
-        raise StoreError(f"{text}; check its permissions") from None
-    if len(data) > MAX_JSON_BYTES:
-        raise RecordDamaged(f"{path} is damaged: it is larger than {MAX_JSON_BYTES:,} bytes")
-    return data
+def _explain(path: str | Path, error: OSError) -> StoreError:
+    """Return the error for a file that cannot be read: something else in its place is damage."""
+    if error.errno in _NO_FILE or isinstance(error, FileNotFoundError):
+        return RecordDamaged(f"{path} is damaged: it is no regular file")
+    return StoreError(f"{path} cannot be read: {error.strerror}; check its permissions")
 
 
 def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None) -> Path:
@@ -251,7 +249,11 @@ def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None)
     if fence is not None:
         fence.check()
     try:
-        target = _new_numbered_folder(directory / "damaged")
+        for number in itertools.count(1):
+            target = directory / "damaged" / str(number)
+            with contextlib.suppress(FileExistsError):
+                target.mkdir(parents=True)
+                break
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -260,12 +262,3 @@ def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None)
         text = f"{directory / 'damaged'} cannot be written: {error.strerror}"
         raise StoreError(f"{text}; free or repair the disk, run again") from None
     return target
-
-
-def _new_numbered_folder(parent: Path) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        with contextlib.suppress(FileExistsError):
-            (parent / str(number)).mkdir()
-            return parent / str(number)
-    raise AssertionError("counting does not end")

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,22 +202,18 @@ class StallWatch:
 
     def __init__(self, directories: Sequence[Path]):
         self._directories = tuple(directories)
-        self._stamps: tuple[int, ...] | None = None
+        self._stamps: list[int] | None = None
         self._changed_at = 0.0
 
     def idle_seconds(self) -> float:
         """Return how long nothing has changed, as far as this watcher has seen."""
-        stamps, now = tuple(map(_read_stamp, self._directories)), time.monotonic()
+        stamps, now = [], time.monotonic()
+        for directory in self._directories:
+            with suppress(OSError):
+                stamps.append(directory.stat().st_mtime_ns)
         if stamps != self._stamps:
             self._stamps, self._changed_at = stamps, now
         return now - self._changed_at
-
-
-def _read_stamp(directory: Path) -> int:
-    try:
-        return directory.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def format_progress(state: ProgressUpdate) -> str:

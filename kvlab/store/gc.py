@@ -5,6 +5,7 @@ uses it. The lock's own files stay, since others may wait at them.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from kvlab.errors import StoreError
 from kvlab.fs.lease import is_lease_file
 from kvlab.fs.lock import Lock, seems_held
+from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.store import Store
 
 _TEMPORARY_FILE_FOLDERS = (".", "final", "checkpoints", "attempts", "points")
@@ -115,19 +117,30 @@ def _find_checkpoints(store: Store) -> Iterator[Garbage]:
 def _find_trunks(store: Store) -> Iterator[Garbage]:
     """Find stable phases that no token budget of an unfinished sweep branches from."""
     folders = _list_folders(store.path / "trunks")
-    if not folders:
-        return
-    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
+    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)} if folders else ()
     for directory in folders:
         if directory.name not in needed:
             reason = "a stable phase that every token budget has branched from"
             yield from _make_garbage(directory, reason, directory / "lock")
 
 
+def _list_sweeps(store: Store) -> dict[str, list[str]]:
+    """Return the trials of every sweep.
+
+    Raises:
+        StoreError: a sweep has no description, or a damaged one: what it needs is unknown.
+    """
+    names = store.sweep_names()
+    for folder in _list_folders(store.path / "sweeps"):
+        if folder.name not in names and re.match(NAME_PATTERN, folder.name):
+            text = f"{folder} has no sweep.json, so which trials it needs is unknown"
+            raise StoreError(f"{text}; submit that sweep again, or remove its folder")
+    return {name: store.sweep_trials(name) for name in names}
+
+
 def _list_unfinished(store: Store) -> Iterator[str]:
     """Yield the trials of every sweep that has not ended, also those that have."""
-    for name in store.sweep_names():
-        trials = store.sweep_trials(name)
+    for trials in _list_sweeps(store).values():
         if not all(store.status(trial) in ("done", "diverged", "pruned") for trial in trials):
             yield from trials
 
@@ -152,16 +165,14 @@ def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
 
 
 def _find_unused(store: Store) -> Iterator[Garbage]:
-    trials = {trial for name in store.sweep_names() for trial in store.sweep_trials(name)}
-    trainings = {store.read_training_id(trial) for trial in trials}
-    for directory in _list_folders(store.path / "trials"):
-        if directory.name not in trials:
-            reason = "a trial that no sweep asks for"
-            yield from _make_garbage(directory, reason, directory / "lock")
-    for directory in _list_folders(store.path / "trainings"):
-        if directory.name not in trainings:
-            reason = "a training that no sweep asks for"
-            yield from _make_garbage(directory, reason, directory / "lock")
+    trials = {trial for trials in _list_sweeps(store).values() for trial in trials}
+    used = {"trial": trials, "training": {store.read_training_id(trial) for trial in trials}}
+    for kind, names in used.items():
+        for directory in _list_folders(store.path / f"{kind}s"):
+            if directory.name not in names:
+                yield from _make_garbage(
+                    directory, f"a {kind} that no sweep asks for", directory / "lock"
+                )
 
 
 def _make_garbage(path: Path, reason: str, lock: Path) -> Iterator[Garbage]:

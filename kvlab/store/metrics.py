@@ -1,17 +1,18 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
-Tasks of lm-eval have names by a rule, see `MetricTable`. A measured metric is added by an entry of
-`METRICS` and a measurement of that name in a trial's stages. A derived one is added by an entry
-with a function of the other measurements, and applies to all trials that were recorded before.
+`metrics.toml` has their titles, units and directions, and the families for the reference. Tasks of
+lm-eval have names by a rule, see `MetricTable`. A measured metric is added by a line there and a
+measurement of that name in a trial's stages. A derived one is added by a line and a function of
+the other measurements in `_DERIVED`, and applies to all trials that were recorded before.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
-
-from kvlab.spec.conversations_config import MAX_REUSE_TURNS
 
 Direction = Literal["lower", "higher", "neither"]
 
@@ -81,69 +82,26 @@ def derive_ttft_ratio(measurements: Mapping[str, float]) -> float | None:
     return warm / cold if warm and cold else None
 
 
-_CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
-_POSITION_METRICS = {
-    f"{name}{suffix}": Metric(f"{title}, {scoring}", "nats/token", "lower")
-    for name, title in {**_CONTEXT_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
-    for suffix, scoring in (("", "one-shot"), ("_served", "served"))
-}
 KL_ROUNDING = 1e-10
 """Nats per token. A plain float32 cache has 1e-14, a bfloat16 cache of a trained model 1e-8."""
-
-_SERVING_CHANGES = {
-    "serving_kl": ("KL(one-shot || served) of the next token", "nats/token", KL_ROUNDING),
-    "serving_top_changed": ("positions whose top token serving changes", "", 0.0),
-}
-_SERVING_CHANGE_METRICS = {
-    name: Metric(title, unit, "lower", rounding=rounding)
-    for name, (title, unit, rounding) in _SERVING_CHANGES.items()
-} | {
-    f"{name}_{part}": Metric(f"{title}, {where}", unit, rounding=rounding)
-    for name, (title, unit, rounding) in _SERVING_CHANGES.items()
-    for part, where in {
-        "stderr": "standard error over windows",
-        **{f"part{i}": f"part {i} of 8 of the context" for i in range(1, 9)},
-    }.items()
-}
 
 REUSE_GAP_ROUNDING = 1e-5
 """Nats per token. Warm and cold prompts pass through matrix products of other shapes."""
 
-_REUSE_METRICS = {
-    "reuse_hit_rate": Metric("prompt tokens found by reuse between turns", "", "higher"),
-    "reuse_hit_rate_exact": Metric("prompt tokens that any earlier turn has", "", "neither"),
-    **{
-        f"reuse_hit_rate_turn{turn}": Metric(
-            f"prompt tokens found by reuse, turn {turn}", "", "higher"
-        )
-        for turn in range(1, MAX_REUSE_TURNS + 1)
-    },
-    "reuse_flops_saved": Metric("FLOPs of prompts saved by reuse", "", "higher"),
-    "reuse_warm_ttft_ms": Metric("time to first token of reused prompts, warm", "ms", "lower"),
-    "reuse_cold_ttft_ms": Metric("time to first token of the same prompts, cold", "ms", "lower"),
-    "reuse_ttft_ratio": Metric(
-        "time to first token of reused prompts, warm over cold",
-        "times",
-        "lower",
-        derive_ttft_ratio,
-    ),
-    "reuse_gap": Metric(
-        "reuse gap (warm minus cold loss of replies)",
-        "nats/token",
-        "lower",
-        rounding=REUSE_GAP_ROUNDING,
-    ),
-    "reuse_kl": Metric("KL(cold || warm) of replies", "nats/token", "lower", rounding=KL_ROUNDING),
-    "reuse_top_changed": Metric("reply tokens whose top token reuse changes", "", "lower"),
-    "reuse_conversation_bytes": Metric("prefix cache of a conversation", "bytes", "lower"),
-    "reuse_conversations": Metric(
-        "conversations that fit the prefix cache", "conversations", "higher"
-    ),
-    "reuse_bytes_held": Metric("bytes held by the prefix cache, at most", "bytes"),
-    "reuse_evictions": Metric("evictions from the prefix cache", "evictions", "lower"),
-    "reuse_requests": Metric("requests of the load of conversations", "requests"),
+_DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
+    "loss_paired": derive_paired_loss,
+    "bits_per_byte_paired": derive_paired_bits,
+    "needle_loss_change": derive_needle_loss_change,
+    "cache_speedup": derive_cache_speedup,
+    "reuse_ttft_ratio": derive_ttft_ratio,
 }
-"""What a prefix cache reuses between the turns of `benchmark.conversations`."""
+_ROUNDING = {
+    "serving_kl": KL_ROUNDING,
+    "serving_kl_stderr": KL_ROUNDING,
+    **{f"serving_kl_part{part}": KL_ROUNDING for part in range(1, 9)},
+    "reuse_kl": KL_ROUNDING,
+    "reuse_gap": REUSE_GAP_ROUNDING,
+}
 
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
     "acc": ("", "higher"),
@@ -204,105 +162,12 @@ class MetricTable(dict[str, Metric]):
         return (*(name for name in self if name in given), *by_rule)
 
 
+_TABLES = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+
 METRICS = MetricTable(
     {
-        "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
-        "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
-        "loss_paired": Metric(
-            "validation loss, one-shot, of the served text",
-            "nats/token",
-            "lower",
-            derive_paired_loss,
-        ),
-        "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
-        **_SERVING_CHANGE_METRICS,
-        "kv_dtype_loss_change": Metric(
-            "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
-        ),
-        "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
-        "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
-        "evicted_share": Metric("tokens before a query that eviction has dropped", ""),
-        "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
-        "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
-        "bits_per_byte_paired": Metric(
-            "bits per byte, one-shot, of the served text", "bits/byte", "lower", derive_paired_bits
-        ),
-        "loss_unigram": Metric("loss of a unigram table of the training text", "nats/token"),
-        "loss_bigram": Metric("loss of a bigram table of the training text", "nats/token"),
-        "bigram_tokens": Metric("training tokens of the bigram table", "tokens"),
-        "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
-        "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
-        "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),
-        "hellaswag_acc_norm": Metric("HellaSwag acc_norm (completion style)", "", "higher"),
-        "hellaswag_acc_stderr": Metric("standard error of HellaSwag acc", ""),
-        "hellaswag_acc_norm_stderr": Metric("standard error of HellaSwag acc_norm", ""),
-        "hellaswag_acc_served": Metric("HellaSwag acc, served", "", "higher"),
-        "hellaswag_acc_norm_served": Metric("HellaSwag acc_norm, served", "", "higher"),
-        "hellaswag_lmeval_acc": Metric("HellaSwag acc (lm-eval style)", "", "higher"),
-        "hellaswag_lmeval_acc_norm": Metric("HellaSwag acc_norm (lm-eval style)", "", "higher"),
-        "hellaswag_lmeval_acc_served": Metric(
-            "HellaSwag acc (lm-eval style), served", "", "higher"
-        ),
-        "hellaswag_lmeval_acc_norm_served": Metric(
-            "HellaSwag acc_norm (lm-eval style), served", "", "higher"
-        ),
-        "hellaswag_items": Metric("HellaSwag items scored", "items"),
-        "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
-        "recall_acc": Metric("associative recall, one-shot", "", "higher"),
-        "recall_acc_near": Metric("associative recall, at most 1/4 back", "", "higher"),
-        "recall_acc_far": Metric("associative recall, over 1/2 back", "", "higher"),
-        "recall_acc_served": Metric("associative recall, served", "", "higher"),
-        "recall_acc_near_served": Metric(
-            "associative recall, at most 1/4 back, served", "", "higher"
-        ),
-        "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
-        "recall_rows": Metric("associative recall rows", "rows"),
-        "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
-        "needle_loss": Metric("needle's answer, one-shot", "nats/token", "lower"),
-        "needle_loss_served": Metric("needle's answer, served", "nats/token", "lower"),
-        "needle_loss_absent": Metric("the same answer without the needle, one-shot", "nats/token"),
-        "needle_loss_absent_served": Metric(
-            "the same answer without the needle, served", "nats/token"
-        ),
-        "needle_loss_change": Metric(
-            "needle's answer, served minus one-shot",
-            "nats/token",
-            "lower",
-            derive_needle_loss_change,
-        ),
-        "needle_accuracy": Metric("answer tokens of the needle on top, one-shot", "", "higher"),
-        "needle_accuracy_served": Metric(
-            "answer tokens of the needle on top, served", "", "higher"
-        ),
-        "needle_chance": Metric("needle's answer guessed by token frequencies", "nats/token"),
-        "needle_rows": Metric("rows of each length and depth of the needle probe", "rows"),
-        **_POSITION_METRICS,
-        "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
-        "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
-        "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
-        "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
-        "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
-        "peak_bytes_activations": Metric(
-            "peak memory decoding with the cache, without weights, cache and logits",
-            "bytes",
-            "lower",
-        ),
-        "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
-        "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
-        "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
-        "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
-        "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
-        "tokens_per_second": Metric(
-            "decoded tokens per second (largest batch)", "tokens/s", "higher"
-        ),
-        "cache_speedup": Metric(
-            "time per token without a cache over with it", "times", "higher", derive_cache_speedup
-        ),
-        **_REUSE_METRICS,
-        "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
-        "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
-        "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
-        "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
+        name: Metric(title, unit, better, _DERIVED.get(name), _ROUNDING.get(name, 0.0))
+        for name, (title, unit, better) in _TABLES["metrics"].items()
     }
 )
 
@@ -319,140 +184,16 @@ class MetricFamily:
     """
 
     title: str
-    beginnings: tuple[str, ...]
+    beginnings: Sequence[str]
     key: str
     method: str
-    sections: tuple[str, ...]
+    sections: Sequence[str]
 
     def holds(self, name: str) -> bool:
-        return f"{name} ".startswith(self.beginnings)
+        return f"{name} ".startswith(tuple(self.beginnings))
 
 
-FAMILIES: tuple[MetricFamily, ...] = (
-    MetricFamily(
-        "Validation loss",
-        ("loss ", "loss_served ", "loss_paired ", "loss_tokens ", "served_tokens ", "bits_per_"),
-        "evaluation.loss_tokens, evaluation.loss_bytes, evaluation.served_tokens",
-        "Mean cross-entropy of the next token over windows of held-out text that are spread evenly."
-        " One-shot: all tokens of a window in one pass. Served: token by token through the cache"
-        " that serves. Bits per byte: the summed loss over the bytes of the scored tokens.",
-        ("answer", "cells", "effects", "pareto", "equal-memory", "serving-gap", "curves"),
-    ),
-    MetricFamily(
-        "Serving gap and divergence",
-        ("serving_",),
-        "evaluation.served",
-        "Served against one-shot predictions of the same weights, at every token of the served"
-        " text. The divergence is summed in float64; its standard error is over windows.",
-        ("answer", "effects", "serving-gap"),
-    ),
-    MetricFamily(
-        "Dtype of the cache",
-        ("kv_dtype_",),
-        "serving.kv_dtype",
-        "The same text through the same cache in the dtype of the model, and the difference in"
-        " logits and loss.",
-        ("serving-gap",),
-    ),
-    MetricFamily(
-        "Eviction",
-        ("evicted_",),
-        "serving.evict",
-        "Of all tokens up to a query, the share that global layers no longer keep: mean over the"
-        " queries of the served text, weighted by how many tokens each could see.",
-        ("serving-gap",),
-    ),
-    MetricFamily(
-        "Tables of single tokens and of pairs",
-        ("loss_unigram ", "loss_bigram ", "bigram_tokens "),
-        "",
-        "Counted in the windows that the training read, at most 20 million tokens, smoothed by"
-        " token frequencies (MacKay and Peto 1995), scored on the text of the one-shot loss.",
-        ("answer",),
-    ),
-    MetricFamily(
-        "Loss by position",
-        ("loss_part", "loss_beyond"),
-        "evaluation.positions",
-        "The loss of tokens in each eighth of the context, and in windows twice as long beyond"
-        " the trained length, where the position scheme allows it.",
-        ("probes",),
-    ),
-    MetricFamily(
-        "HellaSwag",
-        ("hellaswag_",),
-        "evaluation.hellaswag",
-        "Which of four endings is the likeliest (arXiv 1905.07830), by summed log-likelihood"
-        " (acc) and by log-likelihood per token or byte (acc_norm), in two conventions.",
-        ("hellaswag", "effects", "pareto"),
-    ),
-    MetricFamily(
-        "Tasks of lm-eval",
-        (LM_EVAL_PREFIX,),
-        "evaluation.lm_eval",
-        "EleutherAI's harness builds prompts and scores answers; the model gives log-likelihoods,"
-        " one-shot and served. Names are lm_eval_<task>_<metric>, with _served through the cache.",
-        ("lm-eval", "effects"),
-    ),
-    MetricFamily(
-        "Associative recall",
-        ("recall_",),
-        "evaluation.recall",
-        "Rows of random key and value pairs, then the keys again (arXiv 2312.04927): how often the"
-        " value of the row that the model finds likeliest is the right one.",
-        ("probes",),
-    ),
-    MetricFamily(
-        "Needle in a haystack",
-        ("needle_",),
-        "evaluation.needle",
-        "A key and an answer in validation text, the key again at its end: loss and accuracy of"
-        " the answer's tokens, over all lengths and depths.",
-        ("probes",),
-    ),
-    MetricFamily(
-        "Bytes of the cache",
-        ("kv_bytes_",),
-        "",
-        "Computed from the layout, and counted over the unique storages of a real cache; a trial"
-        " whose two counts differ fails.",
-        ("cells", "pareto", "memory"),
-    ),
-    MetricFamily(
-        "Peak memory of decoding",
-        ("peak_bytes_",),
-        "benchmark.prompt_tokens, benchmark.new_tokens",
-        "The largest memory of the process or device while it decodes at batch 1, weights"
-        " included.",
-        ("memory",),
-    ),
-    MetricFamily(
-        "Speed of decoding",
-        ("ttft_", "tpot_", "tokens_per_second ", "cache_speedup "),
-        "benchmark.prompt_tokens, benchmark.new_tokens, benchmark.batch_sizes, benchmark.repeats",
-        "Rounds after one warm-up, cached and uncached in turn, until the median is known to 5% or"
-        " the time is over. Percentiles are over steps.",
-        ("speed", "pareto", "effects"),
-    ),
-    MetricFamily(
-        "Reuse between turns",
-        ("reuse_",),
-        "benchmark.conversations",
-        "Every turn's prompt is the conversation so far. Hits, bytes and evictions are counted for"
-        " the whole load at benchmark.conversations.budget; FLOPs are by formula. Times, and the"
-        " losses of the replies, are of the first conversations, which the model serves warm (K/V"
-        " of earlier turns restored) and cold (the whole prompt computed again).",
-        ("reuse",),
-    ),
-    MetricFamily(
-        "Training",
-        ("training_",),
-        "",
-        "Tokens over seconds of the whole training; FLOPs by formula; the peak of memory over all"
-        " steps. Rates are left out where trials shared a GPU.",
-        ("effects",),
-    ),
-)
+FAMILIES = tuple(MetricFamily(**one) for one in _TABLES["families"])
 """The families of metrics, in the order of the reference."""
 
 OTHER = MetricFamily("Other", (), "", "See their entries in the table of metrics.", ("effects",))
@@ -506,16 +247,9 @@ _EXACT_UNITS = (
     "bytes", "tokens", "items", "rows", "pairs", "conversations", "evictions", "requests",
 )  # fmt: skip
 _OF_THE_MACHINE = (
-    "peak_bytes_",
-    "ttft_",
-    "tpot_",
-    "tokens_per_second",
-    "cache_speedup",
-    "reuse_warm_ttft",
-    "reuse_cold_ttft",
-    "reuse_ttft",
-    "training_",
-)
+    "peak_bytes_", "ttft_", "tpot_", "tokens_per_second", "cache_speedup", "reuse_warm_ttft",
+    "reuse_cold_ttft", "reuse_ttft", "training_",
+)  # fmt: skip
 """Beginnings of metrics that measure a machine, not a model."""
 
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -152,10 +153,8 @@ def package_versions() -> dict[str, str]:
     """Return the versions of the packages that compute the numbers, without importing them."""
     versions = {}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
@@ -166,16 +165,15 @@ def utc_now() -> str:
 
 def redact_command(arguments: Sequence[str]) -> str:
     """Return ``kvlab`` and its arguments, absolute paths made relative or cut to the last name."""
-    return " ".join(["kvlab", *map(_redact_argument, arguments)])
-
-
-def _redact_argument(argument: str) -> str:
-    option, equals, value = argument.rpartition("=")
-    path = Path(value)
-    if not path.is_absolute():
-        return argument
-    is_inside = path.is_relative_to(Path.cwd())
-    return f"{option}{equals}{path.relative_to(Path.cwd()) if is_inside else path.name}"
+    words = ["kvlab"]
+    for argument in arguments:
+        option, equals, value = argument.rpartition("=")
+        path = Path(value)
+        if path.is_absolute():
+            is_inside = path.is_relative_to(Path.cwd())
+            value = str(path.relative_to(Path.cwd())) if is_inside else path.name
+        words.append(f"{option}{equals}{value}")
+    return " ".join(words)
 
 
 _ABSOLUTE_FOLDERS = re.compile(r"(?<![\w./~:<-])/(?:[^\s/'\"<>|:;,()]+/)+(?=[^\s/])")

@@ -32,7 +32,7 @@ from kvlab.fs.sealed_files import set_aside
 from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER
 from kvlab.store.timings import TIMINGS_FILE
-from kvlab.store.trial_records import DETAIL_FILES
+from kvlab.store.trial_records import RESULT_FILES
 
 ARCHIVE_SUFFIX = ".tar.xz"
 
@@ -40,7 +40,7 @@ ARCHIVE_SUFFIX = ".tar.xz"
 SWEEP_FILES = (POINTS_FOLDER, "search.json", "reported.json", TIMINGS_FILE, "sweep.json")
 TRAINING_FILES = ("config.json", "start.json", "rungs.json", "diverged.json", "training.json")
 WEIGHT_FILES = ("checkpoints", "final")
-TRIAL_FILES = ("trial.json", *DETAIL_FILES, "result.json")
+TRIAL_FILES = ("trial.json", *RESULT_FILES)
 
 _MAX_EXPANSION = 1000  # records shrink 10 to 30 times
 _ID = "[0-9a-f]{16}"
@@ -92,7 +92,11 @@ def write_archive(store: Store, name: str, path: Path, weights: bool = False) ->
         StoreError: The file cannot be written.
     """
     planned = store.sweep_trials(name)
-    trials = sorted(trial for trial in planned if _has_ended(store, trial))
+    statuses = {trial: store.status(trial) for trial in sorted(planned)}
+    trials = [trial for trial, status in statuses.items() if status is not None]
+    if damaged := [trial for trial in trials if statuses[trial] == "damaged"]:
+        path = store.trial_directory(damaged[0]) / "result.json"
+        raise RecordDamaged(f"{path} is damaged; `kvlab verify --heal` moves it aside")
     trainings = sorted(filter(None, {store.read_training_id(trial) for trial in trials}))
     trunks = sorted(filter(None, {store.read_trunk_id(trial) for trial in trials}))
     files = list(_list_files(store.sweep_directory(name), SWEEP_FILES))
@@ -175,14 +179,6 @@ def _no_archive(path: Path, reason: str) -> StoreError:
     return StoreError(f"{text}; `kvlab copy SWEEP --to FILE{ARCHIVE_SUFFIX}` writes one")
 
 
-def _has_ended(store: Store, trial: str) -> bool:
-    status = store.status(trial)
-    if status == "damaged":
-        path = store.trial_directory(trial) / "result.json"
-        raise RecordDamaged(f"{path} is damaged; `kvlab verify --heal` moves it aside")
-    return status is not None
-
-
 def _list_files(directory: Path, names: Sequence[str]) -> Iterator[Path]:
     """Iterate over files in the order of ``names``, without links and unfinished files."""
     for name in names:
@@ -218,7 +214,15 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
         text = f"sweep = {name} is being run in {store.path}"
         raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
     with store.driver_lock(name).hold():
-        if not _is_described(store, name):
+        is_described = False
+        try:
+            store.sweep(name)
+            is_described = True
+        except RecordDamaged:
+            set_aside(directory, ["sweep.json"])
+        except UsageError:
+            pass  # it has none
+        if not is_described:
             summary.files += _put_files(archive.sweep_directory(name), directory, SWEEP_FILES)
         for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
             assert trunk is not None
@@ -231,18 +235,6 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
         for trial in store.sweep_trials(name):
             _restore_trial(store, archive, trial, summary)
     return summary
-
-
-def _is_described(store: Store, name: str) -> bool:
-    """Return whether the store has the description of a sweep; move a damaged one aside."""
-    try:
-        store.sweep(name)
-    except RecordDamaged:
-        set_aside(store.sweep_directory(name), ["sweep.json"])
-        return False
-    except UsageError:
-        return False
-    return True
 
 
 def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummary) -> None:
@@ -354,8 +346,8 @@ def list_archives(place: str) -> list[str]:
         CopyError: the URL cannot be reached.
     """
     with _open_url(place) as (fs, folder):
-        paths = fs.glob(f"{folder}/*{ARCHIVE_SUFFIX}")
-        return [f"{place.rstrip('/')}/{str(path).rpartition('/')[2]}" for path in sorted(paths)]
+        names = (str(path).rpartition("/")[2] for path in fs.glob(f"{folder}/*{ARCHIVE_SUFFIX}"))
+        return [archive_at(place, name.removesuffix(ARCHIVE_SUFFIX)) for name in sorted(names)]
 
 
 def archive_at(place: str, name: str) -> str:

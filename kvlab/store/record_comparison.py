@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvlab.errors import StoreError, UsageError
-from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.store.metrics import METRICS, find_tolerance
+from kvlab.store.record_forms import read_record
 from kvlab.store.result import flatten
 from kvlab.store.store import Store
 
@@ -51,8 +51,7 @@ class TrialRecord:
             raise UsageError(f"{text}; compare trials that have ended")
         store.check_details(trial, result)
         try:
-            path = store.training_directory(result["training"]) / "training.json"
-            training = read_sealed_json(path, "files")
+            training = read_record(store.training_directory(result["training"]) / "training.json")
         except (FileNotFoundError, StoreError):
             training = {}
         return cls(store, trial, result, training)
@@ -128,34 +127,36 @@ class RecordComparison:
 def compare_records(one: TrialRecord, other: TrialRecord) -> RecordComparison:
     """Compare two records; they are of one trial if their ids are equal."""
     results = one.result, other.result
-    made = [dict(result.get("provenance") or {}) for result in results]
+    made = [result.get("provenance") or {} for result in results]
+    configurations, exact = [], []
+    for result, provenance in zip(results, made, strict=True):
+        text, training = provenance.get("data") or {}, result.get("training_record") or {}
+        digest = {"digest of the text": text["digest"]} if "digest" in text else {}
+        experiment = result.get("experiment") or {}
+        configurations.append({"seed": result.get("seed"), **experiment, **digest})
+        error = {"error": result["error"].get("message")} if result.get("error") else {}
+        counts = {key: training[key] for key in _COUNTS if key in training}
+        sizes = {key: result.get(key) for key in ("kv", "model")}
+        exact.append({"status": result["status"], **sizes, "training": counts, **error})
     environments = [{key: part[key] for key in _ENVIRONMENT if key in part} for part in made]
+    before, after = (result.get("measurements") or {} for result in results)
+    metrics = []
+    for name in METRICS.sort((*before, *after)):
+        a, b = before.get(name), after.get(name)
+        tolerance = find_tolerance(name, a if a is not None else b or 0.0)
+        metrics.append(ComparedMetric(name, a, b, tolerance, _judge(a, b, tolerance)))
+    mine, theirs = (
+        {**(trial.training.get("files") or {}), **trial.result.get("files", {})}
+        for trial in (one, other)
+    )
     return RecordComparison(
         (one.trial, other.trial),
-        tuple(_differ(*(_configure(result) for result in results))),
+        tuple(_differ(*configurations)),
         tuple(_differ(*environments)),
-        tuple(_differ(*(_collect_exact(result) for result in results))),
-        tuple(_compare_metrics(*(result.get("measurements") or {} for result in results))),
-        _compare_files(one, other),
+        tuple(_differ(*exact)),
+        tuple(metrics),
+        {name: mine[name] == theirs[name] for name in mine if name in theirs},
     )
-
-
-def _configure(result: Mapping[str, Any]) -> dict[str, Any]:
-    text = (result.get("provenance") or {}).get("data") or {}
-    digest = {"digest of the text": text["digest"]} if "digest" in text else {}
-    return {"seed": result.get("seed"), **(result.get("experiment") or {}), **digest}
-
-
-def _collect_exact(result: Mapping[str, Any]) -> dict[str, Any]:
-    training = result.get("training_record") or {}
-    error = result.get("error") or {}
-    return {
-        "status": result["status"],
-        "kv": result.get("kv"),
-        "model": result.get("model"),
-        "training": {key: training[key] for key in _COUNTS if key in training},
-        **({"error": error.get("message")} if error else {}),
-    }
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]:
@@ -163,15 +164,6 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) != after.get(name):
             yield Field(name, before.get(name), after.get(name))
-
-
-def _compare_metrics(
-    before: Mapping[str, float], after: Mapping[str, float]
-) -> Iterator[ComparedMetric]:
-    for name in METRICS.sort((*before, *after)):
-        a, b = before.get(name), after.get(name)
-        tolerance = find_tolerance(name, a if a is not None else b or 0.0)
-        yield ComparedMetric(name, a, b, tolerance, _judge(a, b, tolerance))
 
 
 def _judge(a: float | None, b: float | None, tolerance: float | None) -> Verdict:
@@ -182,12 +174,3 @@ def _judge(a: float | None, b: float | None, tolerance: float | None) -> Verdict
     if a == b:
         return "equal"
     return "within" if math.isfinite(a - b) and abs(a - b) <= tolerance else "beyond"
-
-
-def _compare_files(one: TrialRecord, other: TrialRecord) -> dict[str, bool]:
-    """Return for every sealed file of both whether its bytes are the same."""
-    before, after = (
-        {**(trial.training.get("files") or {}), **trial.result.get("files", {})}
-        for trial in (one, other)
-    )
-    return {name: before[name] == after[name] for name in before if name in after}

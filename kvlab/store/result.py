@@ -30,6 +30,14 @@ FailureClass = Literal[
 """``device_memory`` and ``host_memory``: it ran out. ``source``: the weights that the training
 starts from are unavailable or do not fit."""
 
+_CLASSES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], FailureClass], ...] = (
+    (Diverged, "diverged"),
+    (DataError, "data"),
+    (ResourceError, "resources"),
+    ((SourceMissing, PretrainedError), "source"),
+)
+_MEMORY_CLASSES: dict[str, FailureClass] = {"device": "device_memory", "host": "host_memory"}
+
 OUT_OF_MEMORY: tuple[FailureClass, ...] = ("device_memory", "host_memory")
 
 
@@ -53,30 +61,17 @@ class Failure:
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the ``error`` of a result."""
-        return {
-            "class": self.kind,
-            "type": self.type,
-            "message": self.message,
-            "traceback": self.traceback,
-        }
+        facts = {"type": self.type, "message": self.message, "traceback": self.traceback}
+        return {"class": self.kind, **facts}
 
 
 def classify_error(error: BaseException) -> FailureClass:
     """Return the class of an error that ended a trial; an unknown one is a bug."""
-    if isinstance(error, Diverged):
-        return "diverged"
-    if isinstance(error, DataError):
-        return "data"
-    if isinstance(error, ResourceError):
-        return "resources"
-    if isinstance(error, SourceMissing | PretrainedError):
-        return "source"
-    match classify_oom(error):
-        case "device":
-            return "device_memory"
-        case "host":
-            return "host_memory"
-    return "bug"
+    for types, kind in _CLASSES:
+        if isinstance(error, types):
+            return kind
+    out_of_memory = classify_oom(error)
+    return _MEMORY_CLASSES[out_of_memory] if out_of_memory else "bug"
 
 
 class RecordedTrial(Protocol):

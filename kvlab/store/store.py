@@ -27,24 +27,16 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import (
     FileSeal,
     check_file,
-    check_form,
     read_seal,
     read_sealed_bytes,
-    read_sealed_json,
     set_aside,
     write_sealed_json,
 )
 from kvlab.spec.spec_model import NAME_PATTERN
-from kvlab.store.record_forms import (
-    ReportedForm,
-    RungsForm,
-    SweepForm,
-    TrainingForm,
-    check_cells,
-)
+from kvlab.store.record_forms import read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
-from kvlab.store.trial_records import SCHEMA, TrialRecords
+from kvlab.store.trial_records import SCHEMA, Status, TrialRecords
 
 TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
 """What a training that is done has recorded, beside its checkpoints."""
@@ -62,6 +54,7 @@ class Store(TrialRecords):
             hint = "`kvlab copy --from` unpacks the record of a sweep into one"
             raise StoreError(f"{text}; name another with --store, or {hint}")
         self._seals: dict[str, Mapping[str, FileSeal]] = {}
+        self._statuses: dict[str, tuple[tuple[int, ...], Status]] = {}
         self._points: dict[str, SearchPoints] = {}
 
     # Trainings
@@ -87,7 +80,7 @@ class Store(TrialRecords):
         """
         directory = self.training_directory(training_id)
         try:
-            for name, seal in _read_training_seals(directory).items():
+            for name, seal in read_record(directory / "training.json")["files"].items():
                 is_weights = not name.endswith(".json")
                 if is_weights and not (directory / name).exists():
                     continue  # garbage collection removes weights that have been measured
@@ -118,20 +111,9 @@ class Store(TrialRecords):
         aside = [directory / "damaged" / str(n) for n in sorted(numbers, reverse=True)]
         for folder in (directory, *aside):
             with contextlib.suppress(FileNotFoundError, RecordDamaged):
-                _read_training_seals(folder)
+                read_record(folder / "training.json")
                 return read_sealed_bytes(folder / "training.json")
         return None
-
-    def training_seals(self, training_id: str) -> dict[str, FileSeal]:
-        """Return the seals of a finished training's files; empty if it has no record.
-
-        Raises:
-            RecordDamaged: the record is not what was written.
-        """
-        try:
-            return _read_training_seals(self.training_directory(training_id))
-        except FileNotFoundError:
-            return {}
 
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""
@@ -147,7 +129,7 @@ class Store(TrialRecords):
         """
         try:
             path = self.training_directory(training_id) / "diverged.json"
-            return str(read_sealed_json(path, "message")["message"])
+            return str(read_record(path)["message"])
         except (FileNotFoundError, RecordDamaged):
             return None
 
@@ -158,26 +140,10 @@ class Store(TrialRecords):
     def rungs(self, training_id: str) -> dict[int, float]:
         """Return validation losses (nats/token) by the steps after which a search paused it."""
         try:
-            path = self.training_directory(training_id) / "rungs.json"
-            content = read_sealed_json(path, "rungs")
-            check_form(path, content, RungsForm)
+            rungs = read_record(self.training_directory(training_id) / "rungs.json")["rungs"]
         except (FileNotFoundError, RecordDamaged):  # damaged ones are measured again
             return {}
-        return {int(step): float(rung["loss"]) for step, rung in content["rungs"].items()}
-
-    def check_checkpoint(self, folder: Path) -> dict[str, FileSeal]:
-        """Check a checkpoint and return the seals of its files, ``state.json`` aside.
-
-        Raises:
-            RecordDamaged: a file is not what was written, or is missing.
-        """
-        try:
-            files = read_sealed_json(folder / "state.json", "files", "state")["files"]
-        except FileNotFoundError:
-            raise RecordDamaged(f"{folder / 'state.json'} is missing") from None
-        for name, seal in files.items():
-            check_file(folder / name, seal)
-        return cast(dict[str, FileSeal], files)
+        return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
 
     def trunk_steps(self, trunk_id: str) -> list[int]:
         """Return the steps after which a trunk has a checkpoint, sorted; see `kvlab.train`."""
@@ -205,16 +171,12 @@ class Store(TrialRecords):
         """
         path = self.sweep_directory(name) / "sweep.json"
         try:
-            sweep = read_sealed_json(path, "name", "cells")
-            check_form(path, sweep, SweepForm)
-            check_cells(path, sweep)
-            if sweep["name"] != name:
-                raise RecordDamaged(f"{path} describes the sweep {sweep['name']}")
+            sweep = read_record(path)
             points = self.search_points(name).read() if "search" in sweep else []
             if not points:
                 return sweep
             with contextlib.suppress(FileNotFoundError):
-                spent = read_sealed_json(path.with_name("search.json"), "seconds", "flops")
+                spent = read_record(path.with_name("search.json"))
                 facts = {"spent_seconds": spent["seconds"], "spent_flops": spent["flops"]}
                 sweep = {**sweep, "search": {**sweep["search"], **facts}}
             return add_points(sweep, points)
@@ -251,12 +213,11 @@ class Store(TrialRecords):
     def reported_seeds(self, name: str) -> list[list[int]]:
         """Return the sets of seeds at which reports were written."""
         try:
-            path = self.sweep_directory(name) / "reported.json"
-            reported = read_sealed_json(path, "seeds")
-            check_form(path, reported, ReportedForm)
+            return cast(
+                list[list[int]], read_record(self.sweep_directory(name) / "reported.json")["seeds"]
+            )
         except (FileNotFoundError, RecordDamaged):  # `kvlab verify` tells of a damaged one
             return []
-        return [list(seeds) for seeds in reported["seeds"]]
 
     def timings(self, name: str) -> dict[str, TimingSession]:
         """Return, by trial, the session in which a trial of this sweep was timed again."""
@@ -289,16 +250,3 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
-
-
-def _read_training_seals(directory: Path) -> dict[str, FileSeal]:
-    """Return the seals of a finished training's files.
-
-    Raises:
-        RecordDamaged: The record is not what was written, or lies in another file's place.
-        FileNotFoundError: There is none.
-    """
-    path = directory / "training.json"
-    content = read_sealed_json(path, "files")
-    check_form(path, content, TrainingForm)
-    return cast(dict[str, FileSeal], content["files"])

@@ -16,9 +16,9 @@ from typing import Any
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock, seems_held
-from kvlab.fs.sealed_files import check_form, read_sealed_json, write_sealed_json
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
-from kvlab.store.record_forms import PointForm
+from kvlab.store.record_forms import read_record
 
 ID_PATTERN = re.compile(r"[0-9a-f]{16}\Z")
 
@@ -111,10 +111,6 @@ def list_names(directory: Path) -> list[str]:
 
 POINTS_FOLDER = "points"
 
-POINT_KEYS = ("level", "patch", "trial", "past", "why", "cell")
-"""What a file of a suggestion has; see `kvlab.sweep.search.search_history.Suggestion`. ``cell`` is
-its cell as ``sweep.json`` lists cells; None if it has none."""
-
 
 class SearchPoints:
     """Read and write the suggestions of one search. What is read is kept until a file changes.
@@ -128,7 +124,10 @@ class SearchPoints:
         self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def write(self, point: Mapping[str, Any], fence: Fence | None = None) -> None:
-        """Write a suggestion, which has the keys `POINT_KEYS`."""
+        """Write a suggestion, as `kvlab.sweep.search.search_history.Suggestion` describes itself.
+
+        Its ``cell`` is as ``sweep.json`` lists cells; None if it has none.
+        """
         path = self._folder / f"{point['level']}.json"
         write_sealed_json(path, {"schema": 1, **point}, fence=fence)
 
@@ -138,16 +137,14 @@ class SearchPoints:
         Raises:
             RecordDamaged: a file is not what was written.
         """
-        return [self._read_file(path) for path in list_point_files(self._folder.parent)]
-
-    def _read_file(self, path: Path) -> dict[str, Any]:
-        state = path.stat()
-        stamp = (state.st_mtime_ns, state.st_ino)
-        if self._read.get(path.name, (None, {}))[0] != stamp:
-            point = read_sealed_json(path, *POINT_KEYS)
-            check_form(path, point, PointForm)
-            self._read[path.name] = stamp, point
-        return self._read[path.name][1]
+        points = []
+        for path in list_point_files(self._folder.parent):
+            state = path.stat()
+            stamp = (state.st_mtime_ns, state.st_ino)
+            if self._read.get(path.name, (None, {}))[0] != stamp:
+                self._read[path.name] = stamp, read_record(path)
+            points.append(self._read[path.name][1])
+        return points
 
 
 def list_point_files(directory: Path) -> list[Path]:
@@ -172,25 +169,22 @@ def add_points(sweep: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) ->
     [(factor, levels)] = sweep["factors"].items()
     with_cell = [point for point in points if point["cell"] is not None]
     patches = {point["level"]: point["patch"] for point in with_cell}
+    # what `kvlab.analysis.search_results` reads of a suggestion
+    suggestions = [
+        {
+            "level": point["level"],
+            "settings": point["patch"],
+            "trial": "" if point["why"] else point["trial"],
+            **{key: point["past"][key] for key in ("state", "values", "rungs")},
+            "violations": point["past"]["excess"],
+            "reason": point["why"],
+        }
+        for point in points
+    ]
     return {
         **sweep,
         "factors": {factor: [*levels, *patches]},
         "patches": {factor: {**sweep["patches"][factor], **patches}},
         "cells": [*sweep["cells"], *(point["cell"] for point in with_cell)],
-        "search": {**sweep["search"], "suggestions": [_describe(point) for point in points]},
-    }
-
-
-def _describe(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what reports read of a suggestion; `kvlab.analysis.search_results` says what it is."""
-    past = point["past"]
-    return {
-        "level": point["level"],
-        "settings": point["patch"],
-        "trial": "" if point["why"] else point["trial"],
-        "state": past["state"],
-        "values": past["values"],
-        "rungs": past["rungs"],
-        "violations": past["excess"],
-        "reason": point["why"],
+        "search": {**sweep["search"], "suggestions": suggestions},
     }

@@ -13,8 +13,8 @@ from typing import Any
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import check_form, read_sealed_json, write_sealed_json
-from kvlab.store.record_forms import TimingsForm
+from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.store.record_forms import read_record
 
 TIMINGS_FILE = "timings.json"
 
@@ -63,9 +63,8 @@ class TimingSession:
             trial: TimedTrial(one["result"], one["measurements"], tuple(one["benchmark"]))
             for trial, one in data["trials"].items()
         }
-        keys = ("seed", "started", "finished", "device", "threads", "commit")
-        facts = {key: data[key] for key in keys}
-        return cls(**facts, trials=trials, failure=data.get("failure", ""))
+        keys = ("seed", "started", "finished", "device", "threads", "commit", "failure")
+        return cls(trials=trials, **{key: data[key] for key in keys if key in data})
 
     def describe(self) -> dict[str, Any]:
         """Return what a result says of the session, without the numbers."""
@@ -81,9 +80,8 @@ def read_timings(directory: Path) -> list[TimingSession]:
         directory: of the sweep.
     """
     try:
-        data = read_sealed_json(directory / TIMINGS_FILE, "sessions")
-        check_form(directory / TIMINGS_FILE, data, TimingsForm)
-        return [TimingSession.from_json(one) for one in data["sessions"]]
+        sessions = read_record(directory / TIMINGS_FILE)["sessions"]
+        return [TimingSession.from_json(one) for one in sessions]
     except (FileNotFoundError, RecordDamaged):
         return []  # `kvlab verify` tells of a damaged one, and the next submit times again
 

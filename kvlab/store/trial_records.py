@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,41 +24,32 @@ from kvlab.fs.sealed_files import (
     check_file,
     check_form,
     read_seal,
-    read_sealed_bytes,
-    read_sealed_json,
     seal_bytes,
     set_aside,
     write_sealed_json,
 )
-from kvlab.store.record_forms import (
-    ProgressForm,
-    ResultForm,
-)
+from kvlab.store.record_forms import EndStatus, ProgressForm, read_record
 from kvlab.store.store_paths import ID_PATTERN, StorePaths, list_names
 from kvlab.store.timings import TimingSession, replace_times
 
 SCHEMA = 1
 
-Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
-"""How a trial ended. ``damaged``: its result is not what was written, and it is run again.
-``pruned``: a search has paused its training, which any other sweep continues."""
+Status = EndStatus | Literal["damaged"]
+"""``damaged``: the result is not what was written, and the trial is run again."""
 
 DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz", "tasks.json.gz")
 """Files beside a result, written before it: HellaSwag by item, losses by document, and lm-eval
 tasks by item."""
 
-_RESULT_HEAD = re.compile(
-    rb'\{\s*"schema": %d,\s*"trial": "(\w+)",\s*"training": "\w+",'
-    rb'\s*"status": "(done|failed|diverged|pruned)"' % SCHEMA
-)
-
-_FILES_KEY = b'\n "files": '  # only a key of the outermost object is indented by one space
+RESULT_FILES = (*DETAIL_FILES, "result.json")
+"""What is moved together when a trial is to run again."""
 
 
 class TrialRecords(StorePaths):
     """The trials of a store, each in its directory."""
 
     _seals: dict[str, Mapping[str, FileSeal]]
+    _statuses: dict[str, tuple[tuple[int, ...], Status]]
 
     def trial_ids(self) -> list[str]:
         return sorted(name for name in list_names(self.path / "trials") if ID_PATTERN.match(name))
@@ -78,22 +68,29 @@ class TrialRecords(StorePaths):
         raise UsageError(f"trial = {prefix!r} fits {len(matches)} trials; give more digits")
 
     def status(self, trial_id: str) -> Status | None:
-        """Return how a trial ended, None if it has not. Checks its result and its details."""
+        """Return how a trial ended, None if it has not.
+
+        What `verify_record` finds damaged is damaged here. The files are read again when one of
+        them has another inode, size or time.
+        """
         directory = self.trial_directory(trial_id)
-        try:
-            data = read_sealed_bytes(directory / "result.json")
-            head = _RESULT_HEAD.match(data)
-            if not head or head.group(1).decode() != trial_id:
-                return "damaged"
-            seals = _parse_detail_seals(data)
-            check_form(directory / "result.json", seals, dict)
-            for name, seal in seals.items():
-                check_file(directory / name, seal)
-        except FileNotFoundError:
-            return None
-        except RecordDamaged:
-            return "damaged"
-        return cast(Status, head.group(2).decode())
+        stamp = []
+        for name in RESULT_FILES:
+            with contextlib.suppress(OSError):
+                state = os.stat(directory / name)
+                stamp += [state.st_ino, state.st_size, state.st_mtime_ns]
+        known, status = self._statuses.get(trial_id, ((), "damaged"))
+        if not stamp or known != tuple(stamp):
+            try:
+                result = self.result(trial_id)
+                if result is None:
+                    return None
+                self.check_details(trial_id, result)
+                status = result["status"]
+            except RecordDamaged:
+                status = "damaged"
+            self._statuses[trial_id] = tuple(stamp), status
+        return status
 
     def result(
         self, trial_id: str, timings: Mapping[str, TimingSession] | None = None
@@ -108,14 +105,9 @@ class TrialRecords(StorePaths):
         """
         path = self.trial_directory(trial_id) / "result.json"
         try:
-            result = read_sealed_json(path, "schema", "trial", "training", "status")
+            result = read_record(path)
         except FileNotFoundError:
             return None
-        if result["schema"] != SCHEMA:
-            raise RecordDamaged(f"{path} is of schema {result['schema']}, not {SCHEMA}")
-        check_form(path, result, ResultForm)
-        if result["trial"] != trial_id:
-            raise RecordDamaged(f"{path} is the result of trial {result['trial']}")
         self._seals[trial_id] = result.get("files", {})
         session = (timings or {}).get(trial_id)
         if session is not None and session.trials[trial_id].result == read_seal(path):
@@ -164,7 +156,7 @@ class TrialRecords(StorePaths):
         directory = self.trial_directory(trial_id)
         target = directory / "attempts" / str(max(self.attempts(trial_id), default=0))
         target.mkdir(parents=True, exist_ok=True)
-        for name in (*DETAIL_FILES, "result.json"):
+        for name in RESULT_FILES:
             if (directory / name).exists():
                 os.replace(directory / name, target / name)
 
@@ -176,8 +168,7 @@ class TrialRecords(StorePaths):
         Returns:
             The folder that it is moved to.
         """
-        names = (*DETAIL_FILES, "result.json")
-        return set_aside(self.trial_directory(trial_id), names, fence)
+        return set_aside(self.trial_directory(trial_id), RESULT_FILES, fence)
 
     def write_trial(
         self, trial_id: str, description: dict[str, Any], fence: Fence | None = None
@@ -185,12 +176,11 @@ class TrialRecords(StorePaths):
         """Write what is known of a trial before it runs, unless it is there already."""
         path = self.trial_directory(trial_id) / "trial.json"
         try:
-            recorded = read_sealed_json(path, "trial")["trial"]
-        except (FileNotFoundError, RecordDamaged):
-            recorded = None
-        if recorded == trial_id:
+            read_record(path)
             return
-        if path.exists():
+        except FileNotFoundError:
+            pass
+        except RecordDamaged:
             set_aside(path.parent, [path.name], fence)
         write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
@@ -205,7 +195,7 @@ class TrialRecords(StorePaths):
     def _read_trial_key(self, trial_id: str, key: str) -> str | None:
         for name in ("trial.json", "result.json"):  # the first may be damaged or gone
             with contextlib.suppress(FileNotFoundError, StoreError, KeyError):
-                return str(read_sealed_json(self.trial_directory(trial_id) / name)[key])
+                return str(read_record(self.trial_directory(trial_id) / name)[key])
         return None
 
     def write_details(
@@ -272,9 +262,7 @@ class TrialRecords(StorePaths):
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        return cast(
-            dict[str, dict[str, list[float]]], self._read_mapping(trial_id, "texts.json.gz")
-        )
+        return self._read_mapping(trial_id, "texts.json.gz")
 
     def tasks(self, trial_id: str) -> dict[str, Any]:
         """Return a trial's outcomes on lm-eval tasks; empty if it has none.
@@ -315,7 +303,15 @@ class TrialRecords(StorePaths):
                 return b""
             check_file(path, seal)
             data = read_regular(path)
-        return _decompress(path, data)
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                text = file.read(MAX_JSON_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RecordDamaged(f"{path} is damaged: {error}") from None
+        if len(text) > MAX_JSON_BYTES:
+            reason = f"it unpacks to more than {MAX_JSON_BYTES:,} bytes"
+            raise RecordDamaged(f"{path} is damaged: {reason}")
+        return text
 
     def _detail_seals(self, trial_id: str) -> Mapping[str, FileSeal]:
         if trial_id not in self._seals and self.result(trial_id) is None:
@@ -366,18 +362,6 @@ class TrialRecords(StorePaths):
         return cast(dict[str, Any], progress)
 
 
-def _decompress(path: Path, data: bytes) -> bytes:
-    """Return the contents of a gzip file, which may be `MAX_JSON_BYTES` at most."""
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(MAX_JSON_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RecordDamaged(f"{path} is damaged: {error}") from None
-    if len(text) > MAX_JSON_BYTES:
-        raise RecordDamaged(f"{path} is damaged: it unpacks to more than {MAX_JSON_BYTES:,} bytes")
-    return text
-
-
 def _parse_detail(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = parse_json(text)
@@ -386,12 +370,3 @@ def _parse_detail(path: Path, text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RecordDamaged(f"{path} is damaged: it has no object")
     return value
-
-
-def _parse_detail_seals(data: bytes) -> Mapping[str, FileSeal]:
-    """Return the key ``files`` of a result, near its end, without parsing the rest."""
-    start = data.rfind(_FILES_KEY)
-    if start < 0:
-        return {}
-    text = data[start + len(_FILES_KEY) :].decode()
-    return cast(Mapping[str, FileSeal], json.JSONDecoder().raw_decode(text)[0])

@@ -1,69 +1,44 @@
-"""Check every file of the record against what was written, and move aside what is damaged."""
+"""Check every file of the record against what was written, and heal what is damaged.
+
+All healing of a record follows the rules of `heal_damage`: `kvlab verify --heal` heals what a check
+has found, a submit the sweep's own files, and a trial its result and its training under the locks
+that it holds.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lock import Lock
-from kvlab.fs.sealed_files import (
-    check_file,
-    check_form,
-    read_seal,
-    read_sealed_json,
-    seal_file,
-    set_aside,
-    write_sealed_json,
-)
-from kvlab.store.record_forms import (
-    HistoryForm,
-    PointForm,
-    ReportedForm,
-    ResultForm,
-    RungsForm,
-    SweepForm,
-    TimingsForm,
-    TrainingForm,
-)
+from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
+from kvlab.store.record_forms import read_record
 from kvlab.store.store import TRAINING_FILES, Store
-from kvlab.store.store_paths import POINT_KEYS, POINTS_FOLDER, list_point_files
+from kvlab.store.store_paths import POINTS_FOLDER, list_point_files
 from kvlab.store.timings import TIMINGS_FILE
-from kvlab.store.trial_records import DETAIL_FILES, SCHEMA
+from kvlab.store.trial_records import RESULT_FILES, SCHEMA
 
-_SWEEP_FILES = {
+_SEARCH_FILES = ("search.json", POINTS_FOLDER)
+"""The history of a search, which is made again as a whole."""
+
+_REMEDIES = {
     "sweep.json": "submit the sweep again, which writes it anew",
     "search.json": "submit the sweep again: the search makes the same suggestions",
     "reported.json": "which seeds earlier reports have shown is forgotten",
     TIMINGS_FILE: "submit the sweep again: its trials are timed again",
-}
-_KEYS = {
-    "sweep.json": ("name", "cells"),
-    "search.json": ("search", "seconds"),
-    "reported.json": ("seeds",),
-    TIMINGS_FILE: ("sessions",),
-    "trial.json": ("trial",),
-    "result.json": ("trial", "training", "status"),
-    "training.json": ("files",),
-    "diverged.json": ("message",),
-    "rungs.json": ("rungs",),
-    "state.json": ("files", "state"),
-}
-"""What a file of each kind has."""
-
-_FORMS: dict[str, Any] = {
-    "sweep.json": SweepForm,
-    "result.json": ResultForm,
-    "training.json": TrainingForm,
-    "rungs.json": RungsForm,
-    "reported.json": ReportedForm,
-    "search.json": HistoryForm,
-    TIMINGS_FILE: TimingsForm,
+    "trial.json": "written again with the next result",
+    "result.json": "submit the sweep again: the trial is measured again",
+    "training.json": "trained again when a trial needs its weights",
+    "diverged.json": "the training runs again",
+    "rungs.json": "measured again when a search needs them",
+    "state.json": "the training resumes from the checkpoint before",
 }
 
-_RUN_AGAIN = "submit the sweep again: the trial is measured again"
-_TRAIN_AGAIN = "trained again when a trial needs its weights"
+Rebuild = Callable[[Store, str, Path], dict[str, Any] | None]
+"""Returns the description of a sweep from a damaged one at a path; None if it cannot be made. See
+`kvlab.sweep.planning.description_repair.rebuild_description`."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +49,8 @@ class Damage:
         path: the file, relative to the store.
         reason: what is wrong with it.
         remedy: what makes it again.
-        directory: the directory of the store that it belongs to.
+        directory: the directory of the store that it belongs to, with a lock of its own.
         names: what has to be moved aside in that directory.
-        lock: lock of the directory.
     """
 
     path: str
@@ -84,7 +58,6 @@ class Damage:
     remedy: str
     directory: Path = field(repr=False)
     names: tuple[str, ...] = field(repr=False)
-    lock: Path = field(repr=False)
 
 
 @dataclass
@@ -136,34 +109,22 @@ def list_trial_files(store: Store, trial: str) -> tuple[list[TrialFile], list[st
     Raises:
         StoreError: a file cannot be read.
     """
-    verifier = _Verifier(store, lambda _: None)
+    verifier = _Verifier(store)
     verifier.verify_trial(trial)
-    training = store.read_training_id(trial) or _recorded_training(store, trial)
-    found = verifier.found
+    training, found = store.read_training_id(trial), verifier.found
     if training is not None:
         verifier.verify_training(training)
         directory = store.training_directory(training)
         if (directory / "training.json").exists() and not (directory / "final").exists():
             found.notes.append(f"the weights of training {training} were removed since")
-    whole = [
-        TrialFile(path.relative_to(store.path).as_posix(), _hash_of(path)) for path in found.paths
-    ]
-    return [*whole, *(TrialFile(d.path, "", d.reason) for d in found.damaged)], found.notes
-
-
-def _recorded_training(store: Store, trial: str) -> str | None:
-    try:
-        return str((store.result(trial) or {}).get("training") or "") or None
-    except RecordDamaged:
-        return None
-
-
-def _hash_of(path: Path) -> str:
-    """Return the hash at the end of sealed JSON, else the sha256 of the file."""
-    try:
-        return read_seal(path)
-    except RecordDamaged:
-        return seal_file(path)["sha256"]
+    files = []
+    for path in found.paths:
+        try:
+            sha256 = read_seal(path)
+        except RecordDamaged:  # no JSON
+            sha256 = seal_file(path)["sha256"]
+        files.append(TrialFile(path.relative_to(store.path).as_posix(), sha256))
+    return [*files, *(TrialFile(d.path, "", d.reason) for d in found.damaged)], found.notes
 
 
 def verify_record(
@@ -179,7 +140,34 @@ def verify_record(
         UsageError: the store has no such sweep.
         StoreError: a file cannot be read.
     """
-    return _Verifier(store, on_progress or (lambda _: None)).verify(sweep)
+    report = on_progress or (lambda _: None)
+    verifier = _Verifier(store)
+    trials = store.trial_ids()
+    trainings = _list_folders(store.path / "trainings")
+    if sweep is None:
+        for name in _list_folders(store.path / "sweeps"):
+            verifier.verify_sweep(name)
+        for trunk in _list_folders(store.path / "trunks"):
+            verifier.verify_trunk(trunk)
+    else:
+        verifier.verify_sweep(sweep)
+        try:
+            known = set(trials)
+            trials = [trial for trial in store.sweep_trials(sweep) if trial in known]
+        except RecordDamaged:
+            trials = []
+        own = {store.read_training_id(trial) for trial in trials}
+        trainings = [name for name in trainings if name in own]
+    for number, trial in enumerate(trials):
+        report(f"trial {number + 1} of {len(trials)}")
+        verifier.verify_trial(trial)
+    for number, training in enumerate(trainings):
+        report(f"training {number + 1} of {len(trainings)}")
+        verifier.verify_training(training)
+    # a process that works meanwhile replaces files one after the other: look again
+    found = verifier.found
+    found.damaged = [damage for damage in found.damaged if _is_damaged_still(damage)]
+    return found
 
 
 def check_record(store: Store, sweep: str) -> None:
@@ -197,172 +185,109 @@ def check_record(store: Store, sweep: str) -> None:
 
 
 class _Verifier:
-    def __init__(self, store: Store, report: Callable[[str], None]):
-        self.store, self.report = store, report
-        self.found = Verification()
+    """Check directories of a store, and collect what was found."""
 
-    def verify(self, sweep: str | None) -> Verification:
-        names = [sweep] if sweep is not None else _list_names(self.store.path / "sweeps")
-        if sweep is not None and not (self.store.sweep_directory(sweep) / "sweep.json").exists():
-            self.store.sweep(sweep)  # raises
-        for name in names:
-            self.verify_sweep(name)
-        trials = self.list_trials(sweep)
-        trainings = self.list_trainings(sweep, trials)
-        for number, trial in enumerate(trials):
-            self.report(f"trial {number + 1} of {len(trials)}")
-            self.verify_trial(trial)
-        for number, training in enumerate(trainings):
-            self.report(f"training {number + 1} of {len(trainings)}")
-            self.verify_training(training)
-        if sweep is None:
-            for trunk in _list_names(self.store.path / "trunks"):
-                self.verify_trunk(trunk)
-        # a process that works meanwhile replaces files one after the other: look again
-        self.found.damaged = [damage for damage in self.found.damaged if _is_damaged_still(damage)]
-        return self.found
-
-    def list_trials(self, sweep: str | None) -> list[str]:
-        if sweep is None:
-            return self.store.trial_ids()
-        try:
-            known = set(self.store.trial_ids())
-            return [trial for trial in self.store.sweep_trials(sweep) if trial in known]
-        except RecordDamaged:
-            return []
-
-    def list_trainings(self, sweep: str | None, trials: Sequence[str]) -> list[str]:
-        names = _list_names(self.store.path / "trainings")
-        if sweep is None:
-            return names
-        own = {self.store.read_training_id(trial) for trial in trials}
-        return [name for name in names if name in own]
+    def __init__(self, store: Store):
+        self.store, self.found = store, Verification()
 
     def verify_sweep(self, name: str) -> None:
         directory = self.store.sweep_directory(name)
-        for file, remedy in _SWEEP_FILES.items():
-            content = self.check_json(directory, file, remedy)
-            if file == "sweep.json" and content is not None and content["name"] != name:
-                reason = f"it describes the sweep {content['name']}"
-                self.add(directory, file, reason, remedy)
-
+        for file in ("sweep.json", "reported.json", TIMINGS_FILE):
+            self.check_record(directory, file)
+        self.check_record(directory, "search.json", _SEARCH_FILES)
         for path in list_point_files(directory):
-            file = f"{POINTS_FOLDER}/{path.name}"
-            self.check_json(directory, file, _SWEEP_FILES["search.json"], keys=POINT_KEYS)
+            self.check_record(directory, f"{POINTS_FOLDER}/{path.name}", _SEARCH_FILES)
 
     def verify_trial(self, trial: str) -> None:
         directory = self.store.trial_directory(trial)
         self.found.trials += 1
-        self.check_identity(directory, "trial.json", trial, "written again with the next result")
-        result = self.check_identity(directory, "result.json", trial, _RUN_AGAIN)
-        if result is None:
+        self.check_record(directory, "trial.json")
+        result = self.check_record(directory, "result.json", RESULT_FILES)
+        if not result:
             return
-        whole = (*DETAIL_FILES, "result.json")
-        for name, seal in result.get("files", {}).items():
-            self.check_sealed(directory, name, seal, _RUN_AGAIN, whole)
-        self.note_other_weights(trial, result)
         data = (result.get("provenance") or {}).get("data") or {}
         self.found.datasets |= {data["digest"]} if "digest" in data else set()
-
-    def note_other_weights(self, trial: str, result: dict[str, Any]) -> None:
         try:
             seal = self.store.training_seal(result["training"])
         except RecordDamaged:
             return  # reported with the training
-        if seal is not None and seal != result.get("training_seal"):
-            text = f"trials/{trial} was measured on weights that have been trained again since"
-            self.found.notes.append(f"{text} (training {result['training']})")
-        if seal is None and result.get("training_seal"):
-            text = f"trials/{trial} was measured on weights whose record is gone"
-            then = "they are trained again when a trial needs them"
-            self.found.notes.append(f"{text} (training {result['training']}); {then}")
+        if seal != result.get("training_seal", seal):
+            then = "have been trained again since"
+            if seal is None:
+                then = "are gone; they are trained again when a trial needs them"
+            text = f"trials/{trial} was measured on weights (training {result['training']})"
+            self.found.notes.append(f"{text} that {then}")
 
     def verify_training(self, training: str) -> None:
         directory = self.store.training_directory(training)
         self.found.trainings += 1
-        whole = TRAINING_FILES
-        record = self.check_json(directory, "training.json", _TRAIN_AGAIN, whole)
-        for name, seal in (record or {}).get("files", {}).items():
-            if (directory / name).exists() or name.endswith(".json"):
-                self.check_sealed(directory, name, seal, _TRAIN_AGAIN, whole)
-        self.check_json(directory, "diverged.json", "the training runs again")
-        self.check_json(directory, "rungs.json", "measured again when a search needs them")
-        self.verify_checkpoints(directory / "checkpoints", directory)
+        self.check_record(directory, "training.json", TRAINING_FILES, may_lack_weights=True)
+        self.check_record(directory, "diverged.json")
+        self.check_record(directory, "rungs.json")
+        self.verify_checkpoints(directory, "checkpoints/")
 
     def verify_trunk(self, trunk: str) -> None:
-        directory = self.store.trunk_directory(trunk)
-        self.verify_checkpoints(directory, directory)
+        self.verify_checkpoints(self.store.trunk_directory(trunk), "")
 
-    def verify_checkpoints(self, folder: Path, directory: Path) -> None:
-        remedy = "the training resumes from the checkpoint before"
-        for path in sorted(folder.glob("step-*")):
-            name = path.relative_to(directory).as_posix()
-            record = self.check_json(directory, f"{name}/state.json", remedy, (name,))
-            for file, seal in (record or {}).get("files", {}).items():
-                self.check_sealed(directory, f"{name}/{file}", seal, remedy, (name,))
+    def verify_checkpoints(self, directory: Path, folder: str) -> None:
+        for path in sorted((directory / folder).glob("step-*")):
+            self.check_record(directory, f"{folder}{path.name}/state.json", (folder + path.name,))
 
-    def check_identity(
-        self, directory: Path, name: str, trial: str, remedy: str
-    ) -> dict[str, Any] | None:
-        whole = (*DETAIL_FILES, "result.json") if name == "result.json" else (name,)
-        content = self.check_json(directory, name, remedy, whole)
-        if content is None:
-            return None
-        if content["trial"] != trial:
-            self.add(directory, name, f"it is of trial {content['trial']}", remedy, whole)
-            return None
-        return content
-
-    def check_json(
+    def check_record(
         self,
         directory: Path,
         name: str,
-        remedy: str,
         whole: tuple[str, ...] = (),
-        keys: tuple[str, ...] = (),
-    ) -> dict[str, Any] | None:
-        """Return the content of a sealed file; None if there is none, or if it is damaged."""
+        *,
+        may_lack_weights: bool = False,
+    ) -> dict[str, Any]:
+        """Check a sealed file and those that it lists.
+
+        Args:
+            whole: what is moved aside with it.
+
+        Returns:
+            Its content; empty if there is none, or if it is damaged.
+        """
         path = directory / name
+        remedy = _REMEDIES.get(path.name, _REMEDIES["search.json"])  # a point's name is a number
+
+        def add(file: Path, error: RecordDamaged) -> None:
+            reason = str(error).removeprefix(f"{file} ").removeprefix("is damaged: ")
+            relative = file.relative_to(self.store.path).as_posix()
+            self.found.damaged.append(Damage(relative, reason, remedy, directory, whole or (name,)))
+
+        def count(file: Path) -> None:
+            self.found.paths.append(file)
+            self.found.bytes += os.path.getsize(file)
+
         try:
-            content = read_sealed_json(path, *_KEYS.get(path.name, keys))
-            form = PointForm if path.parent.name == POINTS_FOLDER else _FORMS.get(path.name)
-            if form is not None:
-                check_form(path, content, form)
+            content = read_record(path)
+            count(path)
         except FileNotFoundError:
-            return None
+            return {}
         except RecordDamaged as error:
-            self.add(directory, name, _reason(error, path), remedy, whole)
-            return None
-        self.count(path)
+            add(path, error)
+            return {}
+        for listed, seal in content.get("files", {}).items():
+            file = path.parent / listed
+            if may_lack_weights and not listed.endswith(".json") and not file.exists():
+                continue  # garbage collection removes weights that have been measured
+            try:
+                check_file(file, seal)
+                count(file)
+            except RecordDamaged as error:
+                add(file, error)
         return content
 
-    def check_sealed(
-        self, directory: Path, name: str, seal: Any, remedy: str, whole: tuple[str, ...]
-    ) -> None:
-        path = directory / name
-        try:
-            check_file(path, seal)
-        except RecordDamaged as error:
-            self.add(directory, name, _reason(error, path), remedy, whole)
-        else:
-            self.count(path)
 
-    def count(self, path: Path) -> None:
-        self.found.paths.append(path)
-        self.found.bytes += os.path.getsize(path)
-
-    def add(
-        self, directory: Path, name: str, reason: str, remedy: str, whole: tuple[str, ...] = ()
-    ) -> None:
-        path = (directory / name).relative_to(self.store.path).as_posix()
-        lock = directory / "lock"
-        self.found.damaged.append(Damage(path, reason, remedy, directory, whole or (name,), lock))
-
-
-def heal_damage(damage: Damage) -> Path | None:
+def heal_damage(damage: Damage, rebuild: Rebuild | None = None) -> Path | None:
     """Move a damaged part of the record aside, and write again what can be written from the rest.
 
     Nothing is moved that has been made again since it was found.
+
+    Args:
+        rebuild: makes the description of a sweep; without it a submit does.
 
     Returns:
         Where it is now; None if a process uses the directory, or drives the sweep.
@@ -370,32 +295,43 @@ def heal_damage(damage: Damage) -> Path | None:
     Raises:
         StoreError: the store cannot be written.
     """
-    with Lock(damage.lock).hold(timeout=0.0) as fence:
-        if fence is None or _is_driven(damage.directory):
+    directory = damage.directory
+    store, is_sweep = Store(directory.parent.parent), directory.parent.name == "sweeps"
+    with Lock(directory / "lock").hold(timeout=0.0) as fence:
+        if fence is None or (is_sweep and store.is_driven(directory.name)):
             return None
         if not _is_damaged_still(damage):
-            return damage.directory / "damaged"
-        if not any((damage.directory / name).exists() for name in damage.names):
-            return damage.directory / "damaged"  # moved with another file
-        target = set_aside(damage.directory, damage.names, fence)
-        if damage.names == ("trial.json",):
-            _rebuild_trial(damage.directory)
+            return directory / "damaged"  # made again, or moved with another file
+        target = set_aside(directory, damage.names, fence)
+        if damage.names == ("sweep.json",) and rebuild is not None:
+            description = rebuild(store, directory.name, target / "sweep.json")
+            if description is not None:
+                store.write_sweep(description)
+        elif damage.names == ("trial.json",):
+            try:
+                result = read_record(directory / "result.json")
+                facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
+                identity = result["provenance"]["data"]["digest"]
+            except (FileNotFoundError, StoreError, KeyError, TypeError):
+                return target
+            content = {"schema": SCHEMA, **facts, "data_identity": identity}
+            write_sealed_json(directory / "trial.json", content)
         return target
 
 
-def heal_description(store: Store, sweep: str) -> list[str]:
-    """Move damaged files of a sweep's own directory aside, unless a driver runs the sweep.
+def heal_description(store: Store, sweep: str, rebuild: Rebuild | None = None) -> list[str]:
+    """Heal the damaged files of a sweep's own directory, unless a driver runs the sweep.
 
     They are written again by a submit: what was decided follows from the results of the trials.
 
     Returns:
         A line for each.
     """
-    verifier = _Verifier(store, lambda _: None)
+    verifier = _Verifier(store)
     verifier.verify_sweep(sweep)
     lines = []
     for damage in verifier.found.damaged:
-        aside = heal_damage(damage)
+        aside = heal_damage(damage, rebuild)
         if aside is not None:
             text = f"{damage.path} is damaged: {damage.reason}; moved to {aside}"
             lines.append(f"{text}, and written again from the results of the trials")
@@ -404,41 +340,17 @@ def heal_description(store: Store, sweep: str) -> list[str]:
 
 def _is_damaged_still(damage: Damage) -> bool:
     """Return whether a part of the record is damaged now, by another look at its directory."""
-    kind, name = damage.directory.parent.name, damage.directory.name
-    again = _Verifier(Store(damage.directory.parent.parent), lambda _: None)
+    again = _Verifier(Store(damage.directory.parent.parent))
     {
         "sweeps": again.verify_sweep,
         "trials": again.verify_trial,
         "trainings": again.verify_training,
         "trunks": again.verify_trunk,
-    }[kind](name)
+    }[damage.directory.parent.name](damage.directory.name)
     return any(found.path == damage.path for found in again.found.damaged)
 
 
-def _is_driven(directory: Path) -> bool:
-    return directory.parent.name == "sweeps" and Store(directory.parent.parent).is_driven(
-        directory.name
-    )
-
-
-def _reason(error: RecordDamaged, path: Path) -> str:
-    return str(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
-
-
-def _rebuild_trial(directory: Path) -> None:
-    """Write ``trial.json`` from the result beside it, if that is whole."""
-    try:
-        result = read_sealed_json(directory / "result.json")
-        facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
-        identity = result["provenance"]["data"]["digest"]
-    except (FileNotFoundError, StoreError, KeyError, TypeError):
-        return
-    if facts["trial"] == directory.name:
-        content = {"schema": SCHEMA, **facts, "data_identity": identity}
-        write_sealed_json(directory / "trial.json", content)
-
-
-def _list_names(folder: Path) -> list[str]:
+def _list_folders(folder: Path) -> list[str]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:

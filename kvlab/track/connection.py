@@ -82,23 +82,25 @@ def connect(store: Path, uri: str) -> "MlflowClient":
         UsageError: ``uri`` is a folder.
     """
     silence_mlflow()
-    _refuse_folder(uri)
+    is_path = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
+    if is_path or uri.startswith("file:"):
+        text = f"--tracking-uri = {uri} names a folder, and MLflow no longer keeps runs in folders"
+        raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
     with translate_errors(uri):
         if is_server(uri):
             _probe_server(uri)
             return _open_client(uri)
         store.mkdir(parents=True, exist_ok=True)
+        file, question_mark, _ = uri.removeprefix("sqlite:///").partition("?")
+        is_file = uri.startswith("sqlite:///") and file[:1] not in ("", ":") and not question_mark
         with hold_mlflow_lock(store):
-            _check_database(uri)
-            _create_database(uri, store)
+            if is_file and Path(file).exists():
+                # MLflow would retry for minutes where the file cannot be opened
+                with closing(sqlite3.connect(file)) as database:
+                    database.execute("PRAGMA schema_version")
+            elif is_file:
+                _create_database(Path(file), store)
             return _open_client(uri)
-
-
-def _refuse_folder(uri: str) -> None:
-    is_path = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
-    if is_path or uri.startswith("file:"):
-        text = f"--tracking-uri = {uri} names a folder, and MLflow no longer keeps runs in folders"
-        raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
 
 
 def _probe_server(uri: str) -> None:
@@ -108,22 +110,14 @@ def _probe_server(uri: str) -> None:
     try:
         url = f"{uri.rstrip('/')}/health"
         requests.get(url, timeout=PROBE_SECONDS, allow_redirects=False, stream=True).close()
+        return
     except requests.exceptions.SSLError:
         return  # a server answers; MLflow has its own settings for certificates
     except requests.Timeout:
         reason = f"no answer in {PROBE_SECONDS:g} s"
     except requests.ConnectionError:
         reason = "no server answers there"
-    else:
-        return
     raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}")
-
-
-def _sqlite_path(uri: str) -> Path | None:
-    """Return the path of a SQLite file; None for other URIs and for those with options."""
-    path, question_mark, _ = uri.removeprefix("sqlite:///").partition("?")
-    is_file = uri.startswith("sqlite:///") and path and not path.startswith(":")
-    return Path(path) if is_file and not question_mark else None
 
 
 @contextmanager
@@ -148,23 +142,12 @@ def hold_mlflow_lock(store: Path) -> Iterator[None]:
         lock.release()
 
 
-def _check_database(uri: str) -> None:
-    """Fail at once if a database file cannot be opened: MLflow would retry for minutes."""
-    path = _sqlite_path(uri)
-    if path is not None and path.exists():
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("PRAGMA schema_version")
-
-
-def _create_database(uri: str, store: Path) -> None:
+def _create_database(path: Path, store: Path) -> None:
     """Create a new database atomically.
 
     MLflow takes seconds to create its tables, and cannot continue from some of them after a kill
     or on a full disk.
     """
-    path = _sqlite_path(uri)
-    if path is None or path.exists():
-        return
     for leftover in store.glob(".mlflow-*"):  # of a killed process; the lock makes them ours
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=store) as folder:
@@ -191,7 +174,11 @@ def _open_client(uri: str) -> "MlflowClient":
 
 
 def read_store_id(store: Path) -> str:
-    """Return the store's random id, which marks its runs on a server that several stores use."""
+    """Return the store's random id, which marks its runs on a server that several stores use.
+
+    Raises:
+        TrackingError: something else is in the place of its file.
+    """
     path = store / "tracking.id"
     try:
         if not path.exists():
@@ -199,16 +186,15 @@ def read_store_id(store: Path) -> str:
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
         store_id = read_regular(path, 100).decode(errors="replace").strip()
-        if not re.fullmatch("[0-9a-f]{32}", store_id):
-            text = f"{path} does not hold an id of 32 hex digits"
-            hint = (
-                "its runs have it as the tag kvlab.store; write that id there, or remove the file"
-            )
-            raise TrackingError(f"{text}; {hint} for a new one, then `kvlab sync`")
-        return store_id
-    except OSError as error:
-        text = f"{path} cannot be read: {error.strerror}"
-        raise StoreError(f"{text}; check its permissions") from None
+    except (OSError, StoreError) as error:
+        raise TrackingError(
+            f"{path} cannot be used: {error}; remove it, then `kvlab sync`"
+        ) from None
+    if not re.fullmatch("[0-9a-f]{32}", store_id):
+        text = f"{path} does not hold an id of 32 hex digits"
+        hint = "its runs have it as the tag kvlab.store; write that id there, or remove the file"
+        raise TrackingError(f"{text}; {hint} for a new one, then `kvlab sync`")
+    return store_id
 
 
 @contextmanager
@@ -219,7 +205,11 @@ def translate_errors(uri: str) -> Iterator[None]:
     except (TrackingError, StoreError):
         raise
     except Exception as error:
-        if not _is_mlflow_error(error):
+        # Where its database is damaged, MLflow raises whatever its own code happens to.
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        modules = [*(base.__module__ for base in type(error).__mro__), *frames]
+        is_foreign = _MLFLOW_PACKAGES.isdisjoint(module.partition(".")[0] for module in modules)
+        if is_foreign and not isinstance(error, OSError | ImportError):
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
         raise TrackingError(f"MLflow at {redact_uri(uri)}: {_explain(reason, uri)}") from error
@@ -242,19 +232,6 @@ def _explain(reason: str, uri: str) -> str:
 _OTHER_SCHEMA = re.compile(
     r"database schema \(found version (?P<found>\w+), but expected (?P<expected>\w+)\)"
 )
-
-
-def _is_mlflow_error(error: BaseException) -> bool:
-    """Return whether MLflow raised it, or something that MLflow called.
-
-    Where its database is damaged, MLflow raises whatever its own code happens to: ValueError,
-    KeyError, Exception.
-    """
-    if isinstance(error, OSError | ImportError):
-        return True
-    modules = [base.__module__ for base in type(error).__mro__]
-    modules += [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return not _MLFLOW_PACKAGES.isdisjoint(module.partition(".")[0] for module in modules)
 
 
 def redact_uri(uri: str) -> str:
@@ -285,7 +262,13 @@ def serve_ui(store: Path, uri: str | None, port: int, start: str = "") -> int:
     # This variable would override the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     environment[START_VARIABLE] = start
-    _check_port(port)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            text = f"--port = {port} cannot be used ({error.strerror})"
+            raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None
     sys.stdout.flush()
     command = server_command(tracking_uri(store, uri), store, port)
     os.execve(sys.executable, command, environment)
@@ -305,13 +288,3 @@ def server_command(uri: str, store: Path, port: int) -> list[str]:
         "--port", str(port),
         "--workers", "1",
     ]  # fmt: skip
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            text = f"--port = {port} cannot be used ({error.strerror})"
-            raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.errors import StoreError, TrackingError, UsageError
+from kvlab.errors import TrackingError, UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
@@ -44,25 +44,24 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
         UsageError: MLflow has no such sweep, or has it from several stores.
         TrackingError: MLflow cannot be reached, or lacks the sweep's description.
     """
-    _refuse_new_database(uri)
+    scheme, _, file = uri.partition(":///")
+    if scheme == "sqlite" and not Path(file).exists():  # connecting would create it
+        raise UsageError(f"--tracking-uri = {uri} is not a database; name an existing one")
     client = connect(folder / "client", uri)
     store = Store(folder / "record")
     with translate_errors(uri):
         experiment = _find_experiment(client, uri, sweep)
         parent = _find_parent(client, uri, experiment, sweep, mirrored_by)
         _fetch_sweep(client, uri, parent, sweep, store)
-        runs = _find_complete_runs(client, experiment, parent)
+        condition = f"tags.`kvlab.store` = '{parent.data.tags['kvlab.store']}'"
+        runs: dict[str, Run] = {}  # one for each trial that was mirrored completely
+        for run in iter_runs(client, experiment, condition):
+            if {"kvlab.trial", "kvlab.digest"} <= run.data.tags.keys():
+                runs.setdefault(run.data.tags["kvlab.trial"], run)
         with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
-            list(pool.map(lambda run: _fetch_trial(client, run, store), runs))
+            list(pool.map(lambda run: _fetch_trial(client, run, store), runs.values()))
         _mark_damaged(client, parent, store)
     return store
-
-
-def _refuse_new_database(uri: str) -> None:
-    """Raise UsageError for a missing file: connecting would create an empty database."""
-    scheme, _, path = uri.partition(":///")
-    if scheme == "sqlite" and not Path(path).exists():
-        raise UsageError(f"--tracking-uri = {uri} is not a database; name an existing one")
 
 
 def _find_experiment(client: "MlflowClient", uri: str, sweep: str) -> str:
@@ -105,20 +104,7 @@ def _fetch_sweep(client: "MlflowClient", uri: str, parent: "Run", sweep: str, st
     for file in names:
         path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{file}", str(directory))
         write_atomic(directory / file, Path(path).read_bytes())
-    name = store.sweep(sweep).get("name")
-    if name != sweep:
-        raise StoreError(f"sweep = {sweep} in MLflow describes {name!r}; sync it again")
-
-
-def _find_complete_runs(client: "MlflowClient", experiment: str, parent: "Run") -> list["Run"]:
-    """Return one run per trial, of those that were mirrored completely."""
-    store_id = parent.data.tags["kvlab.store"]
-    runs: dict[str, Run] = {}
-    for run in iter_runs(client, experiment, f"tags.`kvlab.store` = '{store_id}'"):
-        tags = run.data.tags
-        if "kvlab.trial" in tags and "kvlab.digest" in tags:
-            runs.setdefault(tags["kvlab.trial"], run)
-    return list(runs.values())
+    store.sweep(sweep)  # raises if it is another
 
 
 def _fetch_trial(client: "MlflowClient", run: "Run", store: Store) -> None:

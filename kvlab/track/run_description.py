@@ -134,16 +134,27 @@ def describe_run(
     provenance = result["provenance"]
     started = to_milliseconds(provenance["started"])
     finished = to_milliseconds(provenance["finished"])
+    settings = {
+        name if "." in name else f"experiment.{name}": value
+        for name, value in flatten_settings(result["experiment"])
+    }
+    factors = {factor_param(factor): level for factor, level in levels.items()}
+    params = {**settings, **factors, "seed": str(result["seed"])}
+    attempts = provenance.get("attempts")
+    artifacts = [("", name) for name in ("result.json", *DETAIL_FILES)]
+    if attempts:
+        folder = f"attempts/{attempts}"
+        artifacts += [(folder, f"{folder}/{name}") for name in ("log.txt", "traceback.txt")]
     return RunDescription(
         key=run_key(result["trial"], levels),
         name=run_name(sweep, levels, result["seed"]),
         status={"done": "FINISHED", "pruned": "KILLED"}.get(result["status"], "FAILED"),
         started=started,
         finished=finished,
-        params=_params(levels, result),
+        params={name: truncate(value, MAX_PARAM_LENGTH) for name, value in params.items()},
         points=tuple(_metric_points(result, started, finished)),
         tags=dict(_tags(sweep, levels, result)),
-        artifacts=tuple(_artifacts(directory, provenance.get("attempts"))),
+        artifacts=tuple(one for one in artifacts if (directory / one[1]).exists()),
         dataset=_dataset(result),
     )
 
@@ -179,33 +190,22 @@ def factor_param(factor: str) -> str:
     return f"factor.{factor}" if factor == "seed" else factor
 
 
-def _params(levels: Mapping[str, str], result: Mapping[str, Any]) -> dict[str, str]:
-    """Return levels, seed and settings; name and description are those of the experiment."""
-    settings = {
-        name if "." in name else f"experiment.{name}": value
-        for name, value in flatten_settings(result["experiment"])
-    }
-    factors = {factor_param(factor): level for factor, level in levels.items()}
-    params = {**settings, **factors, "seed": str(result["seed"])}
-    return {name: truncate(value, MAX_PARAM_LENGTH) for name, value in params.items()}
-
-
 def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int:
     """Return when the first trial of a sweep was started, in ms; 0 if none was.
 
     Attempts count as well as results. So it does not matter which trial ends first, and a sweep
     that is mirrored while it runs equals one that is mirrored at its end.
     """
-    trials = {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}
-    starts = (_first_attempt_ms(store, trial) or _result_start_ms(store, trial) for trial in trials)
+    starts = []
+    for trial in {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}:
+        with contextlib.suppress(OSError, ValueError, StoreError):  # damaged
+            starts.append(_first_attempt_ms(store, trial) or _result_start_ms(store, trial))
     return min((start for start in starts if start is not None), default=0)
 
 
 def _result_start_ms(store: Store, trial: str) -> int | None:
-    with contextlib.suppress(StoreError):  # damaged
-        result = store.result(trial)
-        return None if result is None else to_milliseconds(result["provenance"]["started"])
-    return None
+    result = store.result(trial)
+    return None if result is None else to_milliseconds(result["provenance"]["started"])
 
 
 def _first_attempt_ms(store: Store, trial: str) -> int | None:
@@ -254,19 +254,15 @@ def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> It
     last = int((result.get("training_record") or {}).get("steps") or 0)
     for name, curve in sorted((result.get("curves") or {}).items()):
         losses = {int(step): float(loss) for step, _, loss in curve if math.isfinite(loss)}
-        for step, loss in _thin(sorted(losses.items())):
+        points = sorted(losses.items())
+        if len(points) > MAX_CURVE_POINTS:  # evenly spaced, with the first and the last
+            most = MAX_CURVE_POINTS - 1
+            points = [points[n * (len(points) - 1) // most] for n in range(most + 1)]
+        for step, loss in points:
             share = min(1.0, step / last) if last else 1.0
             yield tracked_name(name)[0], loss, round(started + share * (finished - started)), step
     for name, value, point in tracked_metrics(result):
         yield name, value, finished, last if point is None else point
-
-
-def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return at most `MAX_CURVE_POINTS` points, evenly spaced, with the first and the last."""
-    last, most = len(points) - 1, MAX_CURVE_POINTS - 1
-    if last <= most:
-        return points
-    return [points[number * last // most] for number in range(most + 1)]
 
 
 def _tags(
@@ -298,16 +294,6 @@ def _tags(
         if value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
             yield name, truncate(text, MAX_TAG_LENGTH)
-
-
-def _artifacts(directory: Path, attempts: int | None) -> Iterator[tuple[str, str]]:
-    for name in ("result.json", *DETAIL_FILES):
-        if (directory / name).exists():
-            yield "", name
-    for name in ("log.txt", "traceback.txt"):
-        path = f"attempts/{attempts}/{name}"
-        if attempts and (directory / path).exists():
-            yield f"attempts/{attempts}", path
 
 
 def _dataset(result: Mapping[str, Any]) -> dict[str, str] | None:

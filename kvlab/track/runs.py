@@ -5,10 +5,9 @@ training, as those that differ in serving alone, share its model.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvlab.errors import TrackingError
@@ -25,10 +24,7 @@ from kvlab.track.run_description import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel
+    from mlflow.entities import LoggedModel, Run
 
 
 PARAMS_PER_BATCH = 100
@@ -63,15 +59,12 @@ class KnownRun:
         info, data = run.info, run.data
         numbers = (info.start_time, info.end_time or 0, *data.metrics.values())
         texts = (info.run_id, info.status, *data.tags, *data.tags.values(), *data.params.values())
-        if not _are(texts, str) or not _are(numbers, int | float):
+        is_whole = all(isinstance(text, str) for text in texts)
+        if not is_whole or not all(isinstance(number, int | float) for number in numbers):
             text = f"MLflow's run {info.run_id!a} has values of other types than were written"
             raise TrackingError(f"{text}; its database is damaged: delete it, then `kvlab sync`")
         shown = hash_shown(data.params, data.metrics)
         return cls(info.run_id, info.status, info.start_time, info.end_time, data.tags, shown)
-
-
-def _are(values: Iterable[object], kind: type | UnionType) -> bool:
-    return all(isinstance(value, kind) for value in values)
 
 
 class RunScope(NamedTuple):
@@ -109,11 +102,17 @@ def iter_runs(
     client: "MlflowClient", experiment: str, condition: str, order_by: list[str] | None = None
 ) -> Iterator["Run"]:
     """Iterate over all runs of an experiment that fulfil an MLflow condition."""
-    token = None
-    while True:
-        page = client.search_runs(
+    yield from _read_pages(
+        lambda token: client.search_runs(
             [experiment], condition, max_results=1000, page_token=token, order_by=order_by
         )
+    )
+
+
+def _read_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(token)
         yield from page
         token = page.token
         if not token:
@@ -137,6 +136,8 @@ def write_run(
         directory: of the trial, with the artifacts.
         existing: runs of this key.
     """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     digest = description.digest(directory)
     shown = (digest, description.shown, description.status)
     kept: KnownRun | None = None
@@ -160,7 +161,10 @@ def write_run(
         client.log_text(run.id, text, path)
     for folder, path in description.artifacts:
         client.log_artifact(run.id, str(directory / path), folder or None)
-    _log_dataset(client, run.id, description)
+    if description.dataset is not None:
+        dataset = Dataset(source_type="kvlab", **description.dataset)
+        context = InputTag("mlflow.data.context", "training")
+        client.log_inputs(run.id, [DatasetInput(dataset, [context])])
     _log_batches(client, run.id, description, digest)
     if description.ended is not None:
         client.set_terminated(run.id, description.status, description.ended)
@@ -180,19 +184,13 @@ def _log_batches(
     points = [Metric(name, value, time, step) for name, value, time, step in description.points]
     batches = max(-(-len(params) // PARAMS_PER_BATCH), -(-len(points) // POINTS_PER_BATCH), 1)
     for number in range(batches):
-        some_points = points[number * POINTS_PER_BATCH : (number + 1) * POINTS_PER_BATCH]
-        some_params = params[number * PARAMS_PER_BATCH : (number + 1) * PARAMS_PER_BATCH]
         tags = [RunTag("kvlab.digest", digest)] if number == batches - 1 else []
-        client.log_batch(run_id, some_points, some_params, tags)
-
-
-def _log_dataset(client: "MlflowClient", run_id: str, description: RunDescription) -> None:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    if description.dataset is not None:
-        dataset = Dataset(source_type="kvlab", **description.dataset)
-        context = InputTag("mlflow.data.context", "training")
-        client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+        client.log_batch(
+            run_id,
+            points[number * POINTS_PER_BATCH :][:POINTS_PER_BATCH],
+            params[number * PARAMS_PER_BATCH :][:PARAMS_PER_BATCH],
+            tags,
+        )
 
 
 # Logged models
@@ -217,8 +215,10 @@ def log_models(
     Returns:
         How many models were written.
     """
+    from mlflow.entities import LoggedModelOutput
+
     by_training: dict[str, list[KnownRun]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.tags["mlflow.runName"]):  # whatever MLflow's order
         if run.tags.get("kvlab.status") == "done":
             by_training.setdefault(run.tags["kvlab.training"], []).append(run)
     known = _find_models(client, scope, {run.id for run in runs})
@@ -228,13 +228,13 @@ def log_models(
             continue
         model = known.get(training)
         if model is None:
-            first = min(
-                group, key=lambda run: run.tags["mlflow.runName"]
-            )  # whatever MLflow's order
-            model = _write_model(client, store, scope, training, first)
+            model = _write_model(client, store, scope, training, group[0])
             written += 1
         for run in group:
-            _link_model(client, run, model)
+            outputs = client.get_run(run.id).outputs
+            linked = {output.model_id for output in outputs.model_outputs} if outputs else set()
+            if model.model_id not in linked:
+                client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 0)])
     return written
 
 
@@ -242,8 +242,12 @@ def _find_models(
     client: "MlflowClient", scope: RunScope, runs: set[str]
 ) -> "Mapping[str, LoggedModel]":
     """Return the store's complete models by training; delete those of runs that are gone."""
+    condition = f"tags.`kvlab.store` = '{scope.store_id}'"
+    pages = _read_pages(
+        lambda token: client.search_logged_models([scope.experiment], condition, page_token=token)
+    )
     models: dict[str, LoggedModel] = {}
-    for model in list(_iter_models(client, scope)):
+    for model in list(pages):
         training = model.tags.get("kvlab.training", "")
         is_complete = str(model.status) == "READY" and model.source_run_id in runs
         if is_complete and training not in models:
@@ -253,19 +257,12 @@ def _find_models(
     return models
 
 
-def _iter_models(client: "MlflowClient", scope: RunScope) -> "Iterator[LoggedModel]":
-    condition, token = f"tags.`kvlab.store` = '{scope.store_id}'", None
-    while True:
-        page = client.search_logged_models([scope.experiment], condition, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
 def _write_model(
     client: "MlflowClient", store: Store, scope: RunScope, training: str, run: KnownRun
 ) -> "LoggedModel":
+    """Log the weights of a training. The losses and accuracies of a run become its model's."""
+    from mlflow.entities import Metric
+
     result = store.result(run.tags["kvlab.trial"])
     assert result is not None, "its run was made from it"
     params = {
@@ -282,31 +279,12 @@ def _write_model(
     folder = store.training_directory(training)
     client.log_model_artifact(model.model_id, str(folder / "config.json"))
     client.log_model_artifact(model.model_id, str(folder / WEIGHTS))
-    _log_quality(client, result, run, model.model_id)
-    return client.finalize_logged_model(model.model_id, "READY")
-
-
-def _log_quality(
-    client: "MlflowClient", result: Mapping[str, Any], run: KnownRun, model_id: str
-) -> None:
-    """Make the losses and accuracies of a run those of its model. The run has these points."""
-    from mlflow.entities import Metric
-
     finished = to_milliseconds(result["provenance"]["finished"])
     last = int(result["training_record"]["steps"])
     points = [
-        Metric(name, value, finished, last, model_id=model_id)
+        Metric(name, value, finished, last, model_id=model.model_id)
         for name, value, step in tracked_metrics(result)
         if name.startswith("quality/") and step is None
     ]
-    client.log_batch(run.id, points)
-
-
-def _link_model(client: "MlflowClient", run: KnownRun, model: "LoggedModel") -> None:
-    """Make a model an output of a run."""
-    from mlflow.entities import LoggedModelOutput
-
-    outputs = client.get_run(run.id).outputs
-    linked = {output.model_id for output in outputs.model_outputs} if outputs else set()
-    if model.model_id not in linked:
-        client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 0)])
+    client.log_batch(run.id, points)  # the run has these points already
+    return client.finalize_logged_model(model.model_id, "READY")

@@ -49,11 +49,8 @@ def measure_sweep(study: Study) -> dict[str, float]:
     sizes = [study.kv_bytes(levels) for levels in _cells_within_noise(study)]
     metrics["sweep/kv_bytes_within_noise"] = min((size for size in sizes if size), default=None)
     metrics["sweep/kv_bytes_baseline"] = study.kv_bytes(study.baseline)
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if value is not None and math.isfinite(value)
-    }
+    measured = {name: float(value) for name, value in metrics.items() if value is not None}
+    return {name: value for name, value in measured.items() if math.isfinite(value)}
 
 
 def find_best_cell(study: Study) -> Levels | None:
@@ -89,30 +86,26 @@ def _cells_within_noise(study: Study) -> Iterator[Levels]:
 def describe_sweep(sweep: Mapping[str, Any], states: str, report: Path | None) -> str:
     """Return a sweep's description in Markdown: the report's answer, else the question.
 
+    Pictures, local links and what does not fit are left out.
+
     Args:
         states: number of trials by status, in words.
         report: folder of the sweep's report; None if it was not made.
     """
-    answer = _read_answer(report) if report is not None else ""
-    return f"{answer or sweep['question']}\n\n{states}"
-
-
-def _read_answer(report: Path) -> str:
-    """Return the paragraphs of a report's answer that fit, without pictures and local links."""
-    path = report / "report.md"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    path = report / "report.md" if report is not None else None
+    text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
     title, _, section = text.partition("\n## ")[2].partition("\n")
-    if "answer" not in title.lower():
-        return ""
     kept: list[str] = []
-    for paragraph in section.partition("\n## ")[0].strip().split("\n\n"):
-        if _LOCAL_LINK.search(paragraph):
-            continue
-        if sum(map(len, kept)) + len(paragraph) > MAX_NOTE_LENGTH:
-            kept.append("More is in the report, among this run's artifacts.")
-            break
-        kept.append(paragraph)
-    return "\n\n".join(kept)
+    if "answer" in title.lower():
+        for paragraph in section.partition("\n## ")[0].strip().split("\n\n"):
+            if _LOCAL_LINK.search(paragraph):
+                continue
+            if sum(map(len, kept)) + len(paragraph) > MAX_NOTE_LENGTH:
+                kept.append("More is in the report, among this run's artifacts.")
+                break
+            kept.append(paragraph)
+    answer = "\n\n".join(kept)
+    return f"{answer or sweep['question']}\n\n{states}"
 
 
 # Saved views
@@ -150,17 +143,32 @@ def experiment_tags(sweep: Mapping[str, Any], metric: str) -> dict[str, str]:
     """
     quality = tracked_name(metric)[0]
     is_higher_better = METRICS[metric].better == "higher"
-    views = {
-        TRIALS_VIEW: _view("Trials", _page_state(sweep, quality, is_higher_better)),
-        CELLS_VIEW: _view(
-            "Cells, mean over seeds", _page_state(sweep, quality, is_higher_better, grouped=True)
-        ),
+    metrics = [f"metrics.`{name}`" for name in (quality, *_COLUMNS)]
+    params = [f"params.`{name}`" for name in sweep_settings(sweep)[:MAX_FACTOR_COLUMNS]]
+    columns = [*params, "params.`seed`", *metrics]
+    trials: dict[str, Any] = {
+        "orderByKey": metrics[0],
+        "orderByAsc": not is_higher_better,
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        # in pixels, so that each shows its name and a number
+        "columnWidths": {c: max(90, 9 * len(c.partition("`")[2]) + 20) for c in columns},
+        "runsHiddenMode": "SHOWALL",
+        **_chart_state(quality),
+    }
+    keys = [{"mode": "tag", "groupByData": "kvlab.cell"}]
+    cells = {
+        **trials,
+        "selectedColumns": metrics,
+        "columnOrder": metrics,
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": keys},
     }
     return {
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.experiment.primaryMetric.name": quality,
         "mlflow.experiment.primaryMetric.greaterIsBetter": json.dumps(is_higher_better),
-        **{f"{VIEW_TAG}{key}": view for key, view in views.items()},
+        f"{VIEW_TAG}{TRIALS_VIEW}": _view("Trials", trials),
+        f"{VIEW_TAG}{CELLS_VIEW}": _view("Cells, mean over seeds", cells),
     }
 
 
@@ -170,29 +178,6 @@ def view_address(server: str, experiment: str, view: str = TRIALS_VIEW) -> str:
     return f"{server.rstrip('/')}/#/experiments/{experiment}/runs?{query}"
 
 
-def _page_state(
-    sweep: Mapping[str, Any], quality: str, is_higher_better: bool, grouped: bool = False
-) -> dict[str, Any]:
-    settings = sweep_settings(sweep)
-    metrics = [_column("metrics", name) for name in (quality, *_COLUMNS)]
-    params = [_column("params", name) for name in settings[:MAX_FACTOR_COLUMNS]]
-    columns = [*params, _column("params", "seed"), *metrics]
-    state: dict[str, Any] = {
-        "orderByKey": metrics[0],
-        "orderByAsc": not is_higher_better,
-        "selectedColumns": columns,
-        "columnOrder": columns,
-        "columnWidths": {column: _column_width(column) for column in columns},
-        "runsHiddenMode": "SHOWALL",
-        **_chart_state(quality),
-    }
-    if grouped:
-        keys = [{"mode": "tag", "groupByData": "kvlab.cell"}]
-        state["selectedColumns"] = state["columnOrder"] = metrics
-        state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
-    return state
-
-
 def _chart_state(quality: str) -> dict[str, Any]:
     """Return the charts that the page's tab of charts begins with.
 
@@ -200,51 +185,34 @@ def _chart_state(quality: str) -> dict[str, Any]:
     chart of a single point for each size of the cache. The page adds charts of all other metrics,
     in sections by group.
     """
-    section = {"uuid": "kvlab-answer", "name": "Answer", "display": True, "isReordered": True}
-    charts: list[dict[str, Any]] = [
-        {
-            "type": "SCATTER",
-            "displayName": f"{_CACHE_BYTES} against {quality}",
-            "xaxis": {"key": _CACHE_BYTES, "type": "METRIC"},
-            "yaxis": {"key": quality, "type": "METRIC"},
-        },
-        {"type": "BAR", "displayName": quality, "metricKey": quality},
-        {
-            "type": "LINE",
-            "displayName": _CURVE,
-            "metricKey": _CURVE,
-            "selectedMetricKeys": [_CURVE],
-            "xAxisKey": "step",
-            "xAxisScaleType": "linear",
-            "scaleType": "linear",
-            "lineSmoothness": 0,
-            "useGlobalXaxisKey": True,
-            "useGlobalLineSmoothing": True,
-            "range": {},
-        },
-    ]
+    section = {
+        "uuid": "kvlab-answer", "name": "Answer", "display": True, "isReordered": True,
+        "isGenerated": False, "deleted": False,
+    }  # fmt: skip
     shared = {
-        "metricSectionId": section["uuid"],
-        "isGenerated": False,
-        "deleted": False,
+        "metricSectionId": section["uuid"], "isGenerated": False, "deleted": False,
         "runsCountToCompare": 100,
+    }  # fmt: skip
+    scatter = {
+        "displayName": f"{_CACHE_BYTES} against {quality}",
+        "xaxis": {"key": _CACHE_BYTES, "type": "METRIC"},
+        "yaxis": {"key": quality, "type": "METRIC"},
     }
+    bars = {"displayName": quality, "metricKey": quality}
+    curve = {
+        "displayName": _CURVE, "metricKey": _CURVE, "selectedMetricKeys": [_CURVE],
+        "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "range": {},
+        "lineSmoothness": 0, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True,
+    }  # fmt: skip
+    charts = {"scatter": scatter, "bar": bars, "line": curve}
     return {
-        "compareRunSections": [{**section, "isGenerated": False, "deleted": False}],
+        "compareRunSections": [section],
         "compareRunCharts": [
-            {"uuid": f"kvlab-{chart['type'].lower()}", **shared, **chart} for chart in charts
+            {"uuid": f"kvlab-{kind}", **shared, "type": kind.upper(), **chart}
+            for kind, chart in charts.items()
         ],
         "isAccordionReordered": True,  # otherwise the page sorts the sections by name
     }
-
-
-def _column(kind: str, name: str) -> str:
-    return f"{kind}.`{name}`"
-
-
-def _column_width(column: str) -> int:
-    """Return the width in pixels at which a column shows its name and a number."""
-    return max(90, 9 * len(column.partition("`")[2]) + 20)
 
 
 def _view(name: str, state: Mapping[str, Any]) -> str:

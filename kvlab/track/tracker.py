@@ -17,36 +17,9 @@ from kvlab.fs.sealed_files import seal_json
 from kvlab.store import Store
 from kvlab.store.store import list_cells
 from kvlab.store.timings import TIMINGS_FILE, read_timings
-from kvlab.track.connection import (
-    connect,
-    hold_mlflow_lock,
-    is_server,
-    read_store_id,
-    tracking_uri,
-    translate_errors,
-)
-from kvlab.track.run_description import (
-    DAMAGED,
-    MAX_TAG_LENGTH,
-    PARENT,
-    RECORD,
-    RECORD_DIGEST,
-    TIMINGS_DIGEST,
-    RunDescription,
-    cell_name,
-    describe_run,
-    find_start_ms,
-    run_key,
-    to_milliseconds,
-    truncate,
-)
+from kvlab.track import connection, sweep_summary
+from kvlab.track import run_description as described
 from kvlab.track.runs import KnownRun, RunScope, find_runs, log_models, write_run
-from kvlab.track.sweep_summary import (
-    describe_sweep,
-    experiment_tags,
-    find_best_cell,
-    measure_sweep,
-)
 
 NOTE = "mlflow.note.content"
 """Tag of a run or an experiment that MLflow's page shows as its description."""
@@ -83,9 +56,9 @@ class Tracker:
 
     def __init__(self, store_path: str | os.PathLike[str], uri: str | None = None):
         self._store = Store(Path(store_path).absolute())
-        self.uri = tracking_uri(self._store.path, uri)
-        self._client = connect(self._store.path, self.uri)
-        self._store_id = read_store_id(self._store.path)
+        self.uri = connection.tracking_uri(self._store.path, uri)
+        self._client = connection.connect(self._store.path, self.uri)
+        self._store_id = connection.read_store_id(self._store.path)
 
     def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
         """Bring a sweep's experiment up to date with the record.
@@ -111,7 +84,9 @@ class Tracker:
             study = Study.load(self._store, sweep_name)
             sweep_run = self._describe_parent(sweep, study)
             folder = self._store.sweep_directory(sweep_name)
-            parent, is_new = write_run(self._client, scope, sweep_run, folder, runs.pop(PARENT, []))
+            parent, is_new = write_run(
+                self._client, scope, sweep_run, folder, runs.pop(described.PARENT, [])
+            )
             scope = scope._replace(parent=parent.id)
             written, unchanged = 0, 0
             for run in self._describe_runs(sweep):
@@ -123,10 +98,19 @@ class Tracker:
             stale = [run for group in runs.values() for run in group]
             for one in stale:
                 self._client.delete_run(one.id)
-            note = sweep_run.tags[NOTE] if is_new else None
+            tags = {
+                "kvlab.sweep": sweep_name,
+                **sweep_summary.experiment_tags(sweep, study.primary_metric),
+            }
             if report is not None:
-                note = self._log_report(parent, sweep, sweep_run.tags["kvlab.states"], Path(report))
-            self._update_experiment(sweep, study.primary_metric, note)
+                states = sweep_run.tags["kvlab.states"]
+                tags[NOTE] = self._log_report(parent, sweep, states, Path(report))
+            elif is_new:
+                tags[NOTE] = sweep_run.tags[NOTE]
+            shown = self._client.get_experiment(experiment).tags
+            for name, value in tags.items():
+                if shown.get(name) != value:
+                    self._client.set_experiment_tag(experiment, name, value)
         return MirrorSummary(sweep_name, experiment, written, unchanged, len(stale))
 
     def log_models(self, sweep_name: str) -> int:
@@ -138,7 +122,7 @@ class Tracker:
         with self._exclusive():
             experiment = self._get_experiment(self._store.sweep(sweep_name))
             runs = find_runs(self._client, experiment, self._store_id)
-            parent = next(iter(runs.pop(PARENT, [])), None)
+            parent = next(iter(runs.pop(described.PARENT, [])), None)
             if parent is None:
                 return 0
             scope = RunScope(experiment, parent.id, self._store_id)
@@ -156,14 +140,13 @@ class Tracker:
         with self._exclusive():
             experiment = self._get_experiment(sweep)
             scope = RunScope(experiment, "", self._store_id)
-            parents = find_runs(self._client, experiment, self._store_id, key=PARENT).get(PARENT)
-            if parents:
-                parent = parents[0]
-            else:
+            known = find_runs(self._client, experiment, self._store_id, key=described.PARENT)
+            parents = known.get(described.PARENT, [])
+            if not parents:
                 sweep_run = self._describe_parent(sweep, Study.load(self._store, sweep_name))
                 folder = self._store.sweep_directory(sweep_name)
-                parent, _ = write_run(self._client, scope, sweep_run, folder, [])
-            scope = scope._replace(parent=parent.id)
+                parents = [write_run(self._client, scope, sweep_run, folder, [])[0]]
+            scope = scope._replace(parent=parents[0].id)
             directory = self._store.trial_directory(trial_id)
             for run in self._describe_runs(sweep, trial_id):
                 known = find_runs(self._client, experiment, self._store_id, key=run.key)
@@ -189,7 +172,7 @@ class Tracker:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Hold the store's MLflow lock, with MLflow's errors translated."""
-        with hold_mlflow_lock(self._store.path), translate_errors(self.uri):
+        with connection.hold_mlflow_lock(self._store.path), connection.translate_errors(self.uri):
             yield
 
     def _get_experiment(self, sweep: Mapping[str, Any]) -> str:
@@ -198,34 +181,41 @@ class Tracker:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             folder = self._store.path / "mlartifacts" / name
-            location = None if is_server(self.uri) else folder.as_uri()
+            location = None if connection.is_server(self.uri) else folder.as_uri()
             return str(self._client.create_experiment(name, location, {"kvlab.sweep": name}))
         if experiment.lifecycle_stage == "deleted":
             self._client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
 
-    def _describe_parent(self, sweep: Mapping[str, Any], study: Study) -> RunDescription:
+    def _describe_parent(self, sweep: Mapping[str, Any], study: Study) -> described.RunDescription:
         """Return the sweep's own run, with all that a report needs beside the results."""
         name = sweep["name"]
         statuses = {t: self._store.status(t) or "missing" for t in self._store.sweep_trials(name)}
         states = Counter(statuses.values())
         summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        started = find_start_ms(self._store, sweep)
-        ends = (to_milliseconds(r["provenance"]["finished"]) for r in self._store.results(name))
+        started = described.find_start_ms(self._store, sweep)
+        ends = (
+            described.to_milliseconds(r["provenance"]["finished"])
+            for r in self._store.results(name)
+        )
         finished = max(ends, default=started)
         status = "FAILED" if states.get("failed") else "FINISHED"
         if states.get("missing") or states.get("damaged"):
             status = "RUNNING" if self._store.is_driven(name) else "KILLED"
         directory = self._store.sweep_directory(name)
         texts = {"sweep.json": seal_json(sweep).decode()}
-        tags = {RECORD_DIGEST: hashlib.sha256(texts["sweep.json"].encode()).hexdigest()}
+        tags = {described.RECORD_DIGEST: hashlib.sha256(texts["sweep.json"].encode()).hexdigest()}
         if read_timings(directory):  # there and intact
             texts[TIMINGS_FILE] = read_regular(directory / TIMINGS_FILE).decode()
-            tags[TIMINGS_DIGEST] = hashlib.sha256(texts[TIMINGS_FILE].encode()).hexdigest()
+            tags[described.TIMINGS_DIGEST] = hashlib.sha256(
+                texts[TIMINGS_FILE].encode()
+            ).hexdigest()
         if damaged := [trial for trial, state in statuses.items() if state == "damaged"]:
-            texts[DAMAGED] = json.dumps(damaged)
-        if (best := find_best_cell(study)) is not None:
-            tags["kvlab.best"] = cell_name(sweep, dict(zip(study.factors, best, strict=True)))
+            texts[described.DAMAGED] = json.dumps(damaged)
+        if (best := sweep_summary.find_best_cell(study)) is not None:
+            tags["kvlab.best"] = described.cell_name(
+                sweep, dict(zip(study.factors, best, strict=True))
+            )
         tags |= {
             "kvlab.sweep": name,
             "kvlab.states": summary,
@@ -235,31 +225,37 @@ class Tracker:
             **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
             "mlflow.source.name": str(sweep.get("command", "")),
             "mlflow.source.type": "JOB",
-            NOTE: describe_sweep(sweep, summary, None),
+            NOTE: sweep_summary.describe_sweep(sweep, summary, None),
         }
-        return RunDescription(
-            key=PARENT,
+        return described.RunDescription(
+            key=described.PARENT,
             name=name,
             status=status,
             started=started,
             finished=finished,
             params={},
-            points=tuple((key, x, finished, 0) for key, x in measure_sweep(study).items()),
-            tags={key: truncate(text, MAX_TAG_LENGTH) for key, text in tags.items() if text},
+            points=tuple(
+                (key, x, finished, 0) for key, x in sweep_summary.measure_sweep(study).items()
+            ),
+            tags={
+                key: described.truncate(text, described.MAX_TAG_LENGTH)
+                for key, text in tags.items()
+                if text
+            },
             artifacts=(),
             dataset=None,
-            texts={f"{RECORD}/{file}": text for file, text in texts.items()},
+            texts={f"{described.RECORD}/{file}": text for file, text in texts.items()},
         )
 
     def _describe_runs(
         self, sweep: Mapping[str, Any], only: str | None = None
-    ) -> Iterator[RunDescription]:
+    ) -> Iterator[described.RunDescription]:
         """Iterate over the runs of every cell and seed with a readable result, each key once."""
         keys = set()
         timings = self._store.timings(sweep["name"])
         for cell in list_cells(sweep):
             for trial in cell["trials"].values():
-                key = run_key(trial, cell["levels"])
+                key = described.run_key(trial, cell["levels"])
                 if key in keys or (only is not None and trial != only):
                     continue
                 try:
@@ -269,7 +265,7 @@ class Tracker:
                 if result is not None:
                     keys.add(key)
                     directory = self._store.trial_directory(trial)
-                    yield describe_run(sweep, cell["levels"], result, directory)
+                    yield described.describe_run(sweep, cell["levels"], result, directory)
 
     def _log_report(
         self, parent: KnownRun, sweep: Mapping[str, Any], states: str, report: Path
@@ -280,20 +276,11 @@ class Tracker:
             if path.is_file():
                 name = path.relative_to(report).as_posix()
                 digest.update(f"{name} {file_sha256(path)}\n".encode())
-        note = truncate(describe_sweep(sweep, states, report), MAX_TAG_LENGTH)
+        note = described.truncate(
+            sweep_summary.describe_sweep(sweep, states, report), described.MAX_TAG_LENGTH
+        )
         if parent.tags.get("kvlab.report.digest") != digest.hexdigest():
             self._client.log_artifacts(parent.id, str(report), "report")
             self._client.set_tag(parent.id, NOTE, note)
             self._client.set_tag(parent.id, "kvlab.report.digest", digest.hexdigest())
         return note
-
-    def _update_experiment(self, sweep: Mapping[str, Any], metric: str, note: str | None) -> None:
-        """Set the experiment's tags, by which MLflow's page opens on the sweep's runs."""
-        experiment = self._client.get_experiment_by_name(sweep["name"])
-        assert experiment is not None, "it was found or created before its runs were"
-        tags = {"kvlab.sweep": sweep["name"], **experiment_tags(sweep, metric)}
-        if note is not None:
-            tags[NOTE] = note
-        for name, value in tags.items():
-            if experiment.tags.get(name) != value:
-                self._client.set_experiment_tag(experiment.experiment_id, name, value)

@@ -13,10 +13,12 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.store import Store
 from kvlab.store.verification import heal_damage, heal_description, verify_record
+from kvlab.sweep.planning import description_repair
+from kvlab.sweep.planning.description_repair import rebuild_description
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import searching
-from tests.support.stub_trials import StubRun, drive, tiny_plan
+from tests.support.stub_trials import StubRun, drive, identify, tiny_plan
 
 DAMAGES = ("flip", "cut", "empty", "gone", "type", "deep", "other", "pipe")
 FILES = {
@@ -128,6 +130,67 @@ def test_a_submit_alone_heals_what_it_needs(tmp_path, whole, name):
     damage_file((folder or store.trial_directory(trial)) / name, "flip", whole)
     if folder is not None:  # a trial that has to be measured again needs the weights
         (store.trial_directory(trial) / "result.json").unlink()
+    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
+    assert measurements(store) == before
+
+
+def describe_whole(tmp_path, whole):
+    """Return a copy of the whole record with a description that has the real YAML."""
+    shutil.copytree(whole, tmp_path / "s")
+    store = Store(tmp_path / "s" / "runs")
+    planned = tiny_plan(tmp_path / "s", store)
+    source = planned.sweep.source
+    texts = {"yaml": source.document.text, "experiment_yaml": source.base_document.text}
+    store.write_sweep(describe_sweep(planned, **texts, command="kvlab submit s.yaml"))
+    return store, store.sweep_directory(planned.sweep.name) / "sweep.json"
+
+
+@pytest.mark.parametrize("where", ['"question": "', '"levels": {', '"alpha": ', '"command": "'])
+def test_a_description_is_written_again_from_the_yaml_in_it(tmp_path, whole, where, monkeypatch):
+    monkeypatch.setattr(description_repair, "find_text", identify)
+    store, path = describe_whole(tmp_path, whole)
+    before, data = store.sweep(path.parent.name), path.read_bytes()
+    place = data.index(where.encode()) + len(where)
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    (found,) = verify_record(store).damaged
+    assert heal_damage(found, rebuild_description) is not None
+    again = store.sweep(path.parent.name)
+    if where == '"command": "':  # nothing but the file said it
+        again["command"] = before["command"]
+    assert again == before
+    assert verify_record(store).damaged == []
+
+
+@pytest.mark.parametrize("where", ['"yaml": "', '"experiment_yaml": "'])
+def test_nothing_is_collected_while_a_sweep_has_no_description(tmp_path, whole, where, monkeypatch):
+    monkeypatch.setattr(description_repair, "find_text", identify)
+    store, path = describe_whole(tmp_path, whole)
+    data, files = path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
+    place = data.index(b"seed" if where == '"yaml": "' else b"n_layer", data.index(where.encode()))
+    path.write_bytes(data[:place] + b"X" + data[place + 1 :])
+    for item in verify_record(store).damaged:
+        assert heal_damage(item, rebuild_description) is not None
+    assert not path.exists(), "its YAML is damaged"
+    for option in ("--unused", "--weights"):
+        assert main(["gc", option, "--apply", "--store", str(store.path)]) == 1
+    assert [file for file in files if not file.exists()] == []
+
+
+@pytest.mark.parametrize("target", ["result.json", "nowhere"])
+def test_a_link_that_leads_nowhere_is_no_result(tmp_path, whole, target):
+    """A loop of links, and one to a file that is not there: both keep a result from its place."""
+    shutil.copytree(whole, tmp_path / "s")
+    store = Store(tmp_path / "s" / "runs")
+    before = measurements(store)
+    path = store.trial_directory(store.trial_ids()[0]) / "result.json"
+    path.unlink()
+    path.symlink_to(target)
+    assert Store(store.path).status(path.parent.name) == "damaged"
+    (found,) = verify_record(store).damaged
+    assert "no regular file" in found.reason
+    assert heal_damage(found) is not None
+    assert not path.is_symlink()
+    path.symlink_to(target)
     drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
     assert measurements(store) == before
 

@@ -38,8 +38,8 @@ def copy_new_databases(folder: Path) -> Iterator[Callable[[], Path]]:
         return finished
 
     def open_copy(uri: str) -> object:
-        path = connection._sqlite_path(uri)
-        if path is not None and not path.exists():
+        path = Path(uri.removeprefix("sqlite:///"))
+        if uri.startswith("sqlite:///") and "?" not in uri and not path.exists():
             shutil.copyfile(make_template(), path)
         return open_client(uri)
 

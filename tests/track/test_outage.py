@@ -47,14 +47,6 @@ def store(tmp_path):
     return store
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    """A database without runs: making one takes seconds."""
-    store = tmp_path_factory.mktemp("empty")
-    Tracker(store, f"sqlite:///{store}/mlflow.db")
-    return store / "mlflow.db"
-
-
 _RECORD_NAMES = {tracked_name(name)[0]: name for name in METRICS}
 
 
@@ -89,10 +81,10 @@ def hide(store, trials):
 
 @pytest.mark.faults
 def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
-    store, tmp_path, capsys, empty
+    store, tmp_path, capsys, mlflow_template
 ):
     (tmp_path / "server").mkdir()
-    shutil.copy(empty, tmp_path / "server" / "mlflow.db")
+    shutil.copy(mlflow_template(), tmp_path / "server" / "mlflow.db")
     server = Server(tmp_path / "server")
     try:
         trials, warned = store.sweep_trials("made"), []
@@ -117,18 +109,16 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
     finally:
         server.close()
     assert [name for name in left if name != "made" and left[name] != runs[name]] == []
-    shutil.copy(empty, store.path / "mlflow.db")
     Tracker(store.path).mirror("made")
     always = read_contents(f"sqlite:///{store.path}/mlflow.db", "made")
     assert runs == always
     assert len(runs) == 5
 
 
-def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path, empty):
+def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path):
     """Also for when the sweep began: the first trial to end need not be the first to start."""
     trials = store.sweep_trials("made")
     end = hide(store, trials)
-    shutil.copy(empty, store.path / "mlflow.db")
     mirror = MLflowCallback(store, "made", None, pytest.fail)
     with store.driver_lock("made").hold():
         for trial in trials:
@@ -136,7 +126,6 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
             mirror.on_result(trial)
     mirror.finish(None)
     shutil.copytree(store.path, tmp_path / "other", ignore=shutil.ignore_patterns("mlflow.db"))
-    shutil.copy(empty, tmp_path / "other" / "mlflow.db")
     Tracker(tmp_path / "other").mirror("made")
     along, after = (
         read_contents(f"sqlite:///{folder}/mlflow.db", "made")
@@ -146,7 +135,7 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
 
 
 def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_up(
-    tmp_path, monkeypatch, capsys, empty
+    tmp_path, monkeypatch, capsys
 ):
     """From the command line, in a process of its own; the server comes up when all is over."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
@@ -165,13 +154,11 @@ def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_u
     assert ended.stderr.count("MLflow is not up to date") == 1
     assert "kvlab sync" in ended.stderr
     assert "Traceback" not in ended.stderr
-    shutil.copy(empty, tmp_path / "late.db")
     late = f"sqlite:///{tmp_path}/late.db"
     command = ["sync", "--store", str(tmp_path / "runs"), "--no-report", "--tracking-uri"]
     assert main([*command, late]) == 0
     assert "2 written" in capsys.readouterr().out
     (tmp_path / "other").mkdir()  # the same sweep once more, with MLflow there from its start
-    shutil.copy(empty, tmp_path / "other" / "mlflow.db")
     again = ["submit", str(tmp_path / "s.yaml"), "--store", str(tmp_path / "other")]
     again += ["--executor", "inline"]
     assert main([*again, "--no-report"]) == 0

@@ -12,6 +12,7 @@ import pytest
 
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
+from kvlab.store import Store
 from kvlab.track import Tracker
 from kvlab.track.run_description import MAX_CURVE_POINTS, describe_run
 from tests.report.test_escaping import HOSTILE
@@ -40,14 +41,6 @@ def database(store: Path) -> dict[str, list]:
         return {
             name: sorted(map(repr, connection.execute(f"select * from {name}"))) for name in tables
         }
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    """A database without runs: making one takes seconds."""
-    store = tmp_path_factory.mktemp("empty")
-    Tracker(store)
-    return store / "mlflow.db"
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +122,10 @@ def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):
     assert database(store) == before
 
 
-def test_rebuilt_after_the_database_is_gone(made, tmp_path, empty):
+def test_rebuilt_after_the_database_is_gone(made, tmp_path):
     store, report = made
     target = tmp_path / "store"
     shutil.copytree(store, target, ignore=shutil.ignore_patterns("mlflow.db", "mlartifacts"))
-    shutil.copy(empty, target / "mlflow.db")
     Tracker(target).mirror("made", report)
     assert read_contents(target) == read_contents(store)
 
@@ -146,10 +138,9 @@ def copy(made, tmp_path):
     return target
 
 
-def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
+def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path):
     store = small().write(tmp_path / "store")
     shutil.copy(made[0] / "tracking.id", store.path / "tracking.id")
-    shutil.copy(empty, store.path / "mlflow.db")
     tracker = Tracker(store.path)
     for trial in store.sweep_trials("made"):
         tracker.mirror_trial("made", trial)
@@ -159,37 +150,11 @@ def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
     assert read_contents(store.path) == read_contents(made[0])
 
 
-def test_a_half_made_run_is_written_again(copy):
-    """As after a kill: begun, some of its points there, not ended."""
-    before = read_contents(copy)
-    client = store_client(copy)
-    run = next(run for run in store_runs(copy) if run.info.run_name == "mqa seed 0")
-    client.delete_tag(run.info.run_id, "kvlab.digest")
-    client.update_run(run.info.run_id, "RUNNING")
-    tracker = Tracker(copy)
-    assert tracker.close_zombies() == 1
-    assert tracker.mirror("made").written == 1
-    assert read_contents(copy) == before
-
-
-def test_a_run_begun_twice_is_one_run_afterwards(copy):
-    client = store_client(copy)
-    run = next(run for run in store_runs(copy) if run.info.run_name == "mqa seed 0")
-    tags = {k: v for k, v in run.data.tags.items() if k != "kvlab.digest"}
-    client.create_run(run.info.experiment_id, run.info.start_time, tags, run.info.run_name)
-    before = len(store_runs(copy))
-    Tracker(copy).mirror("made")
-    assert len(store_runs(copy)) == before - 1
-    assert len(read_contents(copy)) == 9
-
-
 def test_a_changed_result_makes_its_run_anew(copy):
     record = small()
     levels = {"heads": "mqa", "sharing": "none"}
     result = record.result(levels, 0, "done")
     result["measurements"]["loss"] = 1.25
-    from kvlab.store import Store
-
     Store(copy).archive_result(result["trial"])
     Store(copy).write_result(result)
     mirrored = Tracker(copy).mirror("made")
@@ -205,20 +170,30 @@ def damage_database(store, *statements):
             assert database.execute(statement).rowcount > 0
 
 
-def test_runs_whose_numbers_were_changed_are_made_anew(copy):
-    before = read_contents(copy)
-    runs = {run.info.run_name: run.info.run_id for run in store_runs(copy)}
+def test_runs_that_are_not_as_described_are_made_anew(copy):
+    """Half made or begun twice, as after a kill; or with other numbers, in a damaged database."""
+    before, client = read_contents(copy), store_client(copy)
+    runs = {run.info.run_name: run for run in store_runs(copy)}
+    ids = {name: run.info.run_id for name, run in runs.items()}
+    client.delete_tag(ids["tied seed 0"], "kvlab.digest")
+    client.update_run(ids["tied seed 0"], "RUNNING")
+    twice = runs["tied seed 1"]
+    tags = {k: v for k, v in twice.data.tags.items() if k != "kvlab.digest"}
+    client.create_run(twice.info.experiment_id, twice.info.start_time, tags, twice.info.run_name)
     damage_database(
         copy,
         "UPDATE latest_metrics SET value = value + 1 WHERE key = 'quality/loss'"
-        f" AND run_uuid = '{runs['mqa seed 0']}'",
-        f"DELETE FROM latest_metrics WHERE run_uuid = '{runs['mqa seed 1']}'",
+        f" AND run_uuid = '{ids['mqa seed 0']}'",
+        f"DELETE FROM latest_metrics WHERE run_uuid = '{ids['mqa seed 1']}'",
         "UPDATE params SET value = 'mqb' WHERE key = 'heads'"
-        f" AND run_uuid = '{runs['baseline seed 0']}'",
-        f"UPDATE runs SET status = 'FINISHEE' WHERE run_uuid = '{runs['baseline seed 1']}'",
+        f" AND run_uuid = '{ids['baseline seed 0']}'",
+        f"UPDATE runs SET status = 'FINISHEE' WHERE run_uuid = '{ids['baseline seed 1']}'",
     )
-    assert Tracker(copy).mirror("made").written == 4
+    tracker = Tracker(copy)
+    assert tracker.close_zombies() == 2
+    assert tracker.mirror("made").written == 5
     assert read_contents(copy) == before
+    assert len(store_runs(copy)) == 9
 
 
 @pytest.mark.parametrize(
@@ -258,7 +233,7 @@ def test_runs_that_are_not_ours_are_left_alone(copy):
     assert client.get_run(foreign_run).info.status == "RUNNING"
 
 
-def test_failures_and_hostile_texts(tmp_path, empty):
+def test_failures_and_hostile_texts(tmp_path):
     message = "<b>|" + "x" * 20_000
     record = small(
         status=lambda levels, _seed: "failed" if levels["heads"] == "mqa" else "diverged",
@@ -266,7 +241,6 @@ def test_failures_and_hostile_texts(tmp_path, empty):
         question="q" * 20_000,
     )
     store = record.write(tmp_path / "store")
-    shutil.copy(empty, store.path / "mlflow.db")
     attempt = store.attempt_directory(record.trial({"heads": "mqa", "sharing": "none"}, 0), 1)
     attempt.mkdir(parents=True)
     (attempt / "traceback.txt").write_text("Traceback")
@@ -282,7 +256,7 @@ def test_failures_and_hostile_texts(tmp_path, empty):
     assert runs["made"][0][0] == "FAILED"
 
 
-def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, empty):
+def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path):
     """Half a character, a zero, a text that reads backwards: the record may hold them all."""
     factors = {"heads": ("mha", "mqa\ud800\x00")}
     record = small(
@@ -300,7 +274,6 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
             return result
 
     store = Odd(**vars(record)).write(tmp_path / "store")
-    shutil.copy(empty, store.path / "mlflow.db")
     tracker = Tracker(store.path)
     for trial in store.sweep_trials("made"):
         tracker.mirror_trial("made", trial)
@@ -313,7 +286,7 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
     assert runs["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
 
 
-def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty):
+def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path):
     """After a kill the steps since the last checkpoint are trained again; the later value holds."""
 
     class Resumed(Record):
@@ -329,7 +302,6 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
 
     resumed = Resumed(factors=SMALL, seeds=(0,))
     store = resumed.write(tmp_path / "store")
-    shutil.copy(empty, store.path / "mlflow.db")
     tracker = Tracker(store.path)
     levels = {"heads": "mha", "sharing": "none"}
     tracker.mirror_trial("made", resumed.trial(levels, 0))
@@ -344,9 +316,8 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
     assert [(step, value) for value, _, step in history] == expected
 
 
-def test_a_trial_of_two_sweeps_is_in_both(tmp_path, empty):
+def test_a_trial_of_two_sweeps_is_in_both(tmp_path):
     store = small().write(tmp_path / "store")
-    shutil.copy(empty, store.path / "mlflow.db")
     other = {**store.sweep("made"), "name": "other", "question": "Again?"}
     other["cells"] = other["cells"][:1]
     store.write_sweep(other)
@@ -383,9 +354,12 @@ def test_errors_have_a_way_out(tmp_path, monkeypatch):
         assert "secret" not in str(error)
 
 
-def test_unknown_sweep(copy):
-    with pytest.raises(UsageError, match="nosuch"):
-        Tracker(copy).mirror("nosuch")
+@pytest.mark.parametrize("target", ["/dev/zero", "."])
+def test_what_is_no_id_of_the_store_is_an_outage(tmp_path, target):
+    """A submit goes on without MLflow: reading it must neither hang nor end the command."""
+    (tmp_path / "tracking.id").symlink_to(target)
+    with pytest.raises(TrackingError, match="remove it, then `kvlab sync`"):
+        Tracker(tmp_path)
 
 
 def test_a_long_curve_is_thinned_and_losses_that_are_no_numbers_left_out():

@@ -44,6 +44,7 @@ from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.planning.budget import estimate_budget
+from kvlab.sweep.planning.description_repair import rebuild_description
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.stages import describe_stage
@@ -108,7 +109,7 @@ def _submit(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
-    for line in heal_description(store, sweep.name):
+    for line in heal_description(store, sweep.name, rebuild_description):
         print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:
         reopen_tuning(store, sweep.name)

@@ -14,6 +14,7 @@ from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
 from kvlab.store.verification import Damage, Verification, heal_damage, verify_record
+from kvlab.sweep.planning.description_repair import rebuild_description
 
 IN_USE = "left, because a process uses it now"
 
@@ -93,5 +94,5 @@ def _heal(item: Damage | DamagedDataset) -> str:
     if isinstance(item, DamagedDataset):
         aside = set_aside_dataset(item.folder)
         return "prepared again meanwhile" if aside is None else f"moved to {aside}"
-    target = heal_damage(item)
+    target = heal_damage(item, rebuild_description)
     return IN_USE if target is None else f"moved to {target}"

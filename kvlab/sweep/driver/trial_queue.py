@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvlab.errors import ResourceError, StoreError
-from kvlab.fs.lease import LeaseWatcher, describe_holder, describe_wait
+from kvlab.fs.lease import LeaseWatcher
+from kvlab.fs.lock import Lock
 from kvlab.humanize import format_duration
 from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
@@ -247,7 +248,7 @@ class RemoteTrials:
         """Return whom a trial waits for, since when, and what ends the wait."""
         lock = self._held_lock(trial)
         is_trial = lock.parent == self._store.trial_directory(trial.id)
-        return describe_wait(lock, "runs this trial" if is_trial else "runs its training")
+        return Lock(lock).describe_wait("runs this trial" if is_trial else "runs its training")
 
     def check_progress(self) -> None:
         """Check that those who run trials elsewhere make progress.
@@ -267,7 +268,8 @@ class RemoteTrials:
             idle = watch.idle_seconds()
             if idle >= self._stall_seconds:
                 lock = self._held_lock(trial)
-                text = f"trial {trial.id} waits for {describe_holder(lock)}, which holds {lock} and"
+                holder = Lock(lock).describe_holder()
+                text = f"trial {trial.id} waits for {holder}, which holds {lock} and"
                 text += f" has made no progress for {format_duration(idle)}"
                 hint = f"end that process, or remove {lock}.*, then submit again"
                 raise StoreError(f"{text}; {hint} ({STALL_VARIABLE} sets this time)")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.sealed_files import check_form, read_sealed_json, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import set_aside, write_sealed_json
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
-from kvlab.store.record_forms import HistoryForm
+from kvlab.store.record_forms import read_record
 from kvlab.store.store_paths import POINTS_FOLDER, SearchPoints, list_point_files
 from kvlab.sweep.planning.planner import Plan
 
@@ -157,8 +157,7 @@ def load_history(
         StoreError: The history is of another search.
     """
     try:
-        history = read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
-        check_form(directory / HISTORY_FILE, history, HistoryForm)
+        history = read_record(directory / HISTORY_FILE)
         suggestions = [Suggestion.from_json(point) for point in points.read()]
     except (FileNotFoundError, RecordDamaged):
         return [], 0.0
@@ -185,8 +184,7 @@ def set_aside_damaged_history(directory: Path, points: SearchPoints) -> Path | N
     """Move a damaged history into ``damaged/``; return the folder, None if nothing is wrong."""
     try:
         suggestions = [Suggestion.from_json(point) for point in points.read()]
-        history = read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
-        check_form(directory / HISTORY_FILE, history, HistoryForm)
+        read_record(directory / HISTORY_FILE)
         is_damaged = not _are_consecutive(suggestions)
     except RecordDamaged:
         is_damaged = True
