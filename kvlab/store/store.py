@@ -54,7 +54,7 @@ class Store(TrialRecords):
             hint = "`kvlab copy --from` unpacks the record of a sweep into one"
             raise StoreError(f"{text}; name another with --store, or {hint}")
         self._seals: dict[str, Mapping[str, FileSeal]] = {}
-        self._statuses: dict[str, tuple[tuple[int, ...], Status]] = {}
+        self._statuses: dict[str, tuple[list[tuple[int, int, int]], Status]] = {}
         self._points: dict[str, SearchPoints] = {}
 
     # Trainings

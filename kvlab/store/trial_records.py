@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -41,6 +42,9 @@ DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz", "tasks.json.gz")
 """Files beside a result, written before it: HellaSwag by item, losses by document, and lm-eval
 tasks by item."""
 
+_CLOCK_TICK_NS = 2_000_000_000
+"""A file that is younger may change without another time: that of a file has ticks."""
+
 RESULT_FILES = (*DETAIL_FILES, "result.json")
 """What is moved together when a trial is to run again."""
 
@@ -49,7 +53,7 @@ class TrialRecords(StorePaths):
     """The trials of a store, each in its directory."""
 
     _seals: dict[str, Mapping[str, FileSeal]]
-    _statuses: dict[str, tuple[tuple[int, ...], Status]]
+    _statuses: dict[str, tuple[list[tuple[int, int, int]], Status]]
 
     def trial_ids(self) -> list[str]:
         return sorted(name for name in list_names(self.path / "trials") if ID_PATTERN.match(name))
@@ -73,23 +77,24 @@ class TrialRecords(StorePaths):
         What `verify_record` finds damaged is damaged here. The files are read again when one of
         them has another inode, size or time.
         """
-        directory = self.trial_directory(trial_id)
-        stamp = []
+        directory, stamp = self.trial_directory(trial_id), []
         for name in RESULT_FILES:
             with contextlib.suppress(OSError):
                 state = os.stat(directory / name)
-                stamp += [state.st_ino, state.st_size, state.st_mtime_ns]
-        known, status = self._statuses.get(trial_id, ((), "damaged"))
-        if not stamp or known != tuple(stamp):
-            try:
-                result = self.result(trial_id)
-                if result is None:
-                    return None
-                self.check_details(trial_id, result)
-                status = result["status"]
-            except RecordDamaged:
-                status = "damaged"
-            self._statuses[trial_id] = tuple(stamp), status
+                stamp.append((state.st_mtime_ns, state.st_ino, state.st_size))
+        if stamp and stamp == self._statuses.get(trial_id, ([], ""))[0]:
+            return self._statuses[trial_id][1]
+        status: Status = "damaged"
+        try:
+            result = self.result(trial_id)
+            if result is None:
+                return None
+            self.check_details(trial_id, result)
+            status = result["status"]
+        except RecordDamaged:
+            pass
+        if stamp and time.time_ns() - max(stamp)[0] > _CLOCK_TICK_NS:
+            self._statuses[trial_id] = stamp, status
         return status
 
     def result(
