@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import TrackingError
 from kvlab.store import Store
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 PARAMS_PER_BATCH = 100
 POINTS_PER_BATCH = 890
 """MLflow takes 1,000 entries per batch, of which 100 params."""
+
+
+WEIGHTS = "final/model.safetensors"
+"""Weights of a finished training, in its folder; ``kvlab gc`` may have deleted them."""
+
+_REFUSED_IN_NAMES = re.compile(r"[/:.%\"']")
 
 
 @dataclass(frozen=True)
@@ -67,37 +73,6 @@ class KnownRun:
         return cls(info.run_id, info.status, info.start_time, info.end_time, data.tags, shown)
 
 
-class RunScope(NamedTuple):
-    """Where a run belongs: MLflow's ids of experiment and parent run, the store's.
-
-    The parent run itself has no parent: an empty string.
-    """
-
-    experiment: str
-    parent: str
-    store_id: str
-
-
-def find_runs(
-    client: "MlflowClient",
-    experiment: str,
-    store_id: str,
-    *,
-    key: str | None = None,
-    status: str | None = None,
-) -> dict[str, list[KnownRun]]:
-    """Return a store's runs of an experiment, by key. A kill may have left several of one key."""
-    condition = f"tags.`kvlab.store` = '{store_id}'"
-    if key is not None:
-        condition += f" and tags.`kvlab.key` = '{key}'"
-    if status is not None:
-        condition += f" and attributes.status = '{status}'"
-    runs: dict[str, list[KnownRun]] = {}
-    for run in iter_runs(client, experiment, condition, order_by=["attributes.start_time ASC"]):
-        runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(KnownRun.of(run))
-    return runs
-
-
 def iter_runs(
     client: "MlflowClient", experiment: str, condition: str, order_by: list[str] | None = None
 ) -> Iterator["Run"]:
@@ -119,172 +94,174 @@ def _read_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
             return
 
 
-def write_run(
-    client: "MlflowClient",
-    scope: RunScope,
-    description: RunDescription,
-    directory: Path,
-    existing: Sequence[KnownRun],
-) -> tuple[KnownRun, bool]:
-    """Make MLflow hold exactly one run as described; return it and whether it was written.
+@dataclass(frozen=True)
+class ExperimentRuns:
+    """The runs of a store in one experiment of MLflow.
 
-    A run that differs from its description is deleted and written again: its digest is another
-    one or is missing, as the digest is written last, or it shows other params, values or times
-    than were written, as where the database is damaged.
-
-    Args:
-        directory: of the trial, with the artifacts.
-        existing: runs of this key.
+    Attributes:
+        experiment: MLflow's id.
+        store_id: see `kvlab.track.connection.read_store_id`.
     """
-    from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    digest = description.digest(directory)
-    shown = (digest, description.shown, description.status)
-    kept: KnownRun | None = None
-    for run in existing:
-        is_same = (run.tags.get("kvlab.digest"), run.shown, run.status) == shown
-        is_same = is_same and (run.ended == description.ended or not description.started)
-        if is_same and kept is None:
-            kept = run
-        else:
-            client.delete_run(run.id)
-    if kept is not None:
-        if scope.parent and kept.tags.get("mlflow.parentRunId") != scope.parent:
-            client.set_tag(kept.id, "mlflow.parentRunId", scope.parent)
-        return kept, False
-    tags = {**description.tags, "kvlab.key": description.key, "kvlab.store": scope.store_id}
-    if scope.parent:
-        tags["mlflow.parentRunId"] = scope.parent
-    start, name = description.started, description.name
-    run = KnownRun.of(client.create_run(scope.experiment, start, tags, run_name=name))
-    for path, text in description.texts.items():
-        client.log_text(run.id, text, path)
-    for folder, path in description.artifacts:
-        client.log_artifact(run.id, str(directory / path), folder or None)
-    if description.dataset is not None:
-        dataset = Dataset(source_type="kvlab", **description.dataset)
-        context = InputTag("mlflow.data.context", "training")
-        client.log_inputs(run.id, [DatasetInput(dataset, [context])])
-    _log_batches(client, run.id, description, digest)
-    if description.ended is not None:
-        client.set_terminated(run.id, description.status, description.ended)
-    return run, True
+    client: "MlflowClient"
+    experiment: str
+    store_id: str
 
+    def find(
+        self, *, key: str | None = None, status: str | None = None
+    ) -> dict[str, list[KnownRun]]:
+        """Return runs by key. A kill may have left several of one key."""
+        condition = f"tags.`kvlab.store` = '{self.store_id}'"
+        if key is not None:
+            condition += f" and tags.`kvlab.key` = '{key}'"
+        if status is not None:
+            condition += f" and attributes.status = '{status}'"
+        runs: dict[str, list[KnownRun]] = {}
+        for run in iter_runs(
+            self.client, self.experiment, condition, ["attributes.start_time ASC"]
+        ):
+            runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(KnownRun.of(run))
+        return runs
 
-def _log_batches(
-    client: "MlflowClient", run_id: str, description: RunDescription, digest: str
-) -> None:
-    """Log points, params and then the digest in as few calls as fit.
+    def write(
+        self,
+        description: RunDescription,
+        directory: Path,
+        existing: Sequence[KnownRun],
+        parent: str = "",
+    ) -> tuple[KnownRun, bool]:
+        """Make MLflow hold exactly one run as described; return it and whether it was written.
 
-    Within a call MLflow stores tags last.
-    """
-    from mlflow.entities import Metric, Param, RunTag
+        A run that differs from its description is deleted and written again: its digest is another
+        one or is missing, as the digest is written last, or it shows other params, values or times
+        than were written, as where the database is damaged.
 
-    params = [Param(name, value) for name, value in description.params.items()]
-    points = [Metric(name, value, time, step) for name, value, time, step in description.points]
-    batches = max(-(-len(params) // PARAMS_PER_BATCH), -(-len(points) // POINTS_PER_BATCH), 1)
-    for number in range(batches):
-        tags = [RunTag("kvlab.digest", digest)] if number == batches - 1 else []
-        client.log_batch(
-            run_id,
-            points[number * POINTS_PER_BATCH :][:POINTS_PER_BATCH],
-            params[number * PARAMS_PER_BATCH :][:PARAMS_PER_BATCH],
-            tags,
+        Args:
+            directory: of the trial, with the artifacts.
+            existing: runs of this key.
+            parent: MLflow's id of the sweep's own run; empty for that one.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+        client = self.client
+        digest = description.digest(directory)
+        shown = (digest, description.shown, description.status)
+        kept: KnownRun | None = None
+        for run in existing:
+            is_same = (run.tags.get("kvlab.digest"), run.shown, run.status) == shown
+            is_same = is_same and (run.ended == description.ended or not description.started)
+            if is_same and kept is None:
+                kept = run
+            else:
+                client.delete_run(run.id)
+        if kept is not None:
+            if parent and kept.tags.get("mlflow.parentRunId") != parent:
+                client.set_tag(kept.id, "mlflow.parentRunId", parent)
+            return kept, False
+        tags = {**description.tags, "kvlab.key": description.key, "kvlab.store": self.store_id}
+        if parent:
+            tags["mlflow.parentRunId"] = parent
+        start, name = description.started, description.name
+        run = KnownRun.of(client.create_run(self.experiment, start, tags, run_name=name))
+        for path, text in description.texts.items():
+            client.log_text(run.id, text, path)
+        for folder, path in description.artifacts:
+            client.log_artifact(run.id, str(directory / path), folder or None)
+        if description.dataset is not None:
+            dataset = Dataset(source_type="kvlab", **description.dataset)
+            context = InputTag("mlflow.data.context", "training")
+            client.log_inputs(run.id, [DatasetInput(dataset, [context])])
+        # Within a call MLflow stores tags last, so the digest is there if all of it is.
+        params = [Param(name, value) for name, value in description.params.items()]
+        points = [Metric(name, value, time, step) for name, value, time, step in description.points]
+        batches = max(-(-len(params) // PARAMS_PER_BATCH), -(-len(points) // POINTS_PER_BATCH), 1)
+        for number in range(batches):
+            some_points = points[number * POINTS_PER_BATCH :][:POINTS_PER_BATCH]
+            some_params = params[number * PARAMS_PER_BATCH :][:PARAMS_PER_BATCH]
+            last = [RunTag("kvlab.digest", digest)] if number == batches - 1 else []
+            client.log_batch(run.id, some_points, some_params, last)
+        if description.ended is not None:
+            client.set_terminated(run.id, description.status, description.ended)
+        return run, True
+
+    def log_models(self, store: Store, runs: Sequence[KnownRun]) -> int:
+        """Make MLflow hold one logged model for every training whose weights the store has.
+
+        A model that a kill left incomplete, or whose run is gone, is made anew.
+
+        Args:
+            runs: of the sweep's trials.
+
+        Returns:
+            How many models were written.
+        """
+        from mlflow.entities import LoggedModelOutput
+
+        by_training: dict[str, list[KnownRun]] = {}
+        # by name, whatever MLflow's order
+        for run in sorted(runs, key=lambda run: run.tags["mlflow.runName"]):
+            if run.tags.get("kvlab.status") == "done":
+                by_training.setdefault(run.tags["kvlab.training"], []).append(run)
+        known = self._find_models({run.id for run in runs})
+        written = 0
+        for training, group in by_training.items():
+            if not (store.training_directory(training) / WEIGHTS).exists():
+                continue
+            model = known.get(training)
+            if model is None:
+                model = self._write_model(store, training, group[0])
+                written += 1
+            for run in group:
+                outputs = self.client.get_run(run.id).outputs
+                linked = {output.model_id for output in outputs.model_outputs} if outputs else set()
+                if model.model_id not in linked:
+                    self.client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 0)])
+        return written
+
+    def _find_models(self, runs: set[str]) -> "Mapping[str, LoggedModel]":
+        """Return the store's complete models by training; delete those of runs that are gone."""
+        condition = f"tags.`kvlab.store` = '{self.store_id}'"
+        pages = _read_pages(
+            lambda token: self.client.search_logged_models(
+                [self.experiment], condition, page_token=token
+            )
         )
+        models: dict[str, LoggedModel] = {}
+        for model in list(pages):
+            training = model.tags.get("kvlab.training", "")
+            is_complete = str(model.status) == "READY" and model.source_run_id in runs
+            if is_complete and training not in models:
+                models[training] = model
+            else:
+                self.client.delete_logged_model(model.model_id)
+        return models
 
+    def _write_model(self, store: Store, training: str, run: KnownRun) -> "LoggedModel":
+        """Log the weights of a training. The losses and accuracies of a run become its model's."""
+        from mlflow.entities import Metric
 
-# Logged models
-
-
-WEIGHTS = "final/model.safetensors"
-"""Weights of a finished training, in its folder; ``kvlab gc`` may have deleted them."""
-
-_REFUSED_IN_NAMES = re.compile(r"[/:.%\"']")
-
-
-def log_models(
-    client: "MlflowClient", store: Store, scope: RunScope, runs: Sequence[KnownRun]
-) -> int:
-    """Make MLflow hold one logged model for every training whose weights the store has.
-
-    A model that a kill left incomplete, or whose run is gone, is made anew.
-
-    Args:
-        runs: of the sweep's trials.
-
-    Returns:
-        How many models were written.
-    """
-    from mlflow.entities import LoggedModelOutput
-
-    by_training: dict[str, list[KnownRun]] = {}
-    for run in sorted(runs, key=lambda run: run.tags["mlflow.runName"]):  # whatever MLflow's order
-        if run.tags.get("kvlab.status") == "done":
-            by_training.setdefault(run.tags["kvlab.training"], []).append(run)
-    known = _find_models(client, scope, {run.id for run in runs})
-    written = 0
-    for training, group in by_training.items():
-        if not (store.training_directory(training) / WEIGHTS).exists():
-            continue
-        model = known.get(training)
-        if model is None:
-            model = _write_model(client, store, scope, training, group[0])
-            written += 1
-        for run in group:
-            outputs = client.get_run(run.id).outputs
-            linked = {output.model_id for output in outputs.model_outputs} if outputs else set()
-            if model.model_id not in linked:
-                client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 0)])
-    return written
-
-
-def _find_models(
-    client: "MlflowClient", scope: RunScope, runs: set[str]
-) -> "Mapping[str, LoggedModel]":
-    """Return the store's complete models by training; delete those of runs that are gone."""
-    condition = f"tags.`kvlab.store` = '{scope.store_id}'"
-    pages = _read_pages(
-        lambda token: client.search_logged_models([scope.experiment], condition, page_token=token)
-    )
-    models: dict[str, LoggedModel] = {}
-    for model in list(pages):
-        training = model.tags.get("kvlab.training", "")
-        is_complete = str(model.status) == "READY" and model.source_run_id in runs
-        if is_complete and training not in models:
-            models[training] = model
-        else:
-            client.delete_logged_model(model.model_id)
-    return models
-
-
-def _write_model(
-    client: "MlflowClient", store: Store, scope: RunScope, training: str, run: KnownRun
-) -> "LoggedModel":
-    """Log the weights of a training. The losses and accuracies of a run become its model's."""
-    from mlflow.entities import Metric
-
-    result = store.result(run.tags["kvlab.trial"])
-    assert result is not None, "its run was made from it"
-    params = {
-        name: truncate(value, MAX_PARAM_LENGTH)
-        for name, value in flatten_settings({"model": result["experiment"]["model"]})
-    }
-    name = _REFUSED_IN_NAMES.sub("-", f"{run.tags['kvlab.cell']} seed {run.tags['kvlab.seed']}")
-    tags = {
-        "kvlab.store": scope.store_id,
-        "kvlab.training": training,
-        "kvlab.data.digest": run.tags.get("kvlab.data.digest", ""),
-    }
-    model = client.create_logged_model(scope.experiment, name, run.id, tags, params, "GPT")
-    folder = store.training_directory(training)
-    client.log_model_artifact(model.model_id, str(folder / "config.json"))
-    client.log_model_artifact(model.model_id, str(folder / WEIGHTS))
-    finished = to_milliseconds(result["provenance"]["finished"])
-    last = int(result["training_record"]["steps"])
-    points = [
-        Metric(name, value, finished, last, model_id=model.model_id)
-        for name, value, step in tracked_metrics(result)
-        if name.startswith("quality/") and step is None
-    ]
-    client.log_batch(run.id, points)  # the run has these points already
-    return client.finalize_logged_model(model.model_id, "READY")
+        result = store.result(run.tags["kvlab.trial"])
+        assert result is not None, "its run was made from it"
+        params = {
+            name: truncate(value, MAX_PARAM_LENGTH)
+            for name, value in flatten_settings({"model": result["experiment"]["model"]})
+        }
+        name = _REFUSED_IN_NAMES.sub("-", f"{run.tags['kvlab.cell']} seed {run.tags['kvlab.seed']}")
+        tags = {
+            "kvlab.store": self.store_id,
+            "kvlab.training": training,
+            "kvlab.data.digest": run.tags.get("kvlab.data.digest", ""),
+        }
+        model = self.client.create_logged_model(self.experiment, name, run.id, tags, params, "GPT")
+        folder = store.training_directory(training)
+        self.client.log_model_artifact(model.model_id, str(folder / "config.json"))
+        self.client.log_model_artifact(model.model_id, str(folder / WEIGHTS))
+        finished = to_milliseconds(result["provenance"]["finished"])
+        last = int(result["training_record"]["steps"])
+        points = [
+            Metric(name, value, finished, last, model_id=model.model_id)
+            for name, value, step in tracked_metrics(result)
+            if name.startswith("quality/") and step is None
+        ]
+        self.client.log_batch(run.id, points)  # the run has these points already
+        return self.client.finalize_logged_model(model.model_id, "READY")

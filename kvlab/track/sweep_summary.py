@@ -117,8 +117,13 @@ CELLS_VIEW = "kvlab-cells"
 
 MAX_FACTOR_COLUMNS = 8
 
-_CACHE_BYTES, _CURVE = "kv/bytes", "train/validation_loss"
-_COLUMNS = (_CACHE_BYTES, "speed/tpot_ms_p50")
+_CHARTS = Path(__file__).with_name("charts.json")
+"""The charts that the page's tab of charts begins with: the front, the quality of every run and its
+curve. Without them the tab begins with a chart of a single point for each size of the cache. The
+page adds charts of all other metrics, in sections by group. It would sort the sections by name if
+they did not say that they are ordered."""
+
+_COLUMNS = ("kv/bytes", "speed/tpot_ms_p50")
 """Metrics beside the quality that the sweep decides by."""
 
 
@@ -154,7 +159,7 @@ def experiment_tags(sweep: Mapping[str, Any], metric: str) -> dict[str, str]:
         # in pixels, so that each shows its name and a number
         "columnWidths": {c: max(90, 9 * len(c.partition("`")[2]) + 20) for c in columns},
         "runsHiddenMode": "SHOWALL",
-        **_chart_state(quality),
+        **json.loads(_CHARTS.read_text(encoding="utf-8").replace("QUALITY", quality)),
     }
     keys = [{"mode": "tag", "groupByData": "kvlab.cell"}]
     cells = {
@@ -176,43 +181,6 @@ def view_address(server: str, experiment: str, view: str = TRIALS_VIEW) -> str:
     """Return the address of a view; it selects model training, as the page starts with GenAI."""
     query = urlencode({"viewStateShareKey": view, "workflowType": "machine_learning"})
     return f"{server.rstrip('/')}/#/experiments/{experiment}/runs?{query}"
-
-
-def _chart_state(quality: str) -> dict[str, Any]:
-    """Return the charts that the page's tab of charts begins with.
-
-    They are the front, the quality of every run, and its curve. Without them the tab begins with a
-    chart of a single point for each size of the cache. The page adds charts of all other metrics,
-    in sections by group.
-    """
-    section = {
-        "uuid": "kvlab-answer", "name": "Answer", "display": True, "isReordered": True,
-        "isGenerated": False, "deleted": False,
-    }  # fmt: skip
-    shared = {
-        "metricSectionId": section["uuid"], "isGenerated": False, "deleted": False,
-        "runsCountToCompare": 100,
-    }  # fmt: skip
-    scatter = {
-        "displayName": f"{_CACHE_BYTES} against {quality}",
-        "xaxis": {"key": _CACHE_BYTES, "type": "METRIC"},
-        "yaxis": {"key": quality, "type": "METRIC"},
-    }
-    bars = {"displayName": quality, "metricKey": quality}
-    curve = {
-        "displayName": _CURVE, "metricKey": _CURVE, "selectedMetricKeys": [_CURVE],
-        "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "range": {},
-        "lineSmoothness": 0, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True,
-    }  # fmt: skip
-    charts = {"scatter": scatter, "bar": bars, "line": curve}
-    return {
-        "compareRunSections": [section],
-        "compareRunCharts": [
-            {"uuid": f"kvlab-{kind}", **shared, "type": kind.upper(), **chart}
-            for kind, chart in charts.items()
-        ],
-        "isAccordionReordered": True,  # otherwise the page sorts the sections by name
-    }
 
 
 def _view(name: str, state: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from kvlab.store.store import list_cells
 from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.track import connection, sweep_summary
 from kvlab.track import run_description as described
-from kvlab.track.runs import KnownRun, RunScope, find_runs, log_models, write_run
+from kvlab.track.runs import ExperimentRuns, KnownRun
 
 NOTE = "mlflow.note.content"
 """Tag of a run or an experiment that MLflow's page shows as its description."""
@@ -77,22 +77,17 @@ class Tracker:
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        with self._exclusive():
-            experiment = self._get_experiment(sweep)
-            runs = find_runs(self._client, experiment, self._store_id)
-            scope = RunScope(experiment, "", self._store_id)
+        with self._open_runs(sweep_name) as mirrored:
+            runs = mirrored.find()
             study = Study.load(self._store, sweep_name)
-            sweep_run = self._describe_parent(sweep, study)
+            own = self._describe_parent(sweep, study)
             folder = self._store.sweep_directory(sweep_name)
-            parent, is_new = write_run(
-                self._client, scope, sweep_run, folder, runs.pop(described.PARENT, [])
-            )
-            scope = scope._replace(parent=parent.id)
+            parent, is_new = mirrored.write(own, folder, runs.pop(described.PARENT, []))
             written, unchanged = 0, 0
             for run in self._describe_runs(sweep):
                 directory = self._store.trial_directory(run.tags["kvlab.trial"])
                 existing = runs.pop(run.key, [])
-                _, is_written = write_run(self._client, scope, run, directory, existing)
+                _, is_written = mirrored.write(run, directory, existing, parent.id)
                 written += is_written
                 unchanged += not is_written
             stale = [run for group in runs.values() for run in group]
@@ -103,15 +98,15 @@ class Tracker:
                 **sweep_summary.experiment_tags(sweep, study.primary_metric),
             }
             if report is not None:
-                states = sweep_run.tags["kvlab.states"]
+                states = own.tags["kvlab.states"]
                 tags[NOTE] = self._log_report(parent, sweep, states, Path(report))
             elif is_new:
-                tags[NOTE] = sweep_run.tags[NOTE]
-            shown = self._client.get_experiment(experiment).tags
+                tags[NOTE] = own.tags[NOTE]
+            shown = self._client.get_experiment(mirrored.experiment).tags
             for name, value in tags.items():
                 if shown.get(name) != value:
-                    self._client.set_experiment_tag(experiment, name, value)
-        return MirrorSummary(sweep_name, experiment, written, unchanged, len(stale))
+                    self._client.set_experiment_tag(mirrored.experiment, name, value)
+        return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))
 
     def log_models(self, sweep_name: str) -> int:
         """Log the weights of a mirrored sweep's trainings as logged models; return how many.
@@ -119,15 +114,14 @@ class Tracker:
         Raises:
             TrackingError: MLflow cannot be reached or refuses.
         """
-        with self._exclusive():
-            experiment = self._get_experiment(self._store.sweep(sweep_name))
-            runs = find_runs(self._client, experiment, self._store_id)
-            parent = next(iter(runs.pop(described.PARENT, [])), None)
-            if parent is None:
+        self._store.sweep(sweep_name)  # raises if it is unknown
+        with self._open_runs(sweep_name) as mirrored:
+            runs = mirrored.find()
+            if not runs.pop(described.PARENT, []):
                 return 0
-            scope = RunScope(experiment, parent.id, self._store_id)
-            known = [run for group in runs.values() for run in group]
-            return log_models(self._client, self._store, scope, known)
+            return mirrored.log_models(
+                self._store, [run for group in runs.values() for run in group]
+            )
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.
@@ -137,20 +131,16 @@ class Tracker:
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        with self._exclusive():
-            experiment = self._get_experiment(sweep)
-            scope = RunScope(experiment, "", self._store_id)
-            known = find_runs(self._client, experiment, self._store_id, key=described.PARENT)
-            parents = known.get(described.PARENT, [])
+        with self._open_runs(sweep_name) as mirrored:
+            parents = mirrored.find(key=described.PARENT).get(described.PARENT, [])
             if not parents:
-                sweep_run = self._describe_parent(sweep, Study.load(self._store, sweep_name))
+                own = self._describe_parent(sweep, Study.load(self._store, sweep_name))
                 folder = self._store.sweep_directory(sweep_name)
-                parents = [write_run(self._client, scope, sweep_run, folder, [])[0]]
-            scope = scope._replace(parent=parents[0].id)
+                parents = [mirrored.write(own, folder, [])[0]]
             directory = self._store.trial_directory(trial_id)
             for run in self._describe_runs(sweep, trial_id):
-                known = find_runs(self._client, experiment, self._store_id, key=run.key)
-                write_run(self._client, scope, run, directory, known.get(run.key, []))
+                known = mirrored.find(key=run.key).get(run.key, [])
+                mirrored.write(run, directory, known, parents[0].id)
 
     def close_zombies(self) -> int:
         """Terminate this store's runs whose sweep no driver runs; return how many they were."""
@@ -160,9 +150,8 @@ class Tracker:
                 sweep = experiment.tags.get("kvlab.sweep")
                 if sweep is None or self._store.is_driven(sweep):
                     continue
-                running = find_runs(
-                    self._client, experiment.experiment_id, self._store_id, status="RUNNING"
-                )
+                mirrored = ExperimentRuns(self._client, experiment.experiment_id, self._store_id)
+                running = mirrored.find(status="RUNNING")
                 for run in (run for group in running.values() for run in group):
                     # A time from the record; `mirror` writes the run again if the result is there.
                     self._client.set_terminated(run.id, "KILLED", run.started)
@@ -175,17 +164,20 @@ class Tracker:
         with connection.hold_mlflow_lock(self._store.path), connection.translate_errors(self.uri):
             yield
 
-    def _get_experiment(self, sweep: Mapping[str, Any]) -> str:
-        """Return the id of the sweep's experiment, which is created or restored if necessary."""
-        name = sweep["name"]
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            folder = self._store.path / "mlartifacts" / name
-            location = None if connection.is_server(self.uri) else folder.as_uri()
-            return str(self._client.create_experiment(name, location, {"kvlab.sweep": name}))
-        if experiment.lifecycle_stage == "deleted":
-            self._client.restore_experiment(experiment.experiment_id)
-        return str(experiment.experiment_id)
+    @contextmanager
+    def _open_runs(self, sweep: str) -> Iterator[ExperimentRuns]:
+        """Yield the runs of a sweep's experiment, which is created or restored if necessary."""
+        with self._exclusive():
+            experiment = self._client.get_experiment_by_name(sweep)
+            if experiment is None:
+                folder = self._store.path / "mlartifacts" / sweep
+                location = None if connection.is_server(self.uri) else folder.as_uri()
+                name = self._client.create_experiment(sweep, location, {"kvlab.sweep": sweep})
+            else:
+                name = experiment.experiment_id
+                if experiment.lifecycle_stage == "deleted":
+                    self._client.restore_experiment(name)
+            yield ExperimentRuns(self._client, str(name), self._store_id)
 
     def _describe_parent(self, sweep: Mapping[str, Any], study: Study) -> described.RunDescription:
         """Return the sweep's own run, with all that a report needs beside the results."""
