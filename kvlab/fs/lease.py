@@ -24,7 +24,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -185,11 +185,6 @@ def write_heartbeat(fence: Fence, state: str, count: int) -> bool:
     return True
 
 
-def remove_lease(fence: Fence) -> None:
-    """Remove the lease file, for a lock whose path no other process ever acquires."""
-    _unlink_if_exists(fence.path)
-
-
 class LeaseWatcher:
     """Decide whether locks are held, from how long their heartbeats have been silent.
 
@@ -249,7 +244,7 @@ def _process_identity(pid: int) -> ProcessIdentity:
     return {
         "host": socket.gethostname(),
         "boot": _read_text("/proc/sys/kernel/random/boot_id") or f"{uuid.getnode():x}",
-        "space": _read_link("/proc/self/ns/pid"),
+        "space": _read_text("/proc/self/ns/pid", os.readlink),
         "pid": pid,
         "born": _process_state(pid)[1],
     }
@@ -277,18 +272,12 @@ def _process_state(pid: int) -> tuple[str, str]:
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
-def _read_text(path: str) -> str:
+def _read_text(
+    path: str, read: Callable[[str], str] = lambda path: Path(path).read_text("utf-8", "replace")
+) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
+        return read(path).strip()
+    except (OSError, UnicodeDecodeError):
         return ""
 
 

@@ -59,21 +59,19 @@ class Lock:
         """
         assert self._heartbeat is None, "this lock is already held"
         started = time.monotonic()
-        while (fence := self._try_acquire()) is None:
+        while True:
+            # List first: a number that is taken meanwhile must not be skipped.
+            number, fence = lease.current_number(self.path), None
+            if not self._watcher.is_held(self.path, number):
+                fence = lease.create_lease(self.path, number + 1)
+            if fence is not None:
+                self._heartbeat = _Heartbeat(fence)
+                return fence
             if timeout is not None and time.monotonic() - started >= timeout:
                 return None
             if on_wait is not None:
                 on_wait()
             time.sleep(POLL_SECONDS)
-        self._heartbeat = _Heartbeat(fence)
-        return fence
-
-    def _try_acquire(self) -> Fence | None:
-        # List first: a number that is taken meanwhile must not be skipped.
-        number = lease.current_number(self.path)
-        if self._watcher.is_held(self.path, number):
-            return None
-        return lease.create_lease(self.path, number + 1)
 
     def describe_holder(self) -> str:
         """Return who holds the lock, as text for people."""
@@ -102,7 +100,7 @@ class Lock:
         if heartbeat is not None:
             heartbeat.stop()
             if self._remove_on_release:
-                lease.remove_lease(heartbeat.fence)
+                Path(heartbeat.fence.path).unlink(missing_ok=True)
 
     @contextmanager
     def hold(

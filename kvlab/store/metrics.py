@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,10 +43,10 @@ class Metric:
         return not self.unit
 
 
-def derive_cache_speedup(measurements: Mapping[str, float]) -> float | None:
-    """Return time per output token without a cache over that with it, medians at batch 1."""
-    uncached, cached = measurements.get("tpot_ms_uncached_p50"), measurements.get("tpot_ms_p50")
-    return uncached / cached if uncached and cached else None
+def derive_ratio(over: str, under: str, measurements: Mapping[str, float]) -> float | None:
+    """Return one measurement over another one."""
+    a, b = measurements.get(over), measurements.get(under)
+    return a / b if a and b else None
 
 
 def derive_needle_loss_change(measurements: Mapping[str, float]) -> float | None:
@@ -76,12 +77,6 @@ def derive_paired_bits(measurements: Mapping[str, float]) -> float | None:
     return bits * loss / served  # the same tokens, so the same bytes
 
 
-def derive_ttft_ratio(measurements: Mapping[str, float]) -> float | None:
-    """Return the time to first token of the prompts that reuse shortened, warm over cold."""
-    warm, cold = measurements.get("reuse_warm_ttft_ms"), measurements.get("reuse_cold_ttft_ms")
-    return warm / cold if warm and cold else None
-
-
 KL_ROUNDING = 1e-10
 """Nats per token. A plain float32 cache has 1e-14, a bfloat16 cache of a trained model 1e-8."""
 
@@ -92,8 +87,8 @@ _DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
     "loss_paired": derive_paired_loss,
     "bits_per_byte_paired": derive_paired_bits,
     "needle_loss_change": derive_needle_loss_change,
-    "cache_speedup": derive_cache_speedup,
-    "reuse_ttft_ratio": derive_ttft_ratio,
+    "cache_speedup": partial(derive_ratio, "tpot_ms_uncached_p50", "tpot_ms_p50"),
+    "reuse_ttft_ratio": partial(derive_ratio, "reuse_warm_ttft_ms", "reuse_cold_ttft_ms"),
 }
 _ROUNDING = {
     "serving_kl": KL_ROUNDING,

@@ -199,13 +199,11 @@ def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int:
     starts = []
     for trial in {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}:
         with contextlib.suppress(OSError, ValueError, StoreError):  # damaged
-            starts.append(_first_attempt_ms(store, trial) or _result_start_ms(store, trial))
+            started = _first_attempt_ms(store, trial)
+            if started is None and (result := store.result(trial)) is not None:
+                started = to_milliseconds(result["provenance"]["started"])
+            starts.append(started)
     return min((start for start in starts if start is not None), default=0)
-
-
-def _result_start_ms(store: Store, trial: str) -> int | None:
-    result = store.result(trial)
-    return None if result is None else to_milliseconds(result["provenance"]["started"])
 
 
 def _first_attempt_ms(store: Store, trial: str) -> int | None:

@@ -39,8 +39,10 @@ def create_app() -> Any:
     def change_first_page(response: "Response") -> "Response":
         if request.path == "/" and response.mimetype == "text/html":
             response.direct_passthrough = False
+            start = json.dumps(os.environ.get(START_VARIABLE, "")).replace("</", "<\\/")
+            script = _SCRIPT.replace("SETTINGS", json.dumps(_SETTINGS)).replace("START", start)
             text = response.get_data(as_text=True)
-            response.set_data(text.replace("<head>", f"<head>{_start_script()}", 1))
+            response.set_data(text.replace("<head>", f"<head>{script}", 1))
             for name in ("ETag", "Last-Modified"):  # of the page as it was
                 response.headers.pop(name, None)
             response.headers["Cache-Control"] = "no-store"
@@ -48,8 +50,3 @@ def create_app() -> Any:
 
     pages.after_request(change_first_page)
     return app
-
-
-def _start_script() -> str:
-    start = json.dumps(os.environ.get(START_VARIABLE, "")).replace("</", "<\\/")
-    return _SCRIPT.replace("SETTINGS", json.dumps(_SETTINGS)).replace("START", start)
