@@ -24,7 +24,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -241,10 +241,13 @@ def process_identity() -> ProcessIdentity:
 
 @cache
 def _process_identity(pid: int) -> ProcessIdentity:
+    space = ""
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
     return {
         "host": socket.gethostname(),
         "boot": _read_text("/proc/sys/kernel/random/boot_id") or f"{uuid.getnode():x}",
-        "space": _read_text("/proc/self/ns/pid", os.readlink),
+        "space": space,
         "pid": pid,
         "born": _process_state(pid)[1],
     }
@@ -272,12 +275,10 @@ def _process_state(pid: int) -> tuple[str, str]:
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
-def _read_text(
-    path: str, read: Callable[[str], str] = lambda path: Path(path).read_text("utf-8", "replace")
-) -> str:
+def _read_text(path: str) -> str:
     try:
-        return read(path).strip()
-    except (OSError, UnicodeDecodeError):
+        return Path(path).read_text("utf-8", "replace").strip()
+    except OSError:
         return ""
 
 
