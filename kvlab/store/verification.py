@@ -212,11 +212,12 @@ class _Verifier:
         except RecordDamaged:
             return  # reported with the training
         if seal != result.get("training_seal", seal):
-            then = "have been trained again since"
+            training, then = f"(training {result['training']})", ""
+            what = "that have been trained again since"
             if seal is None:
-                then = "are gone; they are trained again when a trial needs them"
-            text = f"trials/{trial} was measured on weights (training {result['training']})"
-            self.found.notes.append(f"{text} that {then}")
+                what, then = "whose record is gone", "; a trial that needs them trains again"
+            text = f"trials/{trial} was measured on weights {what} {training}{then}"
+            self.found.notes.append(text)
 
     def verify_training(self, training: str) -> None:
         directory = self.store.training_directory(training)
@@ -305,7 +306,7 @@ def heal_damage(damage: Damage, rebuild: Rebuild | None = None) -> Path | None:
         target = set_aside(directory, damage.names, fence)
         if damage.names == ("sweep.json",) and rebuild is not None:
             description = rebuild(store, directory.name, target / "sweep.json")
-            if description is not None:
+            if description is not None and fence.holds():
                 store.write_sweep(description)
         elif damage.names == ("trial.json",):
             try:
