@@ -55,26 +55,36 @@ def test_a_number_that_is_not_in_the_table_is_refused(tmp_path):
     assert "toy" in error["message"]
 
 
-def test_the_speed_that_the_cache_buys():
-    metrics = collect_metrics({"measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}})
-    assert metrics["cache_speedup"] == pytest.approx(4.0)
-
-
 @pytest.mark.parametrize(
-    "recorded", [None, {}, {"tpot_ms_p50": 1.5}, {"tpot_ms_uncached_p50": 0.0}]
+    ("recorded", "speedup"),
+    [
+        ({"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}, 4.0),
+        ({"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5, "cache_speedup": 9.0}, 9.0),
+        ({"tpot_ms_uncached_p50": 0.0, "tpot_ms_p50": 1.5}, None),
+        ({"tpot_ms_p50": 1.5}, None),
+        (None, None),
+    ],
 )
-def test_a_derived_metric_that_does_not_apply_is_left_out(recorded):
-    assert "cache_speedup" not in collect_metrics({"measurements": recorded})
+def test_a_metric_is_derived_where_it_applies_and_was_not_recorded(recorded, speedup):
+    before = dict(recorded or {})
+    assert collect_metrics({"measurements": recorded}).get("cache_speedup") == speedup
+    assert (recorded or {}) == before, "the result stays as it is"
 
 
-def test_a_recorded_value_precedes_a_derived_one_and_the_result_stays_as_it_is():
-    result = {
-        "measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5, "cache_speedup": 9.0}
-    }
-    assert collect_metrics(result)["cache_speedup"] == 9.0
-    plain = {"measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}}
-    collect_metrics(plain)
-    assert "cache_speedup" not in plain["measurements"]
+def test_the_served_text_scored_one_shot():
+    scored = {"loss_served": 2.5, "serving_gap": 0.5, "bits_per_byte_served": 1.25, "loss": 1.0}
+    other = collect_metrics({"measurements": {**scored, "loss_tokens": 9, "served_tokens": 4}})
+    assert (other["loss_paired"], other["bits_per_byte_paired"]) == (2.0, 1.0)
+    same = collect_metrics({"measurements": {**scored, "loss_tokens": 4, "served_tokens": 4}})
+    assert same["loss_paired"] == 1.0
+
+
+def test_what_is_rounding_is_zero():
+    read = collect_metrics(
+        {"measurements": {"serving_kl": 9e-11, "reuse_gap": -9e-6, "loss": 1e-11}}
+    )
+    assert (read["serving_kl"], read["reuse_gap"], read["loss"]) == (0.0, 0.0, 1e-11)
+    assert collect_metrics({"measurements": {"serving_kl": 2e-10}})["serving_kl"] == 2e-10
 
 
 def test_infinite_derived_values_are_left_out(monkeypatch):
