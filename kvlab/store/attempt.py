@@ -207,10 +207,11 @@ class StallWatch:
 
     def idle_seconds(self) -> float:
         """Return how long nothing has changed, as far as this watcher has seen."""
-        stamps, now = [], time.monotonic()
+        stamps: list[int] = []
         for directory in self._directories:
             with suppress(OSError):
                 stamps.append(directory.stat().st_mtime_ns)
+        now = time.monotonic()
         if stamps != self._stamps:
             self._stamps, self._changed_at = stamps, now
         return now - self._changed_at

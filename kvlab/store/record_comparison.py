@@ -128,7 +128,8 @@ def compare_records(one: TrialRecord, other: TrialRecord) -> RecordComparison:
     """Compare two records; they are of one trial if their ids are equal."""
     results = one.result, other.result
     made = [result.get("provenance") or {} for result in results]
-    configurations, exact = [], []
+    configurations: list[dict[str, Any]] = []
+    exact: list[dict[str, Any]] = []
     for result, provenance in zip(results, made, strict=True):
         text, training = provenance.get("data") or {}, result.get("training_record") or {}
         digest = {"digest of the text": text["digest"]} if "digest" in text else {}

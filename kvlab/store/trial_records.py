@@ -77,13 +77,15 @@ class TrialRecords(StorePaths):
         What `verify_record` finds damaged is damaged here. The files are read again when one of
         them has another inode, size or time.
         """
-        directory, stamp = self.trial_directory(trial_id), []
+        directory = self.trial_directory(trial_id)
+        stamp: list[tuple[int, int, int]] = []
         for name in RESULT_FILES:
             with contextlib.suppress(OSError):
                 state = os.stat(directory / name)
                 stamp.append((state.st_mtime_ns, state.st_ino, state.st_size))
-        if stamp and stamp == self._statuses.get(trial_id, ([], ""))[0]:
-            return self._statuses[trial_id][1]
+        known = self._statuses.get(trial_id)
+        if known is not None and known[0] == stamp:
+            return known[1]
         status: Status = "damaged"
         try:
             result = self.result(trial_id)
