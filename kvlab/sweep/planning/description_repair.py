@@ -7,11 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvlab.errors import KvlabError
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, read_regular
 from kvlab.spec import load_sweep
+from kvlab.spec.yaml_reader import read_yaml
 from kvlab.store import Store
 from kvlab.store.store import list_cells
 from kvlab.sweep.planning.stages import describe_stage, plan_stage
@@ -38,17 +37,19 @@ def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any
             return None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "1/2/3/4", f"{name}.yaml")  # the experiment may lie above it
-            other = (path.parent / yaml.safe_load(text)["experiment"]).resolve()
+            path.parent.mkdir(parents=True)
+            path.write_text(text, encoding="utf-8")
+            other = (path.parent / read_yaml(path).data["experiment"]).resolve()
             if not other.is_relative_to(Path(folder).resolve()):
                 return None
-            for file, content in ((path, text), (other, base)):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(content, encoding="utf-8")
+            other.parent.mkdir(parents=True, exist_ok=True)
+            other.write_text(base, encoding="utf-8")
             sweep = load_sweep(path, texts.get("scale", ""))
-            if sweep.name != name or sweep.search is not None:
+            is_forged = sweep.name != name or 10 * len(sweep.cells()) > len(data)
+            if is_forged or sweep.search is not None:  # of another sweep, or more than it had
                 return None
             stage = plan_stage(sweep, store, identify=find_text)
-    except (KvlabError, OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+    except (KvlabError, OSError, ValueError, LookupError, TypeError):
         return None
     command = texts.get("command", "")
     description = describe_stage(stage, yaml=text, experiment_yaml=base, command=command)
