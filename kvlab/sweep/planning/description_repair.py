@@ -54,5 +54,6 @@ def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any
     command = texts.get("command", "")
     description = describe_stage(stage, yaml=text, experiment_yaml=base, command=command)
     planned = {trial for cell in list_cells(description) for trial in cell["trials"].values()}
-    listed = {trial for trial in store.trial_ids() if trial.encode() in data}
-    return None if stage.plan.absent or listed - planned else description
+    listed = {found.decode() for found in re.findall(rb'"([0-9a-f]{16})"', data)}
+    lost = listed.intersection(store.trial_ids()) - planned
+    return None if stage.plan.absent or lost else description
