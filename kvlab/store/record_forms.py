@@ -35,6 +35,15 @@ Object = dict[Text, Any]
 Levels = dict[Text, Text]
 Patch = dict[Text, Any]
 Point = Annotated[list[Number], Field(min_length=3, max_length=3)]
+OptionalText = Text | None
+OptionalNumber = Number | None
+OptionalObject = Object | None
+Setting = Object | Text | bool | int | float | None
+OptionalData = dict[Text, Text | dict[Text, Number] | None] | None
+TrialId = Identifier | Literal[""]
+_list: Any = list  # of a form, which is a value to mypy and no type
+_dict: Any = dict
+_make_form: Any = TypedDict
 
 
 def _form(*parts: tuple[str, Any]) -> Any:
@@ -44,32 +53,32 @@ def _form(*parts: tuple[str, Any]) -> Any:
         for names, kind in parts
         for name in names.split()
     }
-    return TypedDict("Form", types)  # type: ignore[operator]  # at run time
+    return _make_form("Form", types)
 
 
 _CURVES = _form(("train_loss? validation_loss?", list[Point]))
 _LINE = _form(
     ("part? metric? variant? unit?", Text),
-    ("value? low? high?", Number | None),
-    ("note?", Text | None),
+    ("value? low? high?", OptionalNumber),
+    ("note?", OptionalText),
 )
-_CELL = _form(("levels", Levels), ("trials", dict[Seed, Identifier | Literal[""]]))
+_CELL = _form(("levels", Levels), ("trials", dict[Seed, TrialId]))
 _PROVENANCE = _form(
-    ("commit? command?", Text | None),
+    ("commit? command?", OptionalText),
     ("versions?", dict[Text, Text | None]),
-    ("data?", dict[Text, Text | dict[Text, Number] | None] | None),
+    ("data?", OptionalData),
     ("started? finished?", Moment),
     ("attempts?", Count),
 )
 _TIMED_TRIAL = _form(
-    ("result", Text), ("measurements", dict[Text, Number]), ("benchmark", list[_LINE])
+    ("result", Text), ("measurements", dict[Text, Number]), ("benchmark", _list[_LINE])
 )
 _TIMING_SESSION = _form(
     ("seed", int),
     ("started finished device failure?", Text),
     ("threads", Count),
-    ("commit", Text | None),
-    ("trials", dict[Identifier, _TIMED_TRIAL]),
+    ("commit", OptionalText),
+    ("trials", _dict[Identifier, _TIMED_TRIAL]),
 )
 _PAST = _form(
     ("params notes", Object),
@@ -89,9 +98,9 @@ _POINT = _form(
 ProgressForm = _form(
     ("stage?", Text),
     ("step? steps?", Count),
-    ("loss? tokens_per_second? flops_per_second? mfu? peak_bytes?", Number | None),
-    ("process_bytes? seconds_left?", Number | None),
-    ("note?", Text | None),
+    ("loss? tokens_per_second? flops_per_second? mfu? peak_bytes?", OptionalNumber),
+    ("process_bytes? seconds_left?", OptionalNumber),
+    ("note?", OptionalText),
     ("curves?", _CURVES | None),
 )
 
@@ -101,7 +110,7 @@ _FORMS = {
         ("trial training", Identifier),
         ("status", EndStatus),
         ("seed?", Count),
-        ("experiment?", dict[Text, Object | Text | bool | int | float | None]),
+        ("experiment?", dict[Text, Setting]),
         ("kv?", _form(
             ("owners?", list[Count]),
             ("kinds?", Text),
@@ -110,10 +119,10 @@ _FORMS = {
         ("model?", _form(("parameters?", Count), ("training_flops?", Number))),
         ("measurements?", dict[Text, Number]),
         ("curves?", _CURVES),
-        ("benchmark?", list[_LINE]),
-        ("needle?", list[dict[Text, Number | None]]),
-        ("training_record?", Object | None),
-        ("error?", _form(("message type?", Text), ("traceback?", Text | None)) | None),
+        ("benchmark?", _list[_LINE]),
+        ("needle?", list[dict[Text, OptionalNumber]]),
+        ("training_record?", OptionalObject),
+        ("error?", _form(("message type?", Text), ("traceback?", OptionalText)) | None),
         ("pruned?", _form(("step steps", Count), ("loss", Number))),
         ("provenance?", _PROVENANCE),
         ("files?", dict[Text, Object]),
@@ -125,18 +134,18 @@ _FORMS = {
         ("factors", dict[Text, Annotated[list[Text], Field(min_length=1)]]),
         ("baseline?", Levels),
         ("seeds?", list[Count]),
-        ("cells", list[_CELL]),
+        ("cells", _list[_CELL]),
         ("patches?", dict[Text, dict[Text, Patch]]),
         ("rules? notes?", list[Text]),
-        ("decide? report? tuning? search? stages? looks? size?", Object | None),
+        ("decide? report? tuning? search? stages? looks? size?", OptionalObject),
         ("reported_seeds?", list[list[Count]]),
     ),
     "search.json": _form(("search", Any), ("seconds flops?", Number)),
     "reported.json": _form(("seeds", list[list[Count]])),
-    "timings.json": _form(("sessions", list[_TIMING_SESSION])),
+    "timings.json": _form(("sessions", _list[_TIMING_SESSION])),
     "training.json": _form(("files", _form(("final/model.safetensors", Object)))),
     "diverged.json": _form(("message", Text)),
-    "rungs.json": _form(("rungs", dict[Seed, _form(("step", Count), ("loss", Number))])),
+    "rungs.json": _form(("rungs", _dict[Seed, _form(("step", Count), ("loss", Number))])),
     "state.json": _form(("files state", Object)),
 }  # fmt: skip
 
