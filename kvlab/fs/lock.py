@@ -61,7 +61,8 @@ class Lock:
         started = time.monotonic()
         while True:
             # List first: a number that is taken meanwhile must not be skipped.
-            number, fence = lease.current_number(self.path), None
+            number = lease.current_number(self.path)
+            fence: Fence | None = None
             if not self._watcher.is_held(self.path, number):
                 fence = lease.create_lease(self.path, number + 1)
             if fence is not None:

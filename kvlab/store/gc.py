@@ -7,7 +7,7 @@ uses it. The lock's own files stay, since others may wait at them.
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,7 +117,9 @@ def _find_checkpoints(store: Store) -> Iterator[Garbage]:
 def _find_trunks(store: Store) -> Iterator[Garbage]:
     """Find stable phases that no token budget of an unfinished sweep branches from."""
     folders = _list_folders(store.path / "trunks")
-    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)} if folders else ()
+    if not folders:
+        return
+    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
     for directory in folders:
         if directory.name not in needed:
             reason = "a stable phase that every token budget has branched from"
@@ -166,7 +168,10 @@ def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
 
 def _find_unused(store: Store) -> Iterator[Garbage]:
     trials = {trial for trials in _list_sweeps(store).values() for trial in trials}
-    used = {"trial": trials, "training": {store.read_training_id(trial) for trial in trials}}
+    used: dict[str, Collection[str | None]] = {
+        "trial": trials,
+        "training": {store.read_training_id(trial) for trial in trials},
+    }
     for kind, names in used.items():
         for directory in _list_folders(store.path / f"{kind}s"):
             if directory.name not in names:
