@@ -10,15 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvlab.errors import DataError
-
-if TYPE_CHECKING:
-    import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS = 50256
@@ -47,16 +44,9 @@ class Tokenizer(ABC):
         """Return the ids of ``text``, shape (tokens,)."""
 
     @abstractmethod
-    def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of ``ids``; ``end_of_text`` becomes the text ``<|endoftext|>``.
-
-        Raises:
-            DataError: An id is not in the vocabulary.
-        """
-
-    @abstractmethod
     def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
-        """Return the bytes of ids that this tokenizer gave, as `decode_bytes`."""
+        """Return the bytes of ids that this tokenizer gave; ``end_of_text`` becomes the text
+        ``<|endoftext|>``."""
 
     @abstractmethod
     def token_bytes(self) -> npt.NDArray[np.int64]:
@@ -66,18 +56,25 @@ class Tokenizer(ABC):
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            DataError: An id is not in the vocabulary.
+        """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of ``ids``, which need not be UTF-8.
+
+        Raises:
+            DataError: An id is not in the vocabulary.
+        """
         unknown = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if unknown is not None:
             text = f"token id {unknown} is not in {self.name}"
             raise DataError(f"{text}, whose ids are 0 to {self.vocab_size - 1}")
+        return self.decode_array(np.array(ids, np.int64))
 
 
 @lru_cache(maxsize=4)
@@ -108,11 +105,6 @@ class ByteTokenizer(Tokenizer):
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         return np.frombuffer(encode_utf8(text), np.uint8).astype(np.uint32)
 
-    def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        self._check_ids(ids)
-        pieces = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
-        return b"".join(pieces)
-
     def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
         documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
         parts = [part[part < 256].astype(np.uint8).tobytes() for part in documents]
@@ -129,17 +121,22 @@ class BytePairTokenizer(Tokenizer):
     def __init__(self, name: str, ranks: int):
         self.name = name
         self.vocab_size = ranks + 1
-        self._encoding = _build_encoding(name, ranks)
+        import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+
+        self._encoding = tiktoken.Encoding(
+            name,
+            pat_str=r50k_pat_str,
+            mergeable_ranks={token: rank for token, rank in load_gpt2_ranks().items()
+                             if rank < ranks},
+            special_tokens={END_OF_TEXT: ranks},
+        )  # fmt: skip
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
             return self._encoding.encode_to_numpy(encode_utf8(text).decode(), disallowed_special=())
-
-    def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        self._check_ids(ids)
-        return self._encoding.decode_bytes(list(ids))
 
     def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
         return self._encoding.decode_bytes(ids.tolist())
@@ -157,19 +154,6 @@ def encode_utf8(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _build_encoding(name: str, ranks: int) -> "tiktoken.Encoding":
-    import tiktoken
-    from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
-
-    ranks_by_token = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
-    return tiktoken.Encoding(
-        name,
-        pat_str=r50k_pat_str,
-        mergeable_ranks=ranks_by_token,
-        special_tokens={END_OF_TEXT: ranks},
-    )
-
-
 def load_gpt2_ranks() -> dict[bytes, int]:
     """Return the id of every GPT-2 token but the end of text, by the token's bytes.
 
@@ -178,18 +162,6 @@ def load_gpt2_ranks() -> dict[bytes, int]:
     Raises:
         DataError: The package is missing, or its file is not GPT-2's.
     """
-    # Byte-pair files write each byte as one visible character: its own if that is printable.
-    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    byte_of = {chr(byte): byte for byte in visible}
-    byte_of.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
-    ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
-    for line in _read_merges().splitlines()[1:]:  # the first line is the version of the format
-        ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
-    return ranks
-
-
-def _read_merges() -> str:
     try:
         path = distribution(_MERGES_PACKAGE).locate_file(_MERGES_FILE)
         raw = path.read_bytes()  # type: ignore[attr-defined]
@@ -199,4 +171,12 @@ def _read_merges() -> str:
     if hashlib.sha256(raw).hexdigest() != _MERGES_SHA256:
         text = f"{path} is not GPT-2's merges (wrong sha256)"
         raise DataError(f"{text}; run pip install --force-reinstall {_MERGES_PACKAGE}")
-    return str(raw, "utf-8")
+    # Byte-pair files write each byte as one visible character: its own if that is printable.
+    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    byte_of = {chr(byte): byte for byte in visible}
+    byte_of.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
+    for line in raw.decode().splitlines()[1:]:  # the first line is the version of the format
+        ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
+    return ranks

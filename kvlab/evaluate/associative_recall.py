@@ -12,7 +12,6 @@ tokens, so that knowledge of language does not help.
 Shapes: R rows, P pairs, E n_embd.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,20 +63,15 @@ def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows
         vocabulary: ids below it may be drawn: the tokenizer's words without its end of text.
     """
     pairs = max(1, min(block_size // 4, vocabulary // 2))
-    rows = [_draw_row(number, pairs, vocabulary) for number in range(count)]
-    tokens, values, answers = (np.stack(part) for part in zip(*rows, strict=True))
-    return RecallRows(tokens, values, answers)
-
-
-def _draw_row(number: int, pairs: int, vocabulary: int) -> tuple[Array, Array, Array]:
-    philox = np.random.Philox(key=[_STREAM, number])
-    # sorting raw words gives a permutation that no version of numpy changes
-    words = np.argsort(philox.random_raw(vocabulary), kind="stable")[: 2 * pairs]
-    order = np.argsort(philox.random_raw(pairs), kind="stable")
-    keys, values = words[:pairs], words[pairs:]
-    pairs_shown = np.stack([keys, values], 1).ravel()
-    pairs_repeated = np.stack([keys[order], values[order]], 1).ravel()
-    return np.concatenate([pairs_shown, pairs_repeated]), values, order
+    rows = []
+    for number in range(count):
+        philox = np.random.Philox(key=[_STREAM, number])
+        # sorting raw words gives a permutation that no version of numpy changes
+        words = np.argsort(philox.random_raw(vocabulary), kind="stable")[: 2 * pairs]
+        order = np.argsort(philox.random_raw(pairs), kind="stable")
+        shown = np.stack([words[:pairs], words[pairs:]], 1)
+        rows.append((np.concatenate([shown, shown[order]]).ravel(), words[pairs:], order))
+    return RecallRows(*(np.stack(part) for part in zip(*rows, strict=True)))
 
 
 @torch.inference_mode()
@@ -90,21 +84,14 @@ def score_recall(
         serving: feed each token alone through this cache. None: one-shot.
         on_progress: called with the number of tokens that are newly read.
     """
-    return np.concatenate(list(_correct_answers(model, rows, serving, on_progress)))
-
-
-def _correct_answers(
-    model: GPT, rows: RecallRows, serving: ServingConfig | None, on_progress: OnCount
-) -> Iterator[npt.NDArray[np.bool_]]:
-    done = 0
-    for states in iter_states_at(model, rows.tokens, rows.positions, serving, on_progress):
-        part = slice(done, done + len(states))
-        done += len(states)
+    found = []
+    for part, states in iter_states_at(model, rows.tokens, rows.positions, serving, on_progress):
         values, answers = (
             torch.from_numpy(array[part]).to(model.device) for array in (rows.values, rows.answers)
         )
         logits = states @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values only
-        yield (logits.argmax(-1) == answers).cpu().numpy()
+        found.append((logits.argmax(-1) == answers).cpu().numpy())
+    return np.concatenate(found)
 
 
 def recall_measurements(

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from kvlab.data import (
+    Dataset,
     ScoredText,
     load_hellaswag,
     load_tokenizer,
@@ -19,15 +20,14 @@ from kvlab.data import (
 from kvlab.data.requirements import position_loss_windows
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
-from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
-from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag
+from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
 from kvlab.evaluate.needle import (
     make_needle_rows,
     needle_lines,
     needle_measurements,
     score_needles,
 )
-from kvlab.evaluate.serving_comparison import ServingComparison, compare_serving, stores_other_dtype
+from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
 from kvlab.evaluate.validation_loss import (
     Floats,
     Tokens,
@@ -55,14 +55,6 @@ TextSums = dict[str, dict[str, list[float]]]
 """Losses by document, see `kvlab.store.Store.texts`."""
 
 
-class ValidationText(Protocol):
-    """The validation split of a dataset."""
-
-    @property
-    def validation(self) -> Tokens:
-        """Token ids, (tokens,)."""
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Quality of one model.
@@ -82,7 +74,7 @@ class Evaluation:
 
 def evaluate(
     model: GPT,
-    dataset: ValidationText,
+    dataset: Dataset,
     experiment: Experiment,
     *,
     device: str | torch.device = "cpu",
@@ -106,41 +98,70 @@ def evaluate(
     """
     model = model.to(device).eval()
     model.trained_kv = experiment.training.kv
+    validation, config = dataset.validation, experiment.evaluation
 
     def start_progress(note: str, total: int) -> OnCount:
         return ProgressReporter(note, total, on_progress).advance
 
     with keep_freed_memory(model.device.type):
-        measurements, texts = _measure_losses(model, dataset, experiment, start_progress)
-        measurements |= measure_probes(model, dataset.validation, experiment, start_progress)
-        needle = _probe_needles(model, dataset.validation, experiment, start_progress)
+        measurements, texts = _measure_losses(model, validation, experiment, start_progress)
+        measurements |= measure_probes(model, validation, experiment, start_progress)
+        needle = _probe_needles(model, validation, experiment, start_progress)
         if needle:
             measurements |= needle_measurements(needle)
-        items = _score_hellaswag_items(model, experiment, start_progress)
-        if items:
+        items: list[dict[str, Any]] = []
+        if config.hellaswag_items != 0:
+            questions = load_hellaswag(config.hellaswag_items)
+            modes = 2 if config.served else 1
+            total = sum(len(item.endings) for item in questions) * len(CONVENTIONS) * modes
+            items = score_hellaswag(
+                model,
+                questions,
+                load_tokenizer(experiment.data.tokenizer),
+                experiment.serving if config.served else None,
+                start_progress("HellaSwag", total),
+            )
             measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items, needle, texts)
 
 
 def _measure_losses(
-    model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
+    model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
 ) -> tuple[Measurements, TextSums]:
-    start = experiment.data.document_start
-    text, served_text = select_scored_text(dataset.validation, experiment)
+    start, serving = experiment.data.document_start, experiment.serving
+    token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
+    text, served_text = select_scored_text(validation, experiment)
     measurements: Measurements = {}
     texts: TextSums = {}
     if served_text is not None:
-        measurements, compared = _measure_serving(model, served_text, experiment, start_progress)
-        one_shot = compared.one_shot
-        losses = {"nats": compared.served, "one_shot_nats": one_shot}
+        passes = 2 if stores_other_dtype(model, serving) else 1
+        on_progress = start_progress("validation loss, served", passes * served_text.target_count)
+        compared = compare_serving(model, served_text, serving, on_progress, start)
+        served, one_shot = compared.served, compared.one_shot
+        loss = float(served_text.flatten(served).mean())
+        measurements = {
+            "loss_served": loss,
+            "bits_per_byte_served": bits_per_byte(
+                served_text.flatten(served), served_text.targets(), token_bytes
+            ),
+            "served_tokens": served_text.target_count,
+            "serving_gap": loss - float(served_text.flatten(one_shot).mean()),
+            # with documents masked, a position in the window is not the number of tokens seen
+            **compared.measurements(by_position=start is None),
+        }
+        if len(compared.exact):
+            exact_loss = float(served_text.flatten(compared.exact).mean())
+            measurements["kv_dtype_loss_change"] = loss - exact_loss
+        losses = {"nats": served, "one_shot_nats": one_shot}
         texts["served"] = sum_by_document(served_text, experiment, losses)
     if served_text is None or len(text) != len(served_text):
         on_progress = start_progress("validation loss", text.target_count)
         one_shot = target_losses(model, text, None, on_progress, start)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
+    nats = text.flatten(one_shot)
     measurements |= {
-        "loss": float(text.flatten(one_shot).mean()),
-        "bits_per_byte": _bits_per_byte(one_shot, text, experiment),
+        "loss": float(nats.mean()),
+        "bits_per_byte": bits_per_byte(nats, text.targets(), token_bytes),
         "loss_tokens": text.target_count,
     }
     return measurements, texts
@@ -159,29 +180,6 @@ def sum_by_document(
     sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in losses.items()}
     columns = {"documents": scored, "tokens": np.bincount(inverse), **sums}
     return {name: column.tolist() for name, column in columns.items()}
-
-
-def _measure_serving(
-    model: GPT, text: ScoredText, experiment: Experiment, start_progress: StartProgress
-) -> tuple[Measurements, ServingComparison]:
-    """Return what is measured through the serving cache, and the losses of its targets."""
-    serving, start = experiment.serving, experiment.data.document_start
-    passes = 2 if stores_other_dtype(model, serving) else 1
-    on_progress = start_progress("validation loss, served", passes * text.target_count)
-    compared = compare_serving(model, text, serving, on_progress, start)
-    loss = float(text.flatten(compared.served).mean())
-    measurements: Measurements = {
-        "loss_served": loss,
-        "bits_per_byte_served": _bits_per_byte(compared.served, text, experiment),
-        "served_tokens": text.target_count,
-        "serving_gap": loss - float(text.flatten(compared.one_shot).mean()),
-        # with documents masked, a position in the window is not the number of tokens seen
-        **compared.measurements(by_position=start is None),
-    }
-    if len(compared.exact):
-        exact_loss = float(text.flatten(compared.exact).mean())
-        measurements["kv_dtype_loss_change"] = loss - exact_loss
-    return measurements, compared
 
 
 def select_scored_text(
@@ -217,11 +215,6 @@ def select_scored_text(
         text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
     )
     return one_shot, served
-
-
-def _bits_per_byte(losses: Floats, text: ScoredText, experiment: Experiment) -> float:
-    token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
-    return bits_per_byte(text.flatten(losses), text.targets(), token_bytes)
 
 
 def measure_probes(
@@ -270,32 +263,12 @@ def _probe_needles(
     on_progress = start_progress("needle in a haystack", total)
     lines: list[dict[str, Any]] = []
     for length in config.needle.lengths:
-        vocabulary = experiment.data.vocab_size - 1
-        rows = make_needle_rows(validation, length, depths, count, vocabulary)
-        one_shot = score_needles(model, rows, None, on_progress)
-        served = None
+        rows = make_needle_rows(validation, length, depths, count, experiment.data.vocab_size - 1)
+        one_shot, served = score_needles(model, rows, None, on_progress), None
         if config.served:
             served = score_needles(model, rows, experiment.serving, on_progress)
         lines += needle_lines(rows, one_shot, served)
     return lines
-
-
-def _score_hellaswag_items(
-    model: GPT, experiment: Experiment, start_progress: StartProgress
-) -> list[dict[str, Any]]:
-    config = experiment.evaluation
-    if config.hellaswag_items == 0:
-        return []
-    items = load_hellaswag(config.hellaswag_items)
-    endings = sum(len(item.endings) for item in items)
-    modes = 2 if config.served else 1
-    return score_hellaswag(
-        model,
-        items,
-        load_tokenizer(experiment.data.tokenizer),
-        experiment.serving if config.served else None,
-        start_progress("HellaSwag", endings * len(CONVENTIONS) * modes),
-    )
 
 
 class ProgressReporter:

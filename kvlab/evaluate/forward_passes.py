@@ -19,9 +19,6 @@ from kvlab.spec import ServingConfig
 OnCount = Callable[[int], None]
 """Called with the number of tokens or continuations that are newly done; possibly 0."""
 
-DocumentSpan = tuple[int, int, int]
-"""A row, and the start and end of one of its documents."""
-
 PASS_TOKENS = {"cpu": 4096, "cuda": 65_536}
 """Tokens of one forward pass."""
 
@@ -97,8 +94,8 @@ def iter_states_at(
     positions: npt.NDArray[np.int64],
     serving: ServingConfig | None,
     on_progress: OnCount,
-) -> Iterator[Tensor]:
-    """Yield the residual stream (B, P, E) of rows (R, T) at ``positions`` (P,), batch by batch.
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the next rows of (R, T), and their residual stream (B, P, E) at ``positions`` (P,).
 
     Args:
         serving: see `hidden_states`.
@@ -107,63 +104,48 @@ def iter_states_at(
     size = batch_rows(model, rows.shape[1], serving)
     selected = torch.from_numpy(positions).to(model.device)
     for start in range(0, len(rows), size):
-        tokens = torch.from_numpy(rows[start : start + size]).to(model.device)
-        yield hidden_states(model, tokens, serving, on_progress)[:, selected]
+        part = slice(start, start + size)
+        tokens = torch.from_numpy(rows[part]).to(model.device)
+        yield part, hidden_states(model, tokens, serving, on_progress)[:, selected]
         on_progress(tokens.numel())
 
 
 def _decode_by_document(
     model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, document_start: int
 ) -> Tensor:
+    """Return the residual stream (B, T, E) of tokens (B, T), decoded document by document.
+
+    Documents whose end has come go on with padding, which no other row sees. So all rows of a batch
+    have one length, and nothing has to be asked of the device.
+    """
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
     # sorted by length, the longest first, so that batches have little padding
     spans = sorted(document_spans(x, document_start), key=lambda span: span[1] - span[2])
     done = 0
     while done < len(spans):
         _, start, end = spans[done]
+        longest = max_length = end - start
         if serving.compile:  # each size is compiled anew, so that all have that of the rows
-            rows, length = x.shape
+            rows, max_length = x.shape
         else:
-            length = end - start
-            rows = min(decode_rows(model, length, serving), len(spans) - done)
+            rows = min(decode_rows(model, longest, serving), len(spans) - done)
         batch = spans[done : done + rows]
         done += len(batch)
-        _decode_documents(model, x, batch, (rows, length), serving, on_progress, states)
+        tokens = torch.zeros(rows, longest, dtype=x.dtype, device=x.device)
+        for i, (row, start, end) in enumerate(batch):
+            tokens[i, : end - start] = x[row, start:end]
+        decoded = _decode_rows(model, tokens, serving, on_progress, max_length)
+        for i, (row, start, end) in enumerate(batch):
+            states[row, start:end] = decoded[i, : end - start]
     return states
 
 
-def document_spans(x: Tensor, document_start: int) -> Iterator[DocumentSpan]:
-    """Yield the documents of rows x (B, T), which ``document_start`` begins."""
+def document_spans(x: Tensor, document_start: int) -> Iterator[tuple[int, int, int]]:
+    """Yield row, start and end of the documents of x (B, T), which ``document_start`` begins."""
     for row, is_start in enumerate((x == document_start).tolist()):
         inner = (position for position, starts in enumerate(is_start) if starts and position)
         for start, end in pairwise([0, *inner, len(is_start)]):
             yield row, start, end
-
-
-def _decode_documents(
-    model: GPT,
-    x: Tensor,
-    spans: list[DocumentSpan],
-    size: tuple[int, int],
-    serving: ServingConfig,
-    on_progress: OnCount,
-    out: Tensor,
-) -> None:
-    """Fill in ``out`` (B, T, E) at ``spans``, which are sorted with the longest first.
-
-    Rows whose document has ended go on with padding, which no other row sees. So all have one
-    length, and nothing has to be asked of the device.
-
-    Args:
-        size: rows of the cache, at least as many as spans, and tokens that each may hold.
-    """
-    longest = spans[0][2] - spans[0][1]
-    tokens = torch.zeros(size[0], longest, dtype=x.dtype, device=x.device)
-    for i, (row, start, end) in enumerate(spans):
-        tokens[i, : end - start] = x[row, start:end]
-    decoded = _decode_rows(model, tokens, serving, on_progress, size[1])
-    for i, (row, start, end) in enumerate(spans):
-        out[row, start:end] = decoded[i, : end - start]
 
 
 def _for_device(table: dict[str, int], model: GPT) -> int:

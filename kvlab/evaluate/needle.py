@@ -17,7 +17,7 @@ Shapes: R rows, D depths, T tokens of a row, A answer tokens, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,7 @@ class NeedleRows:
         return int(self.tokens.shape[2])
 
 
-@dataclass(frozen=True)
-class NeedleScores:
+class NeedleScores(NamedTuple):
     """Scores by depth and row, without a needle at the last depth.
 
     Attributes:
@@ -81,25 +80,25 @@ def make_needle_rows(
     """
     body = length - (NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS - 1)
     starts = np.linspace(0, len(text) - body, count).astype(np.int64)
-    frequencies = _count_tokens(text, vocabulary)
+    frequencies = np.zeros(vocabulary, np.int64)
+    for first in range(0, len(text), 2**20):  # without a copy of a text that lies on disk
+        chunk = text[first : first + 2**20]
+        frequencies += np.bincount(chunk, minlength=vocabulary)[:vocabulary]
     rows, answers = [], []
     for number, start in enumerate(starts.tolist()):
         haystack = text[start : start + body].astype(np.int64)
         key, answer = np.split(_draw_needle(number, haystack, frequencies), [NEEDLE_KEY_TOKENS])
-        rows.append(_place_needle(haystack, key, answer, depths))
+        question = np.concatenate([haystack, key, answer[:-1]])  # the last token is never fed
+        row = np.repeat(question[None], len(depths) + 1, 0)
+        needle = np.concatenate([key, answer])
+        for index, depth in enumerate(depths):
+            place = round(depth * (len(haystack) - len(needle)))
+            row[index, place : place + len(needle)] = needle
+        rows.append(row)
         answers.append(answer)
     shares = (frequencies + 1) / (frequencies + 1).sum()
     chance = -float(np.log(shares[np.stack(answers)]).mean())
     return NeedleRows(tuple(depths), np.stack(rows, 1), np.stack(answers), chance)
-
-
-def _count_tokens(text: Tokens, vocabulary: int) -> Array:
-    """Return how often each token occurs, (V,), without a copy of a text that lies on disk."""
-    chunks = (text[start : start + 2**20] for start in range(0, len(text), 2**20))
-    return sum(
-        (np.bincount(chunk, minlength=vocabulary)[:vocabulary] for chunk in chunks),
-        np.zeros(vocabulary, np.int64),
-    )
 
 
 def _draw_needle(number: int, haystack: Array, frequencies: Array) -> Array:
@@ -120,17 +119,6 @@ def _draw_needle(number: int, haystack: Array, frequencies: Array) -> Array:
     return np.argsort(clocks, kind="stable")[:count]
 
 
-def _place_needle(haystack: Array, key: Array, answer: Array, depths: Sequence[float]) -> Array:
-    """Return the row (D + 1, T) at every depth, and without the needle."""
-    question = np.concatenate([haystack, key, answer[:-1]])  # the last token is never fed
-    row = np.repeat(question[None], len(depths) + 1, 0)
-    needle = np.concatenate([key, answer])
-    for index, depth in enumerate(depths):
-        place = round(depth * (len(haystack) - len(needle)))
-        row[index, place : place + len(needle)] = needle
-    return row
-
-
 @torch.inference_mode()
 def score_needles(
     model: GPT, rows: NeedleRows, serving: ServingConfig | None, on_progress: OnCount
@@ -145,11 +133,9 @@ def score_needles(
     tokens = rows.tokens.reshape(-1, rows.length)
     targets = torch.from_numpy(np.tile(rows.answers, (shape[0], 1))).to(model.device)
     positions = np.arange(rows.length - size, rows.length)
-    losses, hits, done = [], [], 0
-    for states in iter_states_at(model, tokens, positions, serving, on_progress):
-        part = targets[done : done + len(states)]
-        done += len(states)
-        nats, is_top = token_scores(states, model.lm_head.weight, part)
+    losses, hits = [], []
+    for part, states in iter_states_at(model, tokens, positions, serving, on_progress):
+        nats, is_top = token_scores(states, model.lm_head.weight, targets[part])
         losses.append(nats.double().mean(1).cpu())
         hits.append(is_top.double().mean(1).cpu())
     return NeedleScores(*(torch.cat(values).view(shape).numpy() for values in (losses, hits)))
@@ -171,16 +157,12 @@ def needle_lines(
         for suffix, scores in (("", one_shot), ("_served", served)):
             if scores is not None:
                 loss, absent = scores.losses[index], scores.losses[-1]
-                values |= {f"loss{suffix}": loss, f"loss_absent{suffix}": absent}
-                values |= {f"gain{suffix}": absent - loss}
-                values |= {f"accuracy{suffix}": scores.accuracies[index]}
+                values[f"loss{suffix}"], values[f"loss_absent{suffix}"] = loss, absent
+                values[f"gain{suffix}"] = absent - loss
+                values[f"accuracy{suffix}"] = scores.accuracies[index]
         if served is not None:
             values["loss_change"] = served.losses[index] - one_shot.losses[index]
-        line: dict[str, Any] = {
-            "length": rows.length,
-            "depth": depth,
-            "rows": rows.answers.shape[0],
-        }
+        line: dict[str, Any] = {"length": rows.length, "depth": depth, "rows": len(rows.answers)}
         for name, by_row in values.items():
             line[name] = float(by_row.mean())
             if len(by_row) > 1:

@@ -1,34 +1,76 @@
 """Score continuations by log-likelihood; each context is computed once.
 
-One-shot: see `kvlab.evaluate.packed_scoring`. Served: the context's K/V enter the serving cache,
-the cache's rows are repeated, and each row takes one continuation token by token, so that tied
-caches and caches of low precision have their effect. Rows differ in length; see
-`kvlab.cache.cached_passes`.
+One-shot, a context and all that may follow it are one row of one pass. All continuations of a
+context see its K/V, and a mask separates them from each other (`kvlab.cache.tree_attention`). Rows
+of similar length share a pass, so that little of it is padding, and logits are computed only where
+a token is predicted. A model that is trained with K/V in blocks (KIVI) has each continuation in a
+row of its own: which tokens are rounded there depends on how many follow.
 
-Shapes: R rows of continuations, E n_embd.
+Served, the context's K/V enter the serving cache, the cache's rows are repeated, and each row takes
+one continuation token by token, so that tied caches and caches of low precision have their effect.
+
+Shapes: R rows, T tokens of the longest, P predicted tokens, E n_embd.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvlab.cache import KVCache
-from kvlab.evaluate.continuations import (
-    Continuations,
-    ContinuationScore,
-    fit_to_block,
-    sum_scores,
-)
+from kvlab.cache import PADDING, SHARED_PREFIX, KVCache, TreePass, make_rounding
 from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
-from kvlab.evaluate.packed_scoring import score_packed
 from kvlab.model import GPT
 from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices
 from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig
+
+MAX_ROW_TOKENS = 1024
+"""A context whose continuations exceed this is computed again for the rest of them."""
+
+FULL_SPEED_TOKENS = 512
+"""Passes of this many tokens are about as fast per token as larger ones, on CPU."""
+
+MAX_PADDING = 1.03
+"""The most tokens of a pass, as a multiple of its real ones, beyond `FULL_SPEED_TOKENS`."""
 
 Pair = tuple[list[int], list[int]]
 """Token ids of a context and of its continuation, neither empty."""
+
+
+class Continuations(NamedTuple):
+    """A context that is computed once, and its continuations; token ids, never empty."""
+
+    context: list[int]
+    endings: list[list[int]]
+
+
+class ContinuationScore(NamedTuple):
+    """Score of one continuation after its context.
+
+    Attributes:
+        nats: the sum of -log p of its tokens, in float64.
+        is_greedy: whether each of its tokens is the most likely one.
+    """
+
+    nats: float
+    is_greedy: bool
+
+
+Scored = Iterator[tuple[int, int, ContinuationScore]]
+"""The number of a group, the number of its ending and the score, in any order."""
+
+
+def fit_to_block(context: list[int], ending: list[int], block_size: int) -> Pair:
+    """Return the last ``block_size + 1`` tokens of a context and its ending, still in two parts.
+
+    The last token is predicted and never fed, so this is what fits in the model.
+    """
+    tokens = (context + ending)[-(block_size + 1) :]
+    scored = min(len(ending), len(tokens) - 1)
+    return tokens[:-scored], tokens[-scored:]
 
 
 def score_pairs(
@@ -46,22 +88,17 @@ def score_pairs(
         serving: decode through this cache. None: one-shot.
         on_progress: called with the number of continuations that are newly done.
     """
-    numbers: dict[tuple[int, ...], list[int]] = {}
-    fitted = [fit_to_block(*pair, model.config.block_size) for pair in pairs]
-    for number, (context, _) in enumerate(fitted):
-        numbers.setdefault(tuple(context), []).append(number)
-    groups = [
-        Continuations(list(context), [fitted[number][1] for number in members])
-        for context, members in numbers.items()
-    ]
+    groups: dict[tuple[int, ...], Continuations] = {}
+    places = []
+    for pair in pairs:
+        context, ending = fit_to_block(*pair, model.config.block_size)
+        group = groups.setdefault(tuple(context), Continuations(context, []))
+        places.append((tuple(context), len(group.endings)))
+        group.endings.append(ending)
     with keep_freed_memory(model.device.type):
-        scores = score_continuations(model, groups, serving, on_progress)
-    by_number = {
-        number: score
-        for members, group_scores in zip(numbers.values(), scores, strict=True)
-        for number, score in zip(members, group_scores, strict=True)
-    }
-    return [by_number[number] for number in range(len(pairs))]
+        scores = score_continuations(model, list(groups.values()), serving, on_progress)
+    by_context = dict(zip(groups, scores, strict=True))
+    return [by_context[context][number] for context, number in places]
 
 
 @torch.inference_mode()
@@ -78,58 +115,168 @@ def score_continuations(
         on_progress: called with the number of endings that are newly done.
     """
     if serving is None:
-        scored = score_packed(model, groups, on_progress)
+        scored = _score_one_shot(model, groups, on_progress)
     else:
         scored = _score_served(model, groups, serving, on_progress)
-    scores: list[list[ContinuationScore | None]] = [[None] * len(group.endings) for group in groups]
-    for group, ending, score in scored:
-        scores[group][ending] = score
-    return [[score for score in row if score is not None] for row in scores]
+    by_place = {(group, ending): score for group, ending, score in scored}
+    return [
+        [by_place[number, ending] for ending in range(len(group.endings))]
+        for number, group in enumerate(groups)
+    ]
+
+
+def _sum_scores(
+    model: GPT, hidden_states: Tensor, endings: Sequence[Sequence[int]]
+) -> list[ContinuationScore]:
+    """Return one score per ending.
+
+    Args:
+        hidden_states: (P, E), the residual stream that predicts the endings' tokens, concatenated.
+    """
+    counts = torch.tensor([len(ending) for ending in endings])
+    targets = torch.tensor([token for ending in endings for token in ending])
+    losses, hits = token_scores(hidden_states, model.lm_head.weight, targets.to(model.device))
+    sums = torch.zeros(2, len(endings), dtype=torch.float64)
+    owner = torch.repeat_interleave(torch.arange(len(endings)), counts)
+    sums.index_add_(1, owner, torch.stack([losses.double(), hits.double()]).cpu())
+    return [
+        ContinuationScore(nats, hit == count)
+        for nats, hit, count in zip(*sums.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+# One-shot
+
+
+@dataclass
+class _PackedRow:
+    """A context and some of its continuations without their last tokens, which are predicted and
+    never fed.
+
+    Attributes:
+        group: number of the context.
+        length: tokens of the row.
+        endings: numbers of the continuations.
+    """
+
+    group: int
+    length: int
+    endings: list[int] = field(default_factory=list)
+
+
+def _score_one_shot(model: GPT, groups: Sequence[Continuations], on_progress: OnCount) -> Scored:
+    row_tokens = MAX_ROW_TOKENS if model.trained_kv.blocks is None else 0
+    rows = sorted(_pack_rows(groups, row_tokens), key=lambda row: row.length)
+    start = 0
+    while start < len(rows):
+        batch = _select_pass(model, rows, start)
+        start += len(batch)
+        yield from _score_pass(model, groups, batch)
+        on_progress(sum(len(row.endings) for row in batch))
+
+
+def _pack_rows(groups: Sequence[Continuations], row_tokens: int) -> Iterator[_PackedRow]:
+    for number, group in enumerate(groups):
+        row = _PackedRow(number, len(group.context))
+        for i, ending in enumerate(group.endings):
+            if row.endings and row.length + len(ending) - 1 > row_tokens:
+                yield row
+                row = _PackedRow(number, len(group.context))
+            row.endings.append(i)
+            row.length += len(ending) - 1
+        yield row
+
+
+def _select_pass(model: GPT, rows: Sequence[_PackedRow], start: int) -> Sequence[_PackedRow]:
+    """Return the rows from ``start`` on, sorted by length, that share one pass.
+
+    It ends when the longest row leaves no room for another, or when the pass is large enough to
+    be fast and another row would add padding.
+    """
+    end, real = start + 1, rows[start].length
+    while end < len(rows) and end - start < pass_rows(model, rows[end].length):
+        padded = (end - start + 1) * rows[end].length
+        if real >= FULL_SPEED_TOKENS and padded > MAX_PADDING * (real + rows[end].length):
+            break
+        real += rows[end].length
+        end += 1
+    return rows[start:end]
+
+
+@torch.inference_mode()
+def _score_pass(
+    model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]
+) -> list[tuple[int, int, ContinuationScore]]:
+    length = max(row.length for row in rows)
+    tokens, positions, branches = (
+        torch.full((len(rows), length), fill) for fill in (0, 0, PADDING)
+    )
+    predicting: list[Tensor] = []  # indices into the pass of what predicts each ending's tokens
+    targets: list[list[int]] = []
+    for r, row in enumerate(rows):
+        group = groups[row.group]
+        prefix = len(group.context)
+        tokens[r, :prefix] = torch.tensor(group.context)
+        positions[r, :prefix] = torch.arange(prefix)
+        branches[r, :prefix] = SHARED_PREFIX
+        start = prefix
+        for branch, i in enumerate(row.endings, start=1):
+            ending = group.endings[i]
+            end = start + len(ending) - 1
+            tokens[r, start:end] = torch.tensor(ending[:-1], dtype=torch.int64)
+            positions[r, start:end] = prefix + torch.arange(end - start)
+            branches[r, start:end] = branch
+            last_of_prefix = torch.tensor([r * length + prefix - 1])
+            predicting += [last_of_prefix, r * length + torch.arange(start, end)]
+            targets.append(ending)
+            start = end
+    device = model.device
+    tokens, predicted = tokens.to(device), torch.cat(predicting).to(device)
+    if model.trained_kv.blocks is not None:  # one continuation a row, and padding at its end
+        states = model.hidden_states(tokens, token_indices=predicted)
+    else:
+        tree = TreePass(
+            model.config.kv_owners,
+            model.config.layers,
+            positions.to(device),
+            branches.to(device),
+            model.dtype,
+            make_rounding(model.trained_kv),
+        )
+        states = model.run_pass(tokens, tree, predicted)
+    scores = iter(_sum_scores(model, states, targets))
+    return [(row.group, i, next(scores)) for row in rows for i in row.endings]
+
+
+# Through the serving cache
 
 
 def _score_served(
     model: GPT, groups: Sequence[Continuations], serving: ServingConfig, on_progress: OnCount
-) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Yield scores through the cache. Contexts of similar length go together, and so do their
-    endings, so that little of a pass is padding. A step is compiled anew for each size of a cache,
-    so that with `serving.compile` all caches have one."""
+) -> Scored:
+    """Score groups with the shortest contexts first, as many as fit at once, so that little of a
+    pass is padding."""
     size = None
-    if groups and serving.compile:
-        rows, length = _cache_size(model, groups, range(len(groups)), serving)
+    if groups and serving.compile:  # a step is compiled anew for each size of a cache
+        rows, length = _cache_size(model, groups, serving)
         size = min(rows, sum(len(group.endings) for group in groups)), length
-    for batch in _batch_groups(model, groups, serving, size):
-        yield from _score_batch(model, groups, batch, serving, size, on_progress)
-
-
-def _batch_groups(
-    model: GPT,
-    groups: Sequence[Continuations],
-    serving: ServingConfig,
-    size: tuple[int, int] | None,
-) -> Iterator[list[int]]:
-    """Yield numbers of groups with the shortest contexts first, as many as fit at once.
-
-    Args:
-        size: see `_score_batch`.
-    """
-    order = sorted(range(len(groups)), key=lambda i: len(groups[i].context))
     batch: list[int] = []
-    for i in order:
-        rows, _ = size or _cache_size(model, groups, [*batch, i], serving)
+    for i in sorted(range(len(groups)), key=lambda i: len(groups[i].context)):
+        rows, _ = size or _cache_size(model, [groups[j] for j in (*batch, i)], serving)
         if batch and len(batch) >= rows:
-            yield batch
+            yield from _score_batch(model, groups, batch, serving, size, on_progress)
             batch = []
         batch.append(i)
     if batch:
-        yield batch
+        yield from _score_batch(model, groups, batch, serving, size, on_progress)
 
 
 def _cache_size(
-    model: GPT, groups: Sequence[Continuations], batch: Sequence[int], serving: ServingConfig
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig
 ) -> tuple[int, int]:
     """Return the most rows that are decoded side by side, and tokens that a row has to hold."""
-    longest = max(len(ending) for i in batch for ending in groups[i].endings)
-    length = max(len(groups[i].context) for i in batch) + longest - 1
+    longest = max(len(ending) for group in groups for ending in group.endings)
+    length = max(len(group.context) for group in groups) + longest - 1
     return min(decode_rows(model, length, serving), pass_rows(model, 1 + length // 2)), length
 
 
@@ -140,13 +287,13 @@ def _score_batch(
     serving: ServingConfig,
     size: tuple[int, int] | None,
     on_progress: OnCount,
-) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Yield the number of the group, the number of its ending and the score.
+) -> Scored:
+    """Score the endings of the groups ``batch``, those of similar length together.
 
     Args:
         size: rows and tokens of every cache that is decoded; None: as many as needed.
     """
-    count, length = size or _cache_size(model, groups, batch, serving)
+    count, length = size or _cache_size(model, [groups[i] for i in batch], serving)
     cache = model.new_cache(len(batch), length, serving)
     tokens, lengths = _pad_rows(model, [groups[i].context for i in batch])
     last = model.hidden_states(
@@ -187,13 +334,12 @@ def _decode_endings(
         if cache.has_static_pass:
             decoded = _decode_static(model, cache, targets[:, :-1])
         else:
-            fed = [len(ending) - 1 for ending in endings]
-            decoded = _decode_ragged(model, cache, targets[:, :-1], fed)
+            decoded = _decode_ragged(model, cache, targets[:, :-1], endings)
         for state in decoded:
             states.append(state.clone())
             on_progress(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
-    return sum_scores(model, torch.stack(states, 1)[is_real], endings)
+    return _sum_scores(model, torch.stack(states, 1)[is_real], endings)
 
 
 def _decode_static(model: GPT, cache: KVCache, tokens: Tensor) -> Iterator[Tensor]:
@@ -209,11 +355,11 @@ def _decode_static(model: GPT, cache: KVCache, tokens: Tensor) -> Iterator[Tenso
 
 
 def _decode_ragged(
-    model: GPT, cache: KVCache, tokens: Tensor, fed: Sequence[int]
+    model: GPT, cache: KVCache, tokens: Tensor, endings: Sequence[Sequence[int]]
 ) -> Iterator[Tensor]:
-    """Yield the same through a cache without that step. Rows end after ``fed`` tokens."""
+    """Yield the same through a cache without that step. Rows end with their endings."""
     for position in range(tokens.shape[1]):
-        counts = [int(position < count) for count in fed]
+        counts = [int(position < len(ending) - 1) for ending in endings]
         yield model.hidden_states(tokens[:, position : position + 1], cache, counts)[:, -1]
 
 

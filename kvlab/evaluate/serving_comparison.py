@@ -14,7 +14,8 @@ Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_siz
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec import ServingConfig
-from kvlab.spec.serving_config import EvictionRule
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ _LARGEST_EXPONENT = 30.0
 """A logit that serving raises by more nats than this is summed in logarithms instead."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServingComparison:
     """The serving cache beside one-shot scoring, over the same windows.
 
@@ -125,82 +125,50 @@ def compare_serving(
     has_other_dtype = stores_other_dtype(model, serving)
     eviction = KVLayout.of(model.config, serving).eviction
     exact_serving = serving.store_as_model(eviction)
-    sums = _Sums()
+    losses: dict[str, list[Tensor]] = {"one_shot": [], "served": [], "exact": []}
+    divergences: list[Tensor] = []  # KL and whether the top changed, (2, B, T)
+    squares, largest, logit_count = 0.0, 0.0, 0
+    lengths: list[int] = []  # of texts that are served alone
     for x, y in text.iter_batches(_batch_rows(model, exact_serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
-        served = hidden_states(model, inputs, serving, on_progress, document_start)
-        one_shot = _one_shot_states(model, inputs, document_start)
-        sums.one_shot.append(_target_losses(model, one_shot, targets))
-        sums.served.append(_target_losses(model, served, targets))
-        sums.add_divergence(model, one_shot, served)
-        if eviction is not None:
-            sums.add_evicted(inputs, eviction, document_start)
+        states = {
+            "served": hidden_states(model, inputs, serving, on_progress, document_start),
+            "one_shot": _one_shot_states(model, inputs, document_start),
+        }
         on_progress(x.size)
+        divergences.append(_token_divergences(model, states["one_shot"], states["served"]))
         if has_other_dtype:
             exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
-            sums.exact.append(_target_losses(model, exact, targets))
-            sums.add_logit_errors(model, served - exact)
+            states["exact"] = exact
+            # the head is linear: the logits of a difference are the differences of the logits
+            for chunk in _chunks(states["served"] - exact):
+                logits = model.compute_logits(chunk).float()
+                squares += float(logits.square().sum(dtype=torch.float64))
+                largest = max(largest, float(logits.abs().max()))
+                logit_count += logits.numel()
             on_progress(x.size)
-    return sums.compute()
-
-
-@dataclass
-class _Sums:
-    """What is summed batch by batch; nothing of size (W, T, V) is ever held."""
-
-    one_shot: list[Tensor] = field(default_factory=list)
-    served: list[Tensor] = field(default_factory=list)
-    exact: list[Tensor] = field(default_factory=list)
-    by_window: list[Tensor] = field(default_factory=list)  # means of (KL, top changed), (2, B)
-    by_position: Tensor | float = 0.0  # sums of the same, (2, T)
-    squares: float = 0.0
-    largest: float = 0.0
-    logits: int = 0
-    tokens: int = 0  # up to each query, summed over queries
-    evicted: int = 0  # of these
-
-    def add_divergence(self, model: GPT, one_shot: Tensor, served: Tensor) -> None:
-        """Add a batch of residual streams (B, T, E)."""
-        measured = torch.stack(_token_divergences(model, one_shot, served))  # (2, B, T)
-        self.by_window.append(measured.mean(2))
-        self.by_position += measured.sum(1)
-
-    def add_logit_errors(self, model: GPT, difference: Tensor) -> None:
-        """Add a batch of differences (B, T, E) of residual streams.
-
-        The head is linear, so the logits of a difference are the differences of the logits.
-        """
-        for chunk in _chunks(difference):
-            logits = model.compute_logits(chunk).float()
-            self.squares += float(logits.square().sum(dtype=torch.float64))
-            self.largest = max(self.largest, float(logits.abs().max()))
-            self.logits += logits.numel()
-
-    def add_evicted(self, x: Tensor, rule: EvictionRule, document_start: int | None) -> None:
-        """Add the queries of rows (B, T) of tokens, each document of which is served alone."""
-        lengths = [x.shape[1]] * len(x)
-        if document_start is not None:
-            lengths = [end - start for _, start, end in document_spans(x, document_start)]
-        for length in lengths:
-            self.tokens += length * (length + 1) // 2
-            self.evicted += rule.count_dropped(length)
-
-    def compute(self) -> ServingComparison:
-        kl, top_changed = _to_numpy(torch.cat(self.by_window, 1))
-        assert isinstance(self.by_position, Tensor), "there is at least one window"
-        kl_by_position, top_changed_by_position = _to_numpy(self.by_position) / len(kl)
-        return ServingComparison(
-            _to_numpy(torch.cat(self.one_shot)),
-            _to_numpy(torch.cat(self.served)),
-            _to_numpy(torch.cat(self.exact)) if self.exact else np.zeros(0),
-            kl,
-            top_changed,
-            kl_by_position,
-            top_changed_by_position,
-            (self.squares / max(1, self.logits)) ** 0.5,
-            self.largest,
-            self.evicted / self.tokens if self.tokens else None,
-        )
+        for name, stream in states.items():
+            losses[name].append(token_losses(stream, model.lm_head.weight, targets).double())
+        if document_start is None:
+            lengths += [x.shape[1]] * len(x)
+        else:
+            lengths += [end - start for _, start, end in document_spans(inputs, document_start)]
+    kl, top_changed = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
+    by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / len(kl)
+    evicted = None
+    if eviction is not None:
+        queries = sum(length * (length + 1) // 2 for length in lengths)
+        evicted = sum(map(eviction.count_dropped, lengths)) / queries
+    return ServingComparison(
+        **{name: _to_numpy(torch.cat(one)) if one else np.zeros(0) for name, one in losses.items()},
+        kl=kl,
+        top_changed=top_changed,
+        kl_by_position=by_position[0],
+        top_changed_by_position=by_position[1],
+        logit_rms=(squares / max(1, logit_count)) ** 0.5,
+        logit_largest=largest,
+        evicted_share=evicted,
+    )
 
 
 def _batch_rows(model: GPT, serving: ServingConfig) -> int:
@@ -220,12 +188,8 @@ def _one_shot_states(model: GPT, x: Tensor, document_start: int | None) -> Tenso
     return torch.cat([model.hidden_states(rows, document_start=document_start) for rows in parts])
 
 
-def _target_losses(model: GPT, states: Tensor, targets: Tensor) -> Tensor:
-    return token_losses(states, model.lm_head.weight, targets).double()
-
-
-def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, of every token (B, T) in float64, the KL divergence and whether the top changed.
+def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> Tensor:
+    """Return (2, B, T) in float64: KL divergence of every token, and whether the top changed.
 
     The head is linear, so the logits' differences are the head's product with the difference of
     the residual streams. They are as exact as that difference, where a difference of two logits
@@ -244,8 +208,8 @@ def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> tuple[Te
         # equal logits are no change: there either token may be sampled first
         changes.append(served_logits.amax(1) > served_logits.gather(1, top)[:, 0])
         divergences.append(kl_divergence(logits, change))
-    shape = one_shot.shape[:2]
-    return torch.cat(divergences).view(shape), torch.cat(changes).double().view(shape)
+    both = torch.stack([torch.cat(divergences), torch.cat(changes).double()])
+    return both.view(2, *one_shot.shape[:2])
 
 
 def kl_divergence(logits: Tensor, change: Tensor) -> Tensor:
@@ -279,6 +243,5 @@ def _chunks(states: Tensor) -> Iterator[Tensor]:
     yield from torch.split(states.flatten(0, -2), size // 4)
 
 
-def _to_numpy(values: Tensor) -> Floats:
-    array: Floats = values.cpu().numpy()
-    return array
+def _to_numpy(values: Any) -> Floats:
+    return np.asarray(values.cpu())

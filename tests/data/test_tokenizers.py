@@ -34,7 +34,7 @@ PATTERN = regex.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
-NAMES = ["gpt2", "gpt2:256", "gpt2:257", "gpt2:2048", "gpt2:50256", "bytes"]
+NAMES = ["gpt2", "gpt2:257", "bytes"]
 
 
 def carried(name):
@@ -90,10 +90,10 @@ def test_ranks_are_the_published_ids():
     assert {text: ranks[text.encode()] for text in ascii_only} == ascii_only
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_gpt2_equals_transformers(text):
-    expected = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert load_tokenizer("gpt2").encode(text) == expected
+def test_gpt2_equals_transformers():
+    for text in TEXTS:
+        expected = transformers_tokenizer().encode(text, split_special_tokens=True)
+        assert load_tokenizer("gpt2").encode(text) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -103,7 +103,7 @@ def test_gpt2_equals_transformers_on_any_mixture(text):
     assert load_tokenizer("gpt2").encode(text) == expected
 
 
-@pytest.mark.parametrize("ranks", [256, 300, 2048, 50256])
+@pytest.mark.parametrize("ranks", [256, 300, 50256])
 def test_prefixes_equal_plain_byte_pair_encoding(ranks):
     kept = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
     for text in TEXTS:
@@ -133,11 +133,6 @@ def test_the_characters_of_end_of_text_are_encoded_as_text(name):
 def test_lone_surrogates_become_replacement_characters(name):
     tokenizer = load_tokenizer(name)
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
-
-
-def test_batches_equal_single_texts():
-    tokenizer = load_tokenizer("gpt2:2048")
-    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
 
 
 def test_the_byte_tokenizer_maps_bytes_to_equal_ids():

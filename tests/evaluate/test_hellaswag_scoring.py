@@ -10,7 +10,7 @@ import torch
 
 from kvlab.data import load_tokenizer
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.hellaswag_scoring import (
+from kvlab.evaluate.hellaswag import (
     binomial_standard_error,
     hellaswag_measurements,
     score_hellaswag,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvlab.data import load_tokenizer
-from kvlab.evaluate.hellaswag_scoring import score_hellaswag
+from kvlab.evaluate.hellaswag import score_hellaswag
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model

@@ -11,7 +11,7 @@ import torch
 
 from kvlab.data import HellaSwagItem, load_hellaswag, load_tokenizer
 from kvlab.errors import DataError
-from kvlab.evaluate.hellaswag_scoring import score_hellaswag
+from kvlab.evaluate.hellaswag import score_hellaswag
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig

@@ -1,0 +1,155 @@
+"""HellaSwag (arXiv 1905.07830): which of four endings is the most likely by the model?
+
+Every item is scored in the two conventions in use, one-shot and optionally through the serving
+cache. Their results differ by percentage points.
+
+- ``completion``: the context is ``ctx``, as in the GPT-2 reproductions. ``acc_norm`` divides the
+  log-likelihood of an ending by its tokens.
+- ``lmeval``: EleutherAI's harness. The context is the activity label and the context in
+  capitalized sentences, and text in brackets is stripped. ``acc_norm`` divides by the characters
+  of the ending.
+
+The record of each item is kept: comparing two models item by item detects smaller differences than
+comparing two percentages.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvlab.data import HellaSwagItem, Tokenizer
+from kvlab.evaluate.forward_passes import OnCount
+from kvlab.evaluate.scoring import Continuations, fit_to_block, score_continuations
+from kvlab.model import GPT
+from kvlab.spec import ServingConfig
+
+CONVENTIONS = {"completion": "hellaswag", "lmeval": "hellaswag_lmeval"}
+"""Convention -> prefix of its metrics' names."""
+
+
+class Question(NamedTuple):
+    """One item in one convention, as token ids.
+
+    Attributes:
+        groups: one, or one per ending if the context was shortened.
+        divisors: tokens or characters of each ending.
+        is_shortened: the context lost its beginning to fit the model.
+    """
+
+    groups: list[Continuations]
+    divisors: list[int]
+    is_shortened: bool
+
+
+def score_hellaswag(
+    model: GPT,
+    items: Sequence[HellaSwagItem],
+    tokenizer: Tokenizer,
+    serving: ServingConfig | None = None,
+    on_progress: OnCount = lambda _: None,
+    conventions: Sequence[str] = tuple(CONVENTIONS),
+) -> list[dict[str, Any]]:
+    """Return one record per item, in their order.
+
+    Args:
+        serving: score a second time, token by token through this cache. None: do not.
+        on_progress: called with the number of endings that are newly scored. In total there are
+            items x 4 endings x conventions x scoring modes.
+        conventions: names of the `CONVENTIONS` to score.
+
+    Returns:
+        ``{"ind", "label", "completion": {...}, "lmeval": {...}}``. A convention holds
+        ``shortened`` (the context lost its beginning to fit the model), ``divisors`` (tokens or
+        characters of the endings), and ``one_shot`` and ``served``, each with ``scores`` (the
+        summed log-likelihoods in nats), ``prediction`` (the largest) and ``prediction_norm``
+        (the largest after division).
+    """
+    block_size = model.config.block_size
+    questions = [
+        _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
+    ]
+    groups = [group for question in questions for group in question.groups]
+    modes = {"one_shot": None} if serving is None else {"one_shot": None, "served": serving}
+    scores = {
+        mode: iter(score_continuations(model, groups, cache, on_progress))
+        for mode, cache in modes.items()
+    }
+    records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
+    keys = [(record, name) for name in conventions for record in records]
+    for (record, name), question in zip(keys, questions, strict=True):
+        record[name] = {"shortened": question.is_shortened, "divisors": question.divisors}
+        for mode, by_group in scores.items():
+            nats = [score.nats for _ in question.groups for score in next(by_group)]
+            record[name][mode] = _predict([-one for one in nats], question.divisors)
+    return records
+
+
+def _make_question(
+    item: HellaSwagItem, convention: str, tokenizer: Tokenizer, block_size: int
+) -> Question:
+    """Encode an item. What does not fit is cut from the left of the context."""
+    if convention == "lmeval":
+        text = _strip_markup(f"{item.activity_label}: {item.ctx_a} {item.ctx_b.capitalize()}")
+        endings = [_strip_markup(ending) for ending in item.endings]
+        # an ending's tokens are those of the whole text beyond the context's, and white space at
+        # the end of the context belongs to the ending
+        context = tokenizer.encode(text.rstrip())
+        encoded = [tokenizer.encode(f"{text} {one}")[len(context) :] for one in endings]
+        divisors = [len(ending) for ending in endings]
+    else:
+        context = tokenizer.encode(item.ctx)
+        encoded = [tokenizer.encode(f" {ending}") for ending in item.endings]
+        divisors = [len(ids) for ids in encoded]
+    context = context or [tokenizer.end_of_text]
+    fitted = [fit_to_block(context, ending, block_size) for ending in encoded]
+    is_shortened = any(fitted_context != context for fitted_context, _ in fitted)
+    groups = [Continuations(context, encoded)]
+    if is_shortened:
+        groups = [Continuations(shortened, [ending]) for shortened, ending in fitted]
+    return Question(groups, divisors, is_shortened)
+
+
+def _strip_markup(text: str) -> str:
+    """Remove the markup of the WikiHow items, as lm-eval does."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def _predict(scores: list[float], divisors: list[int]) -> dict[str, Any]:
+    normed = [
+        score / divisor if divisor else -math.inf  # as in lm-eval: never select an empty ending
+        for score, divisor in zip(scores, divisors, strict=True)
+    ]
+    return {
+        "scores": scores,
+        "prediction": scores.index(max(scores)),
+        "prediction_norm": normed.index(max(normed)),
+    }
+
+
+def hellaswag_measurements(records: Sequence[dict[str, Any]]) -> dict[str, float | int]:
+    """Return shares of correct predictions by the names of `kvlab.store.metrics`."""
+    count = len(records)
+    shortened = sum(any(record[name]["shortened"] for name in CONVENTIONS) for record in records)
+    measurements: dict[str, float | int] = {
+        "hellaswag_items": count,
+        "hellaswag_shortened": shortened,
+    }
+    for name, prefix in CONVENTIONS.items():
+        for mode, suffix in (("one_shot", ""), ("served", "_served")):
+            if mode not in records[0][name]:
+                continue
+            for key, accuracy in (("prediction", "acc"), ("prediction_norm", "acc_norm")):
+                correct = sum(record[name][mode][key] == record["label"] for record in records)
+                measurements[f"{prefix}_{accuracy}{suffix}"] = correct / count
+    if count > 1:
+        for metric in ("hellaswag_acc", "hellaswag_acc_norm"):
+            error = binomial_standard_error(float(measurements[metric]), count)
+            measurements[f"{metric}_stderr"] = error
+    return measurements
+
+
+def binomial_standard_error(share: float, count: int) -> float:
+    """Return the standard error of a share of ``count`` independent items, 2 or more."""
+    return math.sqrt(share * (1 - share) / (count - 1))
