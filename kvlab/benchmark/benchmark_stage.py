@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.session import BenchmarkSettings, Measure, Session, Variant
+from kvlab.benchmark.measurement import Measurement, Metrics, StopRule
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.model import GPT
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, list_measures
-from kvlab.spec.conversations_config import MAX_REUSE_TURNS
 from kvlab.spec.experiment import Experiment
 
 MAX_REPEATS_FACTOR = 5
@@ -30,7 +29,7 @@ class BenchmarkResult:
         is_disturbed: other processes used the machine during a timing.
     """
 
-    measurements: dict[str, float | int]
+    measurements: Metrics
     lines: list[Measurement]
     is_disturbed: bool = False
 
@@ -44,7 +43,7 @@ class JointTimings:
         disturbance: what else used the machine meanwhile; empty if nothing did.
     """
 
-    measurements: dict[str, dict[str, float | int]]
+    measurements: dict[str, Metrics]
     lines: dict[str, list[Measurement]]
     disturbance: str
 
@@ -84,14 +83,12 @@ def benchmark(
     settings = replace(_settings(config, tokens), conversation_tokens=held_out)
     session = Session([variant], settings, report, on_notice=report)
     lines: list[Measurement] = []
-    for name in _select_measures(config):
-        lines += _load_measure(name)(session)
-    measurements = {
-        **_memory_measurements(lines),
-        **_timing_measurements(lines, config),
-        **_reuse_measurements(lines),
-    }
-    return BenchmarkResult(measurements, lines, session.is_disturbed)
+    measurements: Metrics = {}
+    for module in map(_load_measure, _select_measures(config)):
+        own = list(module.measure(session))
+        measurements |= _read_metrics(module, own, config)
+        lines += own
+    return BenchmarkResult(measurements, lines, bool(session.disturbance))
 
 
 def time_together(
@@ -113,11 +110,14 @@ def time_together(
     session = Session(variants, settings, lambda _note: on_turn())
     timed = [name for name in _select_measures(config) if MEASURES[name].is_timed]
     lines: dict[str, list[Measurement]] = {variant.name: [] for variant in variants}
-    for name in timed:
-        for line in _load_measure(name)(session):
-            if line.against is None:  # ratios of trials are those of their own numbers
-                lines[line.variant].append(line)
-    measurements = {name: _timing_measurements(own, config) for name, own in lines.items()}
+    measurements: dict[str, Metrics] = {variant.name: {} for variant in variants}
+    for module in map(_load_measure, timed):
+        # ratios of trials are those of their own numbers
+        found = [line for line in module.measure(session) if line.against is None]
+        for name, own in lines.items():
+            of_variant = [line for line in found if line.variant == name]
+            measurements[name] |= _read_metrics(module, of_variant, config)
+            own += of_variant
     return JointTimings(measurements, lines, session.disturbance)
 
 
@@ -147,70 +147,12 @@ def _select_measures(config: BenchmarkConfig) -> list[str]:
     return [*names, *(name for name in list_measures("key") if getattr(config, name))]
 
 
-def _load_measure(name: str) -> Measure:
-    measure: Measure = import_module(MEASURES[name].module).measure
-    return measure
+def _load_measure(name: str) -> Any:
+    return import_module(MEASURES[name].module)
 
 
-def _memory_measurements(lines: list[Measurement]) -> dict[str, float | int]:
-    return {
-        "kv_bytes_formula": _find_value(lines, "kv_formula"),
-        "kv_bytes_storage": _find_value(lines, "kv_storage"),
-        "kv_bytes_read": _find_value(lines, "kv_read"),
-        "peak_bytes_cached": _find_value(lines, "peak", cached=True),
-        "peak_bytes_uncached": _find_value(lines, "peak", cached=False),
-        "peak_bytes_activations": _find_value(lines, "peak_activations", cached=True),
-    }
-
-
-def _timing_measurements(
-    lines: list[Measurement], config: BenchmarkConfig
-) -> dict[str, float | int]:
-    prompt, largest = config.prompt_tokens, max(config.batch_sizes)
-    steps = _find_line(lines, "tpot", prompt_tokens=prompt, cached=True)
-    p50, p95, p99 = (quantile.value * 1000 for quantile in steps.quantiles)
-    uncached = _find_value(lines, "tpot", prompt_tokens=prompt, cached=False)
-    return {
-        "ttft_ms": _find_value(lines, "ttft", prompt_tokens=prompt) * 1000,
-        "tpot_ms_p50": p50,
-        "tpot_ms_p95": p95,
-        "tpot_ms_p99": p99,
-        "tpot_ms_uncached_p50": uncached * 1000,
-        "tokens_per_second": _find_value(lines, "tokens_per_second", batch_size=largest),
-    }
-
-
-def _reuse_measurements(lines: list[Measurement]) -> dict[str, float | int]:
-    """Return the metrics of the measure ``conversations``; none if it was not taken."""
-    found: dict[str, float | int] = {}
-    for line in lines:
-        if line.part != "conversations" or line.value is None:
-            continue
-        if line.metric in _REUSE_METRICS:
-            name = f"reuse_{line.metric.removeprefix('reuse_')}"
-            is_time = line.unit == "s"
-            found[f"{name}_ms" if is_time else name] = line.value * (1000 if is_time else 1)
-        elif line.metric == "turn_hit_rate" and (line.turn or 0) <= MAX_REUSE_TURNS:
-            found[f"reuse_hit_rate_turn{line.turn}"] = line.value
-    return found
-
-
-_REUSE_METRICS = frozenset({
-    "hit_rate", "hit_rate_exact", "flops_saved", "warm_ttft", "cold_ttft", "reuse_gap", "reuse_kl",
-    "reuse_top_changed", "conversation_bytes", "conversations", "bytes_held", "evictions",
-    "requests",
-})  # fmt: skip
-
-
-def _find_line(lines: list[Measurement], metric: str, **fields: object) -> Measurement:
-    return next(
-        candidate
-        for candidate in lines
-        if candidate.metric == metric
-        and candidate.value is not None
-        and all(getattr(candidate, name) == value for name, value in fields.items())
-    )
-
-
-def _find_value(lines: list[Measurement], metric: str, **fields: object) -> float | int:
-    return _find_line(lines, metric, **fields).value or 0
+def _read_metrics(module: Any, lines: list[Measurement], config: BenchmarkConfig) -> Metrics:
+    """Return what a measure records of its lines; nothing if it names no metrics."""
+    read: Callable[[list[Measurement], BenchmarkConfig], Metrics] | None
+    read = getattr(module, "metrics", None)
+    return {} if read is None else read(lines, config)

@@ -6,7 +6,7 @@ reuse of a load follows from the tokens alone.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,31 +104,18 @@ def _draw_load(config: ConversationsConfig, text: Tokens, block_size: int) -> Lo
     lengths = [int((prompts + replies).sum()) for prompts, replies, _ in shapes]
     places = _draw_places(text, [config.system_tokens, *lengths], rng)
     system = text[places[0] : places[0] + config.system_tokens]
-    requests = [
-        request
-        for number, (prompts, replies, times) in enumerate(shapes)
-        for request in _cut_turns(
-            number,
-            np.concatenate([system, text[places[number + 1] :][: lengths[number]]]).tolist(),
-            np.column_stack([prompts, replies]).tolist(),
-            (starts[number] + times).tolist(),
-            config.system_tokens,
-        )
-    ]
+    requests = []
+    for number, (prompts, replies, times) in enumerate(shapes):
+        own = text[places[number + 1] :][: lengths[number]]
+        tokens = np.concatenate([system, own]).tolist()
+        ends = (config.system_tokens + np.cumsum(prompts + replies)).tolist()
+        turns_of_it = zip(ends, replies.tolist(), (starts[number] + times).tolist(), strict=True)
+        for turn, (end, reply, seconds) in enumerate(turns_of_it, 1):
+            prompt, answer = tokens[: end - reply], tokens[end - reply : end]
+            requests.append(Request(number, turn, seconds, prompt, answer))
     requests.sort(key=lambda one: (one.seconds, one.turn, one.conversation))
     early = sum(len(shape[0]) < count for shape, count in zip(shapes, turns.tolist(), strict=True))
     return Load(tuple(requests), ended_early=early)
-
-
-def _cut_turns(
-    number: int, tokens: list[int], lengths: list[list[int]], times: list[float], system: int
-) -> Iterator[Request]:
-    """Yield the turns of one conversation, whose text begins with the system's tokens."""
-    end = system
-    for turn, ((prompt, reply), seconds) in enumerate(zip(lengths, times, strict=True), 1):
-        middle = end + prompt
-        end = middle + reply
-        yield Request(number, turn, seconds, tokens[:middle], tokens[middle:end])
 
 
 def draw(spread: Draw, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -253,29 +240,24 @@ def _make_context(
 # What could be reused
 
 
-class ExactMatcher:
-    """The longest prefix of a prompt that any earlier context has: a cache without limits.
+def find_exact_hits(load: Load) -> list[int]:
+    """Return the hit of every request in a cache without limits.
 
-    Contexts are kept sorted as bytes, so the longest common prefix is that with a neighbour.
+    It is the longest proper prefix of the prompt, which leaves a token, that any earlier context
+    has. Contexts are kept sorted as bytes, so the longest common prefix is that with a neighbour.
     """
-
-    def __init__(self) -> None:
-        self._contexts: list[bytes] = []
-
-    def find_hit(self, prompt: Sequence[int]) -> int:
-        """Return the tokens of the longest proper prefix of ``prompt``, which leaves one."""
-        key = _to_bytes(prompt)
-        place = bisect.bisect_left(self._contexts, key)
-        neighbours = self._contexts[max(0, place - 1) : place + 1]
+    contexts: list[bytes] = []
+    hits = []
+    for request in load.requests:
+        # big-endian sorts as the numbers do
+        key, context = (np.asarray(tokens, dtype=">u4").tobytes()
+                        for tokens in (request.prompt, request.context))  # fmt: skip
+        place = bisect.bisect_left(contexts, key)
+        neighbours = contexts[max(0, place - 1) : place + 1]
         longest = max((_common_tokens(key, other) for other in neighbours), default=0)
-        return min(longest, len(prompt) - 1)
-
-    def insert(self, context: Sequence[int]) -> None:
-        bisect.insort(self._contexts, _to_bytes(context))
-
-
-def _to_bytes(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, dtype=">u4").tobytes()  # big-endian sorts as the numbers do
+        hits.append(min(longest, len(request.prompt) - 1))
+        bisect.insort(contexts, context)
+    return hits
 
 
 def _common_tokens(one: bytes, other: bytes) -> int:
@@ -283,12 +265,3 @@ def _common_tokens(one: bytes, other: bytes) -> int:
     a, b = (np.frombuffer(part, dtype=">u4", count=count) for part in (one, other))
     different = np.flatnonzero(a != b)
     return int(different[0]) if len(different) else count
-
-
-def find_exact_hits(load: Load) -> list[int]:
-    """Return the hit of every request in a cache without limits."""
-    matcher, hits = ExactMatcher(), []
-    for request in load.requests:
-        hits.append(matcher.find_hit(request.prompt))
-        matcher.insert(request.context)
-    return hits

@@ -6,8 +6,8 @@ the program.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,14 +49,11 @@ class DeviceClock:
         """Return the seconds between successive marks; synchronizes with the device."""
         if self._is_cuda:
             self._events[-1].synchronize()
-            events = zip(self._events[:-1], self._events[1:], strict=True)
-            return [first.elapsed_time(second) / 1000.0 for first, second in events]
-        times = zip(self._times[:-1], self._times[1:], strict=True)
-        return [second - first for first, second in times]
+            return [a.elapsed_time(b) / 1000.0 for a, b in pairwise(self._events)]
+        return [second - first for first, second in pairwise(self._times)]
 
 
-@dataclass(frozen=True)
-class DecodeTiming:
+class DecodeTiming(NamedTuple):
     """Seconds of one run.
 
     Attributes:
@@ -155,41 +152,20 @@ class DecodeRun:
     @torch.inference_mode()
     def time(self) -> DecodeTiming:
         """Return the times of a run."""
-        self.prepare()
-        if self._model.device.type == "cuda":
-            # a capture gives the allocator's free memory back: the timed pass must find some
-            self._prefill()
-        return self._run()
-
-    @torch.inference_mode()
-    def run(self) -> None:
-        """Run without a pass before it: of many runs in turn all but the first find memory."""
-        self.prepare()
-        self._run()
-
-    @torch.inference_mode()
-    def prepare(self) -> None:
-        """Prepare the decode step, unless that is done."""
         if self._step is None:
             self.cache.reset()
             if self._model.device.type == "cuda":
                 self._prefill()  # so that no graph is captured for shorter texts
-            step, seconds = time_preparation(
+            self._step, self.preparation = time_preparation(
                 lambda: make_decoder(self._model, self.cache), self._model.device
             )
-            self._step = step
-            self.preparation += seconds
             prompt = self._prompt.shape[1]
             held = range(prompt, prompt + self.new_tokens)
-            self.read_slots = _mean(map(step.count_read_slots, held))
+            self.read_slots = _mean(map(self._step.count_read_slots, held))
             self.used_slots = _mean(self.cache.count_read_slots(tokens + 1) for tokens in held)
-
-    def _prefill(self) -> Tensor:
-        self.cache.reset()
-        return prefill(self._model, self._prompt, self.cache).argmax(-1)
-
-    def _run(self) -> DecodeTiming:
-        assert self._step is not None, "prepared"
+        if self._model.device.type == "cuda":
+            # a capture gives the allocator's free memory back: the timed pass must find some
+            self._prefill()
         clock = DeviceClock(self._model.device)
         clock.mark()
         token = self._prefill()
@@ -199,6 +175,10 @@ class DecodeRun:
             clock.mark()
         first, *steps = clock.intervals()
         return DecodeTiming(first, steps)
+
+    def _prefill(self) -> Tensor:
+        self.cache.reset()
+        return prefill(self._model, self._prompt, self.cache).argmax(-1)
 
 
 def _mean(counts: Iterable[int | None]) -> float | None:

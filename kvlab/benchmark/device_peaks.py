@@ -19,7 +19,6 @@ import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
@@ -65,7 +64,10 @@ def load_device_peaks(
     """
     name = device_name(device)
     threads = torch.get_num_threads() if device.type == "cpu" else 0
-    path = _peaks_path(name, dtype, threads)
+    facts = [name, dtype, threads, torch.__version__, GPT2_XL_LAYER, SECONDS_PER_PEAK]
+    key = json.dumps([*facts, "graph"] if threads == 0 else facts)  # threads are of the CPU
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = get_data_dir() / "ceilings" / f"{digest}.json"
     if not remeasure:
         try:
             return DevicePeaks(**read_json(path))
@@ -109,13 +111,6 @@ def processor_name() -> str:
     except OSError:
         pass
     return platform.machine()
-
-
-def _peaks_path(name: str, dtype: str, threads: int) -> Path:
-    facts = [name, dtype, threads, torch.__version__, GPT2_XL_LAYER, SECONDS_PER_PEAK]
-    key = json.dumps([*facts, "graph"] if threads == 0 else facts)  # threads are of the CPU
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return get_data_dir() / "ceilings" / f"{digest}.json"
 
 
 @torch.inference_mode()

@@ -7,17 +7,14 @@ round (A B, B A, ...), so that neither a drift nor the position in the round fav
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import psutil
 
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.nvml import GpuUtilization, Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
-
-Key = TypeVar("Key", bound=Hashable)
 
 Work = Callable[[], Mapping[str, list[float]]]
 """One turn of a variant. Returns the seconds of each of its series, equally many every turn."""
@@ -106,13 +103,19 @@ class NoiseWatch:
 
 
 @dataclass(frozen=True)
-class InterleavedTimings(Generic[Key]):
+class InterleavedTimings:
     """Samples by variant and series, and what else is known of them."""
 
-    samples: dict[tuple[Key, str], TimingSamples]
+    samples: dict[tuple[str, str], TimingSamples]
     noise: Noise
-    kernels: Mapping[Key, str] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
     """Variant -> the attention kernels that ran, where they are known."""
+
+    preparations: dict[str, float] = field(default_factory=dict)
+    """Variant -> seconds that preparing the decode step took, where one was timed."""
+
+    slots: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Variant -> fields of a measurement: what the decode step reads."""
 
     @property
     def rounds(self) -> int:
@@ -120,16 +123,16 @@ class InterleavedTimings(Generic[Key]):
         return len(next(iter(self.samples.values())).rounds)
 
 
-_Rounds = dict[tuple[Key, str], list[list[float]]]
+_Rounds = dict[tuple[str, str], list[list[float]]]
 
 
 def run_interleaved(
-    works: Mapping[Key, Work],
+    works: Mapping[str, Work],
     rule: StopRule,
     on_turn: Callable[[], None] = lambda: None,
     compared: Collection[str] | None = None,
     make_watch: Callable[[], NoiseWatch] = NoiseWatch,
-) -> InterleavedTimings[Key]:
+) -> InterleavedTimings:
     """Run every work once to warm up, then all of them in turns until ``rule`` is met.
 
     Args:
@@ -142,7 +145,7 @@ def run_interleaved(
     for work in works.values():
         work()
         on_turn()
-    rounds: _Rounds[Key] = {}
+    rounds: _Rounds = {}
     watch, start = make_watch(), time.monotonic()
     count, next_check = 0, rule.min_rounds
     while count < rule.max_rounds:
@@ -155,14 +158,16 @@ def run_interleaved(
             break
         if count >= next_check:
             next_check = math.ceil(count * CHECK_GROWTH)
-            is_settled = _comparisons_settled(rounds, next(iter(works)), compared)
-            if is_settled and _medians_precise(rounds, rule.relative_error):
+            samples = [TimingSamples.from_lists(times) for times in rounds.values()]
+            if _comparisons_settled(rounds, next(iter(works)), compared) and all(
+                one.relative_error <= rule.relative_error for one in samples
+            ):
                 break
-    samples = {key: TimingSamples.from_lists(times) for key, times in rounds.items()}
-    return InterleavedTimings(samples, watch.read_noise())
+    timed = {key: TimingSamples.from_lists(times) for key, times in rounds.items()}
+    return InterleavedTimings(timed, watch.read_noise())
 
 
-def _comparisons_settled(rounds: _Rounds[Key], base: Key, compared: Collection[str] | None) -> bool:
+def _comparisons_settled(rounds: _Rounds, base: str, compared: Collection[str] | None) -> bool:
     """Return whether each variant is known to differ, or not to differ, from ``base``."""
     for (variant, series), times in rounds.items():
         if variant != base and (compared is None or series in compared):
@@ -172,8 +177,3 @@ def _comparisons_settled(rounds: _Rounds[Key], base: Key, compared: Collection[s
             if comparison is None or not comparison.is_settled:
                 return False
     return True
-
-
-def _medians_precise(rounds: _Rounds[Key], max_error: float) -> bool:
-    all_samples = map(TimingSamples.from_lists, rounds.values())
-    return all(samples.relative_error <= max_error for samples in all_samples)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from kvlab.errors import MeasurementError
 
@@ -22,14 +21,8 @@ OUT_OF_MEMORY_EXIT = 3
 CRASH_SIGNALS = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 
 Attempt = Callable[[int], None]
-"""Tries one batch size and raises MemoryError if it does not fit. Picklable."""
-
-
-@runtime_checkable
-class MemoryLimited(Protocol):
-    """An attempt under a memory limit."""
-
-    def without_limit(self) -> Attempt: ...
+"""Tries one batch size and raises MemoryError if it does not fit. Picklable. One under a limit of
+memory has ``without_limit()``, which returns the same attempt without it."""
 
 
 def find_largest_batch(
@@ -77,12 +70,11 @@ def fits_in_new_process(attempt: Attempt, batch: int) -> bool:
     # Linux ends a process with -9 when all memory is in use
     if process.returncode in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):
         return False
-    has_crashed = process.returncode in CRASH_SIGNALS
-    if has_crashed and isinstance(attempt, MemoryLimited):
-        # some libraries crash when an allocation fails; without the limit they do not
-        unlimited = _run_in_new_process(attempt.without_limit(), batch)
-        if unlimited.returncode == 0:
-            return False
+    # some libraries crash when an allocation fails; without the limit they do not
+    without_limit = getattr(attempt, "without_limit", None)
+    has_crashed = process.returncode in CRASH_SIGNALS and without_limit is not None
+    if has_crashed and _run_in_new_process(without_limit(), batch).returncode == 0:
+        return False
     lines = process.stderr.decode(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"exit code {process.returncode}"
     raise MeasurementError(f"batch {batch} could not be tried: {reason}")
@@ -98,15 +90,9 @@ def _run_in_new_process(attempt: Attempt, batch: int) -> subprocess.CompletedPro
     )
 
 
-def _run_attempt() -> int:
-    """Run the attempt that the parent process pickled to standard input."""
-    attempt, batch = pickle.load(sys.stdin.buffer)
+if __name__ == "__main__":  # the attempt that the parent process pickled
+    asked, size = pickle.load(sys.stdin.buffer)
     try:
-        attempt(batch)
+        asked(size)
     except MemoryError:
-        return OUT_OF_MEMORY_EXIT
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_run_attempt())
+        sys.exit(OUT_OF_MEMORY_EXIT)

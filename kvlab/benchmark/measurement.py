@@ -4,6 +4,7 @@ The schema is stable: fields may be added, and none changes its meaning. `kvlab 
 measurement` prints it. This module imports no torch: the command line and reports read it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -40,7 +41,8 @@ class StopRule:
 class Quantile(SpecModel):
     """A quantile of the samples with its 95% interval, by bootstrap over the rounds."""
 
-    q: float = Field(description="0.5, 0.95 or 0.99.")
+    q: float
+    """0.5, 0.95 or 0.99."""
     value: float
     low: float
     high: float
@@ -50,60 +52,82 @@ class Measurement(SpecModel):
     """One number, what it describes, and how reliable it is."""
 
     schema_version: Literal[1] = 1
-    part: Annotated[str, OneOf(lambda: MEASURES)] = Field(
-        description="Which part of the benchmark measured it."
-    )
-    metric: str = Field(description="What it is; kvlab/benchmark/README.md lists all.")
-    variant: str = Field(description="The model and the changes made to it.")
-    value: float | int | None = Field(description="The number; null if it is unavailable here.")
-    unit: str = Field(description="s, bytes, tokens/s, tasks/s, FLOPs, J/token, or empty.")
-    exact: bool = Field(default=False, description="Computed or counted, without any error.")
+    part: Annotated[str, OneOf(lambda: MEASURES)]
+    """Which part of the benchmark measured it."""
+    metric: str
+    """What it is; kvlab/benchmark/README.md lists all."""
+    variant: str
+    """The model and the changes made to it."""
+    value: float | int | None
+    """The number; null if it is unavailable here."""
+    unit: str
+    """s, bytes, tokens/s, tasks/s, FLOPs, J/token, or empty."""
+    exact: bool = False
+    """Computed or counted, without any error."""
     device: str | None = None
-    dtype: str | None = Field(default=None, description="Of the weights.")
-    kv_dtype: str | None = Field(default=None, description="Of the stored K/V.")
+    dtype: str | None = None
+    """Of the weights."""
+    kv_dtype: str | None = None
+    """Of the stored K/V."""
     batch_size: int | None = None
     prompt_tokens: int | None = None
     new_tokens: int | None = None
-    context_length: int | None = Field(
-        default=None, description="Tokens of each sequence at the last step that is measured."
-    )
-    turn: int | None = Field(default=None, description="Of a conversation, from 1.")
-    budget_bytes: int | None = Field(
-        default=None, description="Of the prefix cache; null if it is unlimited."
-    )
-    cached: bool | None = Field(
-        default=None, description="False: the whole text is computed again at every step."
-    )
-    quantiles: list[Quantile] = Field(default=[], description="Of times; value is the median.")
-    samples: int | None = Field(default=None, description="Times measured.")
-    rounds: int | None = Field(default=None, description="Rounds in which they were measured.")
-    relative_error: float | None = Field(
-        default=None, description="Half the 95% interval of the median, as a share of it."
-    )
-    noisy: bool | None = Field(default=None, description="True: do not quote it; see note.")
-    attention: str | None = Field(
-        default=None, description="Of times: the attention kernels that ran, torch's by its names."
-    )
-    read_slots: float | None = Field(
-        default=None,
-        description="Of decode steps: K/V slots of a sequence that one reads, those of all layers"
-        " together, the mean over the steps.",
-    )
-    used_slots: float | None = Field(
-        default=None, description="Of decode steps: how many of them hold tokens."
-    )
-    against: str | None = Field(default=None, description="Of a ratio: the variant it is against.")
-    low: float | None = Field(default=None, description="Lower end of value's interval.")
+    context_length: int | None = None
+    """Tokens of each sequence at the last step that is measured."""
+    turn: int | None = None
+    """Of a conversation, from 1."""
+    budget_bytes: int | None = None
+    """Of the prefix cache; null if it is unlimited."""
+    cached: bool | None = None
+    """False: the whole text is computed again at every step."""
+    quantiles: list[Quantile] = Field(default=[])
+    """Of times; value is the median."""
+    samples: int | None = None
+    """Times measured."""
+    rounds: int | None = None
+    """Rounds in which they were measured."""
+    relative_error: float | None = None
+    """Half the 95% interval of the median, as a share of it."""
+    noisy: bool | None = None
+    """True: do not quote it; see note."""
+    attention: str | None = None
+    """Of times: the attention kernels that ran, torch's by its names."""
+    read_slots: float | None = None
+    """Of decode steps: K/V slots of a sequence that one reads, those of all layers together, the
+    mean over the steps."""
+    used_slots: float | None = None
+    """Of decode steps: how many of them hold tokens."""
+    against: str | None = None
+    """Of a ratio: the variant it is against."""
+    low: float | None = None
+    """Lower end of value's interval."""
     high: float | None = None
-    verdict: Literal["same", "faster", "slower", "undecided", "memory", "compute"] | None = Field(
-        default=None, description="Of a comparison, or which peak of the device bounds a step."
-    )
-    least_found: float | None = Field(
-        default=None,
-        description="Of a comparison: the smallest difference, as a share, that would be"
-        " detected in 95 of 100 cases.",
-    )
+    verdict: Literal["same", "faster", "slower", "undecided", "memory", "compute"] | None = None
+    """Of a comparison, or which peak of the device bounds a step."""
+    least_found: float | None = None
+    """Of a comparison: the smallest difference, as a share, that would be detected in 95 of 100
+    cases."""
     note: str = ""
+
+
+Metrics = dict[str, float | int]
+"""What a trial records of a measure, by the names of `kvlab.store.metrics`."""
+
+
+def find_line(lines: Iterable[Measurement], metric: str, **fields: object) -> Measurement:
+    """Return the first line of a metric that has a value, and these values of other fields."""
+    return next(
+        line
+        for line in lines
+        if line.metric == metric
+        and line.value is not None
+        and all(getattr(line, name) == value for name, value in fields.items())
+    )
+
+
+def find_value(lines: Iterable[Measurement], metric: str, **fields: object) -> float | int:
+    """Return the value of `find_line`."""
+    return find_line(lines, metric, **fields).value or 0
 
 
 @dataclass(frozen=True)

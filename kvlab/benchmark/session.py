@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -120,19 +120,14 @@ class Session:
     largest_batches: dict[str, int] = field(default_factory=dict)
     """Variant -> largest batch that fits, once the measure ``limit`` has found it."""
 
-    preparations: dict[tuple[str, int, int], float] = field(default_factory=dict)
-    """Variant, batch and prompt length -> seconds that preparing the decode step took."""
-
-    slots: dict[tuple[str, int, int], dict[str, float | None]] = field(default_factory=dict)
-    """Variant, batch and prompt length -> fields of a measurement: what a decode step reads."""
-
     activity: str = ""
     """What is being measured, for progress notes and out-of-memory errors."""
 
     device_peaks: dict[str, DevicePeaks] = field(default_factory=dict)
     """dtype -> peaks of the device, as far as they are loaded."""
 
-    _timings: list[InterleavedTimings[str]] = field(default_factory=list)
+    timings: list[InterleavedTimings] = field(default_factory=list)
+    """What has been timed, to tell whether any of it was disturbed."""
 
     @cached_property
     def device(self) -> torch.device:
@@ -163,7 +158,7 @@ class Session:
         return self.device_peaks[dtype]
 
     @cached_property
-    def latencies(self) -> dict[int, InterleavedTimings[str]]:
+    def latencies(self) -> dict[int, InterleavedTimings]:
         """Prompt length -> series ``first``, ``steps``, ``uncached`` of every variant at batch 1.
 
         ``uncached`` is one step without a cache in the middle of the new tokens. Its time grows
@@ -171,7 +166,7 @@ class Session:
         """
         return {length: self._time_latency(length) for length in self.settings.contexts}
 
-    def _time_latency(self, length: int) -> InterleavedTimings[str]:
+    def _time_latency(self, length: int) -> InterleavedTimings:
         count = self.settings.new_tokens
         self.activity = f"prompt {length}"
 
@@ -183,11 +178,11 @@ class Session:
         return self.time_decoding(turn, 1, length, compared=("steps",))
 
     @cached_property
-    def throughputs(self) -> dict[int, InterleavedTimings[str]]:
+    def throughputs(self) -> dict[int, InterleavedTimings]:
         """Batch size -> series ``steps`` of every variant at the benchmark's lengths."""
         return {batch: self._time_throughput(batch) for batch in self.settings.batches}
 
-    def _time_throughput(self, batch: int) -> InterleavedTimings[str]:
+    def _time_throughput(self, batch: int) -> InterleavedTimings:
         prompt = self.settings.prompt_tokens
         if batch == 1 and prompt in self.settings.contexts:
             return self.latencies[prompt]
@@ -204,7 +199,7 @@ class Session:
         batch: int,
         prompt: int,
         compared: Collection[str] | None = None,
-    ) -> InterleavedTimings[str]:
+    ) -> InterleavedTimings:
         """Run ``turn`` of every variant by turns, each with its own cache and decode step.
 
         Args:
@@ -217,16 +212,13 @@ class Session:
         works = {v.name: partial(turn, v, runs[v.name]) for v in self.variants}
         timings = self.time_interleaved(works, compared)
         for name, run in runs.items():
-            self.preparations[name, batch, prompt] = run.preparation
-            self.slots[name, batch, prompt] = {
-                "read_slots": run.read_slots,
-                "used_slots": run.used_slots,
-            }
+            timings.preparations[name] = run.preparation
+            timings.slots[name] = {"read_slots": run.read_slots, "used_slots": run.used_slots}
         return timings
 
     def time_interleaved(
         self, works: Mapping[str, Work], compared: Collection[str] | None = None
-    ) -> InterleavedTimings[str]:
+    ) -> InterleavedTimings:
         """Run one work per variant in turns, by the session's stop rule.
 
         Args:
@@ -240,24 +232,14 @@ class Session:
         timings = run_interleaved(
             works, self.settings.stop_rule, on_turn, compared, self.watch_noise
         )
-        ran = {name: "; ".join(sorted(names)) for name, names in kernels.items()}
-        timings = replace(timings, kernels=ran)
-        self._timings.append(timings)
+        timings.kernels.update((name, "; ".join(sorted(ran))) for name, ran in kernels.items())
+        self.timings.append(timings)
         return timings
-
-    def add_timings(self, timings: InterleavedTimings[str]) -> None:
-        """Count timings that a measure took by itself among those that may be disturbed."""
-        self._timings.append(timings)
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether other processes used the machine during any timing."""
-        return bool(self.disturbance)
 
     @property
     def disturbance(self) -> str:
         """What else used the machine during the first timing that was disturbed; may be empty."""
-        return next((one.noise.note for one in self._timings if one.noise.note), "")
+        return next((one.noise.note for one in self.timings if one.noise.note), "")
 
     def make_line(
         self,
@@ -282,17 +264,17 @@ class Session:
         )
 
     def preparation_lines(
-        self, part: str, batch: int, prompt: int, **fields: Any
+        self, part: str, timings: InterleavedTimings, **fields: Any
     ) -> Iterator[Measurement]:
         """Yield the seconds in which the decode steps of a timing were prepared, if any were."""
         for variant in self.variants:
-            if seconds := self.preparations.get((variant.name, batch, prompt)):
+            if seconds := timings.preparations.get(variant.name):
                 yield self.make_line(
                     part, "step_preparation", variant, seconds, "s", note=PREPARATION_NOTE, **fields
                 )
 
     def reliability(
-        self, timings: InterleavedTimings[str], samples: TimingSamples, variant: Variant
+        self, timings: InterleavedTimings, samples: TimingSamples, variant: Variant
     ) -> dict[str, Any]:
         """Return the fields of a variant's measurement that state how reliable a time is, and
         which attention kernels ran in it."""
@@ -313,7 +295,7 @@ class Session:
         }
 
     def compare_variants(
-        self, part: str, metric: str, series: str, timings: InterleavedTimings[str], **fields: Any
+        self, part: str, metric: str, series: str, timings: InterleavedTimings, **fields: Any
     ) -> Iterator[Measurement]:
         """Yield the time of each further variant as a multiple of the first one's.
 
@@ -335,19 +317,10 @@ class Session:
                 least = f"{comparison.min_detectable:.0%}"
                 note = f"not told apart; {least} or more would have been found"
             yield self.make_line(
-                part,
-                metric,
-                variant,
-                comparison.ratio,
-                "",
-                against=base.name,
-                low=comparison.low,
-                high=comparison.high,
-                verdict=comparison.verdict,
-                least_found=comparison.min_detectable,
-                note=note,
-                **fields,
-            )
+                part, metric, variant, comparison.ratio, "", against=base.name,
+                low=comparison.low, high=comparison.high, verdict=comparison.verdict,
+                least_found=comparison.min_detectable, note=note, **fields,
+            )  # fmt: skip
 
 
 def _record_first_turn(name: str, work: Work, kernels: dict[str, set[str]]) -> Work:
@@ -360,11 +333,6 @@ def _record_first_turn(name: str, work: Work, kernels: dict[str, set[str]]) -> W
             return work()
 
     return turn
-
-
-Measure = Callable[[Session], Iterator[Measurement]]
-"""The contract of a measure: yield lines, and report through `Session.on_notice` what cannot be
-measured here. The table is `kvlab.spec.benchmark_config.MEASURES`."""
 
 
 @contextmanager
@@ -390,7 +358,10 @@ def check_caches_fit(session: Session) -> None:
     Raises:
         ResourceError: the caches of a batch alone need more than the device has free.
     """
-    free = _free_bytes(session.device)
+    if session.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(session.device)
+    else:
+        free = psutil.virtual_memory().available + psutil.swap_memory().free
     settings = session.settings
     length = settings.prompt_tokens + settings.new_tokens
     for batch in settings.batches:
@@ -408,10 +379,3 @@ def _does_not_fit_error(session: Session, activity: str, reason: str = "") -> Re
     elif "prompt" in activity:
         hint = "use shorter --contexts, or fewer variants at once"
     return ResourceError(f"{activity} does not fit on this {session.device.type}{reason}; {hint}")
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    return int(psutil.virtual_memory().available + psutil.swap_memory().free)

@@ -45,7 +45,7 @@ def compared(seed, slowdown, wander=0.05, rule=None):
 
 @pytest.mark.parametrize(
     ("wander", "tries"),
-    [(0.01, 100), (0.05, 100), pytest.param(0.05, 500, marks=pytest.mark.faults)],
+    [(0.01, 40), (0.05, 40), pytest.param(0.05, 500, marks=pytest.mark.faults)],
 )
 def test_the_same_variant_twice_is_called_the_same(wander, tries):
     verdicts = [compared(seed, 1.0, wander).verdict for seed in range(tries)]
@@ -54,8 +54,8 @@ def test_the_same_variant_twice_is_called_the_same(wander, tries):
 
 @pytest.mark.parametrize("wander", [0.01, 0.05])
 def test_five_percent_slower_is_found(wander):
-    comparisons = [compared(seed, 1.05, wander) for seed in range(100)]
-    assert [c.verdict for c in comparisons].count("slower") >= 95
+    comparisons = [compared(seed, 1.05, wander) for seed in range(40)]
+    assert [c.verdict for c in comparisons].count("slower") >= 38
     assert np.mean([c.ratio for c in comparisons]) == pytest.approx(1.05, abs=0.005)
     assert np.mean([c.low <= 1.05 <= c.high for c in comparisons]) >= 0.95
 
@@ -63,12 +63,12 @@ def test_five_percent_slower_is_found(wander):
 def test_what_is_not_told_apart_says_how_much_would_have_been():
     """Eight rounds of this machine: the difference that they say they find is found so often."""
     eight = StopRule(min_rounds=8, max_rounds=8)
-    same = [compared(seed, 1.0, rule=eight) for seed in range(200)]
-    assert [c.verdict for c in same].count("undecided") >= 190
+    same = [compared(seed, 1.0, rule=eight) for seed in range(100)]
+    assert [c.verdict for c in same].count("undecided") >= 95
     least = float(np.median([c.min_detectable for c in same]))
     assert 0.05 < least < 0.2
-    verdicts = [compared(seed, 1 + least, rule=eight).verdict for seed in range(200)]
-    assert 0.75 <= verdicts.count("slower") / 200 <= 0.995, "about 95 in 100 of known spread"
+    verdicts = [compared(seed, 1 + least, rule=eight).verdict for seed in range(100)]
+    assert 0.75 <= verdicts.count("slower") / 100 <= 0.995, "about 95 in 100 of known spread"
 
 
 def test_a_large_difference_needs_no_narrow_interval():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvlab.benchmark.conversation_load import Load, Request, find_exact_hits, make_load
 from kvlab.benchmark.interleaving import InterleavedTimings
-from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout
 from kvlab.benchmark.measures.generation_task import read_book
 from kvlab.benchmark.session import Session, Variant
 from kvlab.benchmark.timing_statistics import TimingSamples
@@ -27,7 +27,8 @@ from kvlab.errors import MeasurementError, UsageError
 from kvlab.humanize import format_count
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.generate import prefill
-from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.benchmark_config import BenchmarkConfig
+from kvlab.spec.conversations_config import MAX_REUSE_TURNS, ConversationsConfig
 from kvlab.spec.flops import forward_flops
 
 TABLES = (
@@ -69,10 +70,13 @@ def measure(session: Session) -> Iterator[Measurement]:
         session.on_notice(f"{notice}, such as --load turns=5 prompt_tokens=64 reply_tokens=32")
         return
     for variant in session.variants:
-        block_size = variant.model.config.block_size
-        text = _read_text(session, variant) or _draw_tokens(variant, config)
+        model = variant.model.config
+        text = _read_text(session, variant)
+        if not text:  # hits and times do not depend on it
+            rng = np.random.default_rng(config.seed)
+            text = rng.integers(0, model.vocab_size, 2**20).tolist()
         try:
-            load = make_load(config, text, block_size)
+            load = make_load(config, text, model.block_size)
         except LookupError as error:
             raise UsageError(f"benchmark.conversations.trace: {error}") from None
         if load.left_out:
@@ -89,53 +93,38 @@ def _read_text(session: Session, variant: Variant) -> Sequence[int]:
     return read_book(settings.text, variant.tokenizer)
 
 
-def _draw_tokens(variant: Variant, config: ConversationsConfig) -> Sequence[int]:
-    """Return random tokens, where there is no text: hits and times do not depend on it."""
-    rng = np.random.default_rng(config.seed)
-    drawn: list[int] = rng.integers(0, variant.model.config.vocab_size, 2**20).tolist()
-    return drawn
-
-
 def _measure_variant(
     session: Session, variant: Variant, config: ConversationsConfig, load: Load
 ) -> Iterator[Measurement]:
-    make = partial(session.make_line, "conversations", variant=variant)
+    make = partial(session.make_line, "conversations", variant=variant, exact=True)
     exact_hits = find_exact_hits(load)
     whole = keep_books(variant, load, None, config.snapshot_tokens)
-    books = whole if config.budget is None else keep_books(
-        variant, load, config.budget, config.snapshot_tokens)  # fmt: skip
-    each = conversation_bytes(variant, load, config.snapshot_tokens)
-    yield make(metric="requests", value=len(load.requests), unit="requests", exact=True)
-    saved = flops_saved(variant, load, books.hits)
-    for metric, share in (
-        ("hit_rate", books.hit_rate),
-        ("hit_rate_exact", sum(exact_hits) / load.prompt_tokens),
-        ("flops_saved", saved),
-    ):
-        yield make(metric=metric, value=share, unit="", exact=True, budget_bytes=config.budget)
-    yield make(metric="conversation_bytes", value=each, unit="bytes", exact=True)
+    books = whole
     if config.budget is not None:
-        fit = int(config.budget / each)
-        yield make(metric="conversations", value=fit, unit="conversations", exact=True)
-    yield make(metric="bytes_held", value=books.most_bytes, unit="bytes", exact=True)
-    yield make(metric="evictions", value=books.evictions, unit="evictions", exact=True)
+        books = keep_books(variant, load, config.budget, config.snapshot_tokens)
+    each = conversation_bytes(variant, load, config.snapshot_tokens)
+    shares = {
+        "hit_rate": books.hit_rate,
+        "hit_rate_exact": sum(exact_hits) / load.prompt_tokens,
+        "flops_saved": flops_saved(variant, load, books.hits),
+    }
+    yield make(metric="requests", value=len(load.requests), unit="requests")
+    for metric, share in shares.items():
+        yield make(metric=metric, value=share, unit="", budget_bytes=config.budget)
+    yield make(metric="conversation_bytes", value=each, unit="bytes")
+    if config.budget is not None:
+        yield make(metric="conversations", value=int(config.budget / each), unit="conversations")
+    yield make(metric="bytes_held", value=books.most_bytes, unit="bytes")
+    yield make(metric="evictions", value=books.evictions, unit="evictions")
     if load.has_turns:
         for metric, hits in (("turn_hit_rate", books.hits), ("turn_hit_rate_exact", exact_hits)):
-            for turn, share in _rates_by_turn(load, hits).items():
-                yield make(metric=metric, value=share, unit="", exact=True, turn=turn)
-    yield from _budget_lines(session, variant, config, load, whole, each)
-    yield from _served_lines(session, variant, config, load.select_first(config.measured))
-
-
-def _budget_lines(
-    session: Session,
-    variant: Variant,
-    config: ConversationsConfig,
-    load: Load,
-    whole: "Books",
-    each: float,
-) -> Iterator[Measurement]:
-    """Yield the curve over budgets, those of the spec or a doubling up to all of the load."""
+            sums: dict[int, tuple[int, int]] = {}
+            for request, hit in zip(load.requests, hits, strict=True):
+                found, total = sums.get(request.turn, (0, 0))
+                sums[request.turn] = found + hit, total + len(request.prompt)
+            for turn, (found, total) in sorted(sums.items()):
+                yield make(metric=metric, value=found / total, unit="", turn=turn)
+    # the curve over budgets, those of the spec or a doubling up to all of the load
     budgets = {*config.budgets, *([config.budget] if config.budget else [])}
     if not config.budgets:
         budgets |= {max(1, whole.most_bytes >> n) for n in range(CURVE_DOUBLINGS + 1)}
@@ -147,9 +136,29 @@ def _budget_lines(
             ("budget_hit_rate", books.hit_rate, ""),
             ("budget_evictions", books.evictions, "evictions"),
         ):
-            yield session.make_line(
-                "conversations", metric, variant, value, unit, exact=True, budget_bytes=budget
-            )
+            yield make(metric=metric, value=value, unit=unit, budget_bytes=budget)
+    yield from _served_lines(session, variant, config, load.select_first(config.measured))
+
+
+def metrics(lines: Sequence[Measurement], _config: BenchmarkConfig) -> Metrics:
+    """Return what a trial records of its lines."""
+    found: Metrics = {}
+    for line in lines:
+        if line.value is None:
+            continue
+        if line.metric in _RECORDED:
+            name, is_time = f"reuse_{line.metric.removeprefix('reuse_')}", line.unit == "s"
+            found[f"{name}_ms" if is_time else name] = line.value * (1000 if is_time else 1)
+        elif line.metric == "turn_hit_rate" and (line.turn or 0) <= MAX_REUSE_TURNS:
+            found[f"reuse_hit_rate_turn{line.turn}"] = line.value
+    return found
+
+
+_RECORDED = frozenset({
+    "hit_rate", "hit_rate_exact", "flops_saved", "warm_ttft", "cold_ttft", "reuse_gap", "reuse_kl",
+    "reuse_top_changed", "conversation_bytes", "conversations", "bytes_held", "evictions",
+    "requests",
+})  # fmt: skip
 
 
 # Bookkeeping
@@ -247,14 +256,6 @@ def flops_saved(variant: Variant, load: Load, hits: Iterable[int]) -> float:
     return saved / total
 
 
-def _rates_by_turn(load: Load, hits: Iterable[int]) -> dict[int, float]:
-    sums: dict[int, tuple[int, int]] = {}
-    for request, hit in zip(load.requests, hits, strict=True):
-        found, total = sums.get(request.turn, (0, 0))
-        sums[request.turn] = found + hit, total + len(request.prompt)
-    return {turn: found / total for turn, (found, total) in sorted(sums.items())}
-
-
 # The model serves
 
 
@@ -292,7 +293,7 @@ def _served_lines(
         }
         kernels = "; ".join(sorted(set.union(*(turn.kernels for turn in timed))))
         timings = InterleavedTimings(samples, watch.read_noise(), {variant.name: kernels})
-        session.add_timings(timings)
+        session.timings.append(timings)
         yield from _time_lines(session, variant, timings, timed, load.has_turns)
     if not _read_text(session, variant):
         return  # losses of random tokens say nothing
@@ -306,7 +307,7 @@ def _served_lines(
 def _time_lines(
     session: Session,
     variant: Variant,
-    timings: InterleavedTimings[str],
+    timings: InterleavedTimings,
     timed: list[ServedTurn],
     has_turns: bool,
 ) -> Iterator[Measurement]:
@@ -339,18 +340,38 @@ def serve_both_ways(
     expected = keep_books(variant, load, None, config.snapshot_tokens)
     warm, cold = (_new_cache(variant, model.device) for _ in range(2))
     prefixes = PrefixCache(UNLIMITED, snapshot_every=config.snapshot_tokens)
-    _run(model, load.requests[0].prompt, cold)  # warms up
+
+    def run(cache: KVCache, tokens: list[int], kept: list[Tensor] | None = None) -> Tensor:
+        """Run tokens in one pass; return the logits (1, V) after the last, and append them."""
+        logits = prefill(model, torch.tensor([tokens], device=model.device), cache)
+        if kept is not None:
+            kept.append(logits)
+        return logits
+
+    def start_warm(prompt: list[int]) -> Tensor:
+        warm.reset()
+        start = prefixes.restore(prompt, warm, weights=_WEIGHTS)
+        for end in prefixes.list_pass_ends(prompt, start, warm, weights=_WEIGHTS):
+            logits = run(warm, prompt[start:end])
+            start = end
+        return logits
+
+    def start_cold(prompt: list[int]) -> Tensor:
+        cold.reset()
+        return run(cold, prompt)
+
+    run(cold, load.requests[0].prompt)  # warms up
     for number, request in enumerate(load.requests):
-        ways = (partial(_first_token_warm, prefixes, warm), partial(_first_token_cold, cold))
+        ways = (partial(start_warm, request.prompt), partial(start_cold, request.prompt))
         rounds = session.settings.stop_rule.min_rounds if expected.hits[number] else 0
         if rounds and model.device.type == "cuda":
-            # kernels are planned at the first pass of a length, which is not timed
-            _time_in_turn(ways, model, request.prompt, 0)
-        seconds = [_time_in_turn(ways, model, request.prompt, n) for n in range(rounds)]
-        logits: list[Tensor] = []
+            _time_in_turn(ways, 0)  # plans the kernels of the first pass of a length
+        seconds = [_time_in_turn(ways, n) for n in range(rounds)]
+        warm_logits: list[Tensor] = []
         with record_kernels() as kernels:
-            hit = serve_turn(prefixes, warm, request, partial(_run_and_keep, model, warm, logits))
-            cold_logits = _decode_cold(model, request, cold)
+            hit = serve_turn(prefixes, warm, request, partial(run, warm, kept=warm_logits))
+            cold_logits = [start_cold(request.prompt)]
+            cold_logits += [run(cold, [token]) for token in request.reply[:-1]]
         found = hit, prefixes.bytes_held
         if found != (expected.hits[number], expected.bytes_held[number]):
             raise MeasurementError(
@@ -358,54 +379,20 @@ def serve_both_ways(
                 f" found {found[0]} tokens and holds {found[1]:,} bytes, by its bookkeeping"
                 f" {expected.hits[number]} and {expected.bytes_held[number]:,}"
             )
-        count = len(request.reply)
-        changes = _compare(torch.cat(logits[-count - 1 : -1]), cold_logits, request.reply)
+        before_reply = torch.cat(warm_logits[-len(request.reply) - 1 : -1])
+        changes = _compare(before_reply, torch.cat(cold_logits), request.reply)
         session.on_turn("conversations")
         yield ServedTurn(request, hit, seconds, changes, kernels)
 
 
-def _run(model: Any, tokens: list[int], cache: KVCache) -> Tensor:
-    """Run tokens in one pass; return the logits (1, V) after the last."""
-    return prefill(model, torch.tensor([tokens], device=model.device), cache)
-
-
-def _run_and_keep(model: Any, cache: KVCache, logits: list[Tensor], tokens: list[int]) -> None:
-    logits.append(_run(model, tokens, cache))
-
-
-def _first_token_warm(
-    prefixes: PrefixCache, cache: KVCache, model: Any, prompt: list[int]
-) -> Tensor:
-    cache.reset()
-    start = prefixes.restore(prompt, cache, weights=_WEIGHTS)
-    for end in prefixes.list_pass_ends(prompt, start, cache, weights=_WEIGHTS):
-        logits = _run(model, prompt[start:end], cache)
-        start = end
-    return logits
-
-
-def _first_token_cold(cache: KVCache, model: Any, prompt: list[int]) -> Tensor:
-    cache.reset()
-    return _run(model, prompt, cache)
-
-
-def _time_in_turn(
-    ways: Sequence[Callable[[Any, list[int]], Tensor]], model: Any, prompt: list[int], number: int
-) -> tuple[float, float]:
+def _time_in_turn(ways: Sequence[Callable[[], Tensor]], number: int) -> tuple[float, float]:
     """Return the seconds of both ways, the second one first in every other round."""
     seconds = [0.0, 0.0]
     for way in (0, 1) if number % 2 == 0 else (1, 0):
         start = perf_counter()
-        ways[way](model, prompt).argmax(-1).tolist()  # reads the token back: it waits
+        ways[way]().argmax(-1).tolist()  # reads the token back: it waits
         seconds[way] = perf_counter() - start
     return seconds[0], seconds[1]
-
-
-def _decode_cold(model: Any, request: Request, cache: KVCache) -> Tensor:
-    """Return the logits (R, V) that the tokens of the reply are drawn from, R of them."""
-    logits = [_first_token_cold(cache, model, request.prompt)]
-    logits += [_run(model, [token], cache) for token in request.reply[:-1]]
-    return torch.cat(logits)
 
 
 def _compare(warm: Tensor, cold: Tensor, reply: list[int]) -> tuple[float, float, int]:

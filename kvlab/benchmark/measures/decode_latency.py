@@ -1,10 +1,10 @@
 """Time to first token by prompt length; time per token by context, with and without a cache."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kvlab.benchmark.interleaving import InterleavedTimings
-from kvlab.benchmark.measurement import Measurement, TableLayout
-from kvlab.benchmark.session import Session, Variant
+from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout, find_line, find_value
+from kvlab.benchmark.session import Session
+from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
     TableLayout("latency at batch 1", ("prompt_tokens",), {
@@ -14,45 +14,42 @@ TABLES = (
     }),
 )  # fmt: skip
 
-METRICS = {"first": "ttft", "steps": "tpot", "uncached": "tpot"}
-"""Series of `Session.latencies` -> metric."""
-
 
 def measure(session: Session) -> Iterator[Measurement]:
     """Yield times at batch 1 by prompt length, then the comparisons with the first variant."""
     new = session.settings.new_tokens
     for length, timings in session.latencies.items():
+        run = {"batch_size": 1, "prompt_tokens": length, "new_tokens": new}
         for variant in session.variants:
-            yield from _latency_lines(session, variant, length, timings)
-        yield from session.preparation_lines(
-            "latency", 1, length, batch_size=1, prompt_tokens=length, new_tokens=new, cached=True
-        )
+            slots = timings.slots[variant.name]
+            for series, metric, context, counted in (
+                ("first", "ttft", length, {}),
+                ("steps", "tpot", length + new, slots),
+                ("uncached", "tpot", length + (new + 1) // 2, {}),
+            ):
+                samples = timings.samples[variant.name, series]
+                yield session.make_line(
+                    "latency", metric, variant, samples.median, "s", **run, context_length=context,
+                    cached=series != "uncached", quantiles=samples.quantiles(), **counted,
+                    **session.reliability(timings, samples, variant),
+                )  # fmt: skip
+        yield from session.preparation_lines("latency", timings, **run, cached=True)
         yield from session.compare_variants(
-            "latency", "tpot_ratio", "steps", timings, batch_size=1, prompt_tokens=length,
-            new_tokens=new, context_length=length + new, cached=True,
+            "latency", "tpot_ratio", "steps", timings, **run, context_length=length + new,
+            cached=True,
         )  # fmt: skip
 
 
-def _latency_lines(
-    session: Session, variant: Variant, length: int, timings: InterleavedTimings[str]
-) -> Iterator[Measurement]:
-    new = session.settings.new_tokens
-    contexts = {"first": length, "steps": length + new, "uncached": length + (new + 1) // 2}
-    for series, metric in METRICS.items():
-        samples = timings.samples[variant.name, series]
-        slots = session.slots.get((variant.name, 1, length), {}) if series == "steps" else {}
-        yield session.make_line(
-            "latency",
-            metric,
-            variant,
-            samples.median,
-            "s",
-            batch_size=1,
-            prompt_tokens=length,
-            new_tokens=new,
-            context_length=contexts[series],
-            cached=series != "uncached",
-            quantiles=samples.quantiles(),
-            **slots,
-            **session.reliability(timings, samples, variant),
-        )
+def metrics(lines: Sequence[Measurement], config: BenchmarkConfig) -> Metrics:
+    """Return what a trial records of its lines, of those at the benchmark's prompt."""
+    prompt = config.prompt_tokens
+    steps = find_line(lines, "tpot", prompt_tokens=prompt, cached=True)
+    p50, p95, p99 = (quantile.value * 1000 for quantile in steps.quantiles)
+    uncached = find_value(lines, "tpot", prompt_tokens=prompt, cached=False)
+    return {
+        "ttft_ms": find_value(lines, "ttft", prompt_tokens=prompt) * 1000,
+        "tpot_ms_p50": p50,
+        "tpot_ms_p95": p95,
+        "tpot_ms_p99": p99,
+        "tpot_ms_uncached_p50": uncached * 1000,
+    }

@@ -3,16 +3,16 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
-from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout, find_value
 from kvlab.benchmark.peak_memory import measure_peak_memory
-from kvlab.benchmark.session import Session, Variant
+from kvlab.benchmark.session import Session
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
+from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
     TableLayout("KV bytes at batch 1 and the block size", ("context_length",), {
@@ -42,39 +42,46 @@ def measure(session: Session) -> Iterator[Measurement]:
         MeasurementError: byte counts that must agree do not.
     """
     for variant in session.variants:
-        yield from _kv_lines(session, variant)
-    for variant in session.variants:
-        yield from _peak_lines(session, variant)
-
-
-def _kv_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
-    block = variant.model.config.block_size
-    counted = count_kv_bytes(variant.decoder, 1, block)
-    counts = {
-        "kv_formula": counted.stored,
-        "kv_storage": counted.stored,
-        "kv_read": counted.read,
-        "kv_requested": counted.requested,
-        "kv_allocated": counted.allocated,
-    }
-    line = partial(session.make_line, "memory", batch_size=1, context_length=block, cached=True)
-    for metric, count in counts.items():
-        if count is not None:
-            yield line(metric=metric, variant=variant, value=count, unit="bytes", exact=True)
-
-
-def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
+        block = variant.model.config.block_size
+        counted = count_kv_bytes(variant.decoder, 1, block)
+        counts = {
+            "kv_formula": counted.stored,
+            "kv_storage": counted.stored,
+            "kv_read": counted.read,
+            "kv_requested": counted.requested,
+            "kv_allocated": counted.allocated,
+        }
+        for metric, count in counts.items():
+            if count is not None:
+                yield session.make_line(
+                    "memory", metric, variant, count, "bytes", batch_size=1, context_length=block,
+                    cached=True, exact=True,
+                )  # fmt: skip
     prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
-    decoder = variant.decoder
-    decoder.decode(decoder.new_cache(1, prompt + new), new)  # load all libraries
-    peaks = measure_peaks(decoder, prompt, new, lambda: session.on_turn("peak"))
-    for cached, peak in peaks.items():
-        line = partial(session.make_line, "memory", variant=variant, unit="bytes",
-                       **session.settings.run_fields(1) | {"cached": cached})  # fmt: skip
-        yield line(metric="peak", value=peak.total)
-        for part in fields(PeakMemory):
-            exact = part.name != "activations"
-            yield line(metric=f"peak_{part.name}", value=getattr(peak, part.name), exact=exact)
+    for variant in session.variants:
+        decoder = variant.decoder
+        decoder.decode(decoder.new_cache(1, prompt + new), new)  # load all libraries
+        peaks = measure_peaks(decoder, prompt, new, lambda: session.on_turn("peak"))
+        for cached, peak in peaks.items():
+            run = session.settings.run_fields(1) | {"cached": cached}
+            for name in ("total", *(part.name for part in fields(PeakMemory))):
+                metric, is_exact = f"peak_{name}", name not in ("total", "activations")
+                yield session.make_line(
+                    "memory", metric.removesuffix("_total"), variant, getattr(peak, name), "bytes",
+                    exact=is_exact, **run,
+                )  # fmt: skip
+
+
+def metrics(lines: Sequence[Measurement], _config: BenchmarkConfig) -> Metrics:
+    """Return what a trial records of its lines."""
+    return {
+        "kv_bytes_formula": find_value(lines, "kv_formula"),
+        "kv_bytes_storage": find_value(lines, "kv_storage"),
+        "kv_bytes_read": find_value(lines, "kv_read"),
+        "peak_bytes_cached": find_value(lines, "peak", cached=True),
+        "peak_bytes_uncached": find_value(lines, "peak", cached=False),
+        "peak_bytes_activations": find_value(lines, "peak_activations", cached=True),
+    }
 
 
 @dataclass(frozen=True)
@@ -188,26 +195,17 @@ def measure_peaks(
         True: lambda: decoder.decode(decoder.new_cache(1, length), new_tokens),
         False: lambda: decoder.decode_uncached(length),
     }
-    return {
-        cached: _measure_peak(decoder, cached, length, work, on_run)
-        for cached, work in works.items()
-    }
-
-
-def _measure_peak(
-    decoder: TimedDecoder,
-    cached: bool,
-    length: int,
-    work: Callable[[], object],
-    on_run: Callable[[], None],
-) -> PeakMemory:
     model = decoder.model
-    growths = []
-    for _ in range(PEAK_RUNS):
-        growths.append(measure_peak_memory(model.device, work).growth)
-        on_run()
-    layout = KVLayout.of(model.config, decoder.serving)
-    cache = layout.stored_bytes(1, length, model.dtype_name) if cached else 0
-    logits = model.config.vocab_size * model.dtype.itemsize
+    stored = KVLayout.of(model.config, decoder.serving).stored_bytes(1, length, model.dtype_name)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    return PeakMemory(weights, cache, logits, max(0, min(growths) - cache - logits))
+    logits = model.config.vocab_size * model.dtype.itemsize
+    peaks = {}
+    for cached, work in works.items():
+        growths = []
+        for _ in range(PEAK_RUNS):
+            growths.append(measure_peak_memory(model.device, work).growth)
+            on_run()
+        cache = stored if cached else 0
+        rest = max(0, min(growths) - cache - logits)
+        peaks[cached] = PeakMemory(weights, cache, logits, rest)
+    return peaks

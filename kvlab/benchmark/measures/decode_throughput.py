@@ -1,9 +1,10 @@
 """Decoded tokens per second by batch size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout, find_value
 from kvlab.benchmark.session import Session
+from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
     TableLayout("throughput", ("prompt_tokens", "batch_size"), {
@@ -16,23 +17,21 @@ TABLES = (
 def measure(session: Session) -> Iterator[Measurement]:
     """Yield the rate of the median run: its tokens over the time of its decode steps."""
     for batch, timings in session.throughputs.items():
-        fields = session.settings.run_fields(batch)
+        run = session.settings.run_fields(batch)
         count = batch * session.settings.new_tokens
         for variant in session.variants:
             runs = timings.samples[variant.name, "steps"].totals
             median = runs.quantile(0.5)
             yield session.make_line(
-                "throughput",
-                "tokens_per_second",
-                variant,
-                count / median.value,
-                "tokens/s",
-                low=count / median.high,
-                high=count / median.low,
-                **fields,
-                **session.slots.get((variant.name, batch, session.settings.prompt_tokens), {}),
-                **session.reliability(timings, runs, variant),
-            )
-        prompt = session.settings.prompt_tokens
-        yield from session.preparation_lines("throughput", batch, prompt, **fields)
-        yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **fields)
+                "throughput", "tokens_per_second", variant, count / median.value, "tokens/s",
+                low=count / median.high, high=count / median.low, **run,
+                **timings.slots[variant.name], **session.reliability(timings, runs, variant),
+            )  # fmt: skip
+        yield from session.preparation_lines("throughput", timings, **run)
+        yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **run)
+
+
+def metrics(lines: Sequence[Measurement], config: BenchmarkConfig) -> Metrics:
+    """Return what a trial records of its lines."""
+    largest = max(config.batch_sizes)
+    return {"tokens_per_second": find_value(lines, "tokens_per_second", batch_size=largest)}

@@ -48,56 +48,39 @@ def measure(session: Session) -> Iterator[Measurement]:
         text = "task is left out: it reads Moby Dick; save its plain text"
         session.on_notice(f"{text} from {MOBY_DICK_URL} and name it with --text PATH")
         return
+    settings, tokens = session.settings, list(session.settings.tokens)
+    assert not tokens or len(tokens) > PROMPT_TOKENS, "a trial's text is longer than a prompt"
     variants = []
     for variant in session.variants:
-        reason = _reason_to_skip(session, variant)
-        if reason:
-            session.on_notice(f"task of {variant.name} is left out: {reason}")
+        if variant.tokenizer is None and not tokens:
+            reason = "kvlab does not have its tokenizer"
+        elif variant.model.config.block_size < TASK_TOKENS:
+            reason = f"its block_size is below {TASK_TOKENS}"
         else:
             variants.append(variant)
-    if variants:
-        yield from _all_task_lines(session, variants)
-
-
-def _reason_to_skip(session: Session, variant: Variant) -> str:
-    if variant.tokenizer is None and not session.settings.tokens:
-        return "kvlab does not have its tokenizer"
-    if variant.model.config.block_size < PROMPT_TOKENS + NEW_TOKENS:
-        return f"its block_size is below {PROMPT_TOKENS + NEW_TOKENS}"
-    return ""
-
-
-def _all_task_lines(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
-    settings = session.settings
-    tokens = list(settings.tokens)
-    assert not tokens or len(tokens) > PROMPT_TOKENS, "a trial's text is longer than a prompt"
+            continue
+        session.on_notice(f"task of {variant.name} is left out: {reason}")
+    if not variants:
+        return
     texts = {v.name: tokens or read_book(settings.text, v.tokenizer or "") for v in variants}
     yield from _task_lines(session, variants, texts, 1, cached=False)
-    best: dict[str, tuple[float, Measurement]] = {}
+    best: dict[str, Measurement] = {}
     for batch in settings.batches:
         for line in _task_lines(session, variants, texts, batch, cached=True):
             yield line
-            if line.metric != "tasks_per_second":
-                continue
-            rate = float(line.value or 0.0)
-            if line.variant not in best or rate > best[line.variant][0]:
-                best[line.variant] = rate, line
-    for _, line in best.values():
-        note = "; ".join(filter(None, [_best_note(session, line), line.note]))
-        yield line.model_copy(update={"metric": "best_tasks_per_second", "note": note})
-
-
-def _best_note(session: Session, line: Measurement) -> str:
-    """Return which batches the best one was selected from."""
-    settings = session.settings
+            if line.metric == "tasks_per_second":
+                other = best.get(line.variant, line)
+                best[line.variant] = max(other, line, key=lambda one: one.value or 0.0)
     batches = settings.batches
-    text = f"best of the batches {', '.join(map(str, batches))}"
-    if line.batch_size == batches[-1] and len(batches) > 1:
-        text += ", and the largest of them: a larger one may be better"
-    if line.variant in session.largest_batches:
-        lengths = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
-        text += f"; of {lengths} the largest that fits is {session.largest_batches[line.variant]}"
-    return text
+    for line in best.values():
+        note = f"best of the batches {', '.join(map(str, batches))}"
+        if line.batch_size == batches[-1] and len(batches) > 1:
+            note += ", and the largest of them: a larger one may be better"
+        if (fitting := session.largest_batches.get(line.variant)) is not None:
+            lengths = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
+            note += f"; of {lengths} the largest that fits is {fitting}"
+        note = "; ".join(filter(None, [note, line.note]))
+        yield line.model_copy(update={"metric": "best_tasks_per_second", "note": note})
 
 
 def _task_lines(
@@ -117,7 +100,7 @@ def _task_lines(
         "batch_size": batch,
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
-        "context_length": PROMPT_TOKENS + NEW_TOKENS,
+        "context_length": TASK_TOKENS,
         "cached": cached,
     }
     for variant in variants:
@@ -162,18 +145,14 @@ def read_book(path: Path | None, tokenizer: str) -> list[int]:
     return ids
 
 
-def _draw_prompts(ids: list[int], batch: int) -> list[list[int]]:
-    """Draw substrings uniformly; the same ones for the same batch size."""
-    last = len(ids) - PROMPT_TOKENS
-    starts = np.random.default_rng(batch).integers(0, last + 1, size=batch)
-    return [ids[start : start + PROMPT_TOKENS] for start in starts.tolist()]
-
-
 def _time_cached(
     preparations: dict[str, float], variant: Variant, ids: list[int], batch: int
 ) -> dict[str, list[float]]:
     """Return the seconds of the task, without those that preparing the decode step takes."""
-    prompts, model = _draw_prompts(ids, batch), variant.model
+    model, last = variant.model, len(ids) - PROMPT_TOKENS
+    # drawn uniformly; the same ones for the same batch size
+    starts = np.random.default_rng(batch).integers(0, last + 1, size=batch)
+    prompts = [ids[start : start + PROMPT_TOKENS] for start in starts.tolist()]
 
     def prepare(model: GPT, cache: KVCache) -> Decoder:
         decoder, preparations[variant.name] = time_preparation(
@@ -182,25 +161,15 @@ def _time_cached(
         return decoder
 
     if model.device.type == "cuda":  # the last capture gave the allocator's free memory back
-        _prefill_once(variant, prompts)
+        with torch.inference_mode():
+            cache = variant.decoder.new_cache(batch, TASK_TOKENS)
+            prefill(model, torch.tensor(prompts, device=model.device), cache)
     start = time.perf_counter()
     generate(
-        model,
-        prompts,
-        NEW_TOKENS,
-        sampling=Sampling(1.0),
-        serving=variant.serving,
-        prepare=prepare,
+        model, prompts, NEW_TOKENS, sampling=Sampling(1.0), serving=variant.serving, prepare=prepare
     )
     seconds = time.perf_counter() - start  # generate() reads back its tokens: it waits
     return {"task": [seconds - preparations[variant.name]]}
-
-
-@torch.inference_mode()
-def _prefill_once(variant: Variant, prompts: list[list[int]]) -> None:
-    """Run the prompts into a cache of the task's length, which is then discarded."""
-    cache = variant.decoder.new_cache(len(prompts), TASK_TOKENS)
-    prefill(variant.model, torch.tensor(prompts, device=variant.model.device), cache)
 
 
 def _time_uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:

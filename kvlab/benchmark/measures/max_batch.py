@@ -35,13 +35,11 @@ def measure(session: Session) -> Iterator[Measurement]:
     if device.type != "cuda" and memory is None:
         session.on_notice("limit is left out: on CPU it needs --limit, such as --limit 8GiB")
         return
+    lines: list[Measurement] = []
     with move_off_device([variant.model for variant in session.variants]):
         available, source = _available_memory(device, memory)
-        lines = [
-            line
-            for variant in session.variants
-            for line in _max_batch_lines(session, variant, device, available, source)
-        ]
+        for variant in session.variants:
+            lines += _max_batch_lines(session, variant, device, available, source)
     yield from lines
 
 
@@ -92,15 +90,9 @@ def _max_batch_lines(
         variant.layout, available, variant.weight_bytes, fields["context_length"], variant.dtype
     )
     attempt = DecodeAttempt(
-        variant.model.config,
-        variant.serving,
-        variant.dtype,
-        device.type,
-        settings.prompt_tokens,
-        settings.new_tokens,
-        settings.memory,
-        torch.get_num_threads(),
-    )
+        variant.model.config, variant.serving, variant.dtype, device.type,
+        settings.prompt_tokens, settings.new_tokens, settings.memory, torch.get_num_threads(),
+    )  # fmt: skip
 
     def on_attempt(batch: int, is_fitting: bool) -> None:
         session.on_turn(f"batch {batch} {'fits' if is_fitting else 'does not fit'}")
@@ -110,8 +102,7 @@ def _max_batch_lines(
     yield session.make_line(
         "limit", "largest_batch", variant, largest, "sequences", note=source, **fields
     )
-    note = f"{source}, weights and cache alone"
     yield session.make_line(
-        "limit", "largest_batch_formula", variant, by_formula, "sequences", exact=True, note=note,
-        **fields,
+        "limit", "largest_batch_formula", variant, by_formula, "sequences", exact=True,
+        note=f"{source}, weights and cache alone", **fields,
     )  # fmt: skip
