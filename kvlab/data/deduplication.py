@@ -53,7 +53,11 @@ def band_hashes(raw: bytes) -> Hashes:
         raw: its text in UTF-8. Case and the amount of white space do not count.
     """
     words = _byte_words(b" ".join(raw.split()).lower().ljust(8 * _SHINGLE_WORDS))
-    shingles = _combine_words(words, _SHINGLE_WORDS)
+    length = len(words) - 8 * (_SHINGLE_WORDS - 1)
+    total = np.zeros(length, np.uint64)
+    for index in range(_SHINGLE_WORDS):
+        total = total * _MULTIPLIERS[4] + words[8 * index : 8 * index + length]
+    shingles = _mix(total)
     rows = BANDS * _BAND_ROWS
     values = np.full(rows, np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(values, (shingles >> np.uint64(32)) % np.uint64(rows), shingles)
@@ -205,15 +209,6 @@ def _ngram_hashes(tokens: npt.NDArray[np.integer], length: int) -> Hashes:
 def _byte_words(raw: bytes) -> Hashes:
     """Return the 8 bytes from each position as one number, (len(raw) - 7,)."""
     return np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,)).astype(np.uint64)
-
-
-def _combine_words(words: Hashes, count: int) -> Hashes:
-    """Return a hash of ``count`` adjacent words of 8 bytes from each position."""
-    length = len(words) - 8 * (count - 1)
-    total = np.zeros(length, np.uint64)
-    for index in range(count):
-        total = total * _MULTIPLIERS[4] + words[8 * index : 8 * index + length]
-    return _mix(total)
 
 
 def _mix(words: Hashes) -> Hashes:

@@ -6,8 +6,8 @@ read. They are high for English. The final tokens are checked again, exactly, wh
 
 import math
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ _BYTES_PER_DOUBLING = 0.4
 Measured were 4.6 in web prose and 3.1 in technical documentation."""
 
 
-@dataclass(frozen=True)
-class DiskEstimate:
+class DiskEstimate(NamedTuple):
     """Estimated bytes to write.
 
     Attributes:
@@ -54,7 +53,7 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> DiskEstimate | None:
     """
     source = get_source(data.source)
     text = source.text_bytes(data)
-    per_token = estimate_bytes_per_token(data.ranks)
+    per_token = 1 + _BYTES_PER_DOUBLING * math.log2(data.ranks / 256)  # of 256 ranks each is a byte
     limit = data.max_bytes if data.max_tokens is None else data.max_tokens * per_token
     if text is None and limit is None:
         return None
@@ -70,11 +69,6 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> DiskEstimate | None:
         shards=math.ceil(used / per_token) * item,
         existing=sum(path.stat().st_size for path in pieces.glob("*.tokens")),
     )
-
-
-def estimate_bytes_per_token(ranks: int) -> float:
-    """Estimate the bytes of English text per token of GPT-2's first ``ranks``; 256 are bytes."""
-    return 1 + _BYTES_PER_DOUBLING * math.log2(ranks / 256)
 
 
 def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:

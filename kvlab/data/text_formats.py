@@ -59,7 +59,17 @@ def split_file(path: Path) -> list[tuple[int, int]]:
         size = path.stat().st_size
         starts = range(0, size, UNIT_BYTES)
         return [(start, start + UNIT_BYTES) for start in starts] or [(0, UNIT_BYTES)]
-    return _split_row_groups(path) if kind == ".parquet" else [(0, -1)]
+    if kind != ".parquet":
+        return [(0, -1)]
+    metadata = _open_parquet(path).metadata
+    parts: list[tuple[int, int]] = []
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= UNIT_BYTES or group + 1 == metadata.num_row_groups:
+            parts.append((start, group + 1))
+            start, size = group + 1, 0
+    return parts
 
 
 def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]:
@@ -79,8 +89,11 @@ def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]
         with _open_decompressed(path, kind) as file:
             if kind.startswith(".jsonl"):
                 yield from _read_jsonl(path, file, part, _limit_text(path, kind))
-            else:
-                yield from split_text(_decode_text(path, _read_all(path, kind, file)))
+                return
+            raw = _read_all(path, kind, file)
+        yield from split_text(raw.decode("utf-8-sig").replace("\r\n", "\n"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
     except _READ_ERRORS as error:
         raise _read_error(path, error) from None
 
@@ -166,14 +179,6 @@ def _open_decompressed(path: Path, kind: str) -> BinaryIO:
     return path.open("rb")
 
 
-def _decode_text(path: Path, raw: bytes) -> str:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
-    return text.replace("\r\n", "\n")
-
-
 def _limit_text(path: Path, kind: str) -> int:
     """Return how many bytes of text a compressed file may hold; -1 for other files."""
     if not kind.endswith((".gz", ".xz", ".zst", ".parquet")):
@@ -210,18 +215,16 @@ def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int], most: int = -
             return
         position += len(line)
         if line.strip():
-            yield _parse_record(f"{path}, line {number}{origin}", line)
-
-
-def _parse_record(location: str, line: bytes) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise DataError(f"{location}: has no field text that is a string; give every line one")
-    return text
+            location = f"{path}, line {number}{origin}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
+            text = record.get("text") if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                text = f"{location}: has no field text that is a string"
+                raise DataError(f"{text}; give every line one")
+            yield text
 
 
 def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
@@ -239,26 +242,13 @@ def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
     return file
 
 
-def _split_row_groups(path: Path) -> list[tuple[int, int]]:
-    metadata = _open_parquet(path).metadata
-    parts: list[tuple[int, int]] = []
-    start = size = 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-        if size >= UNIT_BYTES or group + 1 == metadata.num_row_groups:
-            parts.append((start, group + 1))
-            start, size = group + 1, 0
-    return parts
-
-
 def _read_parquet(path: Path, part: tuple[int, int]) -> Iterator[str]:
     import pyarrow
 
     file = _open_parquet(path)
     schema = file.schema_arrow
-    names = schema.names
-    if "text" not in names:
-        raise DataError(f"{path}: has no column text; its columns are {', '.join(names)}")
+    if "text" not in schema.names:
+        raise DataError(f"{path}: has no column text; its columns are {', '.join(schema.names)}")
     kind = schema.field("text").type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise DataError(f"{path}: column text is {kind}; write it as string")

@@ -12,17 +12,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.deduplication import BANDS, Hashes, band_hashes
+from kvlab.data.deduplication import BANDS, band_hashes
 from kvlab.data.sources import get_source
 from kvlab.data.text_source import TextUnit
 from kvlab.data.tokenizers import encode_utf8, load_tokenizer
@@ -35,16 +33,10 @@ if TYPE_CHECKING:
 
 DocumentTable = npt.NDArray[np.void]
 
-DOCUMENT_DTYPE = np.dtype(
-    [
-        ("hash", "<u8"),
-        ("order", "<u8"),
-        ("split", "<u8"),
-        ("bands", "<u8", (BANDS,)),
-        ("bytes", "<u4"),
-        ("tokens", "<u4"),
-    ]
-)
+DOCUMENT_DTYPE = np.dtype([
+    ("hash", "<u8"), ("order", "<u8"), ("split", "<u8"), ("bands", "<u8", (BANDS,)),
+    ("bytes", "<u4"), ("tokens", "<u4"),
+])  # fmt: skip
 """One document: numbers from its sha256, `band_hashes`, UTF-8 bytes, tokens with end-of-text.
 
 ``hash`` names it, ``order`` sorts it, ``split`` decides whether it is held out. They come from
@@ -116,14 +108,23 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     rows, tokens = [], bytearray()
     end_of_text = dtype(tokenizer.end_of_text).tobytes()
-    for text, size, hashes, bands in _iter_documents(job):
+    for text, group in get_source(job.source).read_grouped(job.unit):
+        if not text or text.isspace():
+            continue
+        raw = encode_utf8(text)
+        digest = hashlib.sha256(raw).digest()
+        group_digest = digest if group is None else hashlib.sha256(encode_utf8(group)).digest()
+        name, order = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
+        split = int.from_bytes(group_digest[16:24], "big")
+        if job.order_limit is not None and order > job.order_limit:
+            continue
         count = 0
         if not job.is_survey:
             ids = tokenizer.encode_array(text).astype(dtype)
             count = 1 + len(ids)
             tokens += end_of_text
             tokens += ids.data
-        rows.append((*hashes, bands, size, count))
+        rows.append((name, order, split, band_hashes(raw), len(raw), count))
     if not job.is_survey:
         write_atomic(job.tokens_path, tokens, fence=fence)
     table = io.BytesIO()
@@ -135,20 +136,6 @@ def read_document_table(job: PieceJob) -> DocumentTable:
     """Read the documents of a written piece, shape (documents,), dtype `DOCUMENT_DTYPE`."""
     table: DocumentTable = np.load(job.table_path, allow_pickle=False)
     return table
-
-
-def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, int], Hashes]]:
-    """Yield each document's text, its bytes, ``hash``, ``order`` and ``split``, and its bands."""
-    for text, group in get_source(job.source).read_grouped(job.unit):
-        if not text or text.isspace():
-            continue
-        raw = encode_utf8(text)
-        digest = hashlib.sha256(raw).digest()
-        group_digest = digest if group is None else hashlib.sha256(encode_utf8(group)).digest()
-        name, order = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
-        split = int.from_bytes(group_digest[16:24], "big")
-        if job.order_limit is None or order <= job.order_limit:
-            yield text, len(raw), (name, order, split), band_hashes(raw)
 
 
 class TokenizerPool:
@@ -177,12 +164,7 @@ class TokenizerPool:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, kill_workers=True)
 

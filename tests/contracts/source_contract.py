@@ -56,7 +56,8 @@ class SourceContract(ABC):
             pytest.skip("it reads no files")
         unit = next(iter(source.units(data, ignore_progress)))
         missing = "/nowhere/at/all.parquet"
-        unit = {**unit, "path": missing} if "path" in unit else {**unit, "paths": [missing]}
+        field = {"path": missing} if "path" in unit else {"files": [[missing, "a group"]]}
+        unit = {**unit, **field}
         with pytest.raises(DataError, match="nowhere"):
             list(source.read(unit))
 

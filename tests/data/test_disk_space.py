@@ -31,13 +31,12 @@ def list_written(home):
     return [path for path in home.rglob("*") if path.suffix in (".tokens", ".npy", ".bin")]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkeypatch, workers):
+def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     monkeypatch.setattr("loky.ProcessPoolExecutor", None)  # no process can be started
     set_free_bytes(monkeypatch, 100_000)
     with pytest.raises(DataError, match=r"100 kB free.*needs about \d+ kB more") as refused:
-        prepare_dataset(config(path), workers=workers)
+        prepare_dataset(config(path), workers=2)
     assert "of pieces" in str(refused.value)
     assert "KVLAB_DATA" in str(refused.value)
     assert list_written(data_home) == []
@@ -45,9 +44,14 @@ def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkey
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"max_bytes": 30_000}, {"max_tokens": 30_000}, {"max_tokens": 10**9}]
+    ("name", "more"),
+    [
+        ("a.jsonl", {}),
+        ("a.jsonl", {"max_tokens": 30_000}),
+        ("a.parquet", {"max_bytes": 30_000}),
+        ("a.parquet", {"max_tokens": 10**9}),
+    ],
 )
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_the_estimate_is_slightly_above_what_is_written(tmp_path, monkeypatch, more, name):
     texts = [text.encode("ascii", "replace").decode() for text in stories(300)]
     path = tmp_path / name

@@ -141,22 +141,18 @@ def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
     lock = Lock(data_home / ".hellaswag.lock")
     lock.acquire()
     try:
-        waiting = [
-            subprocess.Popen(
-                [sys.executable, "-c", code],
-                env={**os.environ, **NO_NETWORK},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(3)
-        ]
-        for child in waiting:
-            assert "waiting" in child.stdout.readline()
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **NO_NETWORK},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert "waiting" in child.stdout.readline()
         (data_home / LOCAL_FILE.name).write_bytes(LOCAL_FILE.read_bytes())
     finally:
         lock.release()
-    assert [child.communicate(timeout=60)[0] for child in waiting] == ["", "", ""]
-    assert [child.returncode for child in waiting] == [0, 0, 0]
+    assert child.communicate(timeout=60)[0] == ""
+    assert child.returncode == 0
 
 
 @needs_file
@@ -174,9 +170,8 @@ def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
 
 
 @needs_file
-@pytest.mark.parametrize("name", ["hellaswag_val.jsonl.xz", "hellaswag/hellaswag_val.jsonl.xz"])
-def test_a_compressed_file_in_the_data_folder_is_read(data_home, name):
-    path = data_home / name
+def test_a_compressed_file_in_the_data_folder_is_read(data_home):
+    path = data_home / "hellaswag/hellaswag_val.jsonl.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(lzma.compress(read_local_file(), preset=0))
     assert get_hellaswag_file() == path

@@ -38,15 +38,6 @@ def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock):
     assert lines[-1] == "tokenizing: 9.0 MB of text, 0.1 MB/s, about 10s left"
 
 
-@pytest.mark.parametrize(("left", "text"), [(119, "1m59s"), (600, "10m00s"), (9000, "2h30m")])
-def test_time_left_is_given_in_suitable_units(clock, left, text):
-    lines = []
-    meter = ThroughputMeter("reading", 1 + left / 10, lines.append)
-    clock[0] += 10
-    meter.add(1, 0, 1, is_new=True)
-    assert lines[0].endswith(f"about {text} left")
-
-
 def test_an_unknown_total_gives_no_time_left(clock):
     lines = []
     meter = ThroughputMeter("reading", None, lines.append)

@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import inspect
 import re
 import sys
 import warnings
@@ -42,9 +41,8 @@ class Docstrings(TextSource):
         packages = {}
         for name in PACKAGES:
             installed = _get_distribution(name)
-            lines = "\n".join(
-                f"{path} {digest}" for path, digest, _ in _list_python_files(installed)
-            )
+            files = _list_python_files(installed)
+            lines = "\n".join(f"{path} {digest}" for path, digest, _ in files)
             digest = hashlib.sha256(lines.encode()).hexdigest()
             packages[name] = {"version": installed.version, "files": digest}
         # What the parser rejects and how docstrings are cleaned depends on Python's version.
@@ -57,11 +55,9 @@ class Docstrings(TextSource):
         for start in range(0, len(files), _UNIT_FILES):
             part = files[start : start + _UNIT_FILES]
             key = " ".join(f"{name} {digest}" for name, digest, _ in part)
-            names = [name for name, _, _ in part]
             yield {
                 "key": f"docstrings {key}",
-                "paths": [path for _, _, path in part],
-                "names": names,
+                "files": [[path, name] for name, _, path in part],
             }
 
     def read(self, unit: TextUnit) -> Iterator[str]:
@@ -69,7 +65,7 @@ class Docstrings(TextSource):
             yield text
 
     def read_grouped(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
-        for path, name in zip(unit["paths"], unit["names"], strict=False):
+        for path, name in unit["files"]:
             try:
                 raw = Path(path).read_bytes()
             except OSError as error:
@@ -93,7 +89,7 @@ def extract_docstrings(source: bytes) -> Iterator[str]:
     except (SyntaxError, ValueError):
         return
     for node in _iter_definitions(tree):
-        text = _get_docstring(node)
+        text = ast.get_docstring(node)
         if text is not None and is_prose(text):
             yield text
 
@@ -102,11 +98,8 @@ def is_prose(text: str) -> bool:
     """Return whether ``text`` is long enough and mostly letters and spaces."""
     if len(text) < MIN_CHARACTERS:
         return False
-    return sum(map(_is_wordlike, text)) >= MIN_PROSE * len(text)
-
-
-def _is_wordlike(letter: str) -> bool:
-    return letter == " " or letter.isalpha()
+    words = sum(letter == " " or letter.isalpha() for letter in text)
+    return words >= MIN_PROSE * len(text)
 
 
 def _iter_definitions(node: ast.AST) -> Iterator[_Definition]:
@@ -117,14 +110,6 @@ def _iter_definitions(node: ast.AST) -> Iterator[_Definition]:
         for child in getattr(node, field, None) or ():
             if isinstance(child, ast.stmt | ast.ExceptHandler):
                 yield from _iter_definitions(child)
-
-
-def _get_docstring(node: _Definition) -> str | None:
-    first = node.body[0] if node.body else None
-    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
-        return None
-    value = first.value.value
-    return inspect.cleandoc(value) if isinstance(value, str) else None
 
 
 def _get_distribution(name: str) -> Distribution:

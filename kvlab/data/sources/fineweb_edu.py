@@ -10,6 +10,7 @@ the revision that was first seen until it is removed.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -43,7 +44,7 @@ class FineWebEdu(TextSource):
 
     def identity(self, data: DataConfig) -> Any:
         """Return the revision, and the name and size of every file."""
-        return {"sample": self._name(data), **self._listing(self._subfolder(data))}
+        return {"sample": self._sample or data.subset, **self._listing(self._subfolder(data))}
 
     def size(self, data: DataConfig) -> int:
         return sum(size for _, size in self._listing(self._subfolder(data))["files"])
@@ -62,7 +63,7 @@ class FineWebEdu(TextSource):
         return missing
 
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        subfolder = self._subfolder(data)
+        subfolder, sample = self._subfolder(data), self._sample or data.subset
         listing = self._listing(subfolder)
         for name, size in listing["files"]:
             path = _local_dir(subfolder) / name
@@ -75,35 +76,25 @@ class FineWebEdu(TextSource):
             parts = split_file(path)
             each = size // max(1, len(parts))
             for start, stop in parts:
-                key = f"{REPOSITORY} {self._name(data)} {listing['revision']} {name} {size}"
-                part = {"part": [start, stop], "bytes": each}
-                yield {"key": f"{key} {start} {stop}", "path": str(path), **part}
+                key = f"{REPOSITORY} {sample} {listing['revision']} {name} {size} {start} {stop}"
+                yield {"key": key, "path": str(path), "part": [start, stop], "bytes": each}
 
     def read(self, unit: TextUnit) -> Iterator[str]:
-        start, stop = unit["part"]
-        yield from read_documents(Path(unit["path"]), (start, stop))
-
-    def _name(self, data: DataConfig) -> str:
-        name = self._sample or data.subset
-        assert name is not None, "data.subset is checked with the other fields"
-        return name
+        yield from read_documents(Path(unit["path"]), tuple(unit["part"]))
 
     def _subfolder(self, data: DataConfig) -> str:
         """Return the folder of the files in the repository."""
-        return f"{'sample' if self._sample else 'data'}/{self._name(data)}"
+        return f"data/{data.subset}" if self._sample is None else f"sample/{self._sample}"
 
     def _listing(self, subfolder: str) -> dict[str, Any]:
         """``{"revision": str or None, "files": [[name, bytes], ...]}``, sorted by name."""
         folder = _local_dir(subfolder)
-        try:
-            listing: dict[str, Any] = read_json(folder / "listing.json")
+        listing: dict[str, Any]
+        with suppress(FileNotFoundError):
+            listing = read_json(folder / "listing.json")
             return listing
-        except FileNotFoundError:
-            pass
-        local = sorted(folder.glob("*.parquet"))
-        if local:
-            files = [[file.name, file.stat().st_size] for file in local]
-            return {"revision": None, "files": files}
+        if local := sorted(folder.glob("*.parquet")):
+            return {"revision": None, "files": [[one.name, one.stat().st_size] for one in local]}
         listing = _list_remote_files(subfolder)
         write_json(folder / "listing.json", listing)
         return listing

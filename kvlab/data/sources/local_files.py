@@ -61,15 +61,18 @@ class LocalFiles(TextSource):
             parts = split_file(path)
             size = path.stat().st_size // max(1, len(parts))
             for start, stop in parts:
-                key = f"files {name} {start} {stop}"
-                part = {"part": [start, stop], "bytes": size}
-                yield {"key": key, "path": str(path), "stamp": stamp, **part}
+                yield {
+                    "key": f"files {name} {start} {stop}",
+                    "path": str(path),
+                    "stamp": stamp,
+                    "part": [start, stop],
+                    "bytes": size,
+                }
 
     def read(self, unit: TextUnit) -> Iterator[str]:
         path = Path(unit["path"])
-        start, stop = unit["part"]
         _check_unchanged(path, unit)
-        yield from read_documents(path, (start, stop))
+        yield from read_documents(path, tuple(unit["part"]))
         _check_unchanged(path, unit)
 
 
@@ -116,7 +119,15 @@ def _read_size(path: Path) -> int:
 def _list_texts(path: Path) -> tuple[list[Path], list[str], str]:
     """Return the text files at a path, the other files in its folders, and what is wrong or ''."""
     if path.is_dir():
-        texts, others = _walk_folder(path)
+        texts, others = [], []
+        for root, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(name for name in names if not name.startswith(".")):
+                found = Path(root, name)
+                if detect_format(found) is None:
+                    others.append(str(found))
+                else:
+                    texts.append(found)
         rule = f"is a folder without text files; it may hold {', '.join(SUFFIXES)}"
         return texts, others, "" if texts else rule
     if not path.is_file():
@@ -151,16 +162,3 @@ def _check_is_text(path: Path, data: DataConfig) -> None:
     number = next(i for i, folder in enumerate(folders) if folder in (path, *path.parents))
     message = f"data.paths.{number} = {data.paths[number]}: {path.name} {rule}"
     raise DataError(message, field=f"data.paths.{number}")
-
-
-def _walk_folder(folder: Path) -> tuple[list[Path], list[str]]:
-    texts, others = [], []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = Path(root, name)
-            if detect_format(path) is None:
-                others.append(str(path))
-            else:
-                texts.append(path)
-    return texts, others

@@ -83,7 +83,7 @@ def test_a_real_file_against_the_standard_library(module):
 def test_the_first_units_hold_files_of_many_packages():
     source = get_source("docstrings")
     units = source.units(DataConfig(), ignore_progress)
-    paths = [path for _, unit in zip(range(8), units, strict=False) for path in unit["paths"]]
+    paths = [path for _, unit in zip(range(8), units, strict=False) for path, _ in unit["files"]]
     packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
     assert len(packages) >= 8
     assert not any("/tests/" in path for path in paths)
