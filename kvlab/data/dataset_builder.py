@@ -2,9 +2,9 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<
 _CHUNK_TOKENS = 16_000_000
 _SCAN_TOKENS = 100_000
 _FEWEST_GROUPS = 4
+_BOUNDARIES = [
+    re.compile(pattern) for pattern in (rb"\n[ \t]*\n+", rb"\n", rb"[ \t]+", rb"(?=[^\x80-\xbf])")
+]
+"""Where a document may be split, the best first: paragraphs, lines, words, characters."""
 
 
 def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
@@ -46,31 +50,18 @@ def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
     for index, job in enumerate(jobs):
         documents = read_document_table(job)
         table = np.empty(len(documents), _LOCATED_DTYPE)
-        for column in DOCUMENT_DTYPE.names or ():
-            table[column] = documents[column]
+        table[list(DOCUMENT_DTYPE.names or ())] = documents
         table["piece"] = index
         table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
         tables.append(table)
     return np.concatenate(tables)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The documents of a dataset.
-
-    Attributes:
-        table: The documents, in order.
-        repeated: How many copies and near-duplicates of these were left out.
-    """
-
-    table: DocumentTable
-    repeated: int
-
-
 def select_documents(
     table: DocumentTable, *, is_shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
-) -> Selection:
-    """Return the documents to use, in order and without copies or near-duplicates.
+) -> tuple[DocumentTable, int]:
+    """Return the documents to use, in order, and how many copies and near-duplicates of these were
+    left out.
 
     Args:
         is_shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
@@ -86,7 +77,7 @@ def select_documents(
             ends = np.cumsum(table[column][kept], dtype=np.uint64)
             kept = kept[: np.searchsorted(ends, limit) + 1]
     considered = int(kept[-1]) + 1 if len(kept) else 0
-    return Selection(table[kept], considered - len(kept))
+    return table[kept], considered - len(kept)
 
 
 def describe_shortage(data: DataConfig, table: DocumentTable) -> str | None:
@@ -120,12 +111,54 @@ def validation_mask(
     return np.asarray((is_small & (ends - sizes < target))[groups])
 
 
+def split_document(
+    table: DocumentTable, jobs: Sequence[PieceJob], fraction: float
+) -> tuple[DocumentTable, int] | None:
+    """Split a text that is one document: hold out its end, and leave out what is between.
+
+    Training text ends and held-out text begins at blank lines, else at ends of lines, at white
+    space or at characters: the first of these that has a place on either side near enough to the
+    cut. What is between them, such as the paragraph that the cut is in, is in neither.
+
+    Args:
+        table: One document.
+        fraction: Share of its bytes to hold out.
+
+    Returns:
+        The two documents, and the bytes between them; None if the text is too short.
+    """
+    tokenizer = load_tokenizer(jobs[0].tokenizer)
+    tokens = _gather_tokens(table, jobs)
+    sizes = tokenizer.token_bytes()[tokens]
+    ends = np.cumsum(sizes)
+    text = tokenizer.decode_array(tokens[1:])
+    held_out = int(fraction * len(text))
+    cut, reach = len(text) - held_out, held_out // 2
+    first = max(1, cut - reach)
+    for boundary in _BOUNDARIES:
+        found = [first + match.end() for match in boundary.finditer(text[first : cut + reach])]
+        before, after = ([p for p in found if p <= cut], [p for p in found if p > cut])
+        if before and after:
+            break
+    else:
+        return None
+    stop = int(np.searchsorted(ends, before[-1], side="right"))  # tokens before the gap
+    start = int(np.searchsorted(ends - sizes, after[0]))  # the first token after it
+    if stop < 2 or start == len(tokens):
+        return None
+    both = np.repeat(table, 2)
+    both["start"][1] += start - 1  # the last token of the gap, which an end of text replaces
+    both["tokens"] = stop, len(tokens) - start + 1
+    both["bytes"] = ends[stop - 1], len(text) - ends[start - 1]
+    return both, int(ends[start - 1] - ends[stop - 1])
+
+
 def write_dataset(
     folder: Path,
     data: DataConfig,
     identity: str,
     jobs: Sequence[PieceJob],
-    selection: Selection,
+    selection: tuple[DocumentTable, int],
     threads: int = 1,
 ) -> None:
     """Write shards and manifest of the selected documents into an empty folder.
@@ -133,24 +166,36 @@ def write_dataset(
     Args:
         identity: `kvlab.data.dataset_identity` of ``data``.
         jobs: The jobs whose pieces hold the tokens.
-        selection: The documents, from `select_documents` of `locate_documents`.
+        selection: From `select_documents` of `locate_documents`.
         threads: Threads that look for training passages in the held-out text.
 
     Raises:
         DataError: A split would be empty, or the disk is full.
     """
-    table, source = selection.table, get_source(data.source)
+    (table, repeated), source = selection, get_source(data.source)
     is_held_out = validation_mask(table, data.validation_fraction, is_grouped=source.is_grouped)
+    gap_bytes = None
+    if len(table) == 1 and (halves := split_document(table, jobs, data.validation_fraction)):
+        table, gap_bytes = halves
+        is_held_out = np.array([False, True])
     _check_counts(data, len(table), int(is_held_out.sum()))
-    dtype = np.dtype(token_dtype(load_tokenizer(data.tokenizer).vocab_size))
-    _check_free_space(folder, int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize)
+    dtype = np.dtype(token_dtype(data.vocab_size))
+    required = int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize
+    if (free := shutil.disk_usage(folder).free) < required:
+        text = f"{folder} has {format_bytes(free)} free, and the tokens need"
+        hint = "free some, or set KVLAB_DATA to another disk"
+        raise DataError(f"{text} {format_bytes(required)}; {hint}")
     held_out = table[is_held_out]
     try:
-        splits = {"train": _write_split(folder / "train.bin", table[~is_held_out], jobs, dtype)}
+        splits = {"train": _write_split(folder / "train.bin", table[~is_held_out], jobs)}
         train = np.memmap(folder / "train.bin", dtype, mode="r")
-        kept = held_out[_find_new_text(held_out, jobs, train, data.tokenizer, threads)]
-        _check_new_text(data, len(kept), len(held_out))
-        splits["validation"] = _write_split(folder / "validation.bin", kept, jobs, dtype)
+        kept = held_out[_find_new_text(held_out, jobs, train, threads)]
+        if not len(kept):
+            text = f"data.source = {data.source}: each of the {len(held_out)} held-out documents"
+            hint = "raise data.validation_fraction, or give text that repeats itself less"
+            message = f"{text} repeats passages of the training text; {hint}"
+            raise DataError(message, field="data.validation_fraction")
+        splits["validation"] = _write_split(folder / "validation.bin", kept, jobs)
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
@@ -169,12 +214,14 @@ def write_dataset(
         "validation_fraction": data.validation_fraction,
         "dtype": dtype.str,
         "splits": splits,
-        "repeated_documents": selection.repeated,
+        "repeated_documents": repeated,
         "shared_documents": len(held_out) - len(kept),
         "overlap": {str(length): share for length, share in overlap.items()},
-        "short": describe_shortage(data, table),
+        "short": describe_shortage(data, selection[0]),
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
+    if gap_bytes is not None:
+        manifest["gap_bytes"] = gap_bytes
     write_sealed_json(folder / "manifest.json", manifest)
 
 
@@ -182,18 +229,14 @@ def _find_new_text(
     held_out: DocumentTable,
     jobs: Sequence[PieceJob],
     train: npt.NDArray[np.integer],
-    tokenizer_name: str,
     threads: int,
 ) -> npt.NDArray[np.bool_]:
     """Return which held-out documents are not, in part, passages of the training text."""
-    tokenizer = load_tokenizer(tokenizer_name)
-    documents = [
-        tokenizer.decode_array(tokens)
-        for chunk in _iter_chunks(held_out)
-        for tokens in np.split(
-            _gather_tokens(chunk, jobs, train.dtype), np.cumsum(chunk["tokens"].astype(int))[:-1]
-        )
-    ]
+    tokenizer = load_tokenizer(jobs[0].tokenizer)
+    documents: list[bytes] = []
+    for chunk in _iter_chunks(held_out):
+        ends = np.cumsum(chunk["tokens"].astype(int))
+        documents += map(tokenizer.decode_array, np.split(_gather_tokens(chunk, jobs), ends[:-1]))
     starts = range(0, len(train), _SCAN_TOKENS)
     # parts overlap by a passage, which has at most as many tokens as bytes
     parts = (
@@ -216,30 +259,12 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         raise DataError(message, field="data.validation_fraction")
 
 
-def _check_new_text(data: DataConfig, kept: int, held_out: int) -> None:
-    if not kept:
-        text = f"data.source = {data.source}: each of the {held_out} held-out documents repeats"
-        hint = "raise data.validation_fraction, or give text that repeats itself less"
-        message = f"{text} passages of the training text; {hint}"
-        raise DataError(message, field="data.validation_fraction")
-
-
-def _check_free_space(folder: Path, required: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < required:
-        text = f"{folder} has {format_bytes(free)} free, and the tokens need"
-        hint = "free some, or set KVLAB_DATA to another disk"
-        raise DataError(f"{text} {format_bytes(required)}; {hint}")
-
-
-def _write_split(
-    path: Path, table: DocumentTable, jobs: Sequence[PieceJob], dtype: "np.dtype[Any]"
-) -> dict[str, Any]:
+def _write_split(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> dict[str, Any]:
     digest = hashlib.sha256()
     blocks, hashes = bytearray(), bytearray()
     with path.open("wb") as file:
         for chunk in _iter_chunks(table):
-            raw = _gather_tokens(chunk, jobs, dtype).tobytes()
+            raw = _gather_tokens(chunk, jobs).tobytes()
             digest.update(raw)
             file.write(raw)
             blocks += raw
@@ -277,9 +302,11 @@ def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:
 
 
 def _gather_tokens(
-    chunk: DocumentTable, jobs: Sequence[PieceJob], dtype: "np.dtype[Any]"
+    chunk: DocumentTable, jobs: Sequence[PieceJob]
 ) -> npt.NDArray[np.unsignedinteger]:
     """Concatenate the tokens of the documents of ``chunk``; one piece is open at a time."""
+    tokenizer = load_tokenizer(jobs[0].tokenizer)
+    dtype: np.dtype[Any] = np.dtype(token_dtype(tokenizer.vocab_size))
     lengths = chunk["tokens"].astype(np.int64)
     starts = chunk["start"].astype(np.int64)
     ends = np.cumsum(lengths)
@@ -289,4 +316,5 @@ def _gather_tokens(
         for i in np.flatnonzero(chunk["piece"] == piece):
             length, start, end = lengths[i], starts[i], ends[i]
             result[end - length : end] = tokens[start : start + length]
+    result[ends - lengths] = tokenizer.end_of_text  # in place of text where a document was split
     return result

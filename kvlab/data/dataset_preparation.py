@@ -5,7 +5,6 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -96,13 +95,16 @@ def prepare_dataset(
                 aside = set_aside(folder.parent, [folder.name], fence)
                 progress(f"{dataset}; moved to {aside}, the text is prepared again")
             if not isinstance(dataset, Dataset):
-                processes = workers or _count_processes(data)
-                _build_dataset(data, identity, folder, progress, processes, fence)
+                _build_dataset(data, identity, folder, progress, workers, fence)
         dataset = _try_open(folder, identity)
         if not isinstance(dataset, Dataset):
             raise dataset or DatasetDamaged(f"{folder} is gone")
     if data.licence is not None and data.licence != dataset.licence:
-        dataset = _update_licence(folder, data.licence, progress)
+        # the user's licence is not part of the identity
+        with hold_lock(_lock_path(folder), progress, "changes this text"):
+            content = {**read_manifest(folder), "licence": data.licence}
+            write_sealed_json(folder / "manifest.json", content)
+        dataset = open_dataset(folder)
     return dataset
 
 
@@ -118,6 +120,16 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
         return read_dataset_facts(dataset_folder(data))
     except (FileNotFoundError, DatasetDamaged):
         return None
+
+
+def is_small_text(data: DataConfig) -> bool:
+    """Return whether a text is so small that it is prepared in a second or two, in one process.
+
+    Raises:
+        DataError: The text is missing.
+    """
+    size = get_source(data.source).size(data)
+    return size is not None and size < SMALL_TEXT_BYTES
 
 
 def dataset_folder(data: DataConfig) -> Path:
@@ -152,20 +164,6 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
             raise DataError(str(error)) from None
 
 
-def _count_processes(data: DataConfig) -> int:
-    """Return one process for a small text, which is done before others have started."""
-    size = get_source(data.source).size(data)
-    return 1 if size is not None and size < SMALL_TEXT_BYTES else count_available_cpus()
-
-
-def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:
-    """Record the user's licence for an existing dataset; it is not part of the identity."""
-    with hold_lock(_lock_path(folder), progress, "changes this text"):
-        content = {**read_manifest(folder), "licence": licence}
-        write_sealed_json(folder / "manifest.json", content)
-    return open_dataset(folder)
-
-
 def _datasets_dir() -> Path:
     return get_data_dir() / "datasets"
 
@@ -183,8 +181,7 @@ def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
     try:
         dataset = open_dataset(folder)
     except FileNotFoundError:
-        is_there = folder.exists()
-        return DatasetDamaged(f"{folder} has no manifest") if is_there else None
+        return DatasetDamaged(f"{folder} has no manifest") if folder.exists() else None
     except DatasetDamaged as error:
         return error
     if dataset.identity != identity:
@@ -197,22 +194,25 @@ def _build_dataset(
     identity: str,
     folder: Path,
     progress: ProgressCallback,
-    processes: int,
+    workers: int | None,
     fence: Fence,
 ) -> None:
     """Build ``folder`` in one step; the pieces and unfinished files lie in a folder beside it."""
-    _remove_leftovers()
+    for other in list_prepared_datasets():  # of a kill between the last two steps
+        shutil.rmtree(_work_dir(other), ignore_errors=True)
     work = _work_dir(folder)
     complete = work / "whole"
     shutil.rmtree(complete, ignore_errors=True)
     check_disk_space(data, folder.parent, work / "pieces")
     complete.mkdir(parents=True)
     started = time.monotonic()
+    source = get_source(data.source)
+    processes = workers or (1 if is_small_text(data) else count_available_cpus())
     with TokenizerPool(processes, fence) as pool:
-        jobs = _TokenizingRun(data, work / "pieces", progress, pool).run()
+        jobs = _tokenize(data, work / "pieces", progress, pool)
     selection = select_documents(
         locate_documents(jobs),
-        is_shuffled=get_source(data.source).is_shuffled,
+        is_shuffled=source.is_shuffled,
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
@@ -227,78 +227,63 @@ def _build_dataset(
     progress(f"{tokens:,} tokens of {documents:,} documents in {seconds:.1f} s: {folder}")
 
 
-def _remove_leftovers() -> None:
-    """Remove what a kill between the last two steps of `_build_dataset` left behind."""
-    for folder in list_prepared_datasets():
-        shutil.rmtree(_work_dir(folder), ignore_errors=True)
+def _tokenize(
+    data: DataConfig, folder: Path, progress: ProgressCallback, pool: TokenizerPool
+) -> list[PieceJob]:
+    """Tokenize the units of a text in order; return the jobs that its limit needs.
+
+    Only a shuffled source can be cut off by tokens: the order of the others' documents is that of
+    their hashes, so all of them are tokenized. A limit of bytes is found there by a survey.
+    """
+    if data.max_bytes is None or get_source(data.source).is_shuffled:
+        return _run_jobs(data, folder, progress, pool)
+    table = locate_documents(_run_jobs(data, folder, progress, pool, is_survey=True))
+    selected, _ = select_documents(table, is_shuffled=False, max_bytes=data.max_bytes)
+    order_limit = int(selected["order"][-1]) if len(selected) else 0
+    return _run_jobs(data, folder, progress, pool, order_limit=order_limit)
 
 
-class _TokenizingRun:
-    """Tokenize the units of one dataset, in order, up to its limit."""
-
-    def __init__(
-        self, data: DataConfig, folder: Path, progress: ProgressCallback, pool: TokenizerPool
-    ):
-        self._data, self._folder, self._progress, self._pool = data, folder, progress, pool
-        self._source = get_source(data.source)
-
-    def run(self) -> list[PieceJob]:
-        """Return the finished jobs: no more than ``max_bytes`` or ``max_tokens`` need.
-
-        Only a shuffled source can be cut off by tokens: the order of the others' documents is
-        that of their hashes, so all of them are tokenized.
-        """
-        order_limit = None
-        if self._data.max_bytes is not None and not self._source.is_shuffled:
-            order_limit = self._find_order_limit(self._data.max_bytes)
-        return self._run_jobs(order_limit, is_survey=False)
-
-    def _find_order_limit(self, max_bytes: int) -> int:
-        """Return the ``order`` at which documents reach ``max_bytes``, from a survey of all."""
-        table = locate_documents(self._run_jobs(None, is_survey=True))
-        selected = select_documents(table, is_shuffled=False, max_bytes=max_bytes).table
-        return int(selected["order"][-1]) if len(selected) else 0
-
-    def _run_jobs(self, order_limit: int | None, *, is_survey: bool) -> list[PieceJob]:
-        limit = _Limit(self._data) if self._source.is_shuffled else None
-        # Time left is measured by the limit, or by bytes on disk if everything is read.
-        total = (limit and limit.maximum) or self._source.size(self._data)
-        meter = ThroughputMeter("reading" if is_survey else "tokenizing", total, self._progress)
-        jobs = self._iter_jobs(order_limit, is_survey)
-        pending: deque[tuple[PieceJob, bool, Future[None]]] = deque()
-        done: list[PieceJob] = []
-        # Just enough to keep every process busy: the next unit may need a download.
-        max_pending = 1 if self._pool.processes == 1 else 2 * self._pool.processes
-        while True:
-            while len(pending) < max_pending and (job := next(jobs, None)) is not None:
-                is_new = not job.is_written
-                pending.append((job, is_new, self._pool.submit(job)))
-            if not pending:
-                return done
-            job, is_new, future = pending.popleft()
-            self._pool.wait_for(future)
-            done.append(job)
-            table = read_document_table(job)
-            size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
-            if limit is None or limit.maximum is None:
-                meter.add(size, tokens, job.unit.get("bytes", 0), is_new=is_new)
-                continue
-            meter.add(size, tokens, int(table[limit.column].sum()), is_new=is_new)
-            if limit.is_reached_with(table):
-                return done
-
-    def _iter_jobs(self, order_limit: int | None, is_survey: bool) -> Iterator[PieceJob]:
-        is_second_pass = order_limit is not None  # the survey has reported already
-        progress = ignore_progress if is_second_pass else self._progress
-        for unit in self._source.units(self._data, progress):
-            yield PieceJob(
-                source=self._data.source,
-                tokenizer=self._data.tokenizer,
-                folder=str(self._folder),
-                unit=unit,
-                order_limit=order_limit,
-                is_survey=is_survey,
-            )
+def _run_jobs(
+    data: DataConfig,
+    folder: Path,
+    progress: ProgressCallback,
+    pool: TokenizerPool,
+    *,
+    order_limit: int | None = None,
+    is_survey: bool = False,
+) -> list[PieceJob]:
+    source = get_source(data.source)
+    limit = _Limit(data) if source.is_shuffled else None
+    # Time left is measured by the limit, or by bytes on disk if everything is read.
+    total = (limit and limit.maximum) or source.size(data)
+    meter = ThroughputMeter("reading" if is_survey else "tokenizing", total, progress)
+    # the survey has reported what the source has to say
+    units = source.units(data, progress if order_limit is None else ignore_progress)
+    jobs = (
+        PieceJob(data.source, data.tokenizer, str(folder), unit, order_limit, is_survey)
+        for unit in units
+    )
+    pending: deque[tuple[PieceJob, bool, Future[None]]] = deque()
+    done: list[PieceJob] = []
+    # Just enough to keep every process busy: the next unit may need a download.
+    max_pending = 1 if pool.processes == 1 else 2 * pool.processes
+    while True:
+        while len(pending) < max_pending and (job := next(jobs, None)) is not None:
+            is_new = not job.is_written
+            pending.append((job, is_new, pool.submit(job)))
+        if not pending:
+            return done
+        job, is_new, future = pending.popleft()
+        pool.wait_for(future)
+        done.append(job)
+        table = read_document_table(job)
+        size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
+        if limit is None or limit.maximum is None:
+            meter.add(size, tokens, job.unit.get("bytes", 0), is_new=is_new)
+            continue
+        meter.add(size, tokens, int(table[limit.column].sum()), is_new=is_new)
+        if limit.is_reached_with(table):
+            return done
 
 
 class _Limit:
@@ -323,7 +308,7 @@ class _Limit:
         if self._read < self._needed:
             return False
         tables = np.concatenate(self._tables)
-        selected = select_documents(tables, is_shuffled=True, max_bytes=None).table
+        selected, _ = select_documents(tables, is_shuffled=True, max_bytes=None)
         missing = self.maximum - int(selected[self.column].sum(dtype=np.uint64))
         self._needed = self._read + max(0, missing)
         return missing <= 0
@@ -363,9 +348,9 @@ class ThroughputMeter:
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
             self._reported = now
-            self._progress(self._format_line(now - self._started))
+            self._report(now - self._started)
 
-    def _format_line(self, seconds: float) -> str:
+    def _report(self, seconds: float) -> None:
         line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text"
         if self._new_bytes:
             line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"
@@ -374,4 +359,4 @@ class ThroughputMeter:
         if self._total is not None and self._new_share and self._done_share < self._total:
             left = (self._total - self._done_share) * seconds / self._new_share
             line += f", about {format_duration(left)} left"
-        return line
+        self._progress(line)

@@ -122,6 +122,7 @@ class _ManifestForm(TypedDict):
         dict[Annotated[str, Field(pattern="^[0-9]{1,6}$")], Annotated[float, Field(ge=0, le=1)]]
     ]
     short: NotRequired[str | None]
+    gap_bytes: NotRequired[Annotated[int, Field(ge=0, le=1 << 60)]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +192,11 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
     if overlap and overlap[longest] > ACCEPTED_OVERLAP:
         share = f"{overlap[longest]:.1%} of the held-out tokens"
         warnings.append(f"{share} are inside {longest}-grams of the training text")
+    if "gap_bytes" in manifest:
+        share = held_out["text_bytes"] / (training["text_bytes"] + held_out["text_bytes"])
+        text = f"the text is one document, so its last {share:.1%} is held out, after a gap of"
+        text = f"{text} {manifest['gap_bytes']:,} bytes: a held-out loss says how well the rest of"
+        warnings.append(f"{text} this document is predicted, not other text of its kind")
     return DatasetFacts(
         digest=manifest["digest"],
         training_tokens=training["tokens"],
@@ -220,7 +226,14 @@ def open_dataset(folder: Path) -> Dataset:
         expected = splits[split]["tokens"] * dtype.itemsize
         if not path.is_file() or path.stat().st_size != expected:
             raise DatasetDamaged(f"{path} does not have {expected} bytes")
-        tokens[split] = CheckedTokens(path, dtype, _read_hashes(path, splits[split]["blocks"]))
+        hashes_path = path.with_suffix(".sha256")
+        try:
+            hashes = read_regular(hashes_path)
+        except OSError as error:
+            raise DatasetDamaged(f"{hashes_path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(hashes).hexdigest() != splits[split]["blocks"]:
+            raise DatasetDamaged(f"{hashes_path} is not what was written")
+        tokens[split] = CheckedTokens(path, dtype, hashes)
     held_out = splits["validation"]
     if file_sha256(folder / "validation.bin") != held_out["sha256"]:
         raise DatasetDamaged(f"{folder / 'validation.bin'} does not have its sha256")
@@ -242,26 +255,13 @@ def verify_dataset(folder: Path) -> list[str]:
     try:
         open_dataset(folder)
         splits = read_manifest(folder)["splits"]
-        problems = [
+        return [
             f"{folder / split}.bin is damaged: it does not have its sha256"
             for split in SPLITS
             if file_sha256(folder / f"{split}.bin") != splits[split]["sha256"]
         ]
     except (DataError, OSError) as error:
         return [str(error)]
-    return problems
-
-
-def _read_hashes(path: Path, sha256: str) -> bytes:
-    """Return the hashes of the blocks of the token file at ``path``."""
-    hashes_path = path.with_suffix(".sha256")
-    try:
-        hashes = read_regular(hashes_path)
-    except OSError as error:
-        raise DatasetDamaged(f"{hashes_path} cannot be read: {error.strerror}") from None
-    if hashlib.sha256(hashes).hexdigest() != sha256:
-        raise DatasetDamaged(f"{hashes_path} is not what was written")
-    return hashes
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -274,11 +274,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = read_sealed_json(path, "schema", "splits", "digest")
-    except StoreError as error:
-        raise DatasetDamaged(str(error)) from None
-    if manifest["schema"] != DATASET_SCHEMA:
-        raise DatasetDamaged(f"{path} is of schema {manifest['schema']}, not {DATASET_SCHEMA}")
-    try:
+        if manifest["schema"] != DATASET_SCHEMA:
+            raise DatasetDamaged(f"{path} is of schema {manifest['schema']}, not {DATASET_SCHEMA}")
         check_form(path, manifest, _ManifestForm)
     except StoreError as error:
         raise DatasetDamaged(str(error)) from None

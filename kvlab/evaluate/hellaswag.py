@@ -70,7 +70,9 @@ def score_hellaswag(
         _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
     ]
     groups = [group for question in questions for group in question.groups]
-    modes = {"one_shot": None} if serving is None else {"one_shot": None, "served": serving}
+    modes: dict[str, ServingConfig | None] = {"one_shot": None}
+    if serving is not None:
+        modes["served"] = serving
     scores = {
         mode: iter(score_continuations(model, groups, cache, on_progress))
         for mode, cache in modes.items()

@@ -1,6 +1,7 @@
 """Measured decode steps beside the time that the device's peak rates allow."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, TableLayout
@@ -85,13 +86,14 @@ def _step_lines(
     if predicted > seconds:
         notes = filter(None, [FASTER_THAN_PEAKS, reliability["note"]])
         reliability |= {"noisy": True, "note": "; ".join(notes)}
-    exact = {"exact": True}
+    exact: dict[str, Any] = {"exact": True}
+    bound: dict[str, Any] = {"verdict": cost.bound(peaks)}
     for metric, value, unit, fields in (
         ("step_flops", cost.flops, "FLOPs", exact),
         ("step_weight_bytes", cost.weight_bytes, "bytes", exact),
         ("step_kv_read_bytes", cost.kv_read_bytes, "bytes", exact),
         ("step_kv_written_bytes", cost.kv_written_bytes, "bytes", exact),
-        ("step_predicted", predicted, "s", {"verdict": cost.bound(peaks)}),
+        ("step_predicted", predicted, "s", bound),
         ("step_measured", seconds, "s", reliability),
         ("efficiency", predicted / seconds, "", reliability),
         ("mbu", cost.mbu(seconds, peaks), "", reliability),

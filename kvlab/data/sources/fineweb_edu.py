@@ -80,7 +80,8 @@ class FineWebEdu(TextSource):
                 yield {"key": key, "path": str(path), "part": [start, stop], "bytes": each}
 
     def read(self, unit: TextUnit) -> Iterator[str]:
-        yield from read_documents(Path(unit["path"]), tuple(unit["part"]))
+        start, stop = unit["part"]
+        yield from read_documents(Path(unit["path"]), (start, stop))
 
     def _subfolder(self, data: DataConfig) -> str:
         """Return the folder of the files in the repository."""

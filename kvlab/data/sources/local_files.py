@@ -72,7 +72,8 @@ class LocalFiles(TextSource):
     def read(self, unit: TextUnit) -> Iterator[str]:
         path = Path(unit["path"])
         _check_unchanged(path, unit)
-        yield from read_documents(path, tuple(unit["part"]))
+        start, stop = unit["part"]
+        yield from read_documents(path, (start, stop))
         _check_unchanged(path, unit)
 
 

@@ -1,8 +1,8 @@
 """The texts of a plan: the digest that enters the ids, and whether they hold what is asked.
 
 The digest is that of the tokens, so a text is prepared before its trials have their ids. A plan
-that is only shown prepares nothing: of a text that is not prepared, and that the record of the
-sweep does not know, the ids are provisional.
+that is only shown prepares no more than a small text of one's own, in a second or two: of a text
+that is not prepared, and that the record of the sweep does not know, the ids are provisional.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import DataError, Problem, SpecError, StoreError, UsageError
 from kvlab.spec import DataConfig
+from kvlab.spec.data_config import SOURCES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.validation_errors import FieldError
@@ -76,15 +77,17 @@ class PlannedTexts:
         """Return the facts of a text; None if it is not available yet."""
         try:
             facts = self._identify(data)
+            if facts is None and self._known:
+                from kvlab.data import dataset_identity
+
+                facts = self._known.get(dataset_identity(data))
+            if facts is None and self._identify is find_text:
+                facts = prepare_small_text(data)
         except DataError as error:
             if not self._provisional or error.field is not None:
                 raise
             self.absent.append(str(error))
             return None
-        if facts is None and self._known:
-            from kvlab.data import dataset_identity
-
-            facts = self._known.get(dataset_identity(data))
         if facts is None:
             self.absent.append(
                 f"the text of data.source = {data.source} is not prepared; `kvlab submit` does it"
@@ -147,6 +150,17 @@ def find_text(data: DataConfig) -> "DatasetFacts | None":
     from kvlab.data import find_dataset
 
     return find_dataset(data)
+
+
+def prepare_small_text(data: DataConfig) -> "DatasetFacts | None":
+    """Prepare a small text of one's own; return None for another.
+
+    No shorter way shows whether it can be prepared, and holds what is asked.
+    """
+    from kvlab.data import is_small_text
+
+    is_small = SOURCES[data.source].reads_paths and is_small_text(data)
+    return prepare_text(data) if is_small else None
 
 
 def describe_texts(texts: "Iterable[DatasetFacts]") -> dict[str, Any]:

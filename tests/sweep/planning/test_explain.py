@@ -125,7 +125,8 @@ def test_finished_trials_that_no_longer_match_are_counted_with_the_reason(
         assert keys is field is None or field in keys
 
 
-def test_another_text_is_named_with_the_key_that_selects_it(tmp_path):
+def test_another_text_is_named_with_the_key_that_selects_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.data.dataset_preparation.SMALL_TEXT_BYTES", 0)  # none is prepared
     with tiny_sweep_folder(tmp_path) as folder:
         store = Store(folder / "runs")
         run_stubs(plan(load_sweep(folder / "s.yaml")), store)

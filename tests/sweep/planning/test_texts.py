@@ -137,7 +137,36 @@ def test_paths_without_text_are_refused_by_plan(folder, paths, expected):
     assert expected in error.replace(f"{folder}/", "")
 
 
-def test_a_text_that_is_not_prepared_has_provisional_ids(folder):
+def test_one_text_file_of_ones_own_is_enough(folder):
+    """A plan prepares it: its ids are those of the trials, and it says what is held out."""
+    texts = [path.read_text() for path in sorted((folder / "texts").glob("*.txt"))]
+    (folder / "mine.txt").write_text("\n".join(texts))
+    write(folder, "[texts]", "[mine.txt]")
+    code, out, _ = run_kvlab("plan", "s.yaml")
+    assert code == 0
+    assert "the text is one document, so its last" in out
+    assert "the ids will change" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("short", "holds out none of 1 document"),
+        ("\n \n", "has no text"),
+        ("The same line, again and again, until the end of the text.\n" * 400, "repeats passages"),
+    ],
+)
+def test_what_submit_would_refuse_of_ones_own_text_is_refused_by_plan(folder, text, refused):
+    (folder / "mine.txt").write_text(text)
+    write(folder, "[texts]", "[mine.txt]")
+    code, out, error = run_kvlab("plan", "s.yaml")
+    assert (code, out) == (2, "")
+    assert error.startswith("e.yaml:3:")
+    assert refused in error
+
+
+def test_a_text_that_is_not_prepared_has_provisional_ids(folder, monkeypatch):
+    monkeypatch.setattr("kvlab.data.dataset_preparation.SMALL_TEXT_BYTES", 0)
     write(folder, "validation_fraction: 0.2", "validation_fraction: 0.21")
     before = len(list_prepared_datasets())
     out = run_kvlab("plan", "s.yaml")[1]
