@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.errors import DataError, Stopped
+from kvlab.errors import Stopped
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
 from kvlab.spec import Experiment
@@ -84,16 +84,6 @@ def test_tying_shows_in_the_served_loss_alone(rule):
     assert measurements["served_tokens"] == 64
 
 
-def test_a_coarse_cache_shows_too():
-    of = experiment(serving={"kv_dtype": "int8"})
-    model = lively(of)
-    measurements = evaluate(model, DATA, of).measurements
-    assert measurements["loss_served"] == pytest.approx(
-        window_loss(model, 10, of.serving), rel=1e-4
-    )
-    assert 1e-5 < abs(measurements["serving_gap"]) < 1e-1
-
-
 def test_more_served_tokens_than_loss_tokens():
     of = experiment(loss_tokens=32, served_tokens=81)
     model = lively(of)
@@ -110,9 +100,8 @@ def test_unserved_measures_nothing_served():
     assert set(measurements) == {"loss", "loss_tokens", "bits_per_byte"}
 
 
-@pytest.mark.parametrize("served_tokens", [None, 48])
-def test_serving_leaves_the_one_shot_loss_bitwise(served_tokens):
-    of = experiment(serving={"tie": "adjacent:2"}, served_tokens=served_tokens)
+def test_serving_leaves_the_one_shot_loss_bitwise():
+    of = experiment(serving={"tie": "adjacent:2"}, served_tokens=48)
     model = lively(of)
     losses = [
         evaluate(model, DATA, one).measurements["loss"] for one in (of, experiment(served=False))
@@ -168,12 +157,6 @@ def test_bytes_to_score_give_the_loss_of_whole_documents():
     assert sum(evaluation.texts["served"]["tokens"]) == len(losses)
 
 
-def test_too_little_text_is_refused():
-    of = experiment(loss_tokens=2001)
-    with pytest.raises(DataError, match="too few"):
-        evaluate(lively(of), DATA, of)
-
-
 def test_what_the_dtype_changes_counts_every_target_once():
     text = TEXT % 256
     text[::37] = 256
@@ -198,7 +181,7 @@ def test_what_the_listener_raises_ends_it():
         evaluate(lively(of), DATA, of, on_progress=stop)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "bfloat16"])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16"])
 def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
     tie = {"tie": "adjacent:2", "tie_rule": "owner"}
     of = experiment(serving={**tie, "kv_dtype": kind}, served_tokens=48)
