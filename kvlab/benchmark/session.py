@@ -12,12 +12,7 @@ import torch
 
 from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, TimedDecoder
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
-from kvlab.benchmark.interleaving import (
-    InterleavedTimings,
-    NoiseWatch,
-    Work,
-    run_interleaved,
-)
+from kvlab.benchmark.interleaving import InterleavedTimings, NoiseWatch, Work, run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings

@@ -226,10 +226,7 @@ def write_dataset(
 
 
 def _find_new_text(
-    held_out: DocumentTable,
-    jobs: Sequence[PieceJob],
-    train: npt.NDArray[np.integer],
-    threads: int,
+    held_out: DocumentTable, jobs: Sequence[PieceJob], train: npt.NDArray[np.integer], threads: int
 ) -> npt.NDArray[np.bool_]:
     """Return which held-out documents are not, in part, passages of the training text."""
     tokenizer = load_tokenizer(jobs[0].tokenizer)

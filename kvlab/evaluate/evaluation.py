@@ -21,12 +21,7 @@ from kvlab.data.requirements import position_loss_windows
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
-from kvlab.evaluate.needle import (
-    make_needle_rows,
-    needle_lines,
-    needle_measurements,
-    score_needles,
-)
+from kvlab.evaluate.needle import make_needle_rows, needle_lines, needle_measurements, score_needles
 from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
 from kvlab.evaluate.validation_loss import (
     Floats,

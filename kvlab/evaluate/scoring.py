@@ -103,10 +103,7 @@ def score_pairs(
 
 @torch.inference_mode()
 def score_continuations(
-    model: GPT,
-    groups: Sequence[Continuations],
-    serving: ServingConfig | None,
-    on_progress: OnCount,
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig | None, on_progress: OnCount
 ) -> list[list[ContinuationScore]]:
     """Return the score of every ending of every group, in their order.
 

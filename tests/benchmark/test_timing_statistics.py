@@ -44,8 +44,7 @@ def compared(seed, slowdown, wander=0.05, rule=None):
 
 
 @pytest.mark.parametrize(
-    ("wander", "tries"),
-    [(0.01, 40), (0.05, 40), pytest.param(0.05, 500, marks=pytest.mark.faults)],
+    ("wander", "tries"), [(0.01, 40), (0.05, 40), pytest.param(0.05, 500, marks=pytest.mark.faults)]
 )
 def test_the_same_variant_twice_is_called_the_same(wander, tries):
     verdicts = [compared(seed, 1.0, wander).verdict for seed in range(tries)]

@@ -70,11 +70,7 @@ def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
 
 
 def _step_lines(
-    session: Session,
-    variant: Variant,
-    batch: int,
-    length: int,
-    timings: InterleavedTimings,
+    session: Session, variant: Variant, batch: int, length: int, timings: InterleavedTimings
 ) -> Iterator[Measurement]:
     """Yield a decode step as it is measured, and as the peaks predict it."""
     new, peaks = session.settings.new_tokens, session.peaks(variant.dtype)

@@ -55,10 +55,7 @@ class Docstrings(TextSource):
         for start in range(0, len(files), _UNIT_FILES):
             part = files[start : start + _UNIT_FILES]
             key = " ".join(f"{name} {digest}" for name, digest, _ in part)
-            yield {
-                "key": f"docstrings {key}",
-                "files": [[path, name] for name, _, path in part],
-            }
+            yield {"key": f"docstrings {key}", "files": [[path, name] for name, _, path in part]}
 
     def read(self, unit: TextUnit) -> Iterator[str]:
         for text, _ in self.read_grouped(unit):
