@@ -49,6 +49,9 @@ def test_all_of_it_under_the_known_names():
         parsed = Measurement.model_validate_json(line.model_dump_json())
         assert parsed == line
     assert {line.batch_size for line in whole.lines if line.part == "throughput"} == {1, 4}
+    timed = [line for line in whole.lines if line.rounds]
+    assert {line.metric for line in timed} >= {"ttft", "tpot", "tokens_per_second"}
+    assert {line.attention for line in timed} == {"flash_attention"}
 
 
 def stopwatch(model, text):
@@ -135,14 +138,6 @@ def test_on_cuda_a_pass_that_is_not_timed_precedes_every_timed_one(monkeypatch):
     assert run.preparation > 0
     run.time()
     assert log == [*prepared, *timed, *timed]
-
-
-def test_the_attention_kernels_stand_beside_every_time():
-    of = experiment(prompt_tokens=8, new_tokens=2)
-    lines = benchmark(GPT(of.model), of).lines
-    timed = [line for line in lines if line.rounds]
-    assert {line.metric for line in timed} >= {"ttft", "tpot", "tokens_per_second"}
-    assert {line.attention for line in timed} == {"flash_attention"}
 
 
 def test_further_contexts_are_further_lines():

@@ -24,7 +24,6 @@ from kvlab.benchmark.session import Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
-from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmark.sessions import PEAKS, SHAPE, lines_by_metric, make_session
 from tests.support.fake_cuda import FakeCuda
@@ -75,22 +74,12 @@ def test_use_of_the_ceilings_follows_from_bytes_and_time():
     }
 
 
-def test_ceilings_do_not_learn_from_the_steps_that_they_predict(tmp_path, monkeypatch):
-    """A ceiling of 1 byte/s is beaten by every step, and stays. The steps are marked instead."""
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    slow = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
+def test_a_step_that_beats_the_ceilings_is_marked():
     made, _ = make_session()
-    made.device_peaks["float32"] = slow
-    lines = list(decode_roofline.measure(made))
-    assert made.peaks("float32") == slow
-    assert list(tmp_path.iterdir()) == []
-    steps = [line for line in lines if line.metric == "step_predicted"]
-    costs = [line.value for line in lines if line.metric == "step_weight_bytes"]
-    assert all(step.value > cost for step, cost in zip(steps, costs, strict=True))
-    for line in lines:
-        if line.metric == "efficiency":
-            assert line.noisy
-            assert line.note.startswith("faster than the ceilings")
+    made.device_peaks["float32"] = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
+    lines = [line for line in decode_roofline.measure(made) if line.metric == "efficiency"]
+    assert lines
+    assert all(line.noisy and line.note.startswith("faster than the ceilings") for line in lines)
 
 
 @pytest.fixture
@@ -100,13 +89,9 @@ def book(tmp_path):
     return path
 
 
-def test_a_book_is_joined_into_lines(book):
+def test_a_book_is_joined_into_lines_without_what_gutenberg_puts_around_it(book):
     ids = read_book(book, "bytes")
     assert bytes(ids).decode().startswith("Call me Ishmael.\nSome years ago never mind how long n")
-
-
-def test_what_gutenberg_puts_around_a_book_is_left_out(book):
-    ids = read_book(book, "bytes")
     frame = "Title\n*** START OF THE BOOK ***\n{}\n*** END OF THE BOOK ***\nLicence\n"
     book.write_text(frame.format(book.read_text()))
     assert read_book(book, "bytes") == ids
@@ -123,23 +108,6 @@ def test_the_task_is_256_and_256_and_the_best_batch_wins(book):
     assert best.value == max(line.value for line in rates if line.cached)
 
 
-def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
-    made, _ = make_session(text=book, batches=(1, 2))
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    made.variants[:] = [
-        Variant(str(kind), GPT(ModelConfig(**SHAPE), dtype=kind).eval(), ServingConfig(), "bytes")
-        for kind in kinds
-    ]
-    lines = list(generation_task.measure(made))
-    assert {line.dtype for line in lines} == {"float32", "float16", "bfloat16"}
-    for kind in kinds:
-        assert lines_by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
-        assert lines_by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
-    (figure,) = benchmark_figures([line.model_dump() for line in lines])
-    assert figure.name == "tasks-by-batch"
-    assert len(figure.plot.layers) == 3, "a line a dtype"
-
-
 def test_a_text_that_is_too_short_is_refused(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("Call me Ishmael.")
@@ -147,15 +115,6 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
         read_book(path, "bytes")
     with pytest.raises(DataError, match="cannot be read"):
         read_book(tmp_path / "none.txt", "bytes")
-
-
-@pytest.mark.parametrize(
-    ("part", "said"), [(generation_task, "gutenberg.org/ebooks/2701"), (max_batch, "--limit 8GiB")]
-)
-def test_what_is_left_out_is_said(part, said):
-    made, told = make_session()
-    assert list(part.measure(made)) == []
-    assert said in told[0]
 
 
 def test_weights_that_do_not_fit_leave_room_for_no_batch():

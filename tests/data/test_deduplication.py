@@ -68,7 +68,7 @@ def test_the_first_of_each_kind_remains():
     assert find_first_of_kind(hashes, bands).tolist() == expected
 
 
-@pytest.mark.parametrize("length", [1, 2, 13, 50, 64])
+@pytest.mark.parametrize("length", [1, 13, 64])
 def test_overlap_is_that_of_sets_of_ngrams(length):
     draw = np.random.default_rng(length)
     train = draw.integers(0, 50, 4000).astype(np.uint16)
@@ -85,8 +85,8 @@ def test_overlap_is_that_of_sets_of_ngrams(length):
     assert measure_overlap(held_out[: length - 1], train, length, threads=1) == 0
 
 
-@pytest.mark.parametrize("length", [13, 50])
-def test_overlap_of_texts_that_are_hardly_longer_than_an_ngram(length):
+def test_overlap_of_texts_that_are_hardly_longer_than_an_ngram():
+    length = 13
     for extra in range(2 * length):
         train = np.arange(length + extra, dtype=np.uint16)
         held_out = np.append(train[-length:], 999).astype(np.uint16)
@@ -104,7 +104,7 @@ def test_shares_of_shared_passages():
 
 
 def test_documents_that_repeat_others_are_left_out(tmp_path):
-    texts = stories(400, words=120)
+    texts = stories(150, words=120)
     near = [text.replace(text.split()[40], "changed") for text in texts[:40]]
     data = DataConfig(source="files", paths=(str(write_jsonl(tmp_path / "a.jsonl", texts + near)),),
                       tokenizer="gpt2:2048", validation_fraction=0.3)  # fmt: skip
@@ -119,7 +119,7 @@ def test_documents_that_repeat_others_are_left_out(tmp_path):
 def test_held_out_documents_with_training_passages_are_left_out(tmp_path):
     """A passage that many documents quote is too short to make them near-duplicates."""
     quote = " ".join(words(30, 77))
-    texts = stories(300, words=120)
+    texts = stories(200, words=120)
     quoting = [f"{text} {quote}" for text in stories(60, seed=1, words=120)]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts, *quoting])
     chosen = {}

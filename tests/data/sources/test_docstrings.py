@@ -64,15 +64,10 @@ def test_a_file_that_does_not_parse_has_no_documents():
     assert list(extract_docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
 
 
-@pytest.mark.parametrize(
-    "module", ["numpy.lib._function_base_impl", "scipy.stats._continuous_distns"]
-)
-def test_a_real_file_against_the_standard_library(module):
+def test_a_real_file_against_the_standard_library():
     import numpy
-    import scipy
 
-    root = Path({"numpy": numpy, "scipy": scipy}[module.split(".")[0]].__file__).parent.parent
-    raw = (root / (module.replace(".", "/") + ".py")).read_bytes()
+    raw = (Path(numpy.__file__).parent / "lib/_function_base_impl.py").read_bytes()
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(raw)) if isinstance(node, kinds)]
     expected = {text for node in nodes if (text := ast.get_docstring(node)) and is_prose(text)}

@@ -77,12 +77,6 @@ def test_max_tokens_takes_the_beginning(data_home):
         assert sorted(taken) == sorted(published[:documents_read])
 
 
-def test_samples_have_separate_folders(data_home):
-    write_local_sample(data_home, "100BT")
-    other = DataConfig(source="fineweb-edu-100b", tokenizer="bytes")
-    assert dataset_identity(other)
-
-
 def test_a_crawl_is_read_whole_and_sampled_fairly(data_home):
     folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
     write_parquet(folder / "train-00000-of-00001.parquet", stories(60), row_group_size=10)
