@@ -91,24 +91,15 @@ def limit_private_memory(extra: int) -> None:
     Memory that the process freed but kept (compiling imports leaves megabytes) would serve the
     attempt without being counted, so it is allocated first.
     """
-    _set_data_limit(read_status_bytes("VmData"))
-    _exhaust_free_memory()
-    _set_data_limit(read_status_bytes("VmData") + extra)
-
-
-def _set_data_limit(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _exhaust_free_memory() -> None:
-    """Allocate all that malloc can still serve under a limit at which the system gives no more."""
-    malloc = ctypes.CDLL(None).malloc
+    resource.setrlimit(resource.RLIMIT_DATA, (read_status_bytes("VmData"), hard))
+    malloc = ctypes.CDLL(None).malloc  # now serves only what is free in the process
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     size, smallest = _BLOCK_SIZES
     while size >= smallest:
         if malloc(size) is None:
             size //= 2
+    resource.setrlimit(resource.RLIMIT_DATA, (read_status_bytes("VmData") + extra, hard))
 
 
 def limit_cuda_memory(limit: int) -> None:

@@ -7,8 +7,8 @@ from kvlab.data.batches import (
     spread_indices,
     spread_windows,
 )
-from kvlab.data.bigram_table import TableLosses, score_tables
-from kvlab.data.data_dir import ProgressCallback, get_data_dir
+from kvlab.data.bigram_table import score_tables
+from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import (
     dataset_folder,
     dataset_identity,
@@ -26,9 +26,7 @@ __all__ = [
     "Dataset",
     "DatasetFacts",
     "HellaSwagItem",
-    "ProgressCallback",
     "ScoredText",
-    "TableLosses",
     "Tokenizer",
     "dataset_folder",
     "dataset_identity",
