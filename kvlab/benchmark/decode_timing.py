@@ -152,16 +152,18 @@ class DecodeRun:
     @torch.inference_mode()
     def time(self) -> DecodeTiming:
         """Return the times of a run."""
-        if self._step is None:
+        step = self._step
+        if step is None:
             self.cache.reset()
             if self._model.device.type == "cuda":
                 self._prefill()  # so that no graph is captured for shorter texts
-            self._step, self.preparation = time_preparation(
+            prepared, self.preparation = time_preparation(
                 lambda: make_decoder(self._model, self.cache), self._model.device
             )
+            step = self._step = prepared
             prompt = self._prompt.shape[1]
             held = range(prompt, prompt + self.new_tokens)
-            self.read_slots = _mean(map(self._step.count_read_slots, held))
+            self.read_slots = _mean(map(step.count_read_slots, held))
             self.used_slots = _mean(self.cache.count_read_slots(tokens + 1) for tokens in held)
         if self._model.device.type == "cuda":
             # a capture gives the allocator's free memory back: the timed pass must find some
@@ -171,7 +173,7 @@ class DecodeRun:
         token = self._prefill()
         clock.mark()
         for _ in range(self.new_tokens):
-            token = self._step(token).argmax(-1)
+            token = step(token).argmax(-1)
             clock.mark()
         first, *steps = clock.intervals()
         return DecodeTiming(first, steps)

@@ -71,10 +71,10 @@ def fits_in_new_process(attempt: Attempt, batch: int) -> bool:
     if process.returncode in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):
         return False
     # some libraries crash when an allocation fails; without the limit they do not
-    without_limit = getattr(attempt, "without_limit", None)
-    has_crashed = process.returncode in CRASH_SIGNALS and without_limit is not None
-    if has_crashed and _run_in_new_process(without_limit(), batch).returncode == 0:
-        return False
+    if process.returncode in CRASH_SIGNALS and hasattr(attempt, "without_limit"):
+        unlimited = _run_in_new_process(attempt.without_limit(), batch)
+        if unlimited.returncode == 0:
+            return False
     lines = process.stderr.decode(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"exit code {process.returncode}"
     raise MeasurementError(f"batch {batch} could not be tried: {reason}")

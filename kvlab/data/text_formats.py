@@ -220,11 +220,11 @@ def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int], most: int = -
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
-            text = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(text, str):
+            document = record.get("text") if isinstance(record, dict) else None
+            if not isinstance(document, str):
                 text = f"{location}: has no field text that is a string"
                 raise DataError(f"{text}; give every line one")
-            yield text
+            yield document
 
 
 def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
