@@ -55,14 +55,8 @@ def run_joint_timing(
     Raises:
         StoreError: the answer cannot be written.
     """
-    should_stop = StopCheck(stop_flags, ())
-
-    def check_stop() -> None:
-        if should_stop():
-            raise Stopped("asked to stop")
-
     try:
-        answer = _measure(task, check_stop)
+        answer = _measure(task, StopCheck(stop_flags, ()).check)
     except Stopped:
         return "stopped"
     except Exception as error:
@@ -78,7 +72,7 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
     from kvlab.benchmark.benchmark_stage import time_together
     from kvlab.benchmark.session import Variant
     from kvlab.model import GPT
-    from kvlab.trial.stages import set_up_device
+    from kvlab.trial.torch_trainable import set_up_device
 
     check_stop()
     device, machine = set_up_device(task.resources, task.seed)
@@ -117,7 +111,7 @@ def _read_tokens(experiment: Experiment) -> list[int]:
     if "task" not in experiment.benchmark.parts:
         return []
     from kvlab.data import prepare_dataset
-    from kvlab.trial.stages import BENCHMARK_TEXT_TOKENS
+    from kvlab.trial.torch_trainable import BENCHMARK_TEXT_TOKENS
 
     dataset = prepare_dataset(experiment.data)
     tokens: list[int] = dataset.train[:BENCHMARK_TEXT_TOKENS].tolist()

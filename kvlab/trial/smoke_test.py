@@ -119,7 +119,7 @@ def _measure(test: SmokeTest) -> SmokeResult:
     import torch
 
     from kvlab.train.train_step import device_microbatch_rows
-    from kvlab.trial.stages import set_up_device
+    from kvlab.trial.torch_trainable import set_up_device
 
     device_name, _ = set_up_device(test.resources, test.seed)
     device = torch.device(device_name)

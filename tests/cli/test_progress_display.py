@@ -33,9 +33,9 @@ from functools import partial
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main
 from kvlab.trial.run import run_trial
-from tests.support.stub_trials import StubStages
-stages = partial(StubStages, flag="", seconds=0.01)
-submit.run_task = lambda *task, capture_output, **how: run_trial(*task, **how, make_stages=stages)
+from tests.support.stub_trials import StubTrainable
+stages = partial(StubTrainable, flag="", seconds=0.01)
+submit.run_task = lambda *task, capture_output, **how: run_trial(*task, **how, make_trainable=stages)
 sys.exit(main(sys.argv[1:]))
 """
 """`kvlab` with stub trials, which need no torch: importing it takes seconds."""

@@ -19,7 +19,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.train import read_final_weights
 from kvlab.trial.run import run_trial
-from kvlab.trial.stages import TorchStages
+from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.trained_trial import make_random_model
 
 SHAPE = {"vocab_size": 257, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
@@ -200,11 +200,11 @@ def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
     whole, halves = (folder / name / trial.training_id for name in ("whole", "halves"))
     stop_at_fourth_step = iter([False, False, False, True])
     with Lock(folder / "lock").hold() as fence:
-        TorchStages(trial, lambda _: None).train(whole, lambda: False, fence)
-        stages = TorchStages(trial, lambda _: None)
+        TorchTrainable(trial, lambda _: None).train(whole, lambda: False, fence)
+        stages = TorchTrainable(trial, lambda _: None)
         with pytest.raises(Stopped):
             stages.train(halves, lambda: next(stop_at_fourth_step), fence)
-        TorchStages(trial, lambda _: None).train(halves, lambda: False, fence)
+        TorchTrainable(trial, lambda _: None).train(halves, lambda: False, fence)
     once, twice = read_final_weights(whole), read_final_weights(halves)
     assert all(torch.equal(once[name], twice[name]) for name in once)
 

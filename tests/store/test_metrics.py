@@ -11,7 +11,7 @@ from kvlab.store.metrics import METRICS, Metric, collect_metrics
 from kvlab.track.run_description import describe_run
 from kvlab.trial.run import run_trial
 from tests.contracts.metric_contract import MetricContract
-from tests.support.stub_trials import StubStages, tiny_plan
+from tests.support.stub_trials import StubTrainable, tiny_plan
 
 
 class TestMetrics(MetricContract):
@@ -20,7 +20,7 @@ class TestMetrics(MetricContract):
         return request.param
 
 
-class StagesWithToyMetric(StubStages):
+class TrainableWithToyMetric(StubTrainable):
     def measure(self, directory):
         measured = super().measure(directory)
         return replace(measured, measurements={**measured.measurements, "toy": 2.5})
@@ -28,7 +28,7 @@ class StagesWithToyMetric(StubStages):
 
 def run_toy_trial(tmp_path):
     trial, store = tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")
-    run_trial(trial, store.path, make_stages=partial(StagesWithToyMetric, flag=""))
+    run_trial(trial, store.path, make_trainable=partial(TrainableWithToyMetric, flag=""))
     return trial, store
 
 

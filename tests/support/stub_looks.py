@@ -9,7 +9,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.stages import describe_stage, plan_stage
-from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
 LOOKS = """\
 question: Which of them costs something?
@@ -28,7 +28,7 @@ seeds: {looks: [3, 5, 7]}
 is not decided at all."""
 
 
-class KnownLoss(StubStages):
+class KnownLoss(StubTrainable):
     """A loss that depends on the cell and on noise of each training."""
 
     def measure(self, directory):
@@ -45,21 +45,21 @@ class KnownLoss(StubStages):
 
 class KnownRun(StubRun):
     def make(self, trial, report):
-        return KnownLoss(trial, report, flag=self.flag, **self.stages)
+        return KnownLoss(trial, report, flag=self.flag, **self.options)
 
 
 def load_looks(folder, text=LOOKS):
     return load_sweep(write_sweep(folder, text))
 
 
-def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **stages):
+def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **options):
     """Run all stages of a sweep on the inline executor; return the summary.
 
     Args:
         run: Class of the stub run.
         lines: Receives what was decided.
         on_stage: Called with every stage that has trials to run, before it runs them.
-        stages: Arguments of the stub stages.
+        options: Arguments of the stub trainable.
     """
 
     def next_stage():
@@ -69,7 +69,7 @@ def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **stag
         return stage
 
     def run_stage(stage):
-        executor = InlineExecutor(run(store.path, **stages))
+        executor = InlineExecutor(run(store.path, **options))
         description = describe_stage(stage, yaml="", experiment_yaml="", command="")
         prepare = None if on_stage is None else lambda missing, _: (on_stage(stage), missing)[1]
         driver = Driver(stage.plan, store, executor, description=description, prepare=prepare)

@@ -10,7 +10,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.search.searcher import Searcher
-from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
 SEARCH = """\
 question: Which learning rate?
@@ -26,7 +26,7 @@ search:
 """
 
 
-class Bowl(StubStages):
+class Bowl(StubTrainable):
     """A known loss: best at learning_rate 1e-2 with two K/V heads."""
 
     def measure(self, directory):
@@ -39,10 +39,10 @@ class Bowl(StubStages):
 
 class BowlRun(StubRun):
     def make(self, trial, report):
-        return Bowl(trial, report, flag=self.flag, **self.stages)
+        return Bowl(trial, report, flag=self.flag, **self.options)
 
 
-def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **stages):
+def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **options):
     """Return the store, the search and its driver.
 
     Args:
@@ -50,7 +50,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
         stop_at: Number of the event at which the driver is asked to stop.
         on_event: Called with every event of the driver.
         promote: Ids of pruned trials that are trained to the end.
-        stages: Arguments of the stub stages.
+        options: Arguments of the stub trainable.
     """
     folder.mkdir(exist_ok=True)
     store = Store(folder / "runs")
@@ -72,7 +72,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
             driver.stop()
 
     driver = Driver(
-        search.plan, store, InlineExecutor(run(store.path, **stages)),
+        search.plan, store, InlineExecutor(run(store.path, **options)),
         description=search.describe(), source=search, on_event=handle,
     )  # fmt: skip
     return store, search, driver

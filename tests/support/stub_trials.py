@@ -1,4 +1,4 @@
-"""Stub trials, which take no time: real recording and locking, stages that only write files."""
+"""Stub trials, which take no time: real recording and locking around files."""
 
 import hashlib
 import json
@@ -68,8 +68,8 @@ def tiny_plan(folder: Path, store=None, text: str = SWEEP):
     return plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
 
 
-class StubStages:
-    """Count steps in a checkpoint file. ``script`` maps (trial id, stage, step) to an act."""
+class StubTrainable:
+    """Count steps in a file. ``script`` maps (trial id, train or measure, step) to an act."""
 
     def __init__(self, trial, report, *, flag, seconds=0.0, script=None):
         self.trial, self.report, self.seconds = trial, report, seconds
@@ -112,10 +112,10 @@ class StubStages:
     def weights(self):
         return f"weights of {self.trial.training_id}"
 
-    def act(self, stage, step):
-        match self.script.get((self.trial.id, stage, step)):
+    def act(self, kind, step):
+        match self.script.get((self.trial.id, kind, step)):
             case "bug":
-                raise ValueError(f"no way to {stage} from /home/somebody/file")
+                raise ValueError(f"no way to {kind} from /home/somebody/file")
             case "diverge":
                 raise Diverged("loss is nan at step 3")
             case "kill":
@@ -143,10 +143,10 @@ def write_whole(path: Path, text: str, fence=None) -> None:
 
 
 class StubRun:
-    """Run trials with stub stages; picklable, for workers in other processes."""
+    """Run trials with stub trainables; picklable, for workers in other processes."""
 
-    def __init__(self, store, name="s", own_flag=None, **stages):
-        self.store, self.stages, self.own_flag = str(store), stages, own_flag
+    def __init__(self, store, name="s", own_flag=None, **options):
+        self.store, self.options, self.own_flag = str(store), options, own_flag
         self.flag = str(Path(store) / "sweeps" / name / "stop")
 
     def __call__(self, trial):
@@ -155,12 +155,12 @@ class StubRun:
             self.store,
             origin=Origin(command="kvlab submit s.yaml"),
             stop_flags=[flag for flag in (self.flag, self.own_flag) if flag],
-            make_stages=self.make,
+            make_trainable=self.make,
             wait=False,
         )
 
     def make(self, trial, report):
-        return StubStages(trial, report, flag=self.flag, **self.stages)
+        return StubTrainable(trial, report, flag=self.flag, **self.options)
 
 
 def drive(planned, store, run, **options):

@@ -3,7 +3,7 @@
 import math
 
 from kvlab.errors import Diverged
-from tests.support.stub_trials import SWEEP, StubRun, StubStages
+from tests.support.stub_trials import SWEEP, StubRun, StubTrainable
 
 TUNED = SWEEP + "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}\n"
 
@@ -11,8 +11,8 @@ SURFACES = {2: {"best": 1.7e-3}, 1: {"best": 9e-3}}
 """By ``n_kv_head``; the second one's best is two steps above the grid."""
 
 
-class SurfaceStages(StubStages):
-    """Stages whose loss is a surface in the rate: best at ``best``, diverging above ``cliff``.
+class SurfaceTrainable(StubTrainable):
+    """A trainable whose loss is a surface in the rate: best at ``best``, diverging above ``cliff``.
 
     ``script`` gives the surfaces, `SURFACES` if it is empty.
     """
@@ -31,7 +31,7 @@ class SurfaceStages(StubStages):
     def rate(self):
         return self.trial.experiment.training.learning_rate
 
-    def act(self, stage, step):
+    def act(self, kind, step):
         pass
 
     def measure(self, directory):
@@ -45,4 +45,4 @@ class SurfaceStages(StubStages):
 
 class SurfaceRun(StubRun):
     def make(self, trial, report):
-        return SurfaceStages(trial, report, flag=self.flag, **self.stages)
+        return SurfaceTrainable(trial, report, flag=self.flag, **self.options)

@@ -1,4 +1,4 @@
-"""`run_trial`: what is recorded, whatever becomes of the stages."""
+"""`run_trial`: what is recorded, whatever becomes of it."""
 
 import errno
 import getpass
@@ -18,7 +18,7 @@ from kvlab.store.result import Failure
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_trial
-from tests.support.stub_trials import StubStages, tiny_plan
+from tests.support.stub_trials import StubTrainable, tiny_plan
 
 
 @pytest.fixture
@@ -36,18 +36,18 @@ def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
-def run(trial, store, stages=StubStages, **options):
-    """Runs with ``stages``, a class; its flag is that of the sweep s."""
+def run(trial, store, kind=StubTrainable, **options):
+    """Run with a class of trainable; its flag is that of the sweep s."""
     flag = str(store.stop_flag("s"))
-    make = lambda trial, report: stages(trial, report, flag=flag)  # noqa: E731
+    make = lambda trial, report: kind(trial, report, flag=flag)  # noqa: E731
     origin = Origin(commit="c" * 40, dirty=False, command="kvlab submit s.yaml")
     return run_trial(
-        trial, store.path, origin=origin, stop_flags=[flag], make_stages=make, **options
+        trial, store.path, origin=origin, stop_flags=[flag], make_trainable=make, **options
     )
 
 
 def failing(error, stage="train"):
-    class Failing(StubStages):
+    class Failing(StubTrainable):
         def act(self, at, step):  # noqa: ARG002
             if at == stage:
                 raise error
@@ -77,14 +77,14 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
 
 
-class StagesWithTasks(StubStages):
+class TrainableWithTasks(StubTrainable):
     def measure(self, directory):
         tasks = {"letters": {"outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}}
         return replace(super().measure(directory), tasks=tasks)
 
 
 def test_outcomes_on_tasks_are_beside_the_result(store, trial):
-    assert run(trial, store, StagesWithTasks) == "done"
+    assert run(trial, store, TrainableWithTasks) == "done"
     assert store.tasks(trial.id)["letters"]["outcomes"] == {"lm_eval_letters_acc": [1.0, 0.0]}
 
 
@@ -133,8 +133,8 @@ def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
     assert trace.splitlines()[-1].startswith((type(error).__name__, "kvlab.", "tests."))
 
 
-def test_stages_that_cannot_even_be_set_up_are_a_failure(store, trial):
-    class Absent(StubStages):
+def test_a_trainable_that_cannot_even_be_set_up_are_a_failure(store, trial):
+    class Absent(StubTrainable):
         def __init__(self, *arguments, **options):  # noqa: ARG002
             raise ResourceError("resources.gpus = 1, and no CUDA device is visible here")
 
@@ -153,7 +153,7 @@ def test_stages_that_cannot_even_be_set_up_are_a_failure(store, trial):
     ],
 )
 def test_a_result_that_cannot_be_recorded_is_a_failure_with_its_traceback(store, trial, wrong):
-    class Wrong(StubStages):
+    class Wrong(StubTrainable):
         def measure(self, directory):
             return replace(super().measure(directory), **wrong)
 
@@ -191,7 +191,7 @@ def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
 
 
 def test_a_full_disk_while_the_failure_is_written(store, trial):
-    class InTheWay(StubStages):
+    class InTheWay(StubTrainable):
         def train(self, directory, should_stop, fence):  # noqa: ARG002
             (store.attempt_directory(trial.id, 1) / "traceback.txt").mkdir()
             raise ValueError("x")
@@ -213,7 +213,7 @@ def test_a_divergence_is_a_finding_for_all_that_share_the_training(store, planne
 
 
 def stopping(stage, at=4):
-    class Stopping(StubStages):
+    class Stopping(StubTrainable):
         def act(self, now, step):
             if (now, step) == (stage, at):
                 os.makedirs(os.path.dirname(self.flag), exist_ok=True)
@@ -259,7 +259,7 @@ def test_a_stop_is_obeyed_while_another_process_has_the_training(store, trial):
 @pytest.mark.parametrize("lost", ["trials", "trainings"])
 @pytest.mark.parametrize("then", ["goes on", "fails"])
 def test_what_another_process_has_taken_over_is_left_to_it(store, trial, stage, step, lost, then):
-    class Robbed(StubStages):
+    class Robbed(StubTrainable):
         def act(self, now, at):
             if (now, at) == (stage, step):
                 for path in store.path.glob(f"{lost}/*/lock.*"):
@@ -323,7 +323,7 @@ def test_a_training_that_is_there_is_not_repeated(store, planned):
     first, second = planned.trials[0].trial, planned.trials[2].trial
     run(first, store)
 
-    class Again(StubStages):
+    class Again(StubTrainable):
         def train(self, directory, should_stop, fence):  # noqa: ARG002
             pytest.fail("it is trained already")
 
@@ -332,7 +332,7 @@ def test_a_training_that_is_there_is_not_repeated(store, planned):
 
 
 def test_what_a_trial_prints_and_warns_of_is_in_its_log(store, trial, capfd):
-    class Loud(StubStages):
+    class Loud(StubTrainable):
         def act(self, stage, step):  # noqa: ARG002
             if stage == "measure":
                 os.write(1, b"from native code\n")

@@ -13,7 +13,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support.stub_trials import SWEEP, StubRun, StubStages, drive, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, StubTrainable, drive, tiny_plan
 
 ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
     '    tied: {serving.tie: "adjacent:2"}\n', ""
@@ -27,7 +27,7 @@ class Anywhere(InlineExecutor):
         pass
 
 
-class Hungry(StubStages):
+class Hungry(StubTrainable):
     """Stages that run out of memory above a number of tokens in one pass."""
 
     most = 0
@@ -44,9 +44,9 @@ class HungryRun(StubRun):
         self.most = most
 
     def make(self, trial, report):
-        stages = Hungry(trial, report, flag=self.flag)
-        stages.most = self.most
-        return stages
+        hungry = Hungry(trial, report, flag=self.flag)
+        hungry.most = self.most
+        return hungry
 
 
 def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
@@ -114,7 +114,7 @@ def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path
             script = (
                 {} if trial.experiment.resources.gpus == 1 else {(trial.id, "measure", 0): "memory"}
             )
-            return StubStages(trial, report, flag=self.flag, script=script)
+            return StubTrainable(trial, report, flag=self.flag, script=script)
 
     assert Driver(planned, store, Anywhere(Crowded(store.path))).run().states["done"] == 2
     resources = [store.result(p.trial.id)["experiment"]["resources"] for p in planned.trials]
@@ -133,7 +133,7 @@ def test_on_a_gpu_a_smaller_microbatch_is_for_the_devices_memory_alone(tmp_path,
     text = "question: q\nexperiment: e.yaml\nfactors:\n  heads:\n    mha: {resources.gpus: 0.5, resources.microbatch_tokens: 16}\n"
     planned = tiny_plan(tmp_path, text=text)
 
-    class Once(StubStages):
+    class Once(StubTrainable):
         def act(self, stage, step):
             if stage == "train" and step == 0 and requested(self.trial.experiment) == (0.5, 16):
                 raise error

@@ -19,7 +19,7 @@ from kvlab.train.training_record import write_rung
 from tests.support import stub_search
 from tests.support.kill_process import count_deaths
 from tests.support.stub_search import history
-from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
 SEARCH = """\
 question: Which learning rate?
@@ -40,8 +40,8 @@ def away(trial):
     return (math.log10(trial.experiment.training.learning_rate) + 2) ** 2
 
 
-class Rising(StubStages):
-    """Stub stages that pause at ``trial.until``."""
+class Rising(StubTrainable):
+    """A stub that pauses at ``trial.until``."""
 
     def train(self, directory, should_stop, fence):
         until, checkpoint = self.trial.until, directory / "checkpoint"
@@ -72,7 +72,7 @@ class Rising(StubStages):
 
 class RisingRun(StubRun):
     def make(self, trial, report):
-        return Rising(trial, report, flag=self.flag, **self.stages)
+        return Rising(trial, report, flag=self.flag, **self.options)
 
 
 searching = partial(stub_search.searching, text=SEARCH, run=RisingRun)

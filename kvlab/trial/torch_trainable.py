@@ -1,4 +1,4 @@
-"""Train and measure one trial with torch: the stages that `run_trial` runs."""
+"""Train and measure one trial with torch, see `kvlab.trial.run.Trainable`."""
 
 import random
 from collections.abc import Callable
@@ -42,8 +42,8 @@ BENCHMARK_TEXT_TOKENS = 100_000
 _TRAINING_RATES = ("tokens_per_second", "flops_per_second", "mfu")
 
 
-class TorchStages:
-    """The stages of one trial on this machine.
+class TorchTrainable:
+    """Training and measurement of one trial on this machine.
 
     Raises:
         ResourceError: the trial requires a GPU and there is none.

@@ -20,7 +20,7 @@ from kvlab.store.provenance import Origin, build_provenance, describe_device
 from kvlab.store.result import describe_kv
 from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.stages import TorchStages, set_up_device
+from kvlab.trial.torch_trainable import TorchTrainable, set_up_device
 from tests.trial.test_gpu_timing_lock import Worker
 
 MEMORY = 80 * 10**9
@@ -46,7 +46,9 @@ def limits(monkeypatch):
         "set_per_process_memory_fraction": recorded_calls.append,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr("kvlab.trial.stages.start_mps", lambda: recorded_calls.append("mps"))
+    monkeypatch.setattr(
+        "kvlab.trial.torch_trainable.start_mps", lambda: recorded_calls.append("mps")
+    )
     return recorded_calls
 
 
@@ -99,8 +101,8 @@ ENFORCED = """
 import sys
 import torch
 from kvlab.layout.gpu_sharing import allocator_share
-from kvlab.trial.stages import set_up_device
-from tests.trial.test_stages import experiment
+from kvlab.trial.torch_trainable import set_up_device
+from tests.trial.test_torch_trainable import experiment
 set_up_device(experiment(gpus=0.1).resources, 0)
 total = torch.cuda.get_device_properties(0).total_memory
 part = int(total * allocator_share(0.1, total))
@@ -124,8 +126,8 @@ def test_a_real_device_gives_no_more_than_the_part():
 SHOW_THREADS = """
 import sys
 import torch
-from kvlab.trial.stages import set_up_device
-from tests.trial.test_stages import experiment
+from kvlab.trial.torch_trainable import set_up_device
+from tests.trial.test_torch_trainable import experiment
 print(set_up_device(experiment(cpus=float(sys.argv[1])).resources, 0))
 print(torch.get_num_threads())
 print(torch.__config__.parallel_info())
@@ -157,8 +159,8 @@ class Impatient(TimingLock):
 
 
 @pytest.fixture
-def stages(tmp_path, monkeypatch):
-    """The stages of a trial on CPU, with the turns of one that shares a device."""
+def trainable(tmp_path, monkeypatch):
+    """Training and measurement on CPU, with the turns of one that shares a device."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -170,23 +172,23 @@ def stages(tmp_path, monkeypatch):
     )
     masked = masked.model_copy(update={"data": data})
     monkeypatch.setattr(
-        "kvlab.trial.stages._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
+        "kvlab.trial.torch_trainable._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
     )
-    made = TorchStages(Trial.of(masked, prepare_dataset(data).digest, 0), lambda _: None)
+    made = TorchTrainable(Trial.of(masked, prepare_dataset(data).digest, 0), lambda _: None)
     yield made
     made._timing_lock.close()
 
 
 @pytest.mark.parametrize("beside", ["nobody", "another trial", "other processes"])
 def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
-    stages, tmp_path, monkeypatch, beside
+    trainable, tmp_path, monkeypatch, beside
 ):
     speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], is_disturbed=beside == "other processes")
-    monkeypatch.setattr("kvlab.trial.stages.benchmark", lambda *_, **__: speed)
+    monkeypatch.setattr("kvlab.trial.torch_trainable.benchmark", lambda *_, **__: speed)
     other = Worker(tmp_path) if beside == "another trial" else None
     try:
         assert other is None or other.hears() == "in"  # in the midst of a long step
-        measured, machine = stages._benchmark(stages._make_model())
+        measured, machine = trainable._benchmark(trainable._make_model())
     finally:
         if other is not None:
             other.process.kill()
