@@ -2,8 +2,8 @@
 
 from kvlab.sweep.driver.driver import Driver
 from kvlab.sweep.driver.sweep_progress import Event, Summary
-from kvlab.sweep.planning.planner import Plan, PlannedCell, PlannedTrial, plan
-from kvlab.sweep.planning.stages import Stage, plan_stage
+from kvlab.sweep.planning.planner import Plan, PlannedCell, PlannedTrial, Stage, plan
+from kvlab.sweep.planning.stages import plan_stage
 
 __all__ = [
     "Driver",

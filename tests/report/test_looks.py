@@ -10,7 +10,8 @@ from kvlab.report.report_files import make_document
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.stages import describe_stage, plan_stage
+from kvlab.sweep.planning.planner import describe_stage
+from kvlab.sweep.planning.stages import plan_stage
 from tests.support.stub_looks import LOOKS, KnownRun, drive_looks, load_looks
 from tests.support.stub_trials import identify
 

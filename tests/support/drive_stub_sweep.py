@@ -13,7 +13,7 @@ from kvlab.sweep import Driver, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import stop_on_signal
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.planning.stages import describe_stage
+from kvlab.sweep.planning.planner import describe_stage
 from tests.support.stub_looks import KnownRun
 from tests.support.stub_trials import StubRun, identify
 from tests.support.stub_tuning import SurfaceRun

@@ -8,7 +8,8 @@ from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.stages import describe_stage, plan_stage
+from kvlab.sweep.planning.planner import describe_stage
+from kvlab.sweep.planning.stages import plan_stage
 from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
 LOOKS = """\

@@ -8,7 +8,7 @@ from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.planner import describe_stage
 from kvlab.sweep.search.searcher import Searcher
 from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
@@ -57,8 +57,8 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
     sweep = load_sweep(write_sweep(folder, text))
     base = plan(sweep, store, identify=identify)
 
-    def describe(planned):
-        return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+    def describe(stage):
+        return describe_stage(stage, yaml=text, experiment_yaml="", command="kvlab submit")
 
     search = Searcher(base, store, describe, identify)
     for trial_id in promote:
@@ -73,7 +73,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
 
     driver = Driver(
         search.plan, store, InlineExecutor(run(store.path, **options)),
-        description=search.describe(), source=search, on_event=handle,
+        description=describe(search.stage), source=search, on_event=handle,
     )  # fmt: skip
     return store, search, driver
 

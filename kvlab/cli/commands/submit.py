@@ -46,8 +46,7 @@ from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.description_repair import rebuild_description
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
-from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
-from kvlab.sweep.planning.stages import describe_stage
+from kvlab.sweep.planning.planner import describe_stage, ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.texts import find_text, prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher

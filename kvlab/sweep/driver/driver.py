@@ -30,11 +30,11 @@ from kvlab.sweep.executors.executor import EndedTask, Executor, WorkerKilled
 from kvlab.sweep.planning.planner import (
     Plan,
     PlannedTrial,
+    Stage,
     ended_status,
     trials_to_run,
     uses_pruning,
 )
-from kvlab.sweep.planning.stages import Stage
 from kvlab.trial.finalize import record_failure, record_pruned
 from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 

@@ -10,7 +10,7 @@ sweep, they make one more look.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvlab.analysis.effects import list_compared_cells
@@ -20,45 +20,17 @@ from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
 from kvlab.analysis.verdicts import VERDICTS, WORSE
-from kvlab.errors import SpecError, UsageError
+from kvlab.errors import SpecError
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import list_claims
 from kvlab.spec.init_from import cell_key, get_source_levels
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.sweep.planning.planner import Plan, describe_sweep, plan
-from kvlab.sweep.planning.texts import IdentifyDataset
+from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_sweep
 
 RECORD_KEY = "looks"
 """The key of ``sweep.json`` that holds what was declared and the looks that were taken."""
-
-
-@dataclass(frozen=True)
-class LookPlan:
-    """What the looks of a sweep ask for.
-
-    Attributes:
-        plan: All trials up to this look.
-        number: Of the look that these trials are for, from 1.
-        is_last: Whether no trial is needed any more, once those of the plan have ended.
-        declaration: Looks, claims and cells, which must not change after the first look.
-        taken: The looks that were taken.
-        lines: What the last of them decided, for people.
-    """
-
-    plan: Plan
-    number: int
-    is_last: bool
-    declaration: Mapping[str, Any]
-    taken: tuple[TakenLook, ...]
-    lines: tuple[str, ...]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What ``sweep.json`` keeps of it."""
-        return {RECORD_KEY: {"taken": [look.to_json() for look in self.taken]}}
 
 
 def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
@@ -72,46 +44,42 @@ def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
 
 
 class LookPlanner:
-    """Plan the looks of one sweep.
+    """Plan the looks of one sweep; see `kvlab.sweep.planning.stages.StagePlanner`.
 
     Args:
-        sweep: A sweep with looks.
+        planner: Of a sweep with looks.
         cells: Its cells.
-        store: The record; None takes it as empty.
-        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
-        provisional: Plan even if a dataset is unavailable; see `kvlab.sweep.plan`.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        cells: Sequence[Cell],
-        store: Store | None,
-        *,
-        identify: IdentifyDataset | None = None,
-        provisional: bool = False,
-    ):
+    def __init__(self, planner: SweepPlanner, cells: Sequence[Cell]):
+        sweep = planner.sweep
         assert sweep.looks is not None, "only for sweeps with looks"
-        self._sweep, self._cells, self._store = sweep, cells, store
+        self._planner, self._sweep, self._store = planner, sweep, planner.store
+        self._cells = {tuple(cell.levels.values()): cell for cell in cells}
         self._seeds: SeedLooks = sweep.looks
-        self._identify, self._provisional = identify, provisional
-        self._estimand = plan_estimand(sweep, [tuple(cell.levels.values()) for cell in cells])
+        self._estimand = plan_estimand(sweep, list(self._cells))
         claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in claims}
 
-    def plan(self) -> LookPlan:
-        """Plan the look that the record asks for.
+    def plan(self) -> Stage:
+        """Return the look that the record asks for.
 
         Raises:
             SpecError: The sweep declares something else than before its first look.
         """
-        counts = self._first_counts()
+        counts = dict.fromkeys(self._cells, self._seeds.looks[0])
         planned = self._plan_cells(counts)
         declaration = self._declare(planned)
         taken = self._read_taken(declaration, planned)
         lines: tuple[str, ...] = ()
         states: Mapping[str, ClaimState] = {}
         maximum = len(self._seeds.looks)
+
+        def make_stage(name: str, *, is_last: bool) -> Stage:
+            record = {RECORD_KEY: {"taken": [look.to_json() for look in taken]}}
+            declared = {RECORD_KEY: declaration}
+            return Stage(planned, name, len(taken) + 1, is_last, declared, record, lines)
+
         for number in range(1, maximum + 1):
             if number > 1:
                 counts = self._next_counts(counts, states, number)
@@ -122,7 +90,7 @@ class LookPlanner:
             while True:
                 planned = self._plan_cells(counts)
                 if self._store is None or not all(one.has_ended for one in planned.trials):
-                    return LookPlan(planned, number, False, declaration, tuple(taken), lines)
+                    return make_stage(f"look {number} of {maximum}", is_last=False)
                 last = self._take_look(planned, number, taken)
                 if taken and taken[-1].number == number and last.states == taken[-1].states:
                     break  # nothing is new: no failed trial has been run again
@@ -132,7 +100,7 @@ class LookPlanner:
             states = taken[-1].states
             if not taken[-1].has_open_claims:
                 break
-        return LookPlan(planned, number, True, declaration, tuple(taken), lines)
+        return make_stage("all looks taken", is_last=True)
 
     def plan_most(self) -> Plan:
         """Plan what is needed at most: if nothing more is decided before the last look."""
@@ -140,12 +108,9 @@ class LookPlanner:
         if present.is_last:
             return present.plan
         counts = {tuple(c.levels.values()): len(c.trials) for c in present.plan.cells}
-        states = present.taken[-1].states if present.taken else {}
+        taken = present.record[RECORD_KEY]["taken"]
+        states = TakenLook.from_json(taken[-1]).states if taken else {}
         return self._plan_cells(self._next_counts(counts, states, len(self._seeds.looks)))
-
-    def _first_counts(self) -> dict[Levels, int]:
-        """Return the number of seeds of every cell at the first look."""
-        return {tuple(cell.levels.values()): self._seeds.looks[0] for cell in self._cells}
 
     def _next_counts(
         self, counts: Mapping[Levels, int], states: Mapping[str, ClaimState], number: int
@@ -159,29 +124,23 @@ class LookPlanner:
         }
 
     def _plan_cells(self, counts: Mapping[Levels, int]) -> Plan:
-        cells = tuple(
-            replace(cell, seeds=self._seeds.seeds(counts[tuple(cell.levels.values())]))
-            for cell in self._cells
-        )
-        return plan(
-            self._sweep,
-            self._store,
-            identify=self._identify,
-            provisional=self._provisional,
-            cells=cells,
+        return self._planner.plan(
+            [
+                replace(cell, seeds=self._seeds.seeds(counts[levels]))
+                for levels, cell in self._cells.items()
+            ]
         )
 
     def _list_cells(self, claim: str) -> set[Levels]:
         """Return the cells of a claim, with those whose trainings they start from."""
         factor, _, level = claim.partition("=")
-        by_levels: dict[Levels, Cell] = {tuple(c.levels.values()): c for c in self._cells}
-        designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in by_levels}
+        designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in self._cells}
         change = ((factor, level),)
         needed = list_compared_cells(designed, self._estimand.factors, change, self._estimand)
-        by_key = {cell_key(cell.levels): levels for levels, cell in by_levels.items()}
+        by_key = {cell_key(cell.levels): levels for levels, cell in self._cells.items()}
         waiting = list(needed)
         while waiting:
-            source = get_source_levels(by_levels[waiting.pop()])
+            source = get_source_levels(self._cells[waiting.pop()])
             if source is not None and (levels := by_key[cell_key(source)]) not in needed:
                 needed.add(levels)
                 waiting.append(levels)
@@ -206,19 +165,14 @@ class LookPlanner:
         Raises:
             SpecError: They were declared otherwise.
         """
-        if self._store is None:
+        recorded = self._planner.read_record()
+        looks = recorded.get(RECORD_KEY)
+        if not looks or not looks["taken"]:
             return []
-        try:
-            sweep = self._store.sweep(self._sweep.name)
-        except UsageError:
-            return []
-        recorded = sweep.get(RECORD_KEY)
-        if not recorded or not recorded["taken"]:
-            return []
-        declared = sweep["stages"]["declared"][RECORD_KEY]
+        declared = recorded["stages"]["declared"][RECORD_KEY]
         if declared != declaration and not first.absent:
             self._refuse(declared, declaration)
-        return [TakenLook.from_json(look) for look in recorded["taken"]]
+        return [TakenLook.from_json(look) for look in looks["taken"]]
 
     def _refuse(self, declared: Mapping[str, Any], declaration: Mapping[str, Any]) -> None:
         document = self._sweep.source.document
@@ -271,8 +225,12 @@ class LookPlanner:
         before = taken[-2].states if len(taken) > 1 else {}
         place = f"look {look.number} of {len(self._seeds.looks)}, {look.seeds} seeds"
         new = [c for c in states if states[c].outcome and not (c in before and before[c].outcome)]
+        margin = f"{self._sweep.decide.margin or 0:g}"
         for claim in new:
-            yield f"{place}: {claim} {self._describe_decision(states[claim])}"
+            state = states[claim]
+            words = VERDICTS[state.outcome].words.format(margin=margin)
+            reach = f"{state.value:+.4g} ({state.low:+.4g} to {state.high:+.4g})"
+            yield f"{place}: {claim} {words}: {reach}"
         left = [claim for claim, state in states.items() if not state.outcome]
         if not new:
             yield f"{place}: nothing new is decided"
@@ -280,7 +238,3 @@ class LookPlanner:
             futile = sum(not states[claim].is_open for claim in left)
             note = f", {futile} of them given up" if futile else ""
             yield f"{place}: {format_count(len(left), 'claim')} undecided{note}: {', '.join(left)}"
-
-    def _describe_decision(self, state: ClaimState) -> str:
-        words = VERDICTS[state.outcome].words.format(margin=f"{self._sweep.decide.margin or 0:g}")
-        return f"{words}: {state.value:+.4g} ({state.low:+.4g} to {state.high:+.4g})"

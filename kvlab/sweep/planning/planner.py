@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.decide_config import list_claims
@@ -204,6 +205,71 @@ class Plan:
         return text
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What a sweep runs next; see `kvlab.sweep.planning.stages`.
+
+    Attributes:
+        plan: All trials up to this stage.
+        name: Shown to people, such as ``look 2 of 4``; empty for a sweep with one stage.
+        number: Stages are counted from 1. ``sweep.json`` keeps the latest one.
+        is_last: Whether no stage follows, however its trials end.
+        declaration: What all stages share, as JSON. Drivers with other declarations cannot join.
+            None for a sweep with one stage.
+        record: Further keys of ``sweep.json``: what was decided before this stage, and why.
+        lines: What was decided since the stage before, for people.
+    """
+
+    plan: Plan
+    name: str = ""
+    number: int = 1
+    is_last: bool = True
+    declaration: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether its trials find settings, and those of the design are not known yet."""
+        return "tuning" in self.record and not self.record["tuning"]["is_over"]
+
+    def after(self, other: "Stage") -> "Stage":
+        """Return this stage as one that follows ``other``, whose record and lines it keeps."""
+        return replace(
+            self,
+            number=other.number + self.number,
+            declaration={**(other.declaration or {}), **(self.declaration or {})},
+            record={**other.record, **self.record},
+            lines=(*other.lines, *self.lines),
+        )
+
+
+@dataclass(frozen=True)
+class SweepPlanner:
+    """Plan cells of one sweep: what the planners of its stages share; see `plan`."""
+
+    sweep: Sweep
+    store: Store | None
+    identify: IdentifyDataset | None = None
+    provisional: bool = False
+
+    def plan(self, cells: Sequence[Cell]) -> Plan:
+        return plan(
+            self.sweep,
+            self.store,
+            identify=self.identify,
+            provisional=self.provisional,
+            cells=cells,
+        )
+
+    def read_record(self) -> dict[str, Any]:
+        """Return the content of ``sweep.json``; nothing before the first submit."""
+        try:
+            return self.store.sweep(self.sweep.name) if self.store is not None else {}
+        except UsageError:
+            return {}
+
+
 def plan(
     sweep: Sweep,
     store: Store | str | Path | None = None,
@@ -375,6 +441,19 @@ def _describe_sizes(sweep: Sweep) -> dict[str, Any]:
         return {}
     parameters = count_size_parameters(sweep, sweep.cells())
     return {"size": {**sweep.size.model_dump(mode="json"), "parameters": parameters}}
+
+
+def describe_stage(stage: Stage, **texts: str) -> dict[str, Any]:
+    """Return the content of ``sweep.json`` for a stage; for ``texts`` see `describe_sweep`."""
+    description = {**describe_sweep(stage.plan, **texts), **stage.record}
+    if stage.declaration is not None:
+        description["stages"] = {
+            "declared": dict(stage.declaration),
+            "number": stage.number,
+            "name": stage.name,
+            "is_last": stage.is_last,
+        }
+    return description
 
 
 def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from kvlab.spec.decide_config import list_claims
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
 from kvlab.sweep.planning.looks import RECORD_KEY, plan_estimand
-from kvlab.sweep.planning.planner import Plan, PlannedTrial
-from kvlab.sweep.planning.stages import Stage
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage
 
 MAX_RESULTS_READ = 24
 """Results that a spread is taken from, and other sweeps that are searched for them: reading one

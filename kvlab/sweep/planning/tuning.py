@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from kvlab.analysis.tuning import (
     MAX_ADDED,
@@ -22,15 +21,12 @@ from kvlab.analysis.tuning import (
     read_points,
     write_point,
 )
-from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.spec import BenchmarkConfig, EvaluationConfig, ServingConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.sweep import Cell
 from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, is_tuned, with_learning_rate
-from kvlab.store import Store
-from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
-from kvlab.sweep.planning.texts import IdentifyDataset
+from kvlab.sweep.planning.planner import Plan, PlannedCell, Stage, SweepPlanner
 
 
 @dataclass(frozen=True)
@@ -60,235 +56,184 @@ class Architecture:
         return value or self.tuned_cell.experiment.training.learning_rate
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """How far the tuning of a sweep has come.
-
-    Attributes:
-        architectures: Every distinct training of the design, with its rates.
-        plan: The tuning trials; ``plan.cells`` has the rate as a level.
-        round: From 1; each later one has a rate that the one before asked for.
-        is_over: Whether every architecture has an optimum.
-        lines: What was decided since the round before, for people.
-    """
-
-    sweep: Sweep
-    architectures: tuple[Architecture, ...]
-    plan: Plan
-    round: int
-    is_over: bool
-    lines: tuple[str, ...] = ()
-
-    def tuned_cells(self) -> tuple[Cell, ...]:
-        """Return the cells of the design, each with the rate of its architecture."""
-        rates = {id(cell): one.rate for one in self.architectures for cell in one.cells}
-        return tuple(
-            replace(cell, experiment=with_learning_rate(cell.experiment, rates[id(cell)]))
-            if is_tuned(cell)
-            else cell
-            for cell in self.sweep.cells()
-        )
-
-    def declare(self) -> dict[str, Any]:
-        """Return what all rounds and the stages after them share."""
-        assert self.sweep.tune is not None, "only a sweep with tune is tuned"
-        cells = [
-            [cell.levels, _recipe_key(cell.experiment), cell.experiment.serving.identity()]
-            for cell in self.sweep.cells()
-        ]
-        digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
-        return {**self.sweep.tune.model_dump(mode="json", by_alias=True), "cells": digest}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the entry ``tuning`` of ``sweep.json``."""
-        tune = self.sweep.tune
-        assert tune is not None, "only a sweep with tune is tuned"
-        return {
-            "key": TUNED_KEY,
-            "grid": list(tune.learning_rates),
-            "seeds": list(tune.seeds),
-            "tokens": tune.tokens,
-            "is_over": self.is_over,
-            "architectures": [_describe_architecture(one) for one in self.architectures],
-            "cells": [
-                {
-                    "levels": dict(cell.levels),
-                    "trials": {str(seed): trial for seed, trial in cell.trials.items()},
-                }
-                for cell in self.plan.cells
-            ],
-        }
-
-
-def plan_tuning(
-    sweep: Sweep,
-    store: Store | None,
-    *,
-    identify: IdentifyDataset | None = None,
-    provisional: bool = False,
-) -> Tuning:
-    """Return how far the tuning of a sweep has come, from the record alone.
+class TuningPlanner:
+    """Plan the rounds of a sweep's tuning; see `kvlab.sweep.planning.stages.StagePlanner`.
 
     What ``sweep.json`` has decided for the same trials stays decided, also if one of them is gone
     or has another result now.
 
     Args:
-        sweep: With `tune`.
-        store: The record; None takes it as empty.
-        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
-        provisional: Plan even if a dataset or a checkpoint is unavailable; see `kvlab.sweep.plan`.
+        planner: Of a sweep with `tune`.
 
-    Raises:
-        SpecError: A checkpoint to start from is unavailable.
-        DataError: A dataset is unavailable, and ``provisional`` is not set.
-        StoreError: A result is damaged.
+    Attributes:
+        architectures: Every distinct training of the design, with its rates.
     """
-    planner = _TuningPlanner(sweep, store, identify, provisional)
-    return planner.restore() or planner.advance()
 
+    def __init__(self, planner: SweepPlanner):
+        assert planner.sweep.tune is not None, "only a sweep with tune is tuned"
+        self._planner, self._sweep, self._store = planner, planner.sweep, planner.store
+        self._tune: TuneConfig = planner.sweep.tune
+        groups: dict[str, list[Cell]] = {}
+        tuned: dict[tuple[str, ...], Cell] = {}
+        for cell in filter(is_tuned, self._sweep.cells()):
+            own = tuple(level for f, level in cell.levels.items() if f not in self._tune.share)
+            groups.setdefault(_recipe_key(tuned.setdefault(own, cell).experiment), []).append(cell)
+        self.architectures = tuple(
+            Architecture(tuple(cells), cells[0]) for cells in groups.values()
+        )
 
-def plan_most_tuning(
-    sweep: Sweep,
-    store: Store | None,
-    *,
-    identify: IdentifyDataset | None = None,
-    provisional: bool = False,
-) -> Tuning:
-    """Return the tuning of a sweep with as many rates as there can be; see `plan_tuning`.
+    def plan(self) -> Stage:
+        """Return the first round with a trial that has not ended, or the end of the last one.
 
-    The rates that would be added are not known. Those of the plan cost as much.
-    """
-    planner = _TuningPlanner(sweep, store, identify, provisional)
-    tuning = planner.restore() or planner.advance()
-    return tuning if tuning.is_over else planner.add_all_rates(tuning)
+        A round that is not over has the cells of the design, which have no trials yet.
+        """
+        return self._restore() or self._advance()
 
+    def plan_most(self) -> Plan:
+        """Plan as many rates as there can be, after `plan`.
 
-class _TuningPlanner:
-    """Plan the rounds of a sweep's tuning."""
+        The rates that would be added are not known. Those of the plan cost as much.
+        """
+        most = len(self._tune.learning_rates) + MAX_ADDED
+        rates = []
+        for one in self.architectures:
+            own = [point.value for point in one.points]
+            own += [own[-1] * 2.0 ** (n + 1) for n in range(most - len(own))]
+            rates.append(own)
+        return self._plan_rates(rates)
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        store: Store | None,
-        identify: IdentifyDataset | None,
-        provisional: bool,
-    ):
-        assert sweep.tune is not None, "only a sweep with tune is tuned"
-        self._sweep, self._store, self._tune = sweep, store, sweep.tune
-        self._identify, self._provisional = identify, provisional
-        self._architectures = _group_cells(sweep)
+    def tuned_cells(self) -> tuple[Cell, ...]:
+        """Return the cells of the design, each with the rate of its architecture, after `plan`."""
+        rates = {id(cell): one.rate for one in self.architectures for cell in one.cells}
+        return tuple(
+            replace(cell, experiment=with_learning_rate(cell.experiment, rates[id(cell)]))
+            if is_tuned(cell)
+            else cell
+            for cell in self._sweep.cells()
+        )
 
-    def advance(self) -> Tuning:
-        """Return the first round with a trial that has not ended, or the end of the last one."""
-        rates = [self._tune.learning_rates] * len(self._architectures)
+    def _advance(self) -> Stage:
+        rates = [self._tune.learning_rates] * len(self.architectures)
         lines: tuple[str, ...] = ()
         for number in range(1, MAX_ADDED + 2):
-            planned = self._plan(rates)
-            architectures = self._read_losses(planned, rates)
+            planned = self._plan_rates(rates)
+            self.architectures = self._read_losses(planned, rates)
             if not all(one.has_ended for one in planned.trials):
                 break
             proposals = [
-                propose_value(one.points, len(self._tune.learning_rates)) for one in architectures
+                propose_value(one.points, len(self._tune.learning_rates))
+                for one in self.architectures
             ]
             if proposals == [None] * len(proposals):
-                decided = tuple(
-                    replace(one, optimum=find_optimum(one.points)) for one in architectures
+                self.architectures = tuple(
+                    replace(one, optimum=find_optimum(one.points)) for one in self.architectures
                 )
-                lines = tuple(_describe_decisions(decided, len(self._tune.seeds)))
-                return Tuning(self._sweep, decided, planned, number, True, lines)
-            lines = tuple(_describe_proposals(architectures, proposals))
+                lines = tuple(_describe_decisions(self.architectures, len(self._tune.seeds)))
+                return self._make_stage(planned, number, lines, is_over=True)
+            lines = tuple(_describe_proposals(self.architectures, proposals))
             rates = [
                 own if new is None else tuple(sorted((*own, new)))
                 for own, new in zip(rates, proposals, strict=True)
             ]
-        return Tuning(self._sweep, architectures, planned, number, False, lines)
+        cells = tuple(PlannedCell(cell.levels, {}, cell.off) for cell in self._sweep.cells())
+        stage = self._make_stage(planned, number, lines, is_over=False)
+        return replace(stage, plan=replace(planned, cells=cells))
 
-    def restore(self) -> Tuning | None:
-        """Return the tuning as ``sweep.json`` has decided it; None if it has not, or another."""
+    def _restore(self) -> Stage | None:
+        """Return the end of the tuning as ``sweep.json`` has it; None if it has not, or another."""
+        recorded = self._planner.read_record().get("tuning") or {}
+        if not recorded.get("is_over"):
+            return None
         try:
-            recorded = self._store.sweep(self._sweep.name)["tuning"] if self._store else {}
-            if not recorded.get("is_over"):
-                return None
             entries = [
                 (read_points(entry), Optimum(**entry["optimum"]))
                 for entry in recorded["architectures"]
             ]
-        except (UsageError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return None
-        if len(entries) != len(self._architectures):
+        if len(entries) != len(self.architectures):
             return None
-        planned = self._plan([tuple(p.value for p in points) for points, _ in entries])
-        architectures = tuple(
+        untuned = self.architectures
+        planned = self._plan_rates([tuple(p.value for p in points) for points, _ in entries])
+        self.architectures = tuple(
             replace(one, points=points, optimum=optimum)
-            for one, (points, optimum) in zip(self._architectures, entries, strict=True)
+            for one, (points, optimum) in zip(untuned, entries, strict=True)
         )
         rounds = max(len(points) for points, _ in entries) - len(self._tune.learning_rates) + 1
-        tuning = Tuning(self._sweep, architectures, planned, rounds, True)
-        return tuning if json.loads(json.dumps(tuning.describe())) == recorded else None
+        stage = self._make_stage(planned, rounds, (), is_over=True)
+        if json.loads(json.dumps(stage.record["tuning"])) == recorded:
+            return stage
+        self.architectures = untuned
+        return None
 
-    def add_all_rates(self, tuning: Tuning) -> Tuning:
-        """Return a tuning with rates above those of every architecture that may get more."""
-        most = len(self._tune.learning_rates) + MAX_ADDED
-        rates = []
-        for one in tuning.architectures:
-            own = [point.value for point in one.points]
-            own += [own[-1] * 2.0 ** (n + 1) for n in range(most - len(own))]
-            rates.append(own)
-        return replace(tuning, plan=self._plan(rates), round=MAX_ADDED + 1)
-
-    def _plan(self, rates: Sequence[Sequence[float]]) -> Plan:
+    def _make_stage(
+        self, planned: Plan, number: int, lines: tuple[str, ...], *, is_over: bool
+    ) -> Stage:
+        """Return a round as a stage: what it shares with those after it, and what is recorded."""
         cells = [
-            _make_tuning_cell(one.tuned_cell, rate, self._tune)
-            for one, own in zip(self._architectures, rates, strict=True)
-            for rate in own
+            [cell.levels, _recipe_key(cell.experiment), cell.experiment.serving.identity()]
+            for cell in self._sweep.cells()
         ]
-        return plan(
-            self._sweep,
-            self._store,
-            identify=self._identify,
-            provisional=self._provisional,
-            cells=cells,
+        digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
+        declared = {**self._tune.model_dump(mode="json", by_alias=True), "cells": digest}
+        record = {
+            "key": TUNED_KEY,
+            "grid": list(self._tune.learning_rates),
+            "seeds": list(self._tune.seeds),
+            "tokens": self._tune.tokens,
+            "is_over": is_over,
+            "architectures": [
+                {
+                    "levels": dict(one.tuned_cell.levels),
+                    "cells": [dict(cell.levels) for cell in one.cells],
+                    "recipe": one.tuned_cell.experiment.training.learning_rate,
+                    "points": [write_point(point) for point in one.points],
+                    "optimum": None if one.optimum is None else asdict(one.optimum),
+                }
+                for one in self.architectures
+            ],
+            "cells": [
+                {
+                    "levels": dict(cell.levels),
+                    "trials": {str(seed): trial for seed, trial in cell.trials.items()},
+                }
+                for cell in planned.cells
+            ],
+        }
+        name = f"tuning {number}"
+        return Stage(planned, name, number, False, {"tune": declared}, {"tuning": record}, lines)
+
+    def _plan_rates(self, rates: Sequence[Sequence[float]]) -> Plan:
+        return self._planner.plan(
+            [
+                _make_tuning_cell(one.tuned_cell, rate, self._tune)
+                for one, own in zip(self.architectures, rates, strict=True)
+                for rate in own
+            ]
         )
 
     def _read_losses(
         self, planned: Plan, rates: Sequence[Sequence[float]]
     ) -> tuple[Architecture, ...]:
         """Return the architectures with the losses of the trials that have ended."""
-        trials = {one.trial.id: one for one in planned.trials}
+        states = {one.trial.id: one.state for one in planned.trials}
+
+        def read(trials: Mapping[int, str]) -> dict[int, float]:
+            losses = {}
+            for seed, trial in trials.items():
+                if states[trial] == "diverged":
+                    losses[seed] = math.inf
+                elif states[trial] == "done" and self._store is not None:
+                    result = self._store.result(trial)
+                    assert result is not None, "it is done"
+                    losses[seed] = float(result["measurements"]["loss"])
+            return losses
+
         cells = iter(planned.cells)
         return tuple(
-            replace(
-                one,
-                points=tuple(
-                    TunedPoint(rate, self._losses(next(cells).trials, trials)) for rate in own
-                ),
-            )
-            for one, own in zip(self._architectures, rates, strict=True)
+            replace(one, points=tuple(TunedPoint(rate, read(next(cells).trials)) for rate in own))
+            for one, own in zip(self.architectures, rates, strict=True)
         )
-
-    def _losses(
-        self, trial_ids: Mapping[int, str], trials: Mapping[str, PlannedTrial]
-    ) -> dict[int, float]:
-        losses = {}
-        for seed, trial_id in trial_ids.items():
-            if trials[trial_id].state == "diverged":
-                losses[seed] = math.inf
-            elif trials[trial_id].state == "done" and self._store is not None:
-                result = self._store.result(trial_id)
-                assert result is not None, "it is done"
-                losses[seed] = float(result["measurements"]["loss"])
-        return losses
-
-
-def _group_cells(sweep: Sweep) -> tuple[Architecture, ...]:
-    """Return the cells of a sweep by what is tuned once, in the order of the design."""
-    assert sweep.tune is not None, "only a sweep with tune is tuned"
-    groups: dict[str, list[Cell]] = {}
-    tuned: dict[tuple[str, ...], Cell] = {}
-    for cell in filter(is_tuned, sweep.cells()):
-        own = tuple(level for f, level in cell.levels.items() if f not in sweep.tune.share)
-        groups.setdefault(_recipe_key(tuned.setdefault(own, cell).experiment), []).append(cell)
-    return tuple(Architecture(tuple(cells), cells[0]) for cells in groups.values())
 
 
 def _recipe_key(experiment: Experiment) -> str:
@@ -337,13 +282,3 @@ def _describe_proposals(
             is_outside = not values[0] < rate < values[-1]
             why = "the best so far is at the edge" if is_outside else "beside a divergence"
             yield f"{one.label}: next {TUNED_KEY} = {rate:g}, as {why}"
-
-
-def _describe_architecture(one: Architecture) -> dict[str, Any]:
-    return {
-        "levels": dict(one.tuned_cell.levels),
-        "cells": [dict(cell.levels) for cell in one.cells],
-        "recipe": one.tuned_cell.experiment.training.learning_rate,
-        "points": [write_point(point) for point in one.points],
-        "optimum": None if one.optimum is None else asdict(one.optimum),
-    }

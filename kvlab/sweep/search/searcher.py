@@ -18,9 +18,9 @@ from kvlab.humanize import summarize_error
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.search_config import format_settings
-from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
+from kvlab.spec.sweep import SEARCH_FACTOR, Cell
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.search.optuna_sampler import (
     check_search,
@@ -56,7 +56,7 @@ class Searcher:
 
     Args:
         base: The plan of the base experiment alone.
-        describe: Returns the content of ``sweep.json`` for a plan.
+        describe: Returns the content of ``sweep.json`` for a stage.
         identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
 
     Attributes:
@@ -73,12 +73,13 @@ class Searcher:
         self,
         base: Plan,
         store: Store,
-        describe: Callable[[Plan], dict[str, Any]],
+        describe: Callable[[Stage], dict[str, Any]],
         identify: IdentifyDataset | None = None,
     ):
         assert base.sweep.search is not None, "only for sweeps with a search"
         check_search(base.sweep)
         self._config, self._store = base.sweep.search, store
+        self._directions = [objective_direction(name) for name in self._config.objectives]
         named = (replace(planned, name="base experiment") for planned in base.trials)
         self.plan = self._base = replace(base, trials=tuple(named))
         self._describe, self._identify = describe, identify
@@ -115,28 +116,28 @@ class Searcher:
         measured = [s for s in self.suggestions if s.observation.state == "ok" and s.has_trial]
         return [s for s in measured if not any(self._dominates(other, s) for other in measured)]
 
-    def describe(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``: the search without its suggestions.
+    @property
+    def stage(self) -> Stage:
+        """The one stage of a search, with what ``sweep.json`` keeps of it.
 
-        These lie in files of their own, and `Store.sweep` adds them.
+        The suggestions lie in files of their own, and `Store.sweep` adds them.
         """
-        description = self._describe(self._base)
-        description["search"] |= {
-            "directions": [objective_direction(name) for name in self._config.objectives],
+        record = {
+            **self._config.model_dump(mode="json"),
+            "directions": self._directions,
             "stop_reason": self.stop_reason,
             "spent_flops": self.flops,
             "spent_seconds": self._saved_seconds,
             "importances": self._importances,
         }
-        return description
+        return Stage(self._base, record={"search": record})
 
     def finish(self) -> None:
         """Estimate the importance of every parameter, and record how the search has ended."""
         measured = [s.observation for s in self.suggestions if s.has_trial and s.observation.values]
         if len(measured) >= MIN_IMPORTANCE_TRIALS:
-            directions = [objective_direction(name) for name in self._config.objectives]
-            self._importances = estimate_importances(self._config, directions, measured)
-        self._store.write_sweep(self.describe())
+            self._importances = estimate_importances(self._config, self._directions, measured)
+        self._store.write_sweep(self._describe(self.stage))
 
     def promote(self, trial_id: str) -> None:
         """Let a pruned trial be trained to its end, because a person wants it.
@@ -212,41 +213,48 @@ class Searcher:
 
     def _suggest(self) -> PlannedTrial | None:
         """Make a suggestion; return its trial, or None if it has none of its own."""
-        directions = [objective_direction(name) for name in self._config.objectives]
         history = [suggestion.observation for suggestion in self.suggestions]
-        observation = suggest_params(self._config, directions, history)
+        observation = suggest_params(self._config, self._directions, history)
         patch = {
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
         suggestion = Suggestion(observation, format_level(len(self.suggestions) + 1), patch)
-        earlier_suggestions = list(self.suggestions)
         self.suggestions.append(suggestion)
-        planned = self._plan_within_limits(suggestion)
-        if planned is not None:
-            for earlier in earlier_suggestions:
+        if self._plan_within_limits(suggestion):
+            for earlier in self.suggestions[:-1]:
                 if earlier.trial_id == suggestion.trial_id and earlier.has_trial:
-                    self._share_observation(suggestion, earlier)
+                    suggestion.skip_reason = f"computes the same as {earlier.level}"
+                    if not earlier.is_open:
+                        suggestion.observation = replace(
+                            earlier.observation,
+                            params=observation.params,
+                            sampler_attrs=observation.sampler_attrs,
+                        )
                     break
         self._save(suggestion)
         return self._with_pause_step(suggestion) if suggestion.has_trial else None
 
-    def _plan_within_limits(self, suggestion: Suggestion) -> PlannedTrial | None:
-        """Plan a suggestion and add it to the plan; None if it is impossible or beyond a limit."""
+    def _plan_within_limits(self, suggestion: Suggestion) -> bool:
+        """Plan a suggestion and add it to the plan, unless it is impossible or beyond a limit."""
         planned = self._plan_suggestion(suggestion)
         if planned is None:
-            return None
+            return False
         observation = suggestion.observation
         metrics = planned_metrics(planned.trials[0])
         observation.violations = limit_violations(self._config.limits, metrics)
         if any(violation > 0 for violation in observation.violations.values()):
             observation.state, suggestion.skip_reason = "beyond", "is beyond a limit"
-            return None
-        return self._add_to_plan(suggestion, planned)
+            return False
+        self._add_to_plan(suggestion, planned)
+        return True
 
     def _plan_suggestion(self, suggestion: Suggestion) -> Plan | None:
         """Plan one suggestion, as a new level of the search's factor; None if it is impossible."""
-        sweep = _with_level(self.plan.sweep, suggestion)
+        sweep = self.plan.sweep
+        levels = {**sweep.factors[SEARCH_FACTOR], suggestion.level: suggestion.patch}
+        factors = {**sweep.factors, SEARCH_FACTOR: levels}
+        sweep = sweep.model_copy(update={"factors": factors})
         try:
             data = apply_patch(sweep.source.base, sweep.patch(SEARCH_FACTOR, suggestion.level))
             experiment = Experiment.model_validate(data)
@@ -258,7 +266,7 @@ class Searcher:
             suggestion.skip_reason = f"is not possible: {_first_message(error)}"
             return None
 
-    def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> PlannedTrial:
+    def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> None:
         """Add a planned suggestion to the plan, and note its trial."""
         trial = replace(planned.trials[0], name=format_settings(suggestion.patch))
         suggestion.trial_id, suggestion.training_id = trial.trial.id, trial.trial.training_id
@@ -271,7 +279,6 @@ class Searcher:
         cells = (*self.plan.cells, *planned.cells)
         self.plan = replace(self.plan, sweep=planned.sweep, trials=trials, cells=cells)
         self._trials[trial.trial.id] = trial
-        return trial
 
     def _restore(self, suggestion: Suggestion) -> None:
         """Plan a suggestion of the history again.
@@ -287,15 +294,6 @@ class Searcher:
             raise StoreError(f"{text} text has changed; give the sweep another name to search anew")
         self._add_to_plan(suggestion, planned)
         self._with_pause_step(suggestion)
-
-    def _share_observation(self, suggestion: Suggestion, earlier: Suggestion) -> None:
-        """Take over what is known of an earlier suggestion that computes the same."""
-        suggestion.skip_reason = f"computes the same as {earlier.level}"
-        if not earlier.is_open:
-            own = suggestion.observation
-            suggestion.observation = replace(
-                earlier.observation, params=own.params, sampler_attrs=own.sampler_attrs
-            )
 
     # Observe
 
@@ -382,9 +380,9 @@ class Searcher:
         """Return whether ``one`` is at least as good in all objectives, and better in one."""
         values, other_values = one.observation.values, other.observation.values
         differences = [
-            value - other_value if objective_direction(name) == "minimize" else other_value - value
-            for name, value, other_value in zip(
-                self._config.objectives, values, other_values, strict=True
+            value - other_value if direction == "minimize" else other_value - value
+            for direction, value, other_value in zip(
+                self._directions, values, other_values, strict=True
             )
         ]
         return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
@@ -395,12 +393,6 @@ class Searcher:
             self._points.write(suggestion.to_json())
         self._saved_seconds = self.seconds
         save_history(self._directory, self._config, seconds=self._saved_seconds, flops=self.flops)
-
-
-def _with_level(sweep: Sweep, suggestion: Suggestion) -> Sweep:
-    """Return the sweep with a suggestion as a further level of the search's factor."""
-    levels = {**sweep.factors[SEARCH_FACTOR], suggestion.level: suggestion.patch}
-    return sweep.model_copy(update={"factors": {**sweep.factors, SEARCH_FACTOR: levels}})
 
 
 def _first_message(error: Exception) -> str:

@@ -12,7 +12,8 @@ from kvlab.store import Store
 from kvlab.sweep import Driver, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.stages import describe_stage, plan_at_least, plan_at_most
+from kvlab.sweep.planning.planner import describe_stage
+from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from tests.support.spec_files import sweep_errors
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks
 from tests.support.stub_trials import identify, write_sweep
