@@ -10,7 +10,6 @@ from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.provenance import Origin, build_provenance, utc_now
 from kvlab.store.result import Failure, build_result, describe_trial
-from kvlab.trial.smoke_test import SmokeResult
 from kvlab.trial.trial import Trial
 
 LOCK_PATIENCE_SECONDS = 5.0
@@ -36,41 +35,35 @@ def claim_result(
         yield fence if may_write else None
 
 
-def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
+def record_failure(
+    trial: Trial, store: Store, origin: Origin, failure: Failure, smoke_trace: str | None = None
+) -> bool:
     """Record the failure of a trial that cannot, such as one whose process is killed repeatedly.
+
+    Args:
+        smoke_trace: The traceback, if its architecture failed in a smoke test; that is logged.
 
     Returns:
         Whether it was recorded: not if a process still runs it, or if it has ended.
     """
-    with claim_result(trial, store) as fence:
-        if fence is not None:
-            provenance = build_provenance(
-                origin, started=utc_now(), attempts=len(store.attempts(trial.id))
-            )
-            store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
-        return fence is not None
-
-
-def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: SmokeResult) -> bool:
-    """Record a trial whose architecture failed its smoke test, with the test's traceback.
-
-    Returns:
-        Whether it was recorded: not if a process runs it, or if it has ended.
-    """
-    assert result.failure is not None, "only failures are recorded"
-    with claim_result(trial, store, replaceable=("damaged", "pruned")) as fence:
-        if fence is not None:
+    is_smoke = smoke_trace is not None
+    with claim_result(trial, store, ("damaged", "pruned") if is_smoke else ("damaged",)) as fence:
+        if fence is None:
+            return False
+        started = utc_now()
+        if is_smoke:
             store.write_trial(trial.id, describe_trial(trial), fence)
             attempt = Attempt(store, trial.id, fence)
             attempt.log("not run: one step of its architecture failed in the smoke test")
             failure = replace(
-                result.failure,
-                message=f"in the smoke test: {result.failure.message}",
-                traceback=attempt.write_traceback(result.traceback or ""),
+                failure,
+                message=f"in the smoke test: {failure.message}",
+                traceback=attempt.write_traceback(smoke_trace or ""),
             )
-            provenance = build_provenance(origin, started=attempt.started, attempts=attempt.number)
-            store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
-        return fence is not None
+        attempts = len(store.attempts(trial.id))
+        provenance = build_provenance(origin, started=started, attempts=attempts)
+        store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
+        return True
 
 
 def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
@@ -82,23 +75,24 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
         Whether it was recorded: not if a process continues it, or if it has ended.
     """
     with claim_result(trial, store) as fence:
-        if fence is not None:
-            training = trial.experiment.training
-            rungs = sorted(store.rungs(trial.training_id).items())
-            provenance = build_provenance(
-                origin,
-                started=utc_now(),
-                attempts=len(store.attempts(trial.id)),
-                pauses=store.count_pauses(trial.id),
-            )
-            step, loss = rungs[-1]
-            pruned = {"step": step, "steps": training.steps, "loss": loss}
-            result = build_result(trial, "pruned", provenance, pruned=pruned)
-            result["curves"]["validation_loss"] = [
-                [step, step * training.batch_tokens, loss] for step, loss in rungs
-            ]
-            store.write_result(result, fence)
-        return fence is not None
+        if fence is None:
+            return False
+        training = trial.experiment.training
+        rungs = sorted(store.rungs(trial.training_id).items())
+        provenance = build_provenance(
+            origin,
+            started=utc_now(),
+            attempts=len(store.attempts(trial.id)),
+            pauses=store.count_pauses(trial.id),
+        )
+        step, loss = rungs[-1]
+        pruned = {"step": step, "steps": training.steps, "loss": loss}
+        result = build_result(trial, "pruned", provenance, pruned=pruned)
+        result["curves"]["validation_loss"] = [
+            [step, step * training.batch_tokens, loss] for step, loss in rungs
+        ]
+        store.write_result(result, fence)
+        return True
 
 
 def format_pruned(result: dict[str, Any]) -> str:

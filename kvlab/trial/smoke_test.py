@@ -6,8 +6,8 @@ record keeps nothing of it. The result is a file for the driver: what failed, or
 """
 
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,7 +51,13 @@ class SmokeTest:
     @classmethod
     def of(cls, trial: Trial, result_path: Path) -> "SmokeTest":
         """Return the smoke test of a trial's architecture."""
-        experiment = _reduce_to_one_worker(trial.experiment)
+        resources, training = trial.experiment.resources, trial.experiment.training
+        tokens = training.batch_tokens // resources.training_workers
+        experiment = _with(
+            trial.experiment,
+            training={"batch_tokens": tokens},
+            resources={"gpus": min(1.0, resources.devices), "workers": 1},
+        )
         return cls(f"smoke-{trial.id}", experiment, trial.seed, str(result_path))
 
     @property
@@ -102,84 +108,70 @@ def run_smoke_test(test: SmokeTest) -> Literal["done", "failed"]:
     return "done" if result.failure is None else "failed"
 
 
-def _reduce_to_one_worker(experiment: Experiment) -> Experiment:
-    """Return the experiment on one device, with as many tokens per step as one worker takes."""
-    resources, training = experiment.resources, experiment.training
-    tokens = training.batch_tokens // resources.training_workers
-    one_device = {"gpus": min(1.0, resources.devices), "workers": 1}
-    return experiment.model_copy(
-        update={
-            "resources": resources.model_copy(update=one_device),
-            "training": training.model_copy(update={"batch_tokens": tokens}),
-        }
-    )
+def _with(
+    experiment: Experiment, training: dict[str, Any], resources: dict[str, Any]
+) -> Experiment:
+    """Return an experiment with other values of ``training`` and ``resources``."""
+    changed = {
+        "training": experiment.training.model_copy(update=training),
+        "resources": experiment.resources.model_copy(update=resources),
+    }
+    return experiment.model_copy(update=changed)
 
 
 def _measure(test: SmokeTest) -> SmokeResult:
+    """Return the peak memory of what is tried, of which nothing stays on the device."""
     import torch
 
+    from kvlab.benchmark.peak_memory import measure_peak_memory
     from kvlab.train.train_step import device_microbatch_rows
     from kvlab.trial.torch_trainable import set_up_device
 
-    device_name, _ = set_up_device(test.resources, test.seed)
-    device = torch.device(device_name)
+    device = torch.device(set_up_device(test.resources, test.seed)[0])
     rows = device_microbatch_rows(test.experiment, device)
-    result = _measure_memory(device, lambda: _train_and_score(test, device, rows))
-    return replace(result, microbatch_tokens=rows * test.experiment.model.block_size)
+    use = measure_peak_memory(device, lambda: _train_and_score(test, device, rows), reserved=True)
+    tokens = rows * test.experiment.model.block_size
+    if device.type != "cuda":
+        return SmokeResult(use.growth, None, tokens)
+    return SmokeResult(use.peak, torch.cuda.get_device_properties(device).total_memory, tokens)
 
 
 def _train_and_score(test: SmokeTest, device: "torch.device", rows: int) -> None:
+    """Take steps of at most `MICROBATCHES`, of ``rows`` rows each, on random tokens; then score."""
+    import numpy as np
     import torch
 
     from kvlab.model import GPT
+    from kvlab.train.divergence import check_finite
+    from kvlab.train.train_step import TrainStepper
 
-    model = GPT(test.experiment.model, seed=test.seed).to(device)
-    model.trained_kv = test.experiment.training.kv
-    if test.experiment.training.steps:
-        _train(model, _shorten(test.experiment, rows), test.seed)
-    dtype = getattr(torch, test.experiment.weight_dtype(device.type))
-    _score(model.to(dtype).eval(), test.experiment)
-
-
-def _shorten(experiment: Experiment, rows: int) -> Experiment:
-    """Return the experiment with a step of at most `MICROBATCHES`, of ``rows`` rows each."""
-    block, training = experiment.model.block_size, experiment.training
-    microbatches = min(training.batch_tokens // block // rows, MICROBATCHES)
-    step = {"batch_tokens": microbatches * rows * block, "evaluate_tokens": block}
-    microbatch = {"microbatch_tokens": rows * block}
-    return experiment.model_copy(
-        update={
-            "training": training.model_copy(update=step),
-            "resources": experiment.resources.model_copy(update=microbatch),
-        }
-    )
+    experiment, block = test.experiment, test.experiment.model.block_size
+    model = GPT(experiment.model, seed=test.seed).to(device)
+    model.trained_kv = experiment.training.kv
+    if experiment.training.steps:
+        microbatches = min(experiment.training.batch_tokens // block // rows, MICROBATCHES)
+        short = _with(
+            experiment,
+            training={"batch_tokens": microbatches * rows * block, "evaluate_tokens": block},
+            resources={"microbatch_tokens": rows * block},
+        )
+        random = np.random.default_rng(test.seed)
+        tokens = random.integers(experiment.model.vocab_size, size=4 * block + 1)
+        stepper = TrainStepper(model, RandomTokens(tokens, tokens), short, test.seed)
+        stepper.connect_workers()
+        for step in range(STEPS):
+            stepper.step(step)
+        check_finite("validation loss", stepper.validation_loss(), short.training, STEPS)
+    dtype = getattr(torch, experiment.weight_dtype(device.type))
+    _score(model.to(dtype).eval(), experiment)
 
 
 @dataclass(frozen=True)
-class _RandomTokens:
+class RandomTokens:
     """Random token ids in place of a dataset."""
 
     train: Any
     validation: Any
-
-
-def _draw_tokens(experiment: Experiment, seed: int) -> _RandomTokens:
-    import numpy as np
-
-    model = experiment.model
-    tokens = np.random.default_rng(seed).integers(model.vocab_size, size=4 * model.block_size + 1)
-    return _RandomTokens(tokens, tokens)
-
-
-def _train(model: "GPT", experiment: Experiment, seed: int) -> None:
-    from kvlab.train.divergence import check_finite
-    from kvlab.train.train_step import TrainStepper
-
-    stepper = TrainStepper(model, _draw_tokens(experiment, seed), experiment, seed)
-    stepper.connect_workers()
-    for step in range(STEPS):
-        stepper.step(step)
-    check_finite("validation loss", stepper.validation_loss(), experiment.training, STEPS)
 
 
 def _score(model: "GPT", experiment: Experiment) -> None:
@@ -208,15 +200,3 @@ def _score(model: "GPT", experiment: Experiment) -> None:
     length = min(benchmark.prompt_tokens + 2, block)
     cache = decoder.new_cache(max(benchmark.batch_sizes), length)
     decoder.decode(cache, length - benchmark.prompt_tokens)
-
-
-def _measure_memory(device: "torch.device", work: Callable[[], None]) -> SmokeResult:
-    """Return the peak memory of ``work``, of which nothing stays on the device."""
-    import torch
-
-    from kvlab.benchmark.peak_memory import measure_peak_memory
-
-    use = measure_peak_memory(device, work, reserved=True)
-    if device.type != "cuda":
-        return SmokeResult(peak_bytes=use.growth)
-    return SmokeResult(use.peak, torch.cuda.get_device_properties(device).total_memory)

@@ -18,20 +18,13 @@ from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 from kvlab.train.train_step import TrainStepper
+from kvlab.trial.smoke_test import RandomTokens
 
 STEPS = 3
 """Measured steps, after one that warms up."""
 
 WATCH_SECONDS = 0.3
 """For which it is seen whether other processes use this machine."""
-
-
-class _RandomTokens:
-    """Random token ids in place of a dataset."""
-
-    def __init__(self, vocab_size: int):
-        self.train = np.random.default_rng(0).integers(vocab_size, size=20_000)
-        self.validation = self.train
 
 
 def measure_training_rate(experiment: Experiment, threads: int) -> dict[str, Any]:
@@ -52,8 +45,9 @@ def measure_training_rate(experiment: Experiment, threads: int) -> dict[str, Any
 
 def _measure_rate(experiment: Experiment, clock: Callable[[], float]) -> float:
     """Return the FLOPs per second of the fastest step."""
-    tokens = _RandomTokens(experiment.model.vocab_size)
-    stepper = TrainStepper(GPT(experiment.model, seed=0), tokens, experiment, seed=0)
+    tokens = np.random.default_rng(0).integers(experiment.model.vocab_size, size=20_000)
+    model = GPT(experiment.model, seed=0)
+    stepper = TrainStepper(model, RandomTokens(tokens, tokens), experiment, seed=0)
     stepper.connect_workers()
     seconds = []
     for step in range(1 + STEPS):

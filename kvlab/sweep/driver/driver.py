@@ -15,27 +15,14 @@ from typing import Any, Literal
 from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
+from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
 from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
-from kvlab.sweep.driver.trial_queue import (
-    Admission,
-    RemoteTrials,
-    TrainingWaitlist,
-    TrialQueue,
-    TrunkWaitlist,
-    order_trials,
-)
 from kvlab.sweep.executors.executor import EndedTask, Executor, WorkerKilled
-from kvlab.sweep.planning.planner import (
-    Plan,
-    PlannedTrial,
-    Stage,
-    ended_status,
-    trials_to_run,
-    uses_pruning,
-)
-from kvlab.trial.finalize import record_failure, record_pruned
+from kvlab.sweep.planning import planner
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
+from kvlab.trial import finalize
 from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 
 WAIT_SECONDS = 0.5
@@ -83,10 +70,12 @@ class Driver:
         self._trials = {planned.trial.id: planned for planned in plan.trials}
         self._states: dict[str, str] = {}  # trial id -> how it has ended
         self._running: dict[str, float] = {}  # trial id -> when it was started
-        self._queue, self._trainings = TrialQueue(), TrainingWaitlist()
-        self.remote_trials = RemoteTrials(store, self._trainings)
-        self._trunks = TrunkWaitlist(store, lambda: [*self.running_trials, *self.remote_trials])
-        self._admission = Admission(executor, self._on_event)
+        self._queue, self._trainings = queues.TrialQueue(), queues.TrainingWaitlist()
+        self.remote_trials = queues.RemoteTrials(store, self._trainings)
+        self._trunks = queues.TrunkWaitlist(
+            store, lambda: [*self.running_trials, *self.remote_trials]
+        )
+        self._admission = queues.Admission(executor, self._on_event)
         self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
         self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
         self._halt_reason, self._trials_run = "", 0
@@ -118,9 +107,9 @@ class Driver:
             StoreError: The store cannot be written; everything that ran has been stopped.
         """
         started, sweep = time.monotonic(), self._plan.sweep.name
-        self._admission.check(trials_to_run(self._plan, self._retry_failed))
-        is_exclusive = self._source is not None
-        with join_sweep(self._store, sweep, self._description, exclusive=is_exclusive):
+        self._admission.check(planner.trials_to_run(self._plan, self._retry_failed))
+        exclusive = self._source is not None
+        with join_sweep(self._store, sweep, self._description, exclusive=exclusive):
             try:
                 self._queue_missing_trials()
                 self._run_until_done()
@@ -139,7 +128,10 @@ class Driver:
                 self._stop_request.check()
                 if not self._halt_reason:
                     self._ask_source()
-                    self._collect_remote_trials()
+                    for planned, waiting in self.remote_trials.pop_released():
+                        self._queue.push_front(*waiting)
+                        if not self._has_ended_remotely(planned):
+                            self._queue.push_front(planned)
                     self._start_ready_trials()
             if self._running:
                 for ended, seconds in self._wait_for_trials():
@@ -163,7 +155,7 @@ class Driver:
             missing = [
                 p for p in self._prepare(missing, self._stop_request.check) if self._admit(p)
             ]
-        for planned in order_trials(missing):
+        for planned in queues.order_trials(missing):
             self._queue.push(planned)
 
     def _admit(self, planned: PlannedTrial) -> bool:
@@ -176,7 +168,7 @@ class Driver:
 
     def _read_status(self, planned: PlannedTrial) -> str | None:
         """Return how a trial of this sweep has ended, by pruning too; None if it has not."""
-        pruning = uses_pruning(self._plan.sweep)
+        pruning = planner.uses_pruning(self._plan.sweep)
         return ended_status(self._store, planned.trial.id, pruned=pruning)
 
     # Where trials come from
@@ -202,13 +194,6 @@ class Driver:
         self._states.pop(planned.trial.id, None)
         self._queue.push(planned)
 
-    def _collect_remote_trials(self) -> None:
-        """Take what other processes have ended or released, and what waited for that."""
-        for planned, waiting in self.remote_trials.pop_released():
-            self._queue.push_front(*waiting)
-            if not self._has_ended_remotely(planned):
-                self._queue.push_front(planned)
-
     def _has_ended_remotely(self, planned: PlannedTrial) -> bool:
         """Return whether another process has ended a trial; then count it."""
         status = ended_status(self._store, planned.trial.id)
@@ -225,9 +210,9 @@ class Driver:
             trial = planned.trial
             if self._has_ended_remotely(planned):
                 continue
-            if is_source_missing(trial, self._store) and not self._can_make_source(planned):
-                self._wait_for_source(planned)
-            elif self._trainings.is_running(trial.training_id):
+            if is_source_missing(trial, self._store) and self._must_wait_for_source(planned):
+                continue
+            if self._trainings.is_running(trial.training_id):
                 self._trainings.wait_for(trial.training_id, planned)
             elif self.remote_trials.holds(trial):
                 self._wait_for_remote(planned)
@@ -257,30 +242,28 @@ class Driver:
         self._on_event(Event("started", planned))
         self._executor.start(planned.trial)
 
-    def _can_make_source(self, planned: PlannedTrial) -> bool:
-        """Return whether a trial may train its source again: one that was done, and is lost."""
-        states = {self._states.get(p.trial.id) for p in self._list_source_trials(planned)}
+    def _must_wait_for_source(self, planned: PlannedTrial) -> bool:
+        """Let a trial wait for the training that it starts from; fail it if none is to come.
+
+        Returns:
+            False if it may train its source again: one that was done, and is lost.
+        """
         source = planned.trial.source_training
         assert source is not None, "checked by is_source_missing"
-        was_done = "done" in states and None not in states
-        return was_done and not self._trainings.is_running(source.training_id)
-
-    def _list_source_trials(self, planned: PlannedTrial) -> list[PlannedTrial]:
-        """Return the trials whose training is the one that a trial starts from."""
-        source = planned.trial.source_training
-        assert source is not None, "checked by is_source_missing"
-        return [p for p in self._plan.trials if p.trial.training_id == source.training_id]
-
-    def _wait_for_source(self, planned: PlannedTrial) -> None:
-        """Let a trial wait for the training that it starts from; fail it if none is to come."""
-        assert planned.trial.source_training is not None, "checked by is_source_missing"
-        training_id = planned.trial.source_training.training_id
-        is_pending = any(p.trial.id not in self._states for p in self._list_source_trials(planned))
-        if is_pending or self._trainings.is_running(training_id):
+        training_id = source.training_id
+        states = {
+            self._states.get(p.trial.id)
+            for p in self._plan.trials
+            if p.trial.training_id == training_id
+        }
+        if None in states or self._trainings.is_running(training_id):
             self._trainings.wait_for(training_id, planned)
-            return
-        error = SourceMissing(explain_missing_source(planned.trial, self._store))
-        self._handle_end(EndedTask(planned.trial.id, error=error), 0.0)
+        elif "done" in states:
+            return False
+        else:
+            error = SourceMissing(explain_missing_source(planned.trial, self._store))
+            self._handle_end(EndedTask(planned.trial.id, error=error), 0.0)
+        return True
 
     # Wait
 
@@ -326,16 +309,14 @@ class Driver:
             raise StoreError(f"{text} result of it; workers and driver must share the store")
         if status is not None:
             self._finish(planned, status, seconds)
-        elif ended.outcome is not None:
-            self._handle_interruption(planned, ended.outcome, seconds)
-
-    def _handle_interruption(self, planned: PlannedTrial, outcome: str, seconds: float) -> None:
-        """Handle a trial that has ended without a result: stopped, paused, or elsewhere."""
-        self._on_event(Event("ended", planned, outcome, seconds))
-        if outcome == "elsewhere":
-            self._wait_for_remote(planned)
-        elif outcome == "stopped" and not self.is_stopping and not self._stop_request.is_pending():
-            self._queue.push_front(planned)  # the request to stop has been withdrawn
+        elif ended.outcome is not None:  # without a result
+            self._on_event(Event("ended", planned, ended.outcome, seconds))
+            if ended.outcome == "elsewhere":
+                self._wait_for_remote(planned)
+            elif ended.outcome == "stopped" and not (
+                self.is_stopping or self._stop_request.is_pending()
+            ):
+                self._queue.push_front(planned)  # the request to stop has been withdrawn
 
     def _retry_or_record(self, planned: PlannedTrial, error: BaseException) -> str | None:
         """Queue a killed trial again, or record its failure; return the status of its result."""
@@ -345,7 +326,7 @@ class Driver:
                 self._queue_retry(retry)
                 return None
         failure = self._retry_policy.lasting_failure(planned, error)
-        if record_failure(planned.trial, self._store, self._origin, failure):
+        if finalize.record_failure(planned.trial, self._store, self._origin, failure):
             return "failed"
         status = ended_status(self._store, planned.trial.id)
         if status is None:  # another process runs it after all: wait for that one
@@ -356,7 +337,7 @@ class Driver:
         """Let the source decide about a paused trial; return ``pruned`` if it does not go on."""
         assert self._source is not None, "only trials of a source pause"
         resumed = self._source.resume_or_prune(planned)
-        if resumed is None and record_pruned(planned.trial, self._store, self._origin):
+        if resumed is None and finalize.record_pruned(planned.trial, self._store, self._origin):
             return "pruned"
         status = ended_status(self._store, planned.trial.id)
         if status is None:

@@ -24,7 +24,7 @@ from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning.planner import PlannedTrial
-from kvlab.trial.finalize import record_smoke_failure
+from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest
 
@@ -91,7 +91,18 @@ class SmokeTests:
             Stopped: By ``check_stop``, which is called repeatedly.
             StoreError: The store cannot be written.
         """
-        groups = self._groups_to_test(missing)
+        groups: dict[str, list[PlannedTrial]] = {}
+        for planned in missing:
+            groups.setdefault(smoke_test_key(planned), []).append(planned)
+        is_worthwhile = self.requested
+        if is_worthwhile is None:  # one architecture is tested as well by its first trial
+            is_worthwhile = len(groups) > 1 and any(
+                estimate_training_seconds(planned, self.flops_per_second) > MIN_TRAINING_SECONDS
+                for planned in missing
+                if planned.trains
+            )
+        if not is_worthwhile:
+            groups = {key: own for key, own in groups.items() if _shares_gpu_by_memory(own[0])}
         if not groups:
             return list(missing)
         self.on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
@@ -99,32 +110,18 @@ class SmokeTests:
         prepared: dict[str, PlannedTrial] = {}
         broken = 0
         for key, group in groups.items():
-            result = results.get(key)
-            if result is not None and _is_broken(result):
+            result = results.get(key, SmokeResult())
+            failure = result.failure
+            if failure is not None and failure.kind not in _HANDLED_BY_TRIAL:
                 broken += 1
+                trace = result.traceback or ""
                 for planned in group:
-                    record_smoke_failure(planned.trial, self.store, self.origin, result)
+                    record_failure(planned.trial, self.store, self.origin, failure, trace)
             prepared |= {planned.trial.id: _settle_gpu_share(planned, result) for planned in group}
-        self.on_progress(_format_summary(broken, list(results.values())))
+        peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
+        peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
+        self.on_progress(f"smoke test: {broken or 'none'} broken{peak}")
         return [prepared.get(planned.trial.id, planned) for planned in missing]
-
-    def _groups_to_test(self, missing: Sequence[PlannedTrial]) -> dict[str, list[PlannedTrial]]:
-        """Group the trials by what a test of them would do; keep the groups to be tested."""
-        groups: dict[str, list[PlannedTrial]] = {}
-        for planned in missing:
-            groups.setdefault(smoke_test_key(planned), []).append(planned)
-        if self.requested or (self.requested is None and self._is_worthwhile(groups)):
-            return groups
-        return {key: group for key, group in groups.items() if _shares_gpu_by_memory(group[0])}
-
-    def _is_worthwhile(self, groups: dict[str, list[PlannedTrial]]) -> bool:
-        """Return whether tests save time. One architecture is tested as well by its first trial."""
-        return len(groups) > 1 and any(
-            estimate_training_seconds(planned, self.flops_per_second) > MIN_TRAINING_SECONDS
-            for group in groups.values()
-            for planned in group
-            if planned.trains
-        )
 
     def _run(
         self, trials: dict[str, PlannedTrial], check_stop: Callable[[], None]
@@ -160,14 +157,8 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     """Return a key of what a test does: the architecture, the training step, the resources."""
     experiment = planned.trial.experiment
     training = experiment.training
-    step: list[Any] = [
-        training.batch_tokens,
-        training.precision,
-        training.compile,
-        training.steps > 0,
-    ]
-    if training.int8:
-        step.append(list(training.int8))
+    step: list[Any] = [training.batch_tokens, training.precision, training.compile]
+    step += [training.steps > 0, *([list(training.int8)] if training.int8 else [])]
     facts = [architecture_key(planned), step, experiment.resources.model_dump(mode="json")]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 
@@ -175,27 +166,22 @@ def smoke_test_key(planned: PlannedTrial) -> str:
 def estimate_training_seconds(planned: PlannedTrial, flops_per_second: float | None) -> float:
     """Return about how long a training takes; without a measured rate, a lower bound."""
     resources = planned.trial.experiment.resources
-    if flops_per_second is None:
-        if resources.devices:
-            flops_per_second = MAX_TRAINING_FLOPS["gpu"] * resources.devices
-        else:
-            flops_per_second = MAX_TRAINING_FLOPS["cpu"] * resources.cpus
-    return planned.flops / flops_per_second
-
-
-def _is_broken(result: SmokeResult) -> bool:
-    return result.failure is not None and result.failure.kind not in _HANDLED_BY_TRIAL
+    if resources.devices:
+        bound = MAX_TRAINING_FLOPS["gpu"] * resources.devices
+    else:
+        bound = MAX_TRAINING_FLOPS["cpu"] * resources.cpus
+    return planned.flops / (flops_per_second or bound)
 
 
 def _shares_gpu_by_memory(planned: PlannedTrial) -> bool:
     return planned.trial.experiment.resources.gpus == "auto"
 
 
-def _settle_gpu_share(planned: PlannedTrial, result: SmokeResult | None) -> PlannedTrial:
+def _settle_gpu_share(planned: PlannedTrial, result: SmokeResult) -> PlannedTrial:
     """Replace ``gpus: auto`` by what the measured memory allows; a whole GPU if none was."""
     if not _shares_gpu_by_memory(planned):
         return planned
-    if result is None or not result.peak_bytes or not result.device_bytes:
+    if not result.peak_bytes or not result.device_bytes:
         return planned.with_resources(gpus=device_share(1))
     changes: dict[str, object] = {
         "gpus": device_share(trials_per_device(result.peak_bytes, result.device_bytes))
@@ -221,9 +207,3 @@ def _read_result(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
         raise StoreError(text) from None
     finally:
         path.unlink(missing_ok=True)
-
-
-def _format_summary(broken: int, results: list[SmokeResult]) -> str:
-    peaks = [result.peak_bytes for result in results if result.peak_bytes]
-    peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
-    return f"smoke test: {broken or 'none'} broken{peak}"

@@ -1,15 +1,14 @@
 """Estimate what a plan still costs: memory, device-hours and money."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
 from typing import Any, Literal
 
+from kvlab import layout
 from kvlab.errors import StoreError, UsageError
-from kvlab.layout import forward_flops, training_flops, training_peak_bytes
 from kvlab.layout.training_memory import process_bytes
-from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.sweep.executors.capacity import cpu_count
@@ -146,8 +145,8 @@ def estimate_budget(
     if price is not None and hours is None:
         text = f"--price = {price:g} needs a rate, and no finished trial here gives one"
         raise UsageError(f"{text}; state it with --rate FLOPS")
-    peaks = {p.trial.id: training_peak_bytes(p.trial.experiment, memory) for p in missing}
-    largest = max(peaks, key=lambda trial_id: peaks[trial_id])
+    peaks = {p.trial.id: layout.training_peak_bytes(p.trial.experiment, memory) for p in missing}
+    largest = max(peaks, key=peaks.__getitem__)
     parameters = [planned.parameters for planned in missing]
     trainings = [planned for planned in missing if planned.trains]
     uses_gpus = any(planned.trial.resources.devices for planned in missing)
@@ -196,7 +195,7 @@ def _machine_rate(
     if len(resources) != 1 or next(iter(resources)).devices:
         return None
     experiments = [planned.trial.experiment for planned in missing]
-    typical = sorted(experiments, key=training_flops)[len(experiments) // 2]
+    typical = sorted(experiments, key=layout.training_flops)[len(experiments) // 2]
     rate = load_training_rate(
         typical,
         max(1, min(int(typical.resources.cpus), cpu_count())),
@@ -223,7 +222,7 @@ def _scoring_flops(experiment: Experiment) -> float:
     tokens = evaluation.loss_tokens + of_items
     if evaluation.served:
         tokens += (evaluation.served_tokens or evaluation.loss_tokens) + of_items
-    return tokens / model.block_size * forward_flops(model, model.block_size)
+    return tokens / model.block_size * layout.forward_flops(model, model.block_size)
 
 
 def _measure_rate(
@@ -233,18 +232,22 @@ def _measure_rate(
     resources = {planned.trial.resources for planned in missing}
     if store is None or len(resources) != 1:
         return None
-    own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
-    others = (trial for trial in store.trial_ids()[:_MAX_TRIALS_SCANNED] if trial not in set(own))
-    rates, measure_seconds = [], []
+    [needed] = resources
     size = median(planned.parameters for planned in missing)
-    for result in _results_with_resources(store, (*own, *others), next(iter(resources))):
+    rates, measure_seconds = [], []
+    for result in _read_results(plan, store):
+        used = result["experiment"]["resources"]
+        if (used["gpus"], used["cpus"]) != (needed.gpus, needed.cpus):
+            continue
         if not 1 / SIMILAR_SIZE <= result["model"]["parameters"] / size <= SIMILAR_SIZE:
             continue
         training, provenance = result["training_record"], result["provenance"]
         rates.append(result["model"]["training_flops"] / training["seconds"])
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
-            seconds = _seconds_between(provenance["started"], provenance["finished"])
-            measure_seconds.append(seconds - training["seconds"])
+            start, end = (
+                datetime.fromisoformat(provenance[key]) for key in ("started", "finished")
+            )
+            measure_seconds.append((end - start).total_seconds() - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
             break
     if not rates:
@@ -253,24 +256,14 @@ def _measure_rate(
     return TrainingRate(median(rates), "measured", len(rates), measured, MEASURED_UNCERTAINTY)
 
 
-def _results_with_resources(
-    store: Store, trials: Iterable[str], resources: ResourcesConfig
-) -> Iterator[dict[str, Any]]:
-    """Yield the readable results of done trials that trained with these resources."""
-    for trial_id in trials:
-        if store.status(trial_id) != "done":
-            continue
+def _read_results(plan: Plan, store: Store) -> Iterator[dict[str, Any]]:
+    """Yield the readable results of done trials that trained, those of the plan first."""
+    own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
+    for trial_id in dict.fromkeys((*own, *store.trial_ids()[:_MAX_TRIALS_SCANNED])):
         try:
-            result = store.result(trial_id)
+            result = store.result(trial_id) if store.status(trial_id) == "done" else None
         except StoreError:
             continue
         training = (result or {}).get("training_record") or {}
-        if result is None or not training.get("seconds") or not result["model"]["training_flops"]:
-            continue
-        used = result["experiment"]["resources"]
-        if (used["gpus"], used["cpus"]) == (resources.gpus, resources.cpus):
+        if result is not None and training.get("seconds") and result["model"]["training_flops"]:
             yield result
-
-
-def _seconds_between(started: str, finished: str) -> float:
-    return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()

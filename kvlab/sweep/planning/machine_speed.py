@@ -13,7 +13,6 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from kvlab.data.data_dir import get_data_dir
@@ -70,7 +69,9 @@ def load_training_rate(
         None if it is not known and cannot be measured.
     """
     facts = make_short_training(experiment)
-    path = _rates_path()
+    name = f"{platform.node()}-{os.cpu_count()}-torch-{importlib.metadata.version('torch')}"
+    safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)  # one cache, many machines
+    path = get_data_dir() / "training-rates" / f"{safe}.json"
     key = fingerprint({"training": facts, "threads": threads})[:ID_LENGTH]
     try:
         remembered: dict[str, Any] = dict(read_json(path))
@@ -124,10 +125,3 @@ def _measure(facts: dict[str, Any], threads: int) -> MachineRate | None:
         return MachineRate(**json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
-
-
-def _rates_path() -> Path:
-    """Return the file of this machine: a cache folder may serve several."""
-    name = f"{platform.node()}-{os.cpu_count()}-torch-{importlib.metadata.version('torch')}"
-    safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-    return get_data_dir() / "training-rates" / f"{safe}.json"

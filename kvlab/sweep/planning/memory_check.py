@@ -81,8 +81,7 @@ def measure_machine_memory(_: str = "") -> str:
 
     The argument is not used: an executor runs functions of one string on its machines.
     """
-    memory = {"host": host_memory(), "device": device_memory(), "cores": cpu_count()}
-    return json.dumps(memory)
+    return json.dumps({"host": host_memory(), "device": device_memory(), "cores": cpu_count()})
 
 
 def check_memory(
@@ -101,8 +100,8 @@ def check_memory(
     machines, reported = list(machines), set()
     for planned in missing:
         experiment = planned.trial.experiment
-        memory = max((_total_bytes(machine, experiment) for machine in machines), default=0)
-        overhead = process_bytes(experiment)
+        on_device, overhead = experiment.resources.devices > 0, process_bytes(experiment)
+        memory = max((m.device if on_device else m.host for m in machines), default=0)
         if not planned.trains or not memory:
             continue
         _check_fits(planned, memory)
@@ -136,11 +135,6 @@ def _warning(planned: PlannedTrial, peak: int, count: int, memory: int) -> str:
         hint += f" or raise resources.{field} so that fewer run at once"
     has = f"{format_bytes(memory)} that {_owner(experiment)} has"
     return f"memory may run out: {text}, of {has}; {hint}"
-
-
-def _total_bytes(machine: MachineMemory, experiment: Experiment) -> int:
-    """Return the memory of the device that a training runs on, or of the host."""
-    return machine.device if experiment.resources.devices else machine.host
 
 
 def _owner(experiment: Experiment) -> str:

@@ -13,20 +13,12 @@ from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
-from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
-from kvlab.spec.size_config import count_size_parameters
+from kvlab.spec.size_config import SizeConfig, count_size_parameters
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
-from kvlab.sweep.planning.texts import (
-    IdentifyDataset,
-    PlannedTexts,
-    describe_texts,
-    find_text,
-    prepare_text,
-    read_known_texts,
-    with_absolute_paths,
-)
+from kvlab.sweep.planning import texts as planned_texts
+from kvlab.sweep.planning.texts import IdentifyDataset, PlannedTexts
 from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missing
 from kvlab.trial.trial import Trial
@@ -302,8 +294,8 @@ def plan(
     cells = sweep.cells() if cells is None else cells
     resolver = InitialWeightsResolver(sweep, cells, provisional=provisional)
     if identify is None:
-        identify = find_text if provisional else prepare_text
-    known = {} if store is None else read_known_texts(store, sweep.name)
+        identify = planned_texts.find_text if provisional else planned_texts.prepare_text
+    known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
     texts = PlannedTexts(sweep, identify, provisional, known)
     texts.check(cells)
     builder = _PlanBuilder(sweep, store, texts, resolver)
@@ -357,7 +349,15 @@ class _PlanBuilder:
         self._costs: dict[str, dict[str, int]] = {}
 
     def add(self, cell: Cell) -> PlannedCell:
-        costs = _trial_costs(cell.experiment)
+        model, training = cell.experiment.model, cell.experiment.training
+        layout = KVLayout.of(model, cell.experiment.serving)
+        costs = {
+            "parameters": parameter_count(model),
+            "kv_bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
+            "kv_bytes": layout.stored_bytes(1, model.block_size, MODEL_DTYPE),
+            "flops": training_flops(cell.experiment),
+            "tokens": training.steps * training.batch_tokens,
+        }
         trial_ids = {}
         for seed in cell.seeds:
             trial = self._make_trial(cell, seed)
@@ -371,24 +371,26 @@ class _PlanBuilder:
         first_trial: dict[str, str] = {}  # training id -> the first trial of this plan that has it
         for trial in self._trials.values():
             first_trial.setdefault(trial.training_id, trial.id)
-        planned_trainings: set[str] = set()
-        planned = []
+        store, planned_trainings, planned = self._store, set[str](), []
         for trial in self._trials.values():
-            state: TrialState | None = self._ended_status(trial)
+            state: TrialState | None = None
+            if store is not None:
+                state = ended_status(store, trial.id, pruned=self._uses_pruning)
             if state is None:
-                is_trained = trial.training_id in planned_trainings or self._is_trained(trial)
+                is_trained = trial.training_id in planned_trainings or (
+                    store is not None and store.is_trained(trial.training_id)
+                )
                 state = "shares training" if is_trained else "new"
                 planned_trainings.add(trial.training_id)
             first, source = first_trial[trial.training_id], trial.source_training
             planned.append(
                 PlannedTrial(
-                    trial=trial,
+                    trial,
                     cells=tuple(self._cells[trial.id]),
                     state=state,
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
                     branch=Branch(),
-                    name="",
                     **self._costs[trial.id],
                 )
             )
@@ -409,38 +411,16 @@ class _PlanBuilder:
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)
         if key not in self._trial_of_cell:
-            experiment = self._texts.fit(with_absolute_paths(cell.experiment))
+            experiment = self._texts.fit(planned_texts.with_absolute_paths(cell.experiment))
             dataset_id = self._texts.identity(experiment.data)
             initial_weights = self._resolver.resolve(cell, seed, self._make_trial)
             self._trial_of_cell[key] = Trial.of(experiment, dataset_id, seed, initial_weights)
         return self._trial_of_cell[key]
 
-    def _ended_status(self, trial: Trial) -> EndedStatus | None:
-        if self._store is None:
-            return None
-        return ended_status(self._store, trial.id, pruned=self._uses_pruning)
 
-    def _is_trained(self, trial: Trial) -> bool:
-        return self._store is not None and self._store.is_trained(trial.training_id)
-
-
-def _trial_costs(experiment: Experiment) -> dict[str, int]:
-    layout = KVLayout.of(experiment.model, experiment.serving)
-    training = experiment.training
-    return {
-        "parameters": parameter_count(experiment.model),
-        "kv_bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
-        "kv_bytes": layout.stored_bytes(1, experiment.model.block_size, MODEL_DTYPE),
-        "flops": training_flops(experiment),
-        "tokens": training.steps * training.batch_tokens,
-    }
-
-
-def _describe_sizes(sweep: Sweep) -> dict[str, Any]:
-    if sweep.size is None:
-        return {}
+def _describe_sizes(sweep: Sweep, size: SizeConfig) -> dict[str, Any]:
     parameters = count_size_parameters(sweep, sweep.cells())
-    return {"size": {**sweep.size.model_dump(mode="json"), "parameters": parameters}}
+    return {**size.model_dump(mode="json"), "parameters": parameters}
 
 
 def describe_stage(stage: Stage, **texts: str) -> dict[str, Any]:
@@ -487,8 +467,8 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
                 list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
             ),
         },
-        **_describe_sizes(sweep),
-        **describe_texts(plan.texts),
+        **({} if sweep.size is None else {"size": _describe_sizes(sweep, sweep.size)}),
+        **planned_texts.describe_texts(plan.texts),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),
