@@ -12,7 +12,7 @@ from kvlab.errors import SourceDamaged, SourceMissing, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
-from kvlab.model.uptraining import Conversion, initialize_from
+from kvlab.model.uptraining import initialize_from
 from kvlab.spec.model_config import ModelConfig
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
@@ -68,8 +68,12 @@ class InitialWeightsLoader:
             reasons = ", ".join(sorted(set(conversion.fresh.values()))[:3])
             text = f"training.init_from = {name}: none of its weights fits ({reasons})"
             raise SourceMissing(f"{text}; start from a model of the same n_embd")
-        _log_incompatibilities(name, conversion)
-        self._report({"stage": "initial weights", "note": _summarize(name, conversion)})
+        for parameter, reason in conversion.fresh.items():
+            _log.warning("%s keeps its own initial values: %s", parameter, reason)
+        for parameter in conversion.unused:
+            _log.warning("%s of %s is not used", parameter, name)
+        counts = ", ".join(f"{len(names)} {part}" for part, names in asdict(conversion).items())
+        self._report({"stage": "initial weights", "note": f"of {name}: {counts}"})
         facts = {"source": name, "identity": self.identity}
         write_sealed_json(
             self._directory / _RECORD_FILE, {**facts, **asdict(conversion)}, fence=self._fence
@@ -119,16 +123,3 @@ def read_initialization_record(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return record
-
-
-def _summarize(name: str, conversion: Conversion) -> str:
-    counts = {part: len(names) for part, names in asdict(conversion).items()}
-    return f"of {name}: " + ", ".join(f"{count} {part}" for part, count in counts.items())
-
-
-def _log_incompatibilities(name: str, conversion: Conversion) -> None:
-    """Log each parameter that was not loaded in full."""
-    for parameter, reason in conversion.fresh.items():
-        _log.warning("%s keeps its own initial values: %s", parameter, reason)
-    for parameter in conversion.unused:
-        _log.warning("%s of %s is not used", parameter, name)

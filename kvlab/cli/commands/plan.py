@@ -122,7 +122,7 @@ def _describe_retiming(planned: Plan, store: Store) -> str:
     if any(not one.has_ended for one in planned.trials):
         return announce_retiming(planned, _count_concurrent_trials(planned))
     with contextlib.suppress(UsageError, StoreError):  # no description, or a damaged one
-        return plan_retiming(planned, store).line
+        return plan_retiming(planned, store)[1]
     return ""
 
 

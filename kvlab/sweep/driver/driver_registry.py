@@ -44,28 +44,31 @@ def join_sweep(
         StoreError: The store cannot be written.
     """
     own_lock, exclusive_lock = store.driver_lock(name), _exclusive_lock(store, name)
+
+    def leave() -> None:
+        with ExitStack() as stack:
+            with contextlib.suppress(StoreError):  # the disk is full: leave all the same
+                stack.enter_context(_hold_registry_lock(store, name))
+            own_lock.release()
+            if not store.is_driven(name):  # the last one removes the request to stop
+                store.stop_flag(name).unlink(missing_ok=True)
+
     with ExitStack() as stack:
         with _hold_registry_lock(store, name):
-            _check_can_join(store, name, description, exclusive)
+            recorded = _check_can_join(store, name, description, exclusive)
             if exclusive:
                 exclusive_lock.acquire(timeout=LEASE_PATIENCE * lease_seconds())
                 stack.callback(exclusive_lock.release)
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
-            stack.callback(_leave_sweep, store, name, own_lock)
-            if description is not None and not _is_outdated(store, name, description):
-                store.write_sweep(_with_reported_seeds(store, name, description))
+            stack.callback(leave)
+            if description is not None and not _is_outdated(recorded, description):
+                seeds = set(description.get("seeds", ()))
+                # looks are declared beforehand, so reports on them are not among these
+                earlier = [one for one in store.reported_seeds(name) if set(one) < seeds]
+                reported = {"reported_seeds": earlier} if earlier else {}
+                store.write_sweep({**description, **reported})
         yield
-
-
-def _leave_sweep(store: Store, name: str, own_lock: Lock) -> None:
-    """Release the driver's lock. The last driver removes the request to stop."""
-    with ExitStack() as stack:
-        with contextlib.suppress(StoreError):  # the disk is full: leave all the same
-            stack.enter_context(_hold_registry_lock(store, name))
-        own_lock.release()
-        if not store.is_driven(name):
-            store.stop_flag(name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -85,26 +88,31 @@ def _exclusive_lock(store: Store, name: str) -> Lock:
 
 def _check_can_join(
     store: Store, name: str, description: Mapping[str, Any] | None, exclusive: bool
-) -> None:
-    others = store.held_driver_locks(name)
+) -> Mapping[str, Any]:
+    """Return the sweep's description in the record, empty if there is none that can be read."""
+    others, recorded = store.held_driver_locks(name), dict[str, Any]()
+    try:
+        recorded = store.sweep(name)
+    except UsageError:
+        pass  # its first driver
+    except StoreError:
+        if others:
+            raise
     if not others:
-        return
+        return recorded
     text = f"sweep = {name} is being run by {others[0].describe_holder()}"
     hint = f"wait for it, or end it with `kvlab stop {name}`"
     if exclusive or seems_held(_exclusive_lock(store, name).path):
         raise UsageError(f"{text}, and a search has one driver; {hint}")
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")
-    if description is not None and _cells_differ(store, name, description):
+    if description is not None and _cells_differ(recorded, description):
         raise UsageError(f"{text} with other cells than this file's; {hint}")
+    return recorded
 
 
-def _cells_differ(store: Store, name: str, description: Mapping[str, Any]) -> bool:
+def _cells_differ(recorded: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
     """Return whether two drivers run different sweeps; cells grow from stage to stage."""
-    try:
-        recorded = store.sweep(name)
-    except UsageError:
-        return True
     key = "stages" if "stages" in description or "stages" in recorded else "cells"
     ours, theirs = json.loads(json.dumps(description.get(key))), recorded.get(key)
     if key == "stages" and ours and theirs:
@@ -119,26 +127,13 @@ def _declare_the_same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> boo
     return bool(shared) and all(one[key] == other[key] for key in shared)
 
 
-def _with_reported_seeds(store: Store, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the sets of seeds that a report has shown before those of this description were added.
-
-    Reports on looks are not among them: looks are declared beforehand.
-    """
-    seeds = set(description.get("seeds", ()))
-    earlier = [one for one in store.reported_seeds(name) if set(one) < seeds]
-    return {**description, **({"reported_seeds": earlier} if earlier else {})}
-
-
-def _is_outdated(store: Store, name: str, description: Mapping[str, Any]) -> bool:
+def _is_outdated(recorded: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
     """Return whether another driver of the same stages has gone on since this one was planned."""
-    try:
-        recorded = store.sweep(name).get("stages")
-    except (UsageError, StoreError):
-        return False
     own = json.loads(json.dumps(description.get("stages")))
-    if not own or not recorded or not _declare_the_same(own, recorded):
+    other = recorded.get("stages")
+    if not own or not other or not _declare_the_same(own, other):
         return False
-    return bool(recorded["number"] > own["number"])
+    return bool(other["number"] > own["number"])
 
 
 # Stopping

@@ -10,7 +10,6 @@ meanwhile, the record says so, and the first times stay, marked as disturbed.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,6 @@ Session = tuple[int, dict[str, Experiment]]
 """A seed, and the trials that are timed together by their ids."""
 
 
-@dataclass(frozen=True)
-class Retiming:
-    """The sessions that are to come, and the reason for people; empty if there are none."""
-
-    sessions: tuple[Session, ...] = ()
-    line: str = ""
-
-
 def announce_retiming(plan: Plan, at_once: int) -> str:
     """Say before the first trial whether its times will be taken again; empty if this is open.
 
@@ -62,36 +53,38 @@ def announce_retiming(plan: Plan, at_once: int) -> str:
     return f"{text}; all are timed again at the end, alone and in turns"
 
 
-def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> Retiming:
+def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[Session], str]:
     """Decide from the record what to time again, once all trials of a sweep have ended.
 
     Args:
         repeat: also the sessions that were tried before and disturbed.
 
+    Returns:
+        The sessions that are to come, and the reason for people; empty if there are none.
+
     Raises:
         UsageError, StoreError: the store has no readable description of the sweep.
     """
     if plan.sweep.search is not None:  # it has chosen by the first times
-        return Retiming()
+        return [], ""
     study = Study.load(store, plan.sweep.name)
     times = [m for m in study.measured_metrics if is_time(m) and not is_training_rate(m)]
     if not times or not study.timing_obstacle:
-        return Retiming()
+        return [], ""
     over = [
         {trial: timed.result for trial, timed in session.trials.items()}
         for session in read_timings(store.sweep_directory(plan.sweep.name))
         if not (repeat and session.failure)
     ]
-    sessions = tuple(
+    sessions = [
         (seed, trials)
         for seed, trials in _group_trials(plan, store)
         if {trial: store.result_seal(trial) for trial in trials} not in over
-    )
-    if not sessions:
-        return Retiming()
+    ]
     count = format_count(sum(len(trials) for _, trials in sessions), "trial")
     count = f"{count} in {format_count(len(sessions), 'session')}"
-    return Retiming(sessions, f"{study.timing_obstacle}: timing {count} again, alone and in turns")
+    line = f"{study.timing_obstacle}: timing {count} again, alone and in turns"
+    return sessions, line if sessions else ""
 
 
 def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
@@ -114,22 +107,18 @@ def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
             key = fingerprint({
                 "benchmark": [benchmark.identity(), resources.cpus, resources.devices > 0, data]
             })  # fmt: skip
-            own = _count_bytes(experiment)
+            layout = KVLayout.of(experiment.model, experiment.serving)
+            length = (
+                max(benchmark.prompt_tokens, *benchmark.context_lengths, 0) + benchmark.new_tokens
+            )
+            cache = layout.stored_bytes(max(benchmark.batch_sizes), length, MODEL_DTYPE)
+            own = 4 * parameter_count(experiment.model) + cache
             if key not in groups or sizes[key] + own > MAX_SESSION_BYTES:
                 groups.setdefault(key, []).append({})
                 sizes[key] = 0
             groups[key][-1][trial] = experiment
             sizes[key] += own
         yield from ((seed, trials) for group in groups.values() for trials in group)
-
-
-def _count_bytes(experiment: Experiment) -> int:
-    """Return the bytes of a model and of its largest cache in the benchmark."""
-    config = experiment.benchmark
-    layout = KVLayout.of(experiment.model, experiment.serving)
-    length = max(config.prompt_tokens, *config.context_lengths, 0) + config.new_tokens
-    cache = layout.stored_bytes(max(config.batch_sizes), length, MODEL_DTYPE)
-    return 4 * parameter_count(experiment.model) + cache
 
 
 def time_again(
@@ -166,15 +155,21 @@ def time_again(
             join_sweep(store, name, None, exclusive=False),
             Lock(directory / "retime").hold(on_wait=stop.check) as fence,
         ):
-            retiming = plan_retiming(plan, store, repeat)
-            if retiming.line:
-                on_progress(f"{retiming.line[:1].lower()}{retiming.line[1:]}")
-            for seed, trials in retiming.sessions:
+            sessions, line = plan_retiming(plan, store, repeat)
+            if line:
+                on_progress(f"{line[:1].lower()}{line[1:]}")
+            for seed, trials in sessions:
                 label = f"timing {format_count(len(trials), 'trial')} of seed {seed} again"
                 started = time.monotonic()
                 answer = _run_session(seed, trials, directory, executor, stop)
                 session = _read_session(seed, trials, answer, store, origin)
-                write_timings(directory, _replace_session(read_timings(directory), session), fence)
+                kept = [  # others, and times that a session which failed does not replace
+                    one
+                    for one in read_timings(directory)
+                    if not session.trials.keys() & one.trials.keys()
+                    or (session.failure and not one.failure)
+                ]
+                write_timings(directory, [*kept, session], fence)
                 outcome = f"done in {format_duration(time.monotonic() - started)}"
                 if session.failure:
                     outcome = f"{session.failure}; the first times stay, marked as disturbed"
@@ -249,16 +244,3 @@ def _read_session(
         trials=timed,
         failure=failure,
     )
-
-
-def _replace_session(earlier: list[TimingSession], new: TimingSession) -> list[TimingSession]:
-    """Return the sessions with a new one, which replaces those that had any of its trials.
-
-    One that failed replaces no times.
-    """
-    kept = [
-        one
-        for one in earlier
-        if not new.trials.keys() & one.trials.keys() or (new.failure and not one.failure)
-    ]
-    return [*kept, new]

@@ -12,7 +12,7 @@ from typing import Any
 from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.fs.atomic_files import read_regular
 from kvlab.layout.training_memory import microbatch_rows
-from kvlab.spec import Experiment, ResourcesConfig
+from kvlab.spec import Experiment
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.result import OUT_OF_MEMORY, Failure
@@ -27,7 +27,8 @@ _FRAME = re.compile(r'^ *File ".*", line \d+, in .*$', re.MULTILINE)
 _MAX_TRACEBACK = 1_000_000
 """Bytes of a traceback that are read."""
 
-_STAGES = ("waiting", "data", "training", "evaluation", "benchmark")
+_PARTS = ("waiting", "data", "training", "evaluation", "benchmark")
+"""What a trial does, one after the other: ``stage`` of its progress."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RetryPolicy:
     def __init__(self, config: FailuresConfig, store: Store, executor: Executor):
         self._config, self._store, self._executor = config, store, executor
         self._kills: dict[str, int] = {}  # trial id -> kills in a row without progress
-        self._furthest: dict[str, tuple[int, int]] = {}  # trial id -> furthest stage and step
+        self._furthest: dict[str, tuple[int, int]] = {}  # trial id -> furthest part and step
         self._failed_at: dict[tuple[str, ...], set[str]] = {}  # error location -> trial ids
 
     def after_kill(self, planned: PlannedTrial, error: WorkerKilled) -> Retry | None:
@@ -67,7 +68,9 @@ class RetryPolicy:
             None after ``killed_retries`` kills in a row between which the trial got no further.
         """
         trial_id = planned.trial.id
-        progress = self._read_progress(trial_id)
+        state = self._store.progress(trial_id) or {}
+        part = _PARTS.index(state["stage"]) if state.get("stage") in _PARTS else -1
+        progress = part, int(state.get("step") or 0)
         if progress > self._furthest.get(trial_id, (-1, -1)):
             self._furthest[trial_id], self._kills[trial_id] = progress, 0
         self._kills[trial_id] += 1
@@ -92,7 +95,9 @@ class RetryPolicy:
         if reduction is None:
             return None
         reduced, change = reduction
-        if not self._can_be_met(reduced.trial.experiment.resources):
+        try:
+            self._executor.check_requests([reduced.trial.experiment.resources])
+        except ResourceError:
             return None
         memory = str(error["class"]).removesuffix("_memory")
         reason = f"{memory} memory ran out ({error['type']}); again with {change}"
@@ -150,13 +155,6 @@ class RetryPolicy:
         except StoreError:
             return None
 
-    def _can_be_met(self, resources: ResourcesConfig) -> bool:
-        try:
-            self._executor.check_requests([resources])
-        except ResourceError:
-            return False
-        return True
-
     def _error_location(self, planned: PlannedTrial, error: dict[str, Any]) -> tuple[str, ...]:
         """Return a key of where an error was raised: its stack frames, else its message."""
         kind = (str(error["class"]), str(error["type"]))
@@ -167,12 +165,6 @@ class RetryPolicy:
                 if frames:
                     return (*kind, *frames)
         return (*kind, str(error["message"]))
-
-    def _read_progress(self, trial_id: str) -> tuple[int, int]:
-        """Return the last reported stage of a trial, by its number, and the step in it."""
-        progress = self._store.progress(trial_id) or {}
-        stage = progress.get("stage")
-        return _STAGES.index(stage) if stage in _STAGES else -1, int(progress.get("step") or 0)
 
 
 def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:

@@ -5,6 +5,7 @@ the record alone, so that it serves any process, whoever drives the sweep. `Rema
 the events of one driver.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -143,25 +144,18 @@ def estimate_pace(
     progress = [store.progress(trial_id) or {} for trial_id in running]
     rates = [state["tokens_per_second"] for state in progress if state.get("tokens_per_second")]
     tokens_per_second = float(sum(rates)) if rates else None
-    durations = list(_durations(store, done))
+    newest = sorted(done, key=lambda trial_id: _ended_at(store, trial_id), reverse=True)
+    durations = []
+    for trial_id in newest[:MAX_RESULTS_READ]:
+        with contextlib.suppress(StoreError):
+            if (result := store.result(trial_id)) is not None:
+                durations.append(_trial_seconds(result))
     if not durations or not running:
         return SweepPace(tokens_per_second, None, None)
     duration = mean(durations)
     left = [min(state.get("seconds_left") or duration / 2, duration) for state in progress]
     seconds_left = (missing * duration + sum(left)) / len(running)
     return SweepPace(tokens_per_second, len(running) * 3600 / duration, seconds_left)
-
-
-def _durations(store: Store, done: Iterable[str]) -> Iterable[float]:
-    """Yield the seconds that each of the newest finished trials took."""
-    newest = sorted(done, key=lambda trial_id: _ended_at(store, trial_id), reverse=True)
-    for trial_id in newest[:MAX_RESULTS_READ]:
-        try:
-            result = store.result(trial_id)
-        except StoreError:
-            continue
-        if result is not None:
-            yield _trial_seconds(result)
 
 
 def _trial_seconds(result: dict[str, Any]) -> float:

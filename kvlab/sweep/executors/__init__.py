@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvlab.sweep.executors.executor import Executor, RunTask
+from kvlab.sweep.executors.inline import InlineExecutor
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,6 @@ def _make_ray(run: RunTask, address: str | None) -> Executor:
     return RayExecutor(run, address)
 
 
-def _make_inline(run: RunTask, address: str | None) -> Executor:  # noqa: ARG001 (the table's)
-    from kvlab.sweep.executors.inline import InlineExecutor
-
-    return InlineExecutor(run)
-
-
 DEFAULT_EXECUTOR = "ray"
 
 IDLE_EXECUTOR = "inline"
@@ -47,7 +42,9 @@ IDLE_EXECUTOR = "inline"
 EXECUTORS: dict[str, ExecutorEntry] = {
     "ray": ExecutorEntry("several trials at once", _make_ray, takes_address=True),
     "inline": ExecutorEntry(
-        "one trial after the other in this process", _make_inline, runs_in_process=True
+        "one trial after the other in this process",
+        lambda run, _: InlineExecutor(run),
+        runs_in_process=True,
     ),
 }
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from kvlab.errors import ResourceError
 from kvlab.spec import ResourcesConfig
@@ -66,45 +67,34 @@ class Capacity:
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         """Raise ResourceError if a request fits no single machine."""
-        machines = self._list_machines()
+        machines = [
+            (machine.get("CPU", 0.0), machine.get("GPU", 0.0)) for machine in self._list_machines()
+        ]
         for request in requests:
-            _check_request(request, machines)
-
-
-def _check_request(request: ResourcesConfig, machines: Sequence[dict[str, float]]) -> None:
-    needed = {"CPU": request.cpus, "GPU": request.devices}
-    if any(_fits(machine, needed) for machine in machines):
-        return
-    for key, field in (("CPU", "cpus"), ("GPU", "gpus")):
-        most = max((machine.get(key, 0.0) for machine in machines), default=0.0)
-        if needed[key] > most + _TOLERANCE:
-            text = f"resources.{field} = {needed[key]:g}, and no machine here has more than"
-            raise ResourceError(f"{text} {most:g}; lower it or use a larger cluster")
-    text = f"resources.cpus = {request.cpus:g} with gpus = {request.devices:g}"
-    offers = "; ".join(sorted({_describe_machine(machine) for machine in machines}))
-    text = f"{text}, and no single machine here has both ({offers})"
-    raise ResourceError(f"{text}; lower one of them or use a larger machine")
-
-
-def _fits(machine: dict[str, float], needed: dict[str, float]) -> bool:
-    return all(machine.get(key, 0.0) + _TOLERANCE >= number for key, number in needed.items())
-
-
-def _describe_machine(machine: dict[str, float]) -> str:
-    return f"{machine.get('CPU', 0.0):g} CPUs and {machine.get('GPU', 0.0):g} GPUs"
+            needed = (request.cpus, request.devices)
+            if any(
+                cpus + _TOLERANCE >= needed[0] and gpus + _TOLERANCE >= needed[1]
+                for cpus, gpus in machines
+            ):
+                continue
+            for number, field in enumerate(("cpus", "gpus")):
+                most = max((machine[number] for machine in machines), default=0.0)
+                if needed[number] > most + _TOLERANCE:
+                    text = f"resources.{field} = {needed[number]:g}, and no machine here has more"
+                    raise ResourceError(f"{text} than {most:g}; lower it or use a larger cluster")
+            offers = "; ".join(
+                sorted({f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in machines})
+            )
+            text = f"resources.cpus = {request.cpus:g} with gpus = {request.devices:g}"
+            text = f"{text}, and no single machine here has both ({offers})"
+            raise ResourceError(f"{text}; lower one of them or use a larger machine")
 
 
 def cpu_count() -> int:
     """Return the cores that this process may use; a container or taskset may limit them."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(allowed or 1, _cgroup_cpu_limit())
-
-
-def _cgroup_cpu_limit() -> int:
-    """Return the whole cores of a cgroup v2 quota; a very large number if there is none."""
     try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        return max(1, int(quota) // int(period))
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return min(allowed or 1, max(1, int(quota) // int(period)))
     except (OSError, ValueError):  # no cgroup v2, or "max"
-        return 1_000_000
+        return allowed or 1

@@ -24,15 +24,15 @@ class InlineExecutor:
         return "this process, one trial at a time"
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
-        cores, gpus = cpu_count(), None
         for request in requests:
-            if request.cpus > cores:
-                text = f"resources.cpus = {request.cpus:g}, and this machine has {cores}"
-                raise ResourceError(f"{text}; lower it")
+            offers = [("cpus", request.cpus, cpu_count())]
             if request.devices:
-                gpus = _count_gpus() if gpus is None else gpus
-                if request.devices > gpus:
-                    text = f"resources.gpus = {request.devices:g}, and this machine has {gpus}"
+                import torch  # such a trial needs torch in this process anyway
+
+                offers.append(("gpus", request.devices, torch.cuda.device_count()))
+            for field, needed, here in offers:
+                if needed > here:
+                    text = f"resources.{field} = {needed:g}, and this machine has {here}"
                     raise ResourceError(f"{text}; lower it")
 
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
@@ -61,9 +61,3 @@ class InlineExecutor:
 
     def close(self, *, force: bool = False) -> None:  # noqa: ARG002 (nothing runs between waits)
         self._task = None
-
-
-def _count_gpus() -> int:
-    import torch  # only for trials that ask for a GPU, which need torch in this process anyway
-
-    return torch.cuda.device_count()

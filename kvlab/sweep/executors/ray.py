@@ -52,6 +52,7 @@ _NODE_DEATHS = (
 )
 
 _TOKEN = secrets.token_hex(32)
+"""Of all local clusters of this process, since Ray reads it once: no other process uses them."""
 
 
 class RayExecutor:
@@ -79,8 +80,12 @@ class RayExecutor:
             self._connect()
         except Exception as error:
             self.close(force=True)
-            raise ResourceError(_connection_error(address, error)) from error
-        self._capacity = Capacity(_list_machines)
+            where = f"address = {address}" if address else "a local Ray cluster"
+            text = f"{where} cannot be used: {summarize_error(error)}; check it"
+            if address and "RAY_AUTH_MODE" not in os.environ:
+                text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
+            raise ResourceError(f"{text}, or use --executor inline") from error
+        self._capacity = Capacity(lambda: [node["Resources"] for node in _list_alive_nodes()])
         self._running: dict[Any, Task] = {}  # object reference -> its task
 
         def kvlab_trial(task: Task) -> Outcome:  # Ray names worker processes after the function
@@ -164,7 +169,10 @@ class RayExecutor:
             return
         for attempts_left in reversed(range(START_ATTEMPTS)):
             self._reaper = Reaper()
-            _set_token()
+            # Ray would keep the token of a cluster in HOME, which may not be writable.
+            os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+            authentication_log = logging.getLogger("ray._private.authentication")
+            authentication_log.setLevel(logging.ERROR)  # it announces the token
             try:
                 context = ray.init(
                     address="local",
@@ -258,35 +266,11 @@ class _RayOutputFilter:
         return getattr(self._stream, name)
 
 
-def _connection_error(address: str | None, error: Exception) -> str:
-    where = f"address = {address}" if address else "a local Ray cluster"
-    text = f"{where} cannot be used: {summarize_error(error)}; check it"
-    if address and "RAY_AUTH_MODE" not in os.environ:
-        text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
-    return f"{text}, or use --executor inline"
-
-
 def _raylet_socket(context: Any) -> str:
     """Return the socket of this process's raylet; empty for a client (``ray://``)."""
     return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
 
 
-def _list_machines() -> list[dict[str, float]]:
-    """Return the resources of each living machine of the cluster."""
-    return [node["Resources"] for node in _list_alive_nodes()]
-
-
 def _list_alive_nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in nodes if node["Alive"]]
-
-
-def _set_token() -> None:
-    """Let only this process and its workers use the local cluster.
-
-    Ray would keep the token in HOME, which may not be writable; the environment does as well. One
-    token serves all clusters of this process, since Ray reads it once.
-    """
-    os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
-    authentication_log = logging.getLogger("ray._private.authentication")
-    authentication_log.setLevel(logging.ERROR)  # it announces the token

@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvlab.analysis.expected_precision import (
-    MAX_SEEDS,
-    DesignPrecision,
-    pool_spread,
-    weigh_trainings,
-)
+from kvlab.analysis import expected_precision
+from kvlab.analysis.expected_precision import DesignPrecision
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import StoreError
 from kvlab.spec.decide_config import list_claims
@@ -64,12 +60,6 @@ class ExpectedPrecision:
     margin: float | None
     has_taken_looks: bool
 
-    def _count_seeds(self) -> int | None:
-        """Return the number of seeds whose intervals are within the margin, if that is known."""
-        if self.margin is None or self.spread is None or not self.design.weights:
-            return None
-        return self.design.count_seeds(self.margin / self.spread.value)
-
     def to_json(self) -> dict[str, Any]:
         design, vain = self.design, self.design.find_vain_looks()
         return {
@@ -84,6 +74,12 @@ class ExpectedPrecision:
             "looks_that_decide": list(design.propose_looks()) if design.looks else [],
         }
 
+    def _count_seeds(self) -> int | None:
+        """Return the number of seeds whose intervals are within the margin, if that is known."""
+        if self.margin is None or self.spread is None or not self.design.weights:
+            return None
+        return self.design.count_seeds(self.margin / self.spread.value)
+
     def describe(self) -> Iterator[str]:
         """Yield lines for people."""
         if self.design.fewest_seeds == 1:
@@ -96,40 +92,39 @@ class ExpectedPrecision:
 
     def _describe_widths(self) -> str:
         """Say how far intervals reach, in spreads and in the metric's unit, and what margins do."""
-        half_widths = self.design.half_widths().values()
+        half_widths, margin, spread = self.design.half_widths().values(), self.margin, self.spread
         place = f"{'the last look, ' if self.design.looks else ''}{self.design.fewest_seeds} seeds"
         # no level is tested with less than the pooled error
         least = "at least" if len(half_widths) > 1 and not self.design.looks else "about"
         text = f"Precision: at {place}, intervals of trained levels reach {least}"
         text += f" {_format_range(half_widths)} times the spread between trainings of one cell."
-        cheap, unit = f'"costs less than {self.margin or 0:g}"', METRICS[self.metric].unit
-        if self.spread is None:
-            if self.margin is not None:
-                limit = f"{self.margin / max(half_widths):.2g} {unit}".rstrip()
+        cheap, unit = f'"costs less than {margin or 0:g}"', METRICS[self.metric].unit
+        if spread is None:
+            if margin is not None:
+                limit = f"{margin / max(half_widths):.2g} {unit}".rstrip()
                 text += f" To show {cheap}, that spread must be below {limit}."
             return text
-        where = "this sweep" if self.spread.sweep == self.sweep else self.spread.sweep
-        reach = _format_range(width * self.spread.value for width in half_widths)
-        text += f" It is {self.spread.value:.2g} in {self.spread.trainings} trainings of {where}:"
+        where = "this sweep" if spread.sweep == self.sweep else spread.sweep
+        reach = _format_range(width * spread.value for width in half_widths)
+        text += f" It is {spread.value:.2g} in {spread.trainings} trainings of {where}:"
         text += f" {least} {reach} {unit}".rstrip()
-        if self.margin is None:
+        if margin is None:
             return f"{text}."
-        if max(half_widths) * self.spread.value <= self.margin:
-            return f"{text}, within the margin of {self.margin:g}."
+        if max(half_widths) * spread.value <= margin:
+            return f"{text}, within the margin of {margin:g}."
         count = self._count_seeds()
-        seeds = f"more than {MAX_SEEDS}" if count is None else f"{least} {count}"
-        text += f", more than the margin of {self.margin:g}, so {cheap} is unlikely to be shown"
+        seeds = f"{least} {count}" if count else f"more than {expected_precision.MAX_SEEDS}"
+        text += f", more than the margin of {margin:g}, so {cheap} is unlikely to be shown"
         return f"{text}; {seeds} seeds would."
 
     def _describe_looks(self) -> str:
         """Say from which |t| the looks that decide little call a level, and name better ones."""
-        design, calls = self.design, list[str]()
-        smallest = design.smallest_error()
+        design, smallest = self.design, self.design.smallest_error()
+        calls = []
         for size, bound in design.find_vain_looks().items():
             reach = f" ({_format_number(bound * smallest / math.sqrt(size))} times that spread)"
-            calls.append(
-                f"|t| of {_format_number(bound)} at {size} seeds{reach if smallest else ''}"
-            )
+            reach = reach if smallest else ""
+            calls.append(f"|t| of {_format_number(bound)} at {size} seeds{reach}")
         text = f"Looks: a {'trained ' if smallest else ''}level is called only from"
         text += f" {' and '.join(calls)}, so hardly any is decided there"
         looks = design.propose_looks()
@@ -160,10 +155,20 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
     Returns:
         None if nothing is left to run, or if the sweep claims nothing about what trainings learn.
     """
-    sweep, cells = stage.plan.sweep, _trials_by_cell(least)
+    sweep = stage.plan.sweep
+    cells: dict[Levels, list[PlannedTrial]] = {}  # of the design, without those that tune it
+    for one in least.trials:
+        for levels in one.cells:
+            if levels.keys() == sweep.factors.keys():
+                key = tuple(levels[factor] for factor in sweep.factors)
+                cells.setdefault(key, []).append(one)
     claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
-    trials = [one for trials in cells.values() for one in trials]
-    metric = sweep.decide.metric or _default_metric(trials)
+    trials = [one for own in cells.values() for one in own]
+    metric = sweep.decide.metric
+    if metric is None:  # as in `kvlab.analysis.study.Study`
+        served = any(one.trial.experiment.evaluation.served for one in trials)
+        tokenizers = {one.trial.experiment.data.tokenizer for one in trials}
+        metric = ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + "_served" * served
     is_open = not all(one.has_ended for one in least.trials)
     if (
         sweep.search is not None
@@ -174,37 +179,16 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
     looks = sweep.looks.looks if sweep.looks is not None else ()
-    design = DesignPrecision(
-        len(claims),
-        weigh_trainings(trainings, estimand.factors, claims, metric, estimand),
-        sweep.decide.alpha,
-        {levels: looks[-1] if looks else len(own) for levels, own in cells.items()},
-        looks,
+    weights = expected_precision.weigh_trainings(
+        trainings, estimand.factors, claims, metric, estimand
     )
+    seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
+    design = DesignPrecision(len(claims), weights, sweep.decide.alpha, seeds, looks)
     has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
     spread = _find_spread(sweep.name, cells, metric, store)
     return ExpectedPrecision(
         sweep.name, design, spread, metric, sweep.decide.margin, has_taken_looks
     )
-
-
-def _trials_by_cell(least: Plan) -> dict[Levels, list[PlannedTrial]]:
-    """Return the trials of every cell of the design, without those that tune it."""
-    factors = least.sweep.factors
-    cells: dict[Levels, list[PlannedTrial]] = {}
-    for one in least.trials:
-        for levels in one.cells:
-            if levels.keys() == factors.keys():
-                cells.setdefault(tuple(levels[factor] for factor in factors), []).append(one)
-    return cells
-
-
-def _default_metric(trials: list[PlannedTrial]) -> str:
-    """Return what is decided if a sweep does not say it, see `kvlab.analysis.study.Study`."""
-    experiments = [one.trial.experiment for one in trials]
-    served = "_served" if any(one.evaluation.served for one in experiments) else ""
-    tokenizers = {one.data.tokenizer for one in experiments}
-    return ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + served
 
 
 def _find_spread(
@@ -263,4 +247,4 @@ def _pool_results(
                 training = training or str(result["training"])
                 values += [v for name, v in collect_metrics(result).items() if name == metric]
         groups.setdefault(training, values)
-    return pool_spread(list(groups.values()))
+    return expected_precision.pool_spread(list(groups.values()))

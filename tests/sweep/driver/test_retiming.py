@@ -133,18 +133,18 @@ def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path
     assert effect.value == 2.0
     assert study.is_disturbed("training_tokens_per_second")  # a training is not repeated
     assert "All trials were timed again at the end of the sweep" in speed_text(study)
-    assert not plan_retiming(planned, store).sessions
+    assert not plan_retiming(planned, store)[0]
     assert not list((store.path / "sweeps" / "s").glob(".timing*"))
 
 
 def test_times_that_compare_are_left_alone(tmp_path):
     store = write_record(tmp_path, timings="exclusive")
-    assert not plan_retiming(make_plan(tmp_path, store), store).line
+    assert not plan_retiming(make_plan(tmp_path, store), store)[1]
 
 
 def test_first_times_are_kept_where_the_spec_says_so(tmp_path):
     store = write_record(tmp_path)
-    assert not plan_retiming(make_plan(tmp_path, store, "never"), store).line
+    assert not plan_retiming(make_plan(tmp_path, store, "never"), store)[1]
 
 
 @pytest.mark.parametrize("problem", ["other processes used 40% of the cores", "out of memory"])
@@ -158,7 +158,7 @@ def test_a_session_that_fails_leaves_the_first_times_and_is_repeated_only_if_ask
     assert f"{problem}; the first times stay, marked as disturbed" in lines[1]
     assert "4 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
     assert store.timings("s").keys() == set(session.tasks[1].experiments)
-    assert not plan_retiming(planned, store).sessions
+    assert not plan_retiming(planned, store)[0]
     run_retiming(planned, store, later := StubSession())
     assert not later.tasks
     run_retiming(planned, store, again := StubSession(), repeat=True)
