@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def train_ddp(
     _clear(folder, fence)  # a killed attempt may have left one
     folder.mkdir(parents=True)
     try:
-        with _ProgressRelay(folder / _PROGRESS_FILE, report):
+        with _relay_progress(folder / _PROGRESS_FILE, report):
             _run_trainer(_WorkerTask(trial, directory, folder, threads, should_stop, fence))
     except Exception as error:
         raise read_worker_error(folder) or error from None
@@ -156,34 +156,32 @@ def _run_worker(config: dict[str, Any]) -> None:
         raise
 
 
-class _ProgressRelay:
+@contextmanager
+def _relay_progress(path: Path, report: Callable[[ProgressUpdate], None]) -> Iterator[None]:
     """Pass on what the first worker reports, from a thread of this process."""
+    stopped, last = threading.Event(), None
 
-    def __init__(self, path: Path, report: Callable[[ProgressUpdate], None]):
-        self._path, self._report = path, report
-        self._last: ProgressUpdate | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvlab-relay", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._pass_on()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_RELAY_INTERVAL_SECONDS):
-            self._pass_on()
-
-    def _pass_on(self) -> None:
+    def pass_on() -> None:
+        nonlocal last
         # A lost lease is noticed by the training itself.
         with suppress(FileNotFoundError, json.JSONDecodeError, LeaseLost):
-            update: ProgressUpdate = json.loads(self._path.read_text())
-            if update != self._last:
-                self._last = update
-                self._report(update)
+            update: ProgressUpdate = json.loads(path.read_text())
+            if update != last:
+                last = update
+                report(update)
+
+    def run() -> None:
+        while not stopped.wait(_RELAY_INTERVAL_SECONDS):
+            pass_on()
+
+    thread = threading.Thread(target=run, name="kvlab-relay", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        pass_on()
 
 
 # Why a worker ended. Ray Train's own report does not suffice: when one worker is killed, the
@@ -202,19 +200,15 @@ def mark_worker_started(folder: Path, rank: int) -> None:
 
 def write_worker_error(folder: Path, rank: int, error: Exception) -> None:
     """Record the error of worker ``rank``, before Ray Train ends the other workers."""
-    kind = _classify_worker_error(error)
+    if isinstance(error, KvlabError):
+        kind = _KVLAB_ERROR
+    else:
+        from torch.distributed import DistError
+
+        is_lost = isinstance(error, DistError) or any(t in str(error) for t in _PEER_LOST_TEXTS)
+        kind = _PEER_LOST if is_lost else _OTHER_ERROR
     facts = {"kind": kind, "error": type(error).__name__, "text": str(error)}
     write_json(folder / f"{rank}-end.json", facts)
-
-
-def _classify_worker_error(error: Exception) -> str:
-    if isinstance(error, KvlabError):
-        return _KVLAB_ERROR
-    from torch.distributed import DistError
-
-    if isinstance(error, DistError) or any(text in str(error) for text in _PEER_LOST_TEXTS):
-        return _PEER_LOST
-    return _OTHER_ERROR
 
 
 def read_worker_error(folder: Path) -> KvlabError | None:

@@ -155,11 +155,8 @@ def trial_fingerprint(
 
 def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
-    data = experiment.serving.identity()
-    del data["tie"], data["tie_rule"]
-    data.pop("kv_group", None)
-    data.pop("kv_residual", None)
-    data.pop("evict", None)
+    layout_fields = ("tie", "tie_rule", "kv_group", "kv_residual", "evict")
+    data = {k: v for k, v in experiment.serving.identity().items() if k not in layout_fields}
     if layout.eviction is not None:
         data["evict"] = layout.eviction.identity()
     if layout.kv_group is not None:

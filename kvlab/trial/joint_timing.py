@@ -71,8 +71,9 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
 
     from kvlab.benchmark.benchmark_stage import time_together
     from kvlab.benchmark.session import Variant
+    from kvlab.data import prepare_dataset
     from kvlab.model import GPT
-    from kvlab.trial.torch_trainable import set_up_device
+    from kvlab.trial.torch_trainable import BENCHMARK_TEXT_TOKENS, set_up_device
 
     check_stop()
     device, machine = set_up_device(task.resources, task.seed)
@@ -83,9 +84,10 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
         model = GPT(one.model, seed=task.seed).to(device, dtype).eval()
         model.trained_kv = one.training.kv
         variants.append(Variant(trial, model, one.serving))
-    timings = time_together(
-        variants, first.benchmark, on_turn=check_stop, tokens=_read_tokens(first)
-    )
+    tokens: list[int] = []
+    if "task" in first.benchmark.parts:
+        tokens = prepare_dataset(first.data).train[:BENCHMARK_TEXT_TOKENS].tolist()
+    timings = time_together(variants, first.benchmark, on_turn=check_stop, tokens=tokens)
     trials = {
         trial: {
             "measurements": timings.measurements[trial],
@@ -104,15 +106,3 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
         "disturbance": timings.disturbance,
         "trials": trials,
     }
-
-
-def _read_tokens(experiment: Experiment) -> list[int]:
-    """Return the text that the measure ``task`` reads; nothing if it is not taken."""
-    if "task" not in experiment.benchmark.parts:
-        return []
-    from kvlab.data import prepare_dataset
-    from kvlab.trial.torch_trainable import BENCHMARK_TEXT_TOKENS
-
-    dataset = prepare_dataset(experiment.data)
-    tokens: list[int] = dataset.train[:BENCHMARK_TEXT_TOKENS].tolist()
-    return tokens

@@ -63,10 +63,14 @@ def run_tasks(
     results = TaskResults()
     for task in tasks:
         loaded = _load_task(task)
+        from lm_eval.evaluator import evaluate
+
         for suffix in ("", "_served") if served else ("",):
             note = f"lm-eval {task.task}{suffix.replace('_', ', ')}"
             model = harness_model(opened, served=bool(suffix), on_progress=on_progress, note=note)
-            _add_results(results, task, _evaluate(model, loaded, task.limit), suffix)
+            found = evaluate(model, loaded, limit=task.limit, bootstrap_iters=0, verbosity="ERROR")
+            assert found is not None, "there is one process"
+            _add_results(results, task, dict(found), suffix)
     return results
 
 
@@ -90,14 +94,6 @@ def _load_task(task: LmEvalTask) -> Any:
     for one in loaded["tasks"].values():
         one.set_fewshot_seed(FEWSHOT_SEED)
     return loaded
-
-
-def _evaluate(model: Any, loaded: Any, limit: int | None) -> dict[str, Any]:
-    from lm_eval.evaluator import evaluate
-
-    results = evaluate(model, loaded, limit=limit, bootstrap_iters=0, verbosity="ERROR")
-    assert results is not None, "there is one process"
-    return dict(results)
 
 
 def _add_results(
@@ -236,9 +232,16 @@ class TextScorer:
         Raises:
             UsageError: sampling is asked for, or more tokens than the model holds.
         """
-        stops, max_tokens = self._read_options(options)
+        if options.get("do_sample") or options.get("temperature", 0.0):
+            raise UsageError("do_sample is set, and kvlab answers tasks greedily only")
         model, tokenizer = self._model, self._tokenizer
-        block = model.config.block_size
+        block, max_tokens = model.config.block_size, int(options.get("max_gen_toks", 256))
+        if not 0 < max_tokens < block:
+            text = f"max_gen_toks = {max_tokens} is not from 1 to {block - 1}, which leave a"
+            hint = "set it in the task's generation_kwargs"
+            raise UsageError(f"{text} context in model.block_size = {block}; {hint}")
+        stops = options.get("until", [])
+        stops = [stops] if isinstance(stops, str) else stops
         ids = (tokenizer.encode(context) or [tokenizer.end_of_text])[-(block - max_tokens) :]
         cache = model.new_cache(1, block, self._serving)
         logits = prefill(model, torch.tensor([ids], device=model.device), cache)
@@ -250,23 +253,11 @@ class TextScorer:
                 break
             generated.append(token)
             text = tokenizer.decode(generated)
-            ends = [text.index(stop) for stop in stops if stop in text]
+            ends = [text.index(stop) for stop in stops if stop and stop in text]
             if ends:
                 return text[: min(ends)]
             logits = step(torch.tensor([token], device=model.device))
         return tokenizer.decode(generated)
-
-    def _read_options(self, options: dict[str, Any]) -> tuple[list[str], int]:
-        """Return the stop texts and the most tokens to generate."""
-        if options.get("do_sample") or options.get("temperature", 0.0):
-            raise UsageError("do_sample is set, and kvlab answers tasks greedily only")
-        block, max_tokens = self._model.config.block_size, int(options.get("max_gen_toks", 256))
-        if not 0 < max_tokens < block:
-            text = f"max_gen_toks = {max_tokens} is not from 1 to {block - 1}, which leave a"
-            hint = "set it in the task's generation_kwargs"
-            raise UsageError(f"{text} context in model.block_size = {block}; {hint}")
-        stops = options.get("until", [])
-        return [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop], max_tokens
 
     def _make_pair(self, context: str, continuation: str) -> Pair:
         """Tokenize as lm-eval does.

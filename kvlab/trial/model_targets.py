@@ -24,10 +24,6 @@ from kvlab.train import load_final_weights
 
 GPT2_VOCABULARY = 50257
 
-_PRESET_REPOSITORIES = {
-    name: f"openai-community/{name}" for name in PRESETS if name.startswith("gpt2")
-}
-
 
 @dataclass(frozen=True)
 class OpenedModel:
@@ -64,7 +60,14 @@ def open_model(target: str, store: Store, *, random_weights: bool = False) -> Op
         PretrainedError: a checkpoint does not fit.
     """
     if target in PRESETS:
-        return _open_preset(target, random_weights)
+        if random_weights:
+            model = GPT(ModelConfig(**PRESETS[target]))
+        elif target.startswith("gpt2"):
+            model = GPT.from_pretrained(f"openai-community/{target}")
+        else:
+            text = f"{target} has no published weights that kvlab knows of"
+            raise UsageError(f"{text}; name a checkpoint folder, or use --random-weights")
+        return OpenedModel(target, model, ServingConfig(), _guess_tokenizer(model.config))
     if random_weights:
         raise UsageError(f"--random-weights is for presets, and {target} is none")
     if Path(target).is_dir() or "/" in target:
@@ -93,17 +96,6 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     load_final_weights(model, store.training_directory(result["training"]))
     tokenizer = experiment.data.tokenizer
     return OpenedModel(trial_id, model, experiment.serving, tokenizer, experiment)
-
-
-def _open_preset(name: str, random_weights: bool) -> OpenedModel:
-    if random_weights:
-        model = GPT(ModelConfig(**PRESETS[name]))
-    elif name in _PRESET_REPOSITORIES:
-        model = GPT.from_pretrained(_PRESET_REPOSITORIES[name])
-    else:
-        text = f"{name} has no published weights that kvlab knows of"
-        raise UsageError(f"{text}; name a checkpoint folder, or use --random-weights")
-    return OpenedModel(name, model, ServingConfig(), _guess_tokenizer(model.config))
 
 
 def _guess_tokenizer(config: ModelConfig) -> str | None:
@@ -168,31 +160,27 @@ class VariantFactory:
         if target in PRESETS or target.endswith((".yaml", ".yml")):
             return self._make_from_spec(target, changes, name, dtype)
         opened = open_model(target, self._store)
-        if opened.cpus is not None:
-            self.cpus[target] = opened.cpus
         serving = override_serving(opened, changes)
-        dtype = dtype or self._default_dtype(opened.experiment)
+        dtype = self._note_origin(target, opened.experiment, dtype)
         model = opened.model.to(self._device, getattr(torch, dtype)).eval()
         return Variant(name, model, serving, opened.tokenizer)
 
-    def _default_dtype(self, experiment: Experiment | None) -> str:
+    def _note_origin(self, target: str, experiment: Experiment | None, dtype: str | None) -> str:
+        """Note the cores of a trial or an experiment file; return the dtype of its weights."""
         if experiment is None:
-            return MODEL_DTYPE
-        return experiment.weight_dtype(torch.device(self._device).type)
+            return dtype or MODEL_DTYPE
+        self.cpus[target] = experiment.resources.cpus
+        return dtype or experiment.weight_dtype(torch.device(self._device).type)
 
     def _make_from_spec(
         self, target: str, changes: Mapping[str, Any], name: str, dtype: str | None
     ) -> Variant:
         spec = load_served_model(target, dict(changes))
         experiment = None if target in PRESETS else load_experiment(target, dict(changes))
-        dtype = dtype or self._default_dtype(experiment)
+        dtype = self._note_origin(target, experiment, dtype)
         key = f"{dtype} {spec.model.model_dump_json()}"
         if key not in self._random_models:
             model = GPT(spec.model, device=self._device, dtype=getattr(torch, dtype))
             self._random_models[key] = model.eval()
-        if experiment is None:
-            tokenizer = _guess_tokenizer(spec.model)
-        else:
-            tokenizer = experiment.data.tokenizer
-            self.cpus[target] = experiment.resources.cpus
+        tokenizer = experiment.data.tokenizer if experiment else _guess_tokenizer(spec.model)
         return Variant(name, self._random_models[key], spec.serving, tokenizer)

@@ -25,14 +25,10 @@ from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
 from kvlab.train import load_final_weights, load_training_record, train
+from kvlab.trial import initial_weights_loader as initial
 from kvlab.trial.ddp import train_ddp
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.initial_weights_loader import (
-    find_trunk,
-    make_weight_loader,
-    read_initialization_record,
-)
-from kvlab.trial.lm_eval_adapter import TaskResults, run_tasks
+from kvlab.trial.lm_eval_adapter import run_tasks
 from kvlab.trial.model_targets import OpenedModel
 from kvlab.trial.trial import Trial
 
@@ -56,8 +52,9 @@ class TorchTrainable:
         self._experiment = trial.experiment
         self._device, machine = set_up_device(trial.resources, trial.seed)
         self._machine = replace(machine, weights=self._experiment.weight_dtype(self._device))
-        self._timing_lock = _open_timing_lock(trial.resources)
-        if self._timing_lock is not None:
+        self._timing_lock: TimingLock | None = None
+        if trial.resources.shares_gpu:
+            self._timing_lock = _open_timing_lock()
             note = "for another trial on this device, until it has measured its speed"
             waiting = {"stage": "waiting", "note": note}
             self._timing_lock.share(lambda: report(waiting))
@@ -75,6 +72,12 @@ class TorchTrainable:
         if self._trial.resources.training_workers > 1:
             train_ddp(self._trial, directory, self._report, should_stop, fence)
             return
+
+        def yield_or_stop() -> bool:
+            if self._timing_lock is not None:  # let other trials measure speed on the device
+                self._timing_lock.yield_to_timing()
+            return should_stop()
+
         train(
             self._make_model(),
             self._dataset,
@@ -83,10 +86,10 @@ class TorchTrainable:
             directory=directory,
             device=self._device,
             on_progress=self._report,
-            should_stop=self._yield_between_steps(should_stop),
-            initial_weights=make_weight_loader(self._trial, directory, self._report, fence),
+            should_stop=yield_or_stop,
+            initial_weights=initial.make_weight_loader(self._trial, directory, self._report, fence),
             until=self._trial.until,
-            trunk=find_trunk(self._trial, directory),
+            trunk=initial.find_trunk(self._trial, directory),
             fence=fence,
         )
 
@@ -94,20 +97,25 @@ class TorchTrainable:
         training = load_training_record(directory)
         if training is None:  # moved aside since, as another trial has found it damaged
             raise RecordDamaged(f"{directory / 'training.json'} is missing")
-        model = self._make_model()
+        experiment, model = self._experiment, self._make_model()
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
         evaluation = evaluate(
             model,
             self._dataset,
-            self._experiment,
+            experiment,
             device=self._device,
             on_progress=self._report_evaluation,
         )
-        tasks = self._run_tasks(model)
+        tasks = run_tasks(
+            OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer),
+            experiment.evaluation.lm_eval,
+            served=experiment.evaluation.served,
+            on_progress=self._report_evaluation,
+        )
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **tasks.measurements, **speed.measurements}
-        record = {**asdict(training), "start": read_initialization_record(directory)}
+        record = {**asdict(training), "start": initial.read_initialization_record(directory)}
         if record["steps"]:
             measurements |= self._score_tables()
             measurements["training_peak_bytes"] = record["peak_bytes"]
@@ -152,31 +160,8 @@ class TorchTrainable:
             "bigram_tokens": tables.tokens,
         }
 
-    def _run_tasks(self, model: GPT) -> TaskResults:
-        """Run the tasks of ``evaluation.lm_eval``."""
-        experiment = self._experiment
-        opened = OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer)
-        return run_tasks(
-            opened,
-            experiment.evaluation.lm_eval,
-            served=experiment.evaluation.served,
-            on_progress=self._report_evaluation,
-        )
-
     def _make_model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
-
-    def _yield_between_steps(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Return ``should_stop`` that first lets other trials measure speed on the device."""
-        lock = self._timing_lock
-        if lock is None:
-            return should_stop
-
-        def check() -> bool:
-            lock.yield_to_timing()
-            return should_stop()
-
-        return check
 
     def _report_evaluation(self, state: ProgressUpdate) -> None:
         self._report(state)
@@ -190,7 +175,9 @@ class TorchTrainable:
             note = "waits until the other trials on this device pause between two steps"
             self._report({"stage": "benchmark", "note": note})
 
-        lock = self._timing_lock
+        lock, held_out = self._timing_lock, []
+        if self._experiment.benchmark.conversations is not None:
+            held_out = self._dataset.validation.tolist()
         with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:
             speed = benchmark(
                 model,
@@ -198,30 +185,17 @@ class TorchTrainable:
                 device=self._device,
                 on_progress=self._report,
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
-                held_out=self._read_held_out(),
+                held_out=held_out,
             )
         is_exclusive = is_alone and not speed.is_disturbed
         timings: Literal["exclusive", "shared"] = "exclusive" if is_exclusive else "shared"
         return speed, replace(self._machine, timings=timings)
 
-    def _read_held_out(self) -> list[int]:
-        """Return the text of the load of conversations; nothing if there is none."""
-        if self._experiment.benchmark.conversations is None:
-            return []
-        tokens: list[int] = self._dataset.validation.tolist()
-        return tokens
-
-
-def _open_timing_lock(resources: ResourcesConfig) -> TimingLock | None:
-    """Return the lock of a device that other trials share; None if they do not."""
-    if not resources.shares_gpu:
-        return None
-    return _timing_lock_of(str(torch.cuda.get_device_properties(0).uuid))
-
 
 @cache
-def _timing_lock_of(device: str) -> TimingLock:
-    """Return the process's lock of a device: a trial that failed here may still hold it."""
+def _open_timing_lock() -> TimingLock:
+    """Return the process's lock of its GPU: a trial that failed here may still hold it."""
+    device = str(torch.cuda.get_device_properties(0).uuid)
     return TimingLock(device, synchronize=torch.cuda.synchronize)
 
 

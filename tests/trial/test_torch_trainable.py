@@ -171,10 +171,9 @@ def trainable(tmp_path, monkeypatch):
         update={"source": "files", "paths": (str(texts),), "validation_fraction": 0.4}
     )
     masked = masked.model_copy(update={"data": data})
-    monkeypatch.setattr(
-        "kvlab.trial.torch_trainable._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
-    )
     made = TorchTrainable(Trial.of(masked, prepare_dataset(data).digest, 0), lambda _: None)
+    made._timing_lock = Impatient("GPU-1", tmp_path)
+    made._timing_lock.share()
     yield made
     made._timing_lock.close()
 

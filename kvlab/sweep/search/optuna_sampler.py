@@ -160,16 +160,16 @@ def _shorten(name: str) -> str:
 
 
 def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
-    counts: dict[str, int] = {key: len(values) for key, values in config.choices.items()}
+    total = math.prod(map(len, config.choices.values()))
     for key, numbers in config.ranges.items():
         count = numbers.count()
         if count is None:
             raise ValueError(f"it goes through every point, and {key} has no step; give it one")
-        counts[key] = count
-    if (total := math.prod(counts.values())) > _MAX_GRID:
+        total *= count
+    if total > _MAX_GRID:
         text = f"it goes through every point, and there are {total:,}, over {_MAX_GRID:,}"
         raise ValueError(f"{text}; use another sampler or a smaller space")
-    choices: dict[str, list[Any]] = {key: list(range(counts[key])) for key in config.choices}
+    choices = {key: list(range(len(values))) for key, values in config.choices.items()}
     return choices | {key: numbers.points() or [] for key, numbers in config.ranges.items()}
 
 
@@ -179,14 +179,14 @@ def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
         key: kinds.CategoricalDistribution(list(range(len(values))))
         for key, values in config.choices.items()
     }
-    for key, values in config.ranges.items():
-        low, high, step = values.low, values.high, values.step
-        if values.whole:
-            distributions[key] = kinds.IntDistribution(
-                int(low), int(high), log=values.log, step=int(step or 1)
-            )
+    for key, one in config.ranges.items():
+        if one.whole:
+            low, high, step = int(one.low), int(one.high), int(one.step or 1)
+            distributions[key] = kinds.IntDistribution(low, high, log=one.log, step=step)
         else:
-            distributions[key] = kinds.FloatDistribution(low, high, log=values.log, step=step)
+            distributions[key] = kinds.FloatDistribution(
+                one.low, one.high, log=one.log, step=one.step
+            )
     return distributions
 
 
