@@ -20,6 +20,10 @@ from kvlab.sweep.planning.planner import Plan
 
 HISTORY_FILE = "search.json"
 
+# Keys in a file of points/, in the order of the fields of `Observation` and `Suggestion`
+_OBSERVATION_KEYS = ("params", "state", "values", "excess", "notes", "rungs")
+_SUGGESTION_KEYS = ("level", "patch", "trial", "flops", "why", "training", "steps", "kept", "cell")
+
 Params = dict[str, Any]
 """Parameter -> an index into its choices, or a number of its range."""
 
@@ -49,19 +53,11 @@ class Observation:
     rung_losses: list[float] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "params": self.params,
-            "state": self.state,
-            "values": self.values,
-            "excess": self.violations,
-            "notes": self.sampler_attrs,
-            "rungs": self.rung_losses,
-        }
+        return dict(zip(_OBSERVATION_KEYS, vars(self).values(), strict=True))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Observation":
-        keys = ("params", "state", "values", "excess", "notes", "rungs")
-        return cls(*(data[key] for key in keys))
+        return cls(*(data[key] for key in _OBSERVATION_KEYS))
 
 
 @dataclass
@@ -106,23 +102,12 @@ class Suggestion:
         return self.observation.state == "pruned"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "past": self.observation.to_json(),
-            "level": self.level,
-            "patch": self.patch,
-            "trial": self.trial_id,
-            "flops": self.flops,
-            "why": self.skip_reason,
-            "training": self.training_id,
-            "steps": self.steps,
-            "kept": self.is_promoted,
-            "cell": self.cell,
-        }
+        past, *facts = vars(self).values()
+        return {"past": past.to_json(), **dict(zip(_SUGGESTION_KEYS, facts, strict=True))}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Suggestion":
-        keys = ("level", "patch", "trial", "flops", "why", "training", "steps", "kept", "cell")
-        return cls(Observation.from_json(data["past"]), *(data[key] for key in keys))
+        return cls(Observation.from_json(data["past"]), *(data[key] for key in _SUGGESTION_KEYS))
 
 
 def save_history(directory: Path, config: SearchConfig, *, seconds: float, flops: float) -> None:
