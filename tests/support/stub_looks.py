@@ -1,5 +1,6 @@
 """A sweep with looks over known differences, with stub trials."""
 
+import itertools
 import random
 
 from kvlab.spec import load_sweep
@@ -53,15 +54,21 @@ def load_looks(folder, text=LOOKS):
     return load_sweep(write_sweep(folder, text))
 
 
-def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **options):
+def drive_looks(
+    sweep, store, *, run=KnownRun, lines=None, on_stage=None, on_plan=None, stop_at=0, **options
+):
     """Run all stages of a sweep on the inline executor; return the summary.
 
     Args:
         run: Class of the stub run.
         lines: Receives what was decided.
+        on_plan: Called with every stage.
         on_stage: Called with every stage that has trials to run, before it runs them.
+        stop_at: Number of the event at which the driver is asked to stop.
         options: Arguments of the stub trainable.
     """
+
+    events = itertools.count(1)
 
     def next_stage():
         stage = plan_stage(sweep, store, identify=identify)
@@ -70,10 +77,19 @@ def drive_looks(sweep, store, *, run=KnownRun, lines=None, on_stage=None, **opti
         return stage
 
     def run_stage(stage):
+        if on_plan is not None:
+            on_plan(stage)
         executor = InlineExecutor(run(store.path, **options))
         description = describe_stage(stage, yaml="", experiment_yaml="", command="")
         prepare = None if on_stage is None else lambda missing, _: (on_stage(stage), missing)[1]
-        driver = Driver(stage.plan, store, executor, description=description, prepare=prepare)
+        driver = Driver(
+            stage.plan,
+            store,
+            executor,
+            description=description,
+            prepare=prepare,
+            on_event=lambda _: driver.stop() if next(events) == stop_at else None,
+        )
         return driver.run()
 
     return run_stages(next_stage(), run_stage, next_stage)

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+from kvlab.errors import Paused
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
@@ -10,6 +11,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_stage
 from kvlab.sweep.search.searcher import Searcher
+from kvlab.train.training_record import write_rung
 from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
 SEARCH = """\
@@ -40,6 +42,60 @@ class Bowl(StubTrainable):
 class BowlRun(StubRun):
     def make(self, trial, report):
         return Bowl(trial, report, flag=self.flag, **self.options)
+
+
+PRUNED = """\
+question: Which learning rate?
+experiment: e.yaml
+search:
+  ranges:
+    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  objectives: [loss]
+  pruning: {rule: halving, factor: 3}
+  sampler: random
+  trials: 12
+  seed: 3
+"""
+
+
+def away(trial):
+    """Return the distance of a learning rate from the best, which is the loss at every rung."""
+    return (math.log10(trial.experiment.training.learning_rate) + 2) ** 2
+
+
+class Rising(StubTrainable):
+    """A stub that pauses at ``trial.until``."""
+
+    def train(self, directory, should_stop, fence):
+        until, checkpoint = self.trial.until, directory / "checkpoint"
+
+        def pauses():
+            step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+            return until is not None and step >= until
+
+        def check():
+            if pauses():
+                raise Paused("at its rung")
+            return should_stop()
+
+        try:
+            if not pauses():
+                super().train(directory, check, fence)
+                return
+        except Paused:
+            pass
+        write_rung(directory, until, int(checkpoint.read_text()), away(self.trial) + 1.0)
+        raise Paused("at its rung")
+
+    def measure(self, directory):
+        measured = super().measure(directory)
+        measured.measurements["loss"] = away(self.trial)
+        return TrialMeasurements(**vars(measured))
+
+
+class RisingRun(StubRun):
+    def make(self, trial, report):
+        return Rising(trial, report, flag=self.flag, **self.options)
 
 
 def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **options):

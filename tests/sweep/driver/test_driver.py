@@ -15,7 +15,6 @@ from tests.support.stub_trials import (
     StubRun,
     drive,
     identify,
-    read_numbers,
     tiny_plan,
     write_sweep,
 )
@@ -101,17 +100,6 @@ def test_a_stop_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     assert not store.stop_flag("s").exists()
     drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
     assert log.read_text().split() == [str(step) for step in range(1, 21)]
-
-
-def test_an_interrupted_sweep_ends_with_the_results_of_an_undisturbed_one(tmp_path):
-    calm, rough = Store(tmp_path / "calm"), Store(tmp_path / "rough")
-    planned = tiny_plan(tmp_path)
-    drive(planned, calm, StubRun(calm.path))
-    for trial_number in (0, 3, 5):
-        stop = {(planned.trials[trial_number].trial.id, "train", 4): "stop"}
-        drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path, seconds=0.02, script=stop))
-    drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path))
-    assert read_numbers(rough, planned) == read_numbers(calm, planned)
 
 
 def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path):

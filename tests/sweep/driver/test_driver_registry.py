@@ -1,7 +1,6 @@
 """Several drivers of one sweep, in processes of their own, that are killed or suspended."""
 
 import os
-import random
 import signal
 import sqlite3
 from contextlib import closing
@@ -57,37 +56,6 @@ def test_a_trial_that_is_held_is_waited_for(tmp_path):
     lock.acquire()
     assert drive(planned, store, run).states["done"] == 8
     assert set(started[6:]) == set(sharing), "they wait for the training that runs elsewhere"
-
-
-@pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.faults), 4])
-def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(
-    tmp_path, interrupted_sweep, seed
-):
-    planned, store, expected = interrupted_sweep
-    chance, before = random.Random(seed), {}
-    drivers = [start_driver(tmp_path, "--seconds", 0.01) for _ in range(2)]
-    for steps in sorted(chance.sample(range(5, 75), 4)):
-        wait_for(
-            lambda steps=steps: (
-                count_logged_steps(store) >= steps or all(d.poll() is not None for d in drivers)
-            )
-        )
-        killed = chance.choice([[0], [1], [0, 1]])
-        for number in killed:
-            drivers[number].kill()
-            drivers[number].communicate()
-        now = list_results(store, planned)
-        assert now.items() >= before.items(), "a result was written twice"
-        before = now
-        for number in killed:
-            drivers[number] = start_driver(tmp_path, "--seconds", 0.01)
-    facts = [finish_driver(driver) for driver in drivers]
-    assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 2
-    assert read_numbers(store, planned) == expected
-    assert list_results(store, planned).items() >= before.items()
-    for steps in read_logged_steps(store).values():
-        assert steps == sorted(set(steps)), "two trained the same, or a step was done twice"
-    assert not store.is_driven("s")
 
 
 def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, interrupted_sweep, monkeypatch):

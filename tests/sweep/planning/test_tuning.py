@@ -9,10 +9,7 @@ from kvlab.cli.commands.status import collect_sweep_facts
 from kvlab.report import write_report
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.sweep import Driver, plan_stage
-from kvlab.sweep.driver.driver import run_stages
-from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.planner import describe_stage
+from kvlab.sweep import plan_stage
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from tests.support.spec_files import sweep_errors
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks
@@ -20,33 +17,17 @@ from tests.support.stub_trials import identify, write_sweep
 from tests.support.stub_tuning import SURFACES, TUNED, SurfaceRun
 
 
-def submit(folder: Path, surfaces, text: str = TUNED, stop_after: int | None = None):
+def submit(folder: Path, surfaces, text: str = TUNED, stop_at: int = 0):
     """Run the stages of a sweep; return its store and the stages.
 
     Args:
         surfaces: By ``n_kv_head``.
-        stop_after: Number of trials after which the driver is asked to stop.
+        stop_at: Number of the event at which the driver is asked to stop.
     """
-    sweep, store = load_sweep(write_sweep(folder, text)), Store(folder / "runs")
-    stages, ended = [], []
-
-    def plan_next():
-        return plan_stage(sweep, store, identify=identify)
-
-    def run_stage(stage):
-        stages.append(stage)
-        facts = describe_stage(stage, yaml="", experiment_yaml="", command="")
-        executor = InlineExecutor(SurfaceRun(store.path, script=surfaces))
-
-        def on_result(trial_id):
-            ended.append(trial_id)
-            if len(ended) == stop_after:
-                driver.stop()
-
-        driver = Driver(stage.plan, store, executor, description=facts, on_result=on_result)
-        return driver.run()
-
-    run_stages(plan_next(), run_stage, plan_next)
+    sweep, store, stages = load_looks(folder, text), Store(folder / "runs"), []
+    drive_looks(
+        sweep, store, run=SurfaceRun, script=surfaces, on_plan=stages.append, stop_at=stop_at
+    )
     return store, stages
 
 
@@ -112,15 +93,6 @@ def widened(tmp_path_factory):
     return folder, *submit(folder, SURFACES)
 
 
-@pytest.mark.parametrize("stop_after", [7, 12, 16])
-def test_a_sweep_that_is_stopped_finds_the_same_rates(tmp_path, widened, stop_after):
-    _, whole, stages = widened
-    submit(tmp_path, SURFACES, stop_after=stop_after)
-    parts, rest = submit(tmp_path, SURFACES)
-    assert parts.sweep("s") == whole.sweep("s")
-    assert rates(rest[-1]) == rates(stages[-1])
-
-
 def test_what_was_decided_stays_decided(tmp_path):
     store, stages = submit(tmp_path, SURFACES)
     lost = stages[0].plan.trials[0].trial.id
@@ -156,7 +128,7 @@ def test_tuning_trials_belong_to_the_sweep_and_to_no_cell(widened):
 
 
 def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
-    store, _ = submit(tmp_path, SURFACES, stop_after=3)
+    store, _ = submit(tmp_path, SURFACES, stop_at=6)
     rows = Study.load(store, "s").rows
     assert {row.status for row in rows} == {"missing"}
     assert len(rows) == 4 * 2

@@ -9,34 +9,9 @@ from kvlab.errors import SpecError
 from kvlab.spec.search_config import SearchConfig
 from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.sweep.search.search_history import Observation
-from tests.support.stub_search import SEARCH, history, searching
+from tests.support.stub_search import SEARCH, searching
 
-CHOSEN = {
-    "tpe": "{name: TPESampler, multivariate: true, group: true, n_startup_trials: 3, n_ei_candidates: 8}",
-    "nsga2": "{name: nsgaii, population_size: 4, crossover: SBXCrossover, mutation: PolynomialMutation, mutation_prob: 0.5}",
-    "nsga3": "{name: NSGAIIISampler, population_size: 4, dividing_parameter: 4, crossover_prob: 0.8, swapping_prob: 0.4}",
-    "gp": "{name: gp, n_startup_trials: 3, deterministic_objective: false}",
-    "qmc": "{name: qmc, qmc_type: halton, scramble: true}",
-    "random": "RandomSampler",
-    "grid": "GridSampler",
-    "brute_force": "{name: brute_force, avoid_premature_stop: true}",
-}
 STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
-
-
-@pytest.mark.parametrize("name", CHOSEN)
-def test_stopped_and_resumed_it_suggests_the_same(tmp_path, name):
-    text = (STEPS if name in ("grid", "brute_force") else SEARCH).replace(
-        "trials: 12", f"trials: 8\n  sampler: {CHOSEN[name]}"
-    )
-    calm, search, driver = searching(tmp_path / "calm", text)
-    assert driver.run().exit_code == 0
-    assert len({point.trial_id for point in search.suggestions if point.has_trial}) == 8
-    for stop_at in (3, 4, 5):
-        assert searching(tmp_path / "rough", text, stop_at=stop_at)[2].run().stopped
-    rough, _, driver = searching(tmp_path / "rough", text)
-    driver.run()
-    assert history(rough) == history(calm)
 
 
 @pytest.mark.parametrize("name", ["grid", "brute_force"])

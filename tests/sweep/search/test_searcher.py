@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +10,10 @@ import pytest
 from kvlab.errors import RecordDamaged, SpecError, StoreError
 from kvlab.fs import sealed_files
 from kvlab.spec.search_config import SearchConfig
-from kvlab.store import Store
 from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
-from tests.support.kill_process import count_deaths
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
 
@@ -34,35 +31,6 @@ def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
     assert len(sweep["cells"]) == 13
     assert sweep["patches"]["point"][best.level] == best.patch
     assert all(store.status(t) == "done" for c in sweep["cells"] for t in c["trials"].values())
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "nsgaii", "random"])
-def test_a_search_that_is_stopped_again_and_again_finds_the_same(tmp_path, sampler):
-    text = SEARCH.replace("seed: 3", f"seed: 3\n  sampler: {sampler}")
-    calm, _, driver = searching(tmp_path / "calm", text)
-    driver.run()
-    for stop_at in (1, 2, 4, 5, 7):  # at a start, inside a training; at an end, between two
-        rough, search, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
-        summary = driver.run()
-        assert (summary.stopped, summary.exit_code) == (True, 130)
-        assert not search.stop_reason
-        assert len(search.suggestions) < 12
-    rough, _, driver = searching(tmp_path / "rough", text)
-    assert driver.run().exit_code == 0
-    assert history(rough) == history(calm)
-    for path in rough.path.glob("trainings/*/steps.log"):
-        assert path.read_text().split() == [str(step) for step in range(1, 21)]
-
-
-def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_same(tmp_path):
-    calm, _, driver = searching(tmp_path / "calm")
-    driver.run()
-    rough = tmp_path / "rough"
-    assert count_deaths(lambda: searching(rough)[2].run(), random.Random(2)) > 5
-    rough = Store(rough / "runs")
-    assert history(rough) == history(calm)
-    assert [rough.status(trial) for *_, trial in history(rough)] == ["done"] * 12
-    assert rough.trial_ids() == calm.trial_ids()
 
 
 def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
