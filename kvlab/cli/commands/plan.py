@@ -129,7 +129,7 @@ def _describe_retiming(planned: Plan, store: Store) -> str:
 def _count_concurrent_trials(planned: Plan) -> int:
     """Return how many trials share the memory of this machine or of one GPU if Ray runs them."""
     from kvlab.sweep.executors.capacity import cpu_count
-    from kvlab.sweep.planning.memory_check import MachineMemory
+    from kvlab.sweep.planning.budget import MachineMemory
 
     machine = MachineMemory(0, 0, cpu_count())
     most = max(machine.at_once(one.trial.experiment.resources) for one in planned.trials)

@@ -36,16 +36,23 @@ from kvlab.store.verification import heal_description
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
-from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
+from kvlab.sweep.driver.preparation import (
+    SmokeTests,
+    check_store_is_shared,
+    prefetch_evaluation_sets,
+)
 from kvlab.sweep.driver.retiming import plan_retiming, time_again
 from kvlab.sweep.driver.retry_policy import reopen_tuning
-from kvlab.sweep.driver.shared_store import check_store_is_shared
 from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.planning.budget import estimate_budget
+from kvlab.sweep.planning.budget import (
+    MachineMemory,
+    check_memory,
+    estimate_budget,
+    measure_machine_memory,
+)
 from kvlab.sweep.planning.description_repair import rebuild_description
-from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import describe_stage, ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.texts import find_text, prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions

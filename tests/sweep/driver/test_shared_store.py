@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import UsageError
-from kvlab.sweep.driver import shared_store
-from kvlab.sweep.driver.shared_store import check_store_is_shared
+from kvlab.sweep.driver import preparation
+from kvlab.sweep.driver.preparation import check_store_is_shared
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_store, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(preparation, "PATIENCE_SECONDS", 0.3)
     return tmp_path / "runs" / "sweeps" / "s"
 
 

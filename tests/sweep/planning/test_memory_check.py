@@ -11,7 +11,7 @@ from kvlab.errors import ResourceError
 from kvlab.layout import training_peak_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.layout.training_memory import CPU_PROCESS_BYTES
-from kvlab.sweep.planning.memory_check import (
+from kvlab.sweep.planning.budget import (
     LOWER_BOUND_FACTOR,
     MachineMemory,
     check_memory,
