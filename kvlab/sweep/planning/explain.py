@@ -1,7 +1,7 @@
 """Explain a plan: why two cells compute the same, and why a trial has no result yet."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ _TEXT_SETTINGS = (
 )  # fmt: skip
 """Keys of `data` that select the text. Its digest is what counts."""
 
+_TEXT_FIELDS = {DIGEST, *(f"data.{key}" for key in _TEXT_SETTINGS)}
+
 
 @dataclass(frozen=True)
 class NearestTrial:
@@ -107,47 +109,25 @@ def find_unmatched_trials(plan: Plan, store: Store) -> list[UnmatchedTrials]:
     except UsageError:
         return []
     planned = {one.trial.id: one.trial for one in plan.trials}
-    cells = {_cell_key(cell.levels): cell.trials for cell in plan.cells}
-    counts: dict[tuple[Difference, ...] | None, int] = {}
+    cells = {frozenset(cell.levels.items()): cell.trials for cell in plan.cells}
+    counts: Counter[tuple[Difference, ...] | None] = Counter()
     for cell in recorded:
-        own = cells.get(_cell_key(cell["levels"]), {})
+        own = cells.get(frozenset(cell["levels"].items()), {})
         lost = {
-            seed: trial
+            int(seed): trial
             for seed, trial in cell["trials"].items()
             if trial not in planned and store.status(trial) == "done"
         }
-        pairs = {seed: (own[int(seed)], trial) for seed, trial in lost.items() if int(seed) in own}
-        removed = len(lost) - len(pairs)
-        if removed and plan.sweep.search is None:  # suggestions are no cells of the file
-            counts[None] = counts.get(None, 0) + removed
-        if pairs:
-            new, old = next(iter(pairs.values()))
-            differences = _compare(planned[new], store, old, ignore_text=bool(plan.absent))
-            if differences is not None and (differences or not plan.absent):
-                counts[differences] = counts.get(differences, 0) + len(pairs)
-    groups = [UnmatchedTrials(count, differences) for differences, count in counts.items()]
-    return sorted(groups, key=lambda group: -group.count)
-
-
-def _cell_key(levels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    return frozenset(levels.items())
-
-
-def _compare(
-    trial: Trial, store: Store, other: str, *, ignore_text: bool
-) -> tuple[Difference, ...] | None:
-    """Return the fields in which a finished trial differs; None if its record is damaged."""
-    recorded = _read_record(store, other)
-    if recorded is None:
-        return None
-    differences = _list_differences(trial, recorded)
-    hidden = {DIGEST, *(f"data.{key}" for key in _TEXT_SETTINGS)} if ignore_text else set()
-    # tuples, so that equal reasons are one group
-    return tuple((k, _freeze(a), _freeze(b)) for k, a, b in differences if k not in hidden)
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+        pairs = [(own[seed], trial) for seed, trial in lost.items() if seed in own]
+        if len(lost) > len(pairs) and plan.sweep.search is None:  # suggestions are no cells
+            counts[None] += len(lost) - len(pairs)
+        if pairs and (there := _read_record(store, pairs[0][1])) is not None:
+            differences = _list_differences(planned[pairs[0][0]], there)
+            if plan.absent:
+                differences = tuple(one for one in differences if one[0] not in _TEXT_FIELDS)
+            if differences or not plan.absent:
+                counts[differences] += len(pairs)
+    return [UnmatchedTrials(count, differences) for differences, count in counts.most_common()]
 
 
 def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
@@ -158,24 +138,16 @@ def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
     Returns:
         None if there is no finished trial.
     """
-    nearest: NearestTrial | None = None
-    for trial_id in store.trial_ids():
-        if store.status(trial_id) != "done":
-            continue
-        recorded = _read_record(store, trial_id)
-        if recorded is not None:
-            candidate = NearestTrial(trial_id, _list_differences(trial, recorded))
-            if nearest is None or len(candidate.differences) < len(nearest.differences):
-                nearest = candidate
-    return nearest
+    found = [
+        NearestTrial(other, _list_differences(trial, there))
+        for other in store.trial_ids()
+        if store.status(other) == "done" and (there := _read_record(store, other)) is not None
+    ]
+    return min(found, key=lambda one: len(one.differences), default=None)
 
 
-@dataclass(frozen=True)
-class _Record:
-    """What a finished trial computed, from its files."""
-
-    experiment: Experiment
-    fields: dict[str, Any]
+_Record = tuple[Experiment, dict[str, Any]]
+"""A finished trial's experiment, and what its result depends on, field by field."""
 
 
 def _identity_fields(experiment: Experiment, training: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +168,7 @@ def _read_record(store: Store, trial_id: str) -> _Record | None:
         # JSON has no tuples, so it is validated as JSON; earlier versions had other settings
         text = json.dumps(record["experiment"])
         experiment = Experiment.model_validate_json(text, extra="ignore")
-        return _Record(experiment, _identity_fields(experiment, training))
+        return experiment, _identity_fields(experiment, training)
     except (FileNotFoundError, StoreError, ValidationError, KeyError, TypeError):
         return None
 
@@ -209,18 +181,23 @@ def _list_differences(trial: Trial, there: _Record) -> tuple[Difference, ...]:
     training = training_identity(
         trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
     )
-    fields, other = _identity_fields(trial.experiment, training), there.fields
+    fields, other = _identity_fields(trial.experiment, training), there[1]
     differing = [
         (key, fields.get(key), other.get(key))
         for key in dict.fromkeys((*fields, *other))
         if fields.get(key) != other.get(key)
     ]
     if fields[DIGEST] != other[DIGEST]:
-        both = (trial.experiment, there.experiment)
+        both = (trial.experiment, there[0])
         here, before = (describe_experiment(one)["data"] for one in both)
         differing += [
             (f"data.{key}", here[key], before[key])
             for key in _TEXT_SETTINGS
             if here[key] != before[key]
         ]
-    return tuple(differing)
+    # tuples, so that equal differences are one group
+    return tuple((key, _freeze(here), _freeze(before)) for key, here, before in differing)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
