@@ -10,6 +10,7 @@ tokens: where it lies, how it is split into files and which settings selected it
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvlab.layout import KVLayout
@@ -101,12 +102,7 @@ def training_fingerprint(
 
 
 def trunk_fingerprint(
-    experiment: Experiment,
-    data_identity: str,
-    seed: int,
-    initial_weights: "InitialWeights | None" = None,
-    *,
-    ignore_warmup: bool = False,
+    experiment: Experiment, training: Mapping[str, Any], *, ignore_warmup: bool = False
 ) -> str | None:
     """Return 64 hex digits that name the stable phase of a training under wsd.
 
@@ -115,6 +111,7 @@ def trunk_fingerprint(
     must be equal, too; its default depends on ``tokens``.
 
     Args:
+        training: Its `training_identity`.
         ignore_warmup: Leave it out, to find trainings that differ in it as well.
 
     Returns:
@@ -122,13 +119,11 @@ def trunk_fingerprint(
     """
     if not experiment.training.stable_steps:
         return None
-    facts = training_identity(experiment, data_identity, seed, initial_weights)
-    left_out = {*_DECAY_FIELDS, "warmup_tokens"} if ignore_warmup else _DECAY_FIELDS
-    recipe = {key: value for key, value in facts["training"].items() if key not in left_out}
-    return fingerprint({**facts, "training": recipe, "phase": "stable"})
-
-
-_DECAY_FIELDS = frozenset({"tokens", "decay_tokens", "final_learning_rate"})
+    left_out = {"tokens", "decay_tokens", "final_learning_rate"}
+    if ignore_warmup:
+        left_out.add("warmup_tokens")
+    recipe = {key: value for key, value in training["training"].items() if key not in left_out}
+    return fingerprint({**training, "training": recipe, "phase": "stable"})
 
 
 def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
-from kvlab.trial.fingerprint import ID_LENGTH, training_fingerprint
+from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 
 if TYPE_CHECKING:
     from kvlab.trial.trial import Trial
@@ -110,12 +110,11 @@ class InitialWeightsResolver:
             # `check_init_from` has made sure that this cell exists.
             source = self._cells[cell_key(levels)]
             trial = trial_of(source, seed)
-            fingerprint = training_fingerprint(
-                trial.experiment, trial.data_identity, seed, trial.initial_weights
-            )
             # Name the levels in init_from only, so that trials which share a training agree.
             name = " ".join(f"{factor}={levels[factor]}" for factor in sorted(init_from))
-            return TrainedWeights(f"{name}, seed {seed}", fingerprint, trial)
+            return TrainedWeights(
+                f"{name}, seed {seed}", fingerprint(trial.training_identity()), trial
+            )
         if not isinstance(init_from, str):
             return None
         if init_from not in self._checkpoints:

@@ -35,7 +35,6 @@ from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements, build_result, describe_trial
-from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.trial import Trial
 
@@ -280,11 +279,8 @@ class _TrialAttempt:
             source = trial.source_training
             if source is not None and not self.store.is_trained(source.training_id):
                 raise SourceDamaged(explain_missing_source(trial, self.store))
-            identity = training_identity(
-                trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
-            )
             # always anew: a damaged one must not be sealed
-            write_sealed_json(directory / "config.json", identity, fence=fence)
+            write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
             try:
                 trainable.train(directory, self.should_stop, fence)
             except Diverged as error:

@@ -1,16 +1,12 @@
 """A trial: one cell of a sweep at one seed, and the two ids that name its weights and result."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.fingerprint import (
-    ID_LENGTH,
-    fingerprint,
-    training_fingerprint,
-    trial_identity,
-    trunk_fingerprint,
-)
+from kvlab.trial import fingerprint as fingerprints
+from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
 
 
@@ -54,12 +50,19 @@ class Trial:
         """Return the trial of an experiment, with its ids computed."""
         is_unresolved = experiment.training.init_from is not None and initial_weights is None
         assert not is_unresolved, "init_from is resolved before there is a trial"
-        training = training_fingerprint(experiment, data_identity, seed, initial_weights)
-        trial = fingerprint(trial_identity(experiment, training))
+        identity = fingerprints.training_identity(experiment, data_identity, seed, initial_weights)
+        training = fingerprint(identity)
+        trial = fingerprint(fingerprints.trial_identity(experiment, training))
+        trunk = fingerprints.trunk_fingerprint(experiment, identity)
         ids = trial[:ID_LENGTH], training[:ID_LENGTH]
-        trunk = trunk_fingerprint(experiment, data_identity, seed, initial_weights)
         trunk_id = trunk and trunk[:ID_LENGTH]
         return cls(*ids, experiment, seed, data_identity, initial_weights, trunk_id=trunk_id)
+
+    def training_identity(self) -> dict[str, Any]:
+        """Return what the final weights depend on, as plain data."""
+        return fingerprints.training_identity(
+            self.experiment, self.data_identity, self.seed, self.initial_weights
+        )
 
     @property
     def resources(self) -> ResourcesConfig:

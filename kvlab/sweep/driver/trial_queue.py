@@ -34,18 +34,17 @@ def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     share a stable phase the longest comes first, so that the others can branch while it goes on.
     """
     first_of_architecture: dict[str, PlannedTrial] = {}
+    trainers: dict[str, PlannedTrial] = {}
+    trunks: dict[str, PlannedTrial] = {}
     for planned in trials:
         first_of_architecture.setdefault(architecture_key(planned), planned)
-    early = {planned.trial.id: planned for planned in first_of_architecture.values()}
-    rest = [planned for planned in trials if planned.trial.id not in early]
-    shuffled = [*early.values(), *sorted(rest, key=lambda planned: planned.trial.id)]
-    trainers: dict[str, PlannedTrial] = {}
-    for planned in trials:
         trainers.setdefault(planned.trial.training_id, planned)
-    trunks: dict[str, PlannedTrial] = {}
     for planned in sorted(trainers.values(), key=_stable_steps, reverse=True):
         if planned.trial.trunk_id is not None:
             trunks.setdefault(planned.trial.trunk_id, planned)
+    early = {planned.trial.id: planned for planned in first_of_architecture.values()}
+    rest = [planned for planned in trials if planned.trial.id not in early]
+    shuffled = [*early.values(), *sorted(rest, key=lambda planned: planned.trial.id)]
     ordered: dict[str, PlannedTrial] = {}
     for planned in shuffled:
         trainer = trainers[planned.trial.training_id]
@@ -65,13 +64,8 @@ def architecture_key(planned: PlannedTrial) -> str:
     """Return a key of the model and how its K/V are stored, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    serving = [
-        layout.owners,
-        layout.writers,
-        layout.kv_dtype,
-        layout.kv_group,
-        repr((layout.blocks, layout.eviction)),
-    ]
+    serving = [layout.owners, layout.writers, layout.kv_dtype, layout.kv_group]
+    serving.append(repr((layout.blocks, layout.eviction)))
     trained = experiment.training.kv.identity(experiment.model)
     return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 
@@ -257,14 +251,10 @@ class RemoteTrials:
             StoreError: One of them has made none for `kvlab.store.attempt.stall_seconds`.
         """
         for planned in self:
-            trial = planned.trial
+            trial, own = planned.trial, self._store.trial_directory(planned.trial.id)
             training = self._store.training_directory(trial.training_id)
-            directories = (
-                self._store.trial_directory(trial.id),
-                training,
-                training / "checkpoints",
-            )
-            watch = self._stall_watches.setdefault(trial.id, StallWatch(directories))
+            new = StallWatch((own, training, training / "checkpoints"))
+            watch = self._stall_watches.setdefault(trial.id, new)
             idle = watch.idle_seconds()
             if idle >= self._stall_seconds:
                 lock = self._held_lock(trial)

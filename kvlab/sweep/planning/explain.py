@@ -14,7 +14,7 @@ from kvlab.store import Store
 from kvlab.store.result import describe_experiment, flatten
 from kvlab.store.store import list_cells
 from kvlab.sweep.planning.planner import Plan
-from kvlab.trial.fingerprint import training_identity, trial_identity
+from kvlab.trial.fingerprint import trial_identity
 from kvlab.trial.trial import Trial
 
 _REASONS = {
@@ -178,10 +178,7 @@ def _list_differences(trial: Trial, there: _Record) -> tuple[Difference, ...]:
 
     Of another text the keys that select it are listed, too.
     """
-    training = training_identity(
-        trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
-    )
-    fields, other = _identity_fields(trial.experiment, training), there[1]
+    fields, other = _identity_fields(trial.experiment, trial.training_identity()), there[1]
     differing = [
         (key, fields.get(key), other.get(key))
         for key in dict.fromkeys((*fields, *other))

@@ -75,6 +75,7 @@ class PlannedTexts:
 
     def _find(self, data: DataConfig) -> "DatasetFacts | None":
         """Return the facts of a text; None if it is not available yet."""
+        reason = f"the text of data.source = {data.source} is not prepared; `kvlab submit` does it"
         try:
             facts = self._identify(data)
             if facts is None and self._known:
@@ -86,12 +87,9 @@ class PlannedTexts:
         except DataError as error:
             if not self._provisional or error.field is not None:
                 raise
-            self.absent.append(str(error))
-            return None
+            facts, reason = None, str(error)
         if facts is None:
-            self.absent.append(
-                f"the text of data.source = {data.source} is not prepared; `kvlab submit` does it"
-            )
+            self.absent.append(reason)
         else:
             self.notes += [line for line in facts.warnings if line not in self.notes]
         return facts

@@ -61,13 +61,8 @@ def count_split_by_warmup(trials: Iterable[Trial]) -> int:
     phases: dict[str, dict[str, Trial]] = {}
     for trial in trials:
         if trial.trunk_id is not None:
-            phase = trunk_fingerprint(
-                trial.experiment,
-                trial.data_identity,
-                trial.seed,
-                trial.initial_weights,
-                ignore_warmup=True,
-            )
+            identity = trial.training_identity()
+            phase = trunk_fingerprint(trial.experiment, identity, ignore_warmup=True)
             assert phase is not None, "it has a trunk"
             phases.setdefault(phase, {})[trial.training_id] = trial
     return sum(len(members) for members in phases.values() if _is_split(list(members.values())))

@@ -247,14 +247,13 @@ def check_search(sweep: Sweep) -> None:
         field = ".".join(map(str, path[:2]))
         if name not in METRICS and name not in PLANNED_METRICS:
             usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
-            near = get_close_matches(name, [*PLANNED_METRICS, *usable], 1)
-            names = ", ".join([*PLANNED_METRICS, *usable])
-            hint = f"did you mean {near[0]}?" if near else f"use one of {names}"
+            hint = _suggest(name, [*PLANNED_METRICS, *usable], "use one of ")
             text = f"{field} names {name}, which is not measured; {hint}"
-            problems.append(sweep.source.document.problem(path, text))
         elif path[1] == "objectives" and name in METRICS and METRICS[name].better == "neither":
             text = f"{field} names {name}, of which neither more nor less is better; use another"
-            problems.append(sweep.source.document.problem(path, text))
+        else:
+            continue
+        problems.append(sweep.source.document.problem(path, text))
     if problems:
         raise SpecError(problems)
 
@@ -278,8 +277,7 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
     usable = [parameter for parameter in parameters if parameter not in ("seed", "search_space")]
     unknown = [argument for argument in arguments if argument not in usable]
     for argument in unknown:
-        near = get_close_matches(str(argument), usable, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(usable) or 'none'}"
+        hint = _suggest(str(argument), usable, "it takes ")
         text = f"search.sampler.{argument} is not an argument of {class_name} that a file can set"
         yield ("search", "sampler", argument), f"{text}; {hint}"
     if unknown:
@@ -292,6 +290,11 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
             history.append(replace(one, state="ok", values=[value] * len(directions)))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         yield path, f"search.sampler: Optuna refuses {class_name}: {summarize_error(error)}"
+
+
+def _suggest(name: str, usable: list[str], otherwise: str) -> str:
+    near = get_close_matches(name, usable, 1)
+    return f"did you mean {near[0]}?" if near else otherwise + (", ".join(usable) or "none")
 
 
 def objective_direction(objective: str) -> Direction:

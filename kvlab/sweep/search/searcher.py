@@ -206,8 +206,7 @@ class Searcher:
         if self._is_budget_spent() or not self._pruner.should_continue(suggestion):
             self._save(*paused)
             return None
-        self._reopen(suggestion)
-        return self._with_pause_step(suggestion)
+        return self._reopen(suggestion)
 
     # Suggest
 
@@ -324,18 +323,16 @@ class Searcher:
             suggestion = self._pruner.find_promotable(is_last=is_last)
         if suggestion is None and is_last:
             suggestion = self._pruner.find_furthest()
-        if suggestion is None:
-            return None
-        self._reopen(suggestion)
-        return self._with_pause_step(suggestion)
+        return None if suggestion is None else self._reopen(suggestion)
 
-    def _reopen(self, suggestion: Suggestion) -> None:
-        """Let a pruned suggestion go on."""
+    def _reopen(self, suggestion: Suggestion) -> PlannedTrial:
+        """Let a pruned suggestion go on, to its next rung."""
         reopened = self._same_trial(suggestion)
         for same in reopened:
             same.observation.state = "open"
             same.observation.rung_losses = suggestion.observation.rung_losses
         self._save(*reopened)
+        return self._with_pause_step(suggestion)
 
     def _with_pause_step(self, suggestion: Suggestion) -> PlannedTrial:
         """Return the trial with the step at which it is to pause, here and in the plan."""
