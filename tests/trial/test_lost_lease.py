@@ -24,9 +24,7 @@ def files(directory):
     return {path: (path.stat().st_ino, path.stat().st_size) for path in paths}
 
 
-@pytest.mark.parametrize(
-    ("lock", "stage"), [("training", "training"), ("trial", "training"), ("trial", "evaluation")]
-)
+@pytest.mark.parametrize(("lock", "stage"), [("training", "training"), ("trial", "evaluation")])
 def test_nothing_is_written_after_the_lock_was_lost(tmp_path, monkeypatch, trial, lock, stage):
     monkeypatch.setattr(run, "STOP_CHECK_SECONDS", math.inf)  # the writers alone must notice
     store = Store(tmp_path / "runs")

@@ -104,18 +104,17 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's."""
 
 
-@pytest.mark.parametrize("stage", ["train", "measure"])
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "stage"),
     [
-        (ValueError("x"), "bug"),
-        (AssertionError(), "bug"),
-        (MeasurementError("32 is not 64"), "bug"),
-        (PermissionError(errno.EACCES, "Permission denied"), "bug"),
-        (DataError("text is gone"), "data"),
-        (ResourceError("no GPU"), "resources"),
-        (MemoryError(), "host_memory"),
-        (OutOfMemoryError("on the device"), "device_memory"),
+        (ValueError("x"), "bug", "train"),
+        (AssertionError(), "bug", "measure"),
+        (MeasurementError("32 is not 64"), "bug", "measure"),
+        (PermissionError(errno.EACCES, "Permission denied"), "bug", "train"),
+        (DataError("text is gone"), "data", "train"),
+        (ResourceError("no GPU"), "resources", "measure"),
+        (MemoryError(), "host_memory", "train"),
+        (OutOfMemoryError("on the device"), "device_memory", "measure"),
     ],
 )
 def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
@@ -180,8 +179,10 @@ def test_what_is_kept_of_a_failure_names_no_folder_and_nobody(store, trial, tmp_
     assert 'File "kvlab/trial/run.py"' in recorded
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-@pytest.mark.parametrize("stage", ["train", "measure"])
+@pytest.mark.parametrize(
+    ("code", "stage"),
+    [(errno.ENOSPC, "train"), (errno.EDQUOT, "measure"), (errno.EROFS, "train")],
+)
 def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
     with pytest.raises(StoreError, match="submit again"):
         run(trial, store, failing(OSError(code, "no room"), stage))
@@ -303,8 +304,16 @@ def flip_bit(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["training.json", "config.json", "final/model.safetensors"])
-@pytest.mark.parametrize("damage", [flip_bit, Path.unlink, lambda path: path.write_text("")])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("training.json", flip_bit),
+        ("training.json", Path.unlink),
+        ("config.json", lambda path: path.write_text("")),
+        ("final/model.safetensors", flip_bit),
+        ("final/model.safetensors", Path.unlink),
+    ],
+)
 def test_a_damaged_training_is_made_again(store, planned, name, damage):
     first, second = planned.trials[0].trial, planned.trials[2].trial
     run(first, store)

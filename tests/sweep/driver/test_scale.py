@@ -1,4 +1,4 @@
-"""Plan ten thousand trials in seconds, and drive hundreds in constant memory."""
+"""Plan thousands of trials in seconds, and drive hundreds in constant memory."""
 
 import gc
 import time
@@ -12,7 +12,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.stub_trials import StubRun, identify, write_many
 
-PLAN_SECONDS = 8.0
+PLAN_SECONDS = 3.0
 """Limit of processor time. It is loose, since cores that processes share count double;
 `python -m tests.performance driver` has the tight one."""
 
@@ -20,13 +20,13 @@ GROWTH_BYTES = 3.2e6
 """Limit of the driver's growth over 400 trials, whose results take 6.4 MB as Python objects."""
 
 
-def test_ten_thousand_trials_are_planned_in_seconds(tmp_path):
+def test_thousands_of_trials_are_planned_in_seconds(tmp_path):
     began = time.process_time()
     planned = plan(
-        load_sweep(write_many(tmp_path, 10_000)), Store(tmp_path / "runs"), identify=identify
+        load_sweep(write_many(tmp_path, 3_000)), Store(tmp_path / "runs"), identify=identify
     )
     assert time.process_time() - began < PLAN_SECONDS
-    assert len({one.trial.id for one in planned.trials}) == 10_000
+    assert len({one.trial.id for one in planned.trials}) == 3_000
 
 
 @pytest.mark.faults

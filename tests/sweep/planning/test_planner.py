@@ -1,7 +1,6 @@
 """Plans: cells and seeds as trials, shared trainings, and states in the store."""
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -137,19 +136,13 @@ def test_a_cell_that_is_not_possible_is_refused_where_it_is_written(tmp_path):
         tiny_plan(tmp_path, text=text)
 
 
-def test_kvlab_plan_is_quick_because_it_imports_nothing_heavy():
+def test_kvlab_plan_imports_nothing_heavy():
     code = (
         "import sys; from kvlab.cli.main import main;"
         f"code = main(['plan', {str(ROOT / 'sweeps' / 'quickstart.yaml')!r}, '--json']);"
         "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'pandas', 'matplotlib', 'pyarrow'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, capture_output=True)  # the first plan of a machine times a training
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert json.loads(done.stdout)["totals"]["trainings"] == 32
-    # its own time on a processor: 1.3 s alone, 0.3 of it for scipy's quantiles of the precision
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2.5

@@ -1,9 +1,6 @@
 """What a plan says of its precision: from the design, and with the spread that records show."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -180,15 +177,3 @@ def test_a_plan_prints_it(tmp_path, monkeypatch, capsys):
     assert main([*command, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["precision"]
     assert (facts["seeds"], facts["looks"], facts["looks_that_decide"]) == (2, [], [])
-
-
-def test_a_plan_loads_no_torch(tmp_path):
-    """It takes longer to import than all that a plan does."""
-    sweep = write_sweep(tmp_path, LOOKS)
-    arguments = ["plan", str(sweep), "--store", str(tmp_path / "runs"), "--rate", "1e9"]
-    code = f"import sys; from kvlab.cli.main import main; main({arguments!r})"
-    code += "; sys.exit('torch' in sys.modules)"
-    environment = {**os.environ, "KVLAB_DATA": str(tmp_path / "data")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == 0
-    assert b"\nLooks: " in done.stdout

@@ -44,14 +44,18 @@ def write_defaults(folder):
     (folder / "s.yaml").write_text(SWEEP)
 
 
-@pytest.mark.parametrize("command", ["plan", "submit"])
 @pytest.mark.parametrize(
-    ("old", "new", "place"),
+    ("command", "old", "new", "place"),
     [
-        ("evaluate_tokens: 64", "evaluate_tokens: 1e6", "4:79: training.evaluate_tokens = "),
-        ("loss_tokens: 64", "loss_tokens: 99999", "5:27: evaluation.loss_tokens = "),
-        ("loss_tokens: 64", "served_tokens: 99999", "5:29: evaluation.served_tokens = "),
-        ("loss_tokens: 64", "loss_bytes: 99999", "5:26: evaluation.loss_bytes = "),
+        (
+            "plan",
+            "evaluate_tokens: 64",
+            "evaluate_tokens: 1e6",
+            "4:79: training.evaluate_tokens = ",
+        ),
+        ("submit", "loss_tokens: 64", "loss_tokens: 99999", "5:27: evaluation.loss_tokens = "),
+        ("plan", "loss_tokens: 64", "served_tokens: 99999", "5:29: evaluation.served_tokens = "),
+        ("submit", "loss_tokens: 64", "loss_bytes: 99999", "5:26: evaluation.loss_bytes = "),
     ],
 )
 def test_a_request_for_more_text_than_there_is_is_refused_at_its_key(
@@ -199,10 +203,8 @@ def test_equal_tokens_are_equal_trials(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"evaluation.served": False},
         {"evaluation.served_tokens": 100},
-        {"evaluation.positions": True},
         {"evaluation.positions": True, "model.position": "rope"},
     ],
 )

@@ -73,7 +73,7 @@ def successive_halving(losses, factor, rungs):
     return reached
 
 
-@pytest.mark.parametrize(("seed", "trials", "factor"), [(3, 12, 3), (4, 20, 3), (5, 17, 2)])
+@pytest.mark.parametrize(("seed", "trials", "factor"), [(4, 20, 3), (5, 17, 2)])
 def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, trials, factor):
     text = SEARCH.replace("seed: 3", f"seed: {seed}").replace("factor: 3", f"factor: {factor}")
     store, search, driver = searching(
@@ -210,7 +210,7 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
     means = []
     for best in (0.2, 0.8):
         random_scores = []
-        for seed in range(12):
+        for seed in range(6):
             config = SearchConfig.model_validate(
                 {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": [objective],
                  "seed": seed, "trials": 99}
