@@ -159,7 +159,8 @@ def _run_worker(config: dict[str, Any]) -> None:
 @contextmanager
 def _relay_progress(path: Path, report: Callable[[ProgressUpdate], None]) -> Iterator[None]:
     """Pass on what the first worker reports, from a thread of this process."""
-    stopped, last = threading.Event(), None
+    stopped = threading.Event()
+    last: ProgressUpdate | None = None
 
     def pass_on() -> None:
         nonlocal last

@@ -138,7 +138,8 @@ def run_trial(
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
     """
-    record, aside, fences = Store(store), None, list[Fence]()
+    record, fences = Store(store), list[Fence]()
+    aside: Path | None = None
     should_stop = StopCheck(stop_flags, fences)
     lock = record.trial_lock(trial.id)
     try:
@@ -340,8 +341,13 @@ class _TrialAttempt:
 
     def record_result(self, origin: Origin, measured: TrialMeasurements) -> None:
         trial, store = self.trial, self.store
-        details = {"items": measured.items, "texts": measured.texts, "tasks": measured.tasks}
-        files = store.write_details(trial.id, **details, fence=self.fence)
+        files = store.write_details(
+            trial.id,
+            items=measured.items,
+            texts=measured.texts,
+            tasks=measured.tasks,
+            fence=self.fence,
+        )
         provenance = build_provenance(
             origin,
             started=self.log.started,

@@ -175,7 +175,7 @@ class TorchTrainable:
             note = "waits until the other trials on this device pause between two steps"
             self._report({"stage": "benchmark", "note": note})
 
-        lock, held_out = self._timing_lock, []
+        lock, held_out = self._timing_lock, list[int]()
         if self._experiment.benchmark.conversations is not None:
             held_out = self._dataset.validation.tolist()
         with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:
