@@ -157,7 +157,9 @@ def run_trial(
             should_stop.check()
             run = _TrialAttempt(trial, record, fences, should_stop, make_trainable, on_progress)
             if aside is not None:
-                run.log.log_repair(f"its result is damaged; moved to {aside}, it is measured again")
+                run.attempt.log_repair(
+                    f"its result is damaged; moved to {aside}, it is measured again"
+                )
             return run.run(origin or Origin(), capture_output)
     except Stopped:
         return "stopped"
@@ -185,11 +187,13 @@ class _TrialAttempt:
         self.fence, self.fences, self.should_stop = fences[0], fences, should_stop
         self.make_trainable = make_trainable or _make_torch_trainable
         store.write_trial(trial.id, describe_trial(trial), self.fence)
-        self.log = attempt.Attempt(store, trial.id, self.fence)
-        self.log.log(f"attempt {self.log.number} at trial {trial.id}, training {trial.training_id}")
+        self.attempt = attempt.Attempt(store, trial.id, self.fence)
+        self.attempt.log(
+            f"attempt {self.attempt.number} at trial {trial.id}, training {trial.training_id}"
+        )
         self.progress_path = store.trial_directory(trial.id) / "progress.json"
         self.report = attempt.ProgressReporter(
-            self.progress_path, self.log.log, on_progress, self.fence
+            self.progress_path, self.attempt.log, on_progress, self.fence
         )
 
     def run(self, origin: Origin, capture_output: bool) -> Outcome:
@@ -198,25 +202,25 @@ class _TrialAttempt:
             stack.callback(self.remove_progress)
             stack.enter_context(attempt.log_warnings(self.log))
             if capture_output:
-                stack.enter_context(attempt.redirect_output(self.log.log_path))
+                stack.enter_context(attempt.redirect_output(self.attempt.log_path))
             try:
                 self.record_result(origin, self.train_and_measure())
             except Stopped:
-                self.log.log("stopped; submit again to continue from the last checkpoint")
+                self.attempt.log("stopped; submit again to continue from the last checkpoint")
                 raise
             except Paused as pause:
-                self.log.log(str(pause))
-                self.log.mark_paused()
+                self.attempt.log(str(pause))
+                self.attempt.mark_paused()
                 return "paused"
             except LeaseLost as error:
-                self.log.log(f"given up: {error}")
+                self.attempt.log(f"given up: {error}")
                 raise
             except StoreError:
                 self.check_fences()
                 raise
             except WorkerLost as error:
                 self.check_fences()
-                self.log.log(f"{error}; the driver decides whether it runs again")
+                self.attempt.log(f"{error}; the driver decides whether it runs again")
                 raise
             except Exception as error:
                 self.check_fences()
@@ -224,7 +228,7 @@ class _TrialAttempt:
                     text = f"{self.store.path} cannot be written: {error.strerror}"
                     raise StoreError(f"{text}; free or repair the disk, submit again") from None
                 return self.record_failure(origin, error)
-            self.log.log("done")
+            self.attempt.log("done")
             return "done"
 
     def remove_progress(self) -> None:
@@ -241,7 +245,7 @@ class _TrialAttempt:
                     aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
                     if aside is not None:  # else another trial has prepared it again meanwhile
                         text = f"tokens are damaged; moved to {aside}"
-                        self.log.log_repair(f"{text}, the text is prepared again")
+                        self.attempt.log_repair(f"{text}, the text is prepared again")
                 elif isinstance(damage, SourceDamaged):
                     self.repair_source(self.trial)
                 trainable = self.make_trainable(self.trial, self.report_and_check_stop)
@@ -253,7 +257,7 @@ class _TrialAttempt:
                 if repairs > MAX_REPAIRS:
                     raise
                 self.check_fences()
-                self.log.log(str(error))
+                self.attempt.log(str(error))
                 damage = error
 
     def train(self, trial: Trial, trainable: Trainable, check_contents: bool) -> None:
@@ -268,7 +272,7 @@ class _TrialAttempt:
             damage = self.store.check_training(training, contents=check_contents)
             if damage is not None:
                 aside = self.store.set_aside_training(training, fence)
-                self.log.log_repair(f"{damage}; moved to {aside}")
+                self.attempt.log_repair(f"{damage}; moved to {aside}")
             if self.store.is_trained(training):
                 return
             earlier = self.store.earlier_training_record(training)
@@ -288,7 +292,7 @@ class _TrialAttempt:
                 self.store.write_divergence(training, str(error), fence)
                 raise
             if earlier is not None:  # its weights were lost
-                self.log.log_repair(_compare_training(directory, earlier, fence))
+                self.attempt.log_repair(_compare_training(directory, earlier, fence))
 
     @contextmanager
     def hold_training(self, training: str) -> Iterator[Fence]:
@@ -329,7 +333,7 @@ class _TrialAttempt:
         source = trial.source_training
         assert source is not None, "only such a training can miss it"
         other = source.trial_with(trial.resources)
-        self.log.log(f"makes the weights again that it starts from: {source.name}")
+        self.attempt.log(f"makes the weights again that it starts from: {source.name}")
         try:
             trainable = self.make_trainable(other, self.report_and_check_stop)
             self.train(other, trainable, check_contents=True)
@@ -350,8 +354,8 @@ class _TrialAttempt:
         )
         provenance = build_provenance(
             origin,
-            started=self.log.started,
-            attempts=self.log.number,
+            started=self.attempt.started,
+            attempts=self.attempt.number,
             pauses=store.count_pauses(trial.id),
             machine=measured.machine,
             data=measured.data,
@@ -361,14 +365,16 @@ class _TrialAttempt:
         store.write_result({**result, "training_seal": seal, "files": files}, self.fence)
 
     def record_failure(self, origin: Origin, error: Exception) -> Literal["failed", "diverged"]:
-        failure = Failure.from_error(error, self.log.write_traceback(traceback.format_exc()))
+        failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
         status: Literal["failed", "diverged"] = (
             "diverged" if failure.kind == "diverged" else "failed"
         )
-        provenance = build_provenance(origin, started=self.log.started, attempts=self.log.number)
+        provenance = build_provenance(
+            origin, started=self.attempt.started, attempts=self.attempt.number
+        )
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
-        self.log.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
+        self.attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
     def report_and_check_stop(self, update: ProgressUpdate) -> None:
