@@ -200,7 +200,7 @@ class _TrialAttempt:
         """Train, measure, and record how that ends, unless by a stop or a broken store."""
         with ExitStack() as stack:
             stack.callback(self.remove_progress)
-            stack.enter_context(attempt.log_warnings(self.log))
+            stack.enter_context(attempt.log_warnings(self.attempt))
             if capture_output:
                 stack.enter_context(attempt.redirect_output(self.attempt.log_path))
             try:

@@ -1,4 +1,4 @@
-"""Stages of a trial: the device, memory share and threads that are set up, and what a result
+"""Training and measurement with torch: the device, memory share and threads that are set up, and what a result
 says about its timings. CUDA is faked where there is none."""
 
 import os

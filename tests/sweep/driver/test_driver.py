@@ -1,4 +1,4 @@
-"""The driver, with real recording and locking around stages that take no time."""
+"""The driver, with real recording and locking around trials that take no time."""
 
 import pytest
 

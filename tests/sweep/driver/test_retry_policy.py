@@ -28,7 +28,7 @@ class Anywhere(InlineExecutor):
 
 
 class Hungry(StubTrainable):
-    """Stages that run out of memory above a number of tokens in one pass."""
+    """A trainable that runs out of memory above a number of tokens in one pass."""
 
     most = 0
 
