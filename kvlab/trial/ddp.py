@@ -1,8 +1,8 @@
 """Distributed data-parallel training on one machine, under Ray Train's TorchTrainer.
 
-The trial's Ray task holds all of its GPUs and CPUs, for training and measurement. The workers run inside of
-that: they request nothing from Ray but this machine, and each takes the GPU of its rank. So a
-trainer that waits for resources can never block the trial that it belongs to.
+The trial's Ray task holds all of its GPUs and CPUs, for training and measurement. The workers run
+inside of that: they request nothing from Ray but this machine, and each takes the GPU of its rank.
+So a trainer that waits for resources can never block the trial that it belongs to.
 
 ray is imported when a training starts, not with this module.
 """

@@ -1,5 +1,5 @@
-"""Training and measurement with torch: the device, memory share and threads that are set up, and what a result
-says about its timings. CUDA is faked where there is none."""
+"""Training and measurement with torch: the device, memory share and threads that are set up, and
+what a result says about its timings. CUDA is faked where there is none."""
 
 import os
 import re
