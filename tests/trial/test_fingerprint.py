@@ -226,6 +226,10 @@ def test_ids_are_the_fingerprints_first_digits():
     assert len(whole) == 64
 
 
+LINEAR = {"rope_scaling": {"by": "linear", "factor": 2.0}}
+ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
+
+
 @pytest.mark.parametrize(
     ("one", "same"),
     [
@@ -237,59 +241,27 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": "int8", "serving.kv_group": 8}),
         ({"training.kv_dtype": "int8"}, {"training.kv_dtype": "int8", "training.kv_group": 8}),
         ({}, {"training.kv_dtype": "float32"}),
-        (
-            {"serving.evict": {"keep": 8}},
-            {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}},
-        ),
+        ({"serving.evict": {"keep": 8}}, {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}}),
         ({}, {"serving.tie": [0, 1, 0, 1]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [[0, 2], [1, 3]]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [0, 1, 0, 1]}),
         ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
         ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
         ({"model.position": "none"}, {"model.rotary_share": 0}),
-        (
-            {"model.position": "none"},
-            {"model.position": "none", "model.rope_scaling": {"by": "linear", "factor": 2.0}},
-        ),
-        (
-            {"model.rope_scaling": {"by": "linear", "factor": 2.0}},
-            {
-                "model.global": {"rope_scaling": {"by": "linear", "factor": 2.0}},
-                "model.local": {"rope_scaling": {"by": "linear", "factor": 2.0}},
-            },
-        ),
-        (
-            {"model.position": "none"},
-            {"model.global": {"position": "none"}, "model.local": {"rotary_share": 0}},
-        ),
+        ({"model.position": "none"}, {"model.position": "none", **ROPE_SCALING}),
+        (ROPE_SCALING, {"model.global": LINEAR, "model.local": LINEAR}),
+        ({"model.position": "none"}, {"model.global": {"position": "none"}, "model.local": {"rotary_share": 0}}),
         ({}, {"model.window": None, "model.local": {"window": 8}}),
-        (
-            {},
-            {
-                "model.window": None,
-                "model.attention_pattern": "GW",
-                "model.kinds": {"W": {"window": 8}},
-            },
-        ),
-        (
-            {},
-            {
-                "model.n_kv_head": 4,
-                "model.local": {"n_kv_head": 2},
-                "model.global": {"n_kv_head": 2},
-            },
-        ),
+        ({}, {"model.window": None, "model.attention_pattern": "GW", "model.kinds": {"W": {"window": 8}}}),
+        ({}, {"model.n_kv_head": 4, "model.local": {"n_kv_head": 2}, "model.global": {"n_kv_head": 2}}),
         ({}, {"model.global": {"window": 16}}),
         ({"model.window": 12, "model.sink_tokens": 4}, {"model.window": 16}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
         ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
         ({"evaluation.served_tokens": 1000}, {"evaluation.served_tokens": None}),
-        (
-            {"evaluation.served": False, "evaluation.served_tokens": 9},
-            {"evaluation.served": False},
-        ),
+        ({"evaluation.served": False, "evaluation.served_tokens": 9}, {"evaluation.served": False}),
     ],
-)
+)  # fmt: skip
 def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
 

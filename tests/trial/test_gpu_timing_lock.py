@@ -101,16 +101,3 @@ def test_patience_ends_and_says_so(tmp_path, workers):
     with TimingLock("GPU-2", tmp_path).exclusive() as alone:
         assert alone, "another device is another matter"
     lock.close()
-
-
-def test_what_the_check_raises_ends_the_waiting(tmp_path, workers):
-    assert workers[0].hears() == "in"
-
-    def stop():
-        raise KeyboardInterrupt
-
-    lock = TimingLock("GPU-1", tmp_path)
-    with pytest.raises(KeyboardInterrupt), lock.exclusive(stop):
-        pytest.fail("not alone")
-    workers[0].say("step")
-    assert workers[0].hears() == "went on"

@@ -2,13 +2,14 @@
 
 import pytest
 
-from kvlab.errors import DataError, ResourceError, StoreError
+from kvlab.errors import ResourceError, StoreError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support.driver_process import read_logged_steps
 from tests.support.stub_trials import (
     EXPERIMENT,
     SWEEP,
@@ -34,17 +35,8 @@ def test_every_trial_is_run_once_and_a_second_run_finds_nothing_missing(tmp_path
     again = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
     assert (again.exit_code, again.states["done"], again.trials_run) == (0, 8, 0)
     assert all(store.attempts(trial) == [1] for trial in ids(planned))
-
-
-def test_trials_that_share_a_training_train_once(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path)
-    drive(planned, store, StubRun(store.path))
-    trainings = {one.trial.training_id for one in planned.trials}
-    assert len(trainings) == 4
-    for training in trainings:
-        steps = (store.training_directory(training) / "steps.log").read_text().split()
-        assert steps == [str(step) for step in range(1, 21)]
+    steps = read_logged_steps(store)  # each of the four trainings is run once
+    assert steps == {one.trial.training_id: list(range(1, 21)) for one in planned.trials}
 
 
 def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
@@ -179,17 +171,6 @@ def test_what_trials_share_is_prepared_before_the_first(tmp_path):
     assert drive(planned, store, StubRun(store.path), prepare=before).states["done"] == 8
     assert drive(planned, store, StubRun(store.path), prepare=before).trials_run == 0
     assert seen == [ids(planned)], "and not at all if nothing is missing"
-
-
-def test_what_cannot_be_prepared_starts_no_trial(tmp_path):
-    store = Store(tmp_path / "runs")
-
-    def before(missing, check_stop):  # noqa: ARG001
-        raise DataError("HellaSwag is not here")
-
-    with pytest.raises(DataError, match="not here"):
-        drive(tiny_plan(tmp_path), store, StubRun(store.path), prepare=before)
-    assert not (store.path / "trials").exists()
 
 
 def test_a_stop_ends_the_preparation(tmp_path):

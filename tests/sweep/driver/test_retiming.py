@@ -8,18 +8,15 @@ from kvlab.analysis.study import Study
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.speed import report_speed
-from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
-from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.result import TrialMeasurements, build_result
 from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.store.verification import heal_damage, verify_record
-from kvlab.sweep import plan
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming, time_again
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
-from tests.support.stub_trials import EXPERIMENT, SWEEP, identify, tiny_plan
+from tests.support.stub_trials import SWEEP, tiny_plan
 
 TIMES = {"ttft_ms": 9.0, "tpot_ms_p50": 8.0, "training_tokens_per_second": 70.0}
 LINES = [{"metric": "kv_storage", "value": 5}, {"metric": "tpot", "value": 0.008}]
@@ -247,27 +244,8 @@ def check_healed(planned, store):
     assert not Study.load(store, "s").timing_obstacle
 
 
-def test_copies_have_the_new_times(tmp_path):
-    store = write_record(tmp_path)
-    run_retiming(make_plan(tmp_path, store), store, StubSession())
-    write_archive(store, "s", tmp_path / "s.tar.xz")
-    restored = extract_archive(tmp_path / "s.tar.xz", tmp_path / "restored")
-    assert not Study.load(restored, "s").timing_obstacle
-
-
 def test_plan_says_beforehand_what_becomes_of_the_times(tmp_path):
     store = Store(tmp_path / "runs")
     assert "timed again at the end" in announce_retiming(make_plan(tmp_path, store), 2)
     assert not announce_retiming(make_plan(tmp_path, store, "never"), 2)
     assert not announce_retiming(make_plan(tmp_path, store), 1)
-
-
-def test_the_setting_changes_no_id(tmp_path):
-    ids = [one.trial.id for one in tiny_plan(tmp_path).trials]
-    text = EXPERIMENT.replace("new_tokens: 4}", "new_tokens: 4, retime: never}")
-    assert text != EXPERIMENT
-    (tmp_path / "s.yaml").write_text(SWEEP)
-    (tmp_path / "e.yaml").write_text(text)
-    planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
-    assert [one.trial.id for one in planned.trials] == ids
-    assert planned.trials[0].trial.experiment.benchmark.retime == "never"

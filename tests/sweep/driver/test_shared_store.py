@@ -32,41 +32,34 @@ def test_a_shared_store_passes_and_nothing_stays(folder):
     assert os.listdir(folder) == []
 
 
-def test_a_machine_without_that_folder_is_named(folder):
-    def everywhere(task, probe):
-        return {"near": task(probe), "far": task(probe.replace("runs", "nowhere"))}
+def stale(task, probe):
+    """Answer from a copy of what was there, as a stale mount shows it."""
+    folder = Path(probe.replace("runs", "stale"))
+    folder.mkdir(parents=True)
+    (folder / "driver").write_text((Path(probe) / "driver").read_text())
+    return task(str(folder))
 
-    with pytest.raises(UsageError, match=r"by 1 of 2 machines.*: far has no .*; name one with"):
-        check(folder, everywhere)
-    assert os.listdir(folder) == []
 
-
-def test_a_folder_of_the_same_name_is_not_the_same(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("far", "problem"),
+    [
+        (lambda task, probe: task(probe.replace("runs", "nowhere")), "far has no "),
+        (lambda task, probe: task(probe.replace("runs", "local")), "far has another "),
+        (stale, "far writes files that do not arrive here"),
+        (
+            lambda *_: RuntimeError("Traceback:\n  deep\nNo module named 'kvlab'"),
+            "far cannot run kvlab: No module named 'kvlab'",
+        ),
+    ],
+)
+def test_a_machine_that_does_not_share_it_is_named_with_the_reason(folder, tmp_path, far, problem):
     (tmp_path / "local" / "sweeps" / "s").mkdir(parents=True)
 
     def everywhere(task, probe):
-        return {"far": task(probe.replace("runs", "local"))}
+        return {"near": task(probe), "far": far(task, probe)}
 
-    with pytest.raises(UsageError, match="far has another"):
+    with pytest.raises(UsageError, match="is not shared by 1 of 2 machines") as caught:
         check(folder, everywhere)
-
-
-def test_what_a_machine_writes_must_arrive(folder, tmp_path):
-    def everywhere(task, probe):  # a copy of what was there, as a stale mount shows it
-        stale = Path(probe.replace("runs", "stale"))
-        stale.mkdir(parents=True)
-        (stale / "driver").write_text((Path(probe) / "driver").read_text())
-        return {"far": task(str(stale))}
-
-    with pytest.raises(UsageError, match="far writes files that do not arrive here"):
-        check(folder, everywhere)
-    assert len(list(tmp_path.glob("stale/sweeps/s/*/*"))) == 2
-
-
-def test_a_machine_that_fails_is_told_in_one_line(folder):
-    def everywhere(task, probe):  # noqa: ARG001
-        return {"far": RuntimeError("Traceback:\n  deep\nNo module named 'kvlab'")}
-
-    with pytest.raises(UsageError, match="far cannot run kvlab: No module named 'kvlab'") as caught:
-        check(folder, everywhere)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert os.listdir(folder) == []

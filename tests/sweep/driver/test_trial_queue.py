@@ -1,7 +1,5 @@
 """The order in which trials start, and what they wait for."""
 
-import random
-
 import pytest
 
 from kvlab.errors import ResourceError
@@ -70,13 +68,6 @@ def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, 
     assert not store.stop_flag("s").exists()
 
 
-def test_a_search_that_is_over_needs_no_room(tmp_path, monkeypatch):
-    searching(tmp_path)[2].run()
-    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
-    summary = searching(tmp_path)[2].run()
-    assert (summary.exit_code, summary.trials_run) == (0, 0)
-
-
 THREE_FACTORS = """\
 question: What does it cost?
 experiment: e.yaml
@@ -115,10 +106,3 @@ def test_whoever_trains_comes_before_those_who_share(tmp_path):
     for one in order_trials(planned):
         assert one.shares_with is None or one.shares_with in seen
         seen.add(one.trial.id)
-
-
-def test_the_order_is_the_same_every_time_and_of_any_part(tmp_path):
-    planned = list(tiny_plan(tmp_path, text=THREE_FACTORS).trials)
-    assert order_trials(planned) == order_trials(planned)
-    part = [one for one in planned if random.Random(one.trial.id).random() < 0.5]
-    assert sorted(p.trial.id for p in order_trials(part)) == sorted(p.trial.id for p in part)

@@ -46,16 +46,6 @@ def test_hours_and_money_from_a_stated_rate(tmp_path):
     assert costs.money == pytest.approx(2.5 * costs.hours)
 
 
-def test_cores_count(tmp_path):
-    text = SWEEP.replace("plain: {}", "plain: {resources.cpus: 2.0}").replace(
-        "tied: {", "tied: {resources.cpus: 2.0, "
-    )
-    one, two = tiny_plan(tmp_path), tiny_plan(tmp_path, text=text)
-    assert estimate_budget(two, None, rate=1e9).hours == pytest.approx(
-        2 * estimate_budget(one, None, rate=1e9).hours
-    )
-
-
 def test_a_rate_is_measured_from_finished_trials(tmp_path):
     store = ran(tmp_path)
     planned = tiny_plan(tmp_path, store)
@@ -117,14 +107,6 @@ def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch)
     monkeypatch.setattr(NoiseWatch, "read_noise", lambda _: Noise(0.9))
     found = speed_test.measure_training_rate(short_training, 4)
     assert (found, set_threads) == ({"flops_per_second": 20.0, "is_scaled": True}, [1])
-
-
-def test_the_rate_of_a_short_training_is_measured(tmp_path):
-    facts = machine_speed.make_short_training(tiny_plan(tmp_path).trials[0].trial.experiment)
-    rate = speed_test.measure_training_rate(
-        Experiment.model_validate_json(json.dumps(facts)), torch.get_num_threads()
-    )
-    assert rate["flops_per_second"] > 1e5
 
 
 def test_measuring_counts_the_items_of_hellaswag(tmp_path):

@@ -44,15 +44,6 @@ def test_the_source_is_the_same_cell_at_the_same_seed_but_for_what_is_named(tmp_
     assert trials["mha", "plain", 0].starts_from is None
 
 
-def test_a_start_changes_the_training_that_starts_and_no_other(tmp_path):
-    started = by_cell(tiny_plan(tmp_path, text=UPTRAINED))
-    text = UPTRAINED.replace(", training.init_from: {heads: mha}", "")
-    scratch = by_cell(tiny_plan(tmp_path, text=text))
-    for key, one in started.items():
-        same = one.trial.training_id == scratch[key].trial.training_id
-        assert same == (key[0] == "mha")
-
-
 def test_a_change_of_the_source_changes_the_dependent(tmp_path):
     first, second = (
         by_cell(tiny_plan(tmp_path, text=UPTRAINED.replace("mha: {}", f"mha: {{{patch}}}")))
@@ -61,19 +52,6 @@ def test_a_change_of_the_source_changes_the_dependent(tmp_path):
     key = ("mqa", "plain", 0)
     assert first[key].trial.experiment == second[key].trial.experiment
     assert first[key].trial.training_id != second[key].trial.training_id
-
-
-def test_a_dependent_trains_only_after_its_source(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path, text=UPTRAINED)
-    events = []
-    summary = drive(planned, store, StubRun(store.path), on_event=events.append)
-    assert (summary.exit_code, summary.states["done"]) == (0, 8)
-    started = [e.planned.trial for e in events if e.kind == "started"]
-    for seed in (0, 1):
-        order = [t.experiment.model.n_kv_head for t in started if t.seed == seed]
-        assert order[0] == 2, "the source runs first"
-        assert order.count(1) == 2
 
 
 @pytest.mark.parametrize(("what", "state"), [("diverge", "diverged"), ("bug", "failed")])
@@ -93,16 +71,6 @@ def test_dependents_of_a_source_that_fails_are_recorded_with_the_reason(tmp_path
         assert ("diverged" in result["error"]["message"]) == (what == "diverge")
         assert store.status(trials["mha", serving, 0].trial.id) == state
         assert store.status(trials["mqa", serving, 1].trial.id) == "done"
-
-
-def test_a_source_that_only_measures_badly_still_gives_its_weights(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path, text=UPTRAINED)
-    trials = by_cell(planned)
-    script = {(trials["mha", "plain", 0].trial.id, "measure", 0): "bug"}
-    summary = drive(planned, store, StubRun(store.path, script=script))
-    assert summary.states["done"] == 7
-    assert store.status(trials["mqa", "plain", 0].trial.id) == "done"
 
 
 def test_retrying_runs_the_source_and_then_what_waited_for_it(tmp_path):

@@ -38,11 +38,6 @@ def test_the_shipped_quickstart_shares_trainings():
             assert one.kv_bytes < other.kv_bytes
 
 
-def test_the_shipped_study_shares_trainings():
-    planned = plan(load_sweep(ROOT / "sweeps" / "character-ai.yaml"), identify=identify)
-    assert (len(planned.cells), len(planned.trials), planned.training_count) == (11, 55, 45)
-
-
 def test_the_baseline_comes_first_and_seeds_stay_together(tmp_path):
     text = SWEEP + "baseline: {heads: mqa, serving: tied}\n"
     planned = tiny_plan(tmp_path, text=text)
@@ -98,11 +93,6 @@ factors:
         ("mha", "none"), ("mha", "renamed"), ("two", "none"), ("two", "renamed")
     ]  # fmt: skip
     assert {cell.trials[0] for cell in planned.cells[:4]} == {planned.trials[0].trial.id}
-
-
-def test_planning_writes_nothing_and_does_not_need_a_store(tmp_path):
-    tiny_plan(tmp_path, Store(tmp_path / "runs"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.yaml", "s.yaml"]
 
 
 def test_text_paths_are_found_from_any_folder_and_do_not_enter_ids(tmp_path, monkeypatch):

@@ -79,21 +79,6 @@ def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_p
         assert expect(tmp_path, store, larger, "larger.yaml").spread is None, change
 
 
-def test_few_results_are_read(tmp_path, recorded, monkeypatch):
-    store, losses = recorded
-    stage = plan_stage(
-        load_sweep(write_sweep(tmp_path, SWEEP.replace("[0, 1]", "3") + DECIDE)),
-        store,
-        identify=identify,
-    )
-    read, result = [], Store.result
-    monkeypatch.setattr(Store, "result", lambda *args: read.append(args[1]) or result(*args))
-    monkeypatch.setattr("kvlab.sweep.planning.precision.MAX_RESULTS_READ", 3)
-    found = expect_precision(stage, plan_at_least(stage, identify=identify), store).spread
-    assert (found.trainings, len(read)) == (2, 3)
-    assert found.value == pytest.approx(np.std(losses["mha"], ddof=1))
-
-
 def test_one_seed_decides_nothing(tmp_path):
     expected = expect(tmp_path, Store(tmp_path), SWEEP.replace("[0, 1]", "1") + DECIDE)
     assert say(expected).startswith("Precision: one seed ")
@@ -154,13 +139,6 @@ def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path):
     taken = expect(tmp_path, store, LOOKS)
     assert taken.has_taken_looks
     assert "Looks: " not in say(taken), "it cannot be declared otherwise any more"
-
-
-def test_a_design_whose_rates_are_tuned_first_is_known(tmp_path):
-    tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
-    tuned = expect(tmp_path, Store(tmp_path), SWEEP + DECIDE + tune)
-    plain = expect(tmp_path, Store(tmp_path), SWEEP + DECIDE)
-    assert tuned.design == plain.design
 
 
 def test_a_plan_prints_it(tmp_path, monkeypatch, capsys):

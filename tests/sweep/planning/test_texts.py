@@ -83,17 +83,6 @@ def test_a_level_that_asks_for_too_much_is_named_with_its_line(folder, held):
     assert f"{asked}, and the text has {held:,}" in error
 
 
-def test_a_load_of_conversations_that_needs_more_text_is_refused_at_its_count(folder, held):
-    load = "{count: 9e4, turns: 2, prompt_tokens: 2, reply_tokens: 2}"
-    write(folder, "repeats: 1,", f"repeats: 1, conversations: {load},")
-    code, _, error = run_kvlab("plan", "s.yaml")
-    assert code == 2
-    assert (
-        "e.yaml:6:81: benchmark.conversations.count = 90000 needs 90,016 held-out tokens" in error
-    )
-    assert f"and the text has {held:,}; use fewer, raise data.validation_fraction" in error
-
-
 def test_a_default_is_lowered_to_a_small_text_with_one_note(folder, held):
     largest = (held - 1) // BLOCK * BLOCK
     write_defaults(folder)

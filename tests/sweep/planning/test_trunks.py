@@ -13,7 +13,7 @@ from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.trial.run import run_trial
 from tests.support import stub_trials as stub
-from tests.support.stub_trials import StubRun, tiny_plan
+from tests.support.stub_trials import tiny_plan
 from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
 
 RECIPE = "{training.tokens: %d, training.schedule: wsd, training.decay_tokens: 64%s}"
@@ -124,13 +124,6 @@ def test_trainings_that_keep_their_best_checkpoints_do_not_wait(tmp_path):
     waitlist = TrunkWaitlist(store, lambda: planned.trials[1:2])
     assert all(one.trial.shared_steps for one in planned.trials)
     assert not any(waitlist.is_worthwhile(one.trial) for one in planned.trials)
-
-
-def test_a_driver_ends_though_no_trunk_appears(tmp_path):
-    """Stub stages write none: every trial trains alone, in its turn."""
-    store = Store(tmp_path / "runs")
-    summary = stub.drive(tiny_plan(tmp_path, store, BUDGETS), store, StubRun(store.path))
-    assert summary.states["done"] == 6
 
 
 def test_driven_budgets_train_their_stable_phase_once(tmp_path):

@@ -118,15 +118,6 @@ def test_a_tuning_trial_that_failed_is_said_with_what_was_found_without_it(tmp_p
     assert [line.endswith("; 1 tuning trial failed") for line in notes] == [True, False, False]
 
 
-def test_tuning_trials_belong_to_the_sweep_and_to_no_cell(widened):
-    _, store, stages = widened
-    tuning = {one.trial.id for one in stages[-2].plan.trials}
-    assert tuning < set(store.sweep_trials("s"))
-    cells = {trial for cell in store.sweep("s")["cells"] for trial in cell["trials"].values()}
-    assert not tuning & cells
-    assert {row.trial for row in Study.load(store, "s").rows} == cells
-
-
 def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
     store, _ = submit(tmp_path, SURFACES, stop_at=6)
     rows = Study.load(store, "s").rows
@@ -144,17 +135,6 @@ def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
     _, store, stages = widened
     assert plan_at_least(stages[-1]) is stages[-1].plan
     assert plan_at_most(sweep, store, identify=identify) is None
-
-
-def test_three_seeds_tune_and_are_counted_unless_others_are_written(tmp_path):
-    text = TUNED.replace(", seeds: [100, 101]", "")
-    sweep = load_sweep(write_sweep(tmp_path, text))
-    first = plan_stage(sweep, None, identify=identify)
-    assert {one.trial.seed for one in first.plan.trials} == {100, 101, 102}
-    assert len(first.plan.trials) == 2 * 3 * 3
-    assert len(plan_at_least(first, identify=identify).trials) == 2 * 3 * 3 + 2 * 2 * 2
-    message = "has 102 in common with the seeds of the cells"
-    assert message in sweep_errors(tmp_path, text.replace("[0, 1]", "[0, 102]"))
 
 
 def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):

@@ -144,13 +144,6 @@ def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
     assert search.best() == [best]
 
 
-@pytest.mark.parametrize("trials", [1, 2])
-def test_fewer_trials_than_the_factor_end_with_the_best_of_them(tmp_path, trials):
-    _, search, driver = searching(tmp_path, text=SEARCH.replace("trials: 12", f"trials: {trials}"))
-    driver.run()
-    assert [p.observation.state for p in search.suggestions].count("ok") == 1
-
-
 MEDIAN = SEARCH.replace("rule: halving, factor: 3", "rule: median, rungs: [0.2, 0.5], startup: 3")
 
 
@@ -229,27 +222,6 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
         means.append(sum(random_scores) / len(random_scores))
     assert abs(means[0] - 0.2) < 0.15
     assert abs(means[1] - 0.8) < 0.15
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "nsgaii", "gp"])
-def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampler):
-    config = SearchConfig.model_validate(
-        {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": ["loss", "kv_bytes"],
-         "sampler": sampler, "trials": 99}
-    )  # fmt: skip
-    rng = random.Random(0)
-    past = []
-    for number in range(60):
-        x = rng.random()
-        measured = number % 15 == 0
-        past.append(
-            Observation({"training.x": x}, "ok", [x, 1 - x]) if measured
-            else Observation({"training.x": x}, "pruned", rung_losses=[1.0] * (1 + number % 2))
-        )  # fmt: skip
-    for _ in range(3):
-        one = suggest_params(config, ["minimize", "minimize"], past)
-        assert 0.0 <= one.params["training.x"] <= 1.0
-        past.append(one)
 
 
 def test_a_pruned_trial_is_promoted_by_hand(tmp_path):

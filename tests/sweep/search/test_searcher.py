@@ -1,7 +1,6 @@
 """Searches through the real driver: suggestions, limits, budgets, and resuming after a stop."""
 
 import itertools
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +8,7 @@ import pytest
 
 from kvlab.errors import RecordDamaged, SpecError, StoreError
 from kvlab.fs import sealed_files
-from kvlab.spec.search_config import SearchConfig
-from kvlab.store.record_archive import extract_archive, write_archive
 from kvlab.store.verification import heal_damage, verify_record
-from kvlab.sweep.search.optuna_sampler import suggest_params
-from kvlab.sweep.search.search_history import Observation
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
 
@@ -33,6 +28,15 @@ def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
     assert all(store.status(t) == "done" for c in sweep["cells"] for t in c["trials"].values())
 
 
+def test_several_objectives_give_a_front(tmp_path):
+    text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]")
+    _, search, driver = searching(tmp_path, text)
+    driver.run()
+    front = sorted(p.observation.values for p in search.best())
+    assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
+    assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
+
+
 def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
     text = SEARCH.replace("trials: 12", "trials: 6\n  limits: {kv_bytes_per_token: {at_most: 64}}")
     store, search, driver = searching(tmp_path, text)
@@ -42,15 +46,6 @@ def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
     assert all(p.patch["model.n_kv_head"] == 2 and not p.trial_id for p in beyond)
     assert sum(p.has_trial for p in search.suggestions) == 6
     assert len(store.trial_ids()) == 7
-
-
-def test_several_objectives_give_a_front(tmp_path):
-    text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]")
-    _, search, driver = searching(tmp_path, text)
-    driver.run()
-    front = sorted(p.observation.values for p in search.best())
-    assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
-    assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
 
 
 def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path):
@@ -168,15 +163,6 @@ def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path):
     assert not verify_record(store, "s").damaged
 
 
-def test_a_copy_of_a_search_goes_on_where_it_stood(tmp_path):
-    store, _, driver = searching(tmp_path, stop_at=9)
-    driver.run()
-    write_archive(store, "s", tmp_path / "s.tar.xz")
-    restored = extract_archive(tmp_path / "s.tar.xz", tmp_path / "restored")
-    assert history(restored) == history(store)
-    assert restored.sweep("s") == store.sweep("s")
-
-
 def test_several_in_flight_are_all_different(tmp_path):
     _, search, _ = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 12\n  parallel: 4"))
     suggested = [search.ask() for _ in range(5)]
@@ -195,11 +181,8 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (
-            "[loss]",
-            "[los]",
-            "s.yaml:8:16: search.objectives names los, which is not measured; did you mean loss?",
-        ),
+        ("[loss]", "[los]",
+         "s.yaml:8:16: search.objectives names los, which is not measured; did you mean loss?"),
         ("[loss]", "[loss_tokens]", "of which neither more nor less is better"),
         ("seed: 3", "limits: {nothing: {at_most: 1}}", "search.limits names nothing"),
         ("seed: 3", "limits: {loss: {}}", "at_least are both missing"),
@@ -208,68 +191,12 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
         ("low: 1e-4", "low: 0.0", "needs low above 0"),
         ("model.n_kv_head", "n_kv_head", "names n_kv_head, which is not section.key"),
         ("model.n_kv_head", "resources.cpus", "changes where a trial runs"),
-        (
-            "search:",
-            "design: pairwise\nsearch:",
-            "design = pairwise cannot be combined with search",
-        ),
+        ("search:", "design: pairwise\nsearch:", "design = pairwise cannot be combined with search"),
         ("search:", "seeds: [0, 1]\nsearch:", "a search trains each suggestion once"),
         ("search:", "searhc:", "did you mean search?"),
     ],
-)
+)  # fmt: skip
 def test_refusals(tmp_path, old, new, expected):
     with pytest.raises(SpecError) as caught:
         searching(tmp_path, SEARCH.replace(old, new, 1))
     assert expected in str(caught.value)
-
-
-REFERENCE = (1.1, 1.1)
-"""Reference point of the hypervolume, just beyond the front of ZDT1 from (0, 1) to (1, 0)."""
-
-
-def below(values):
-    """Return the hypervolume between points and `REFERENCE`."""
-    volume, ceiling = 0.0, REFERENCE[1]
-    for first, second in sorted(values):
-        if first < REFERENCE[0] and second < ceiling:
-            volume += (REFERENCE[0] - first) * (ceiling - second)
-            ceiling = second
-    return volume
-
-
-def test_hypervolume_by_hand():
-    assert below([]) == below([(1.2, 0.0), (0.0, 1.2)]) == 0.0
-    assert below([(0.1, 0.1)]) == pytest.approx(1.0)
-    assert below([(0.1, 0.6), (0.6, 0.1), (0.7, 0.7)]) == pytest.approx(0.5 + 0.5 * 0.5)
-    front = [(x / 1e4, 1 - math.sqrt(x / 1e4)) for x in range(10_001)]
-    assert below(front) == pytest.approx(1.1 * 1.1 - 1 / 3, abs=1e-3)  # under it is 1/3
-
-
-def front_volume(sampler, seed, count):
-    """Return the hypervolume that a sampler reaches on ZDT1 of three variables (Zitzler et al.,
-    2000)."""
-    names = [f"training.x{n}" for n in range(3)]
-    config = SearchConfig.model_validate(
-        {"ranges": {name: {"low": 0.0, "high": 1.0} for name in names},
-         "objectives": ["loss", "kv_bytes"], "sampler": sampler, "seed": seed, "trials": count}
-    )  # fmt: skip
-    past = []
-    for _ in range(count):
-        one = suggest_params(config, ["minimize", "minimize"], past)
-        x = [one.params[name] for name in names]
-        g = 1 + 9 * sum(x[1:]) / 2
-        past.append(
-            Observation(
-                one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.sampler_attrs
-            )
-        )
-    return below([p.values for p in past])
-
-
-@pytest.mark.parametrize("sampler", ["tpe", pytest.param("nsgaii", marks=pytest.mark.faults)])
-def test_a_search_covers_more_of_a_known_front_than_chance(sampler):
-    count = {"tpe": 60, "nsgaii": 100}[sampler]
-    searched = [front_volume(sampler, seed, count) for seed in range(3)]
-    random_volumes = [front_volume("random", seed, count) for seed in range(3)]
-    print(sampler, searched, random_volumes)
-    assert sum(searched) > 1.5 * sum(random_volumes)
