@@ -99,7 +99,7 @@ def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) ->
     """Return the budget of what is missing, None if nothing is."""
     memory = options.memory
     if memory is None and not any(p.trial.experiment.resources.devices for p in planned.trials):
-        from kvlab.sweep.planning.memory_check import host_memory
+        from kvlab.sweep.planning.budget import host_memory
 
         memory = host_memory()  # GPUs may be elsewhere
     text = "measuring how fast this machine trains, for the time; once, some seconds"

@@ -203,7 +203,7 @@ class _SweepRun:
         self._missing = len(missing)
         may_run = bool(missing) or self._sweep.search is not None or not stage.is_last
         with contextlib.suppress(UsageError, StoreError):  # no description, or one to write anew
-            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime).sessions)
+            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime)[0])
         self._may_run = may_run
         self._executor: Executor
 
@@ -271,15 +271,12 @@ class _SweepRun:
         if stage is not self._stage:
             display.begin_stage(planned, retry_failed=retry_failed)
 
-        def describe(planned: Plan) -> dict[str, Any]:
-            document, base = sweep.source.document, sweep.source.base_document
-            return describe_stage(
-                replace(stage, plan=planned),
-                yaml=document.text,
-                experiment_yaml=base.text,
-                command=self._command,
-            )
-
+        describe = partial(
+            describe_stage,
+            yaml=sweep.source.document.text,
+            experiment_yaml=sweep.source.base_document.text,
+            command=self._command,
+        )
         search = None if sweep.search is None else Searcher(planned, store, describe)
         if search is not None:
             promote_trials(search, store, self._options.promote)
@@ -288,7 +285,7 @@ class _SweepRun:
             planned,
             store,
             self._executor,
-            description=describe(planned) if search is None else search.describe(),
+            description=describe(stage if search is None else search.stage),
             prepare=self._make_preflight(planned),
             on_event=display.handle_event,
             source=search,
