@@ -13,7 +13,8 @@ from kvlab.spec import load_sweep
 from kvlab.spec.yaml_reader import read_yaml
 from kvlab.store import Store
 from kvlab.store.store import list_cells
-from kvlab.sweep.planning.stages import describe_stage, plan_stage
+from kvlab.sweep.planning.planner import describe_stage
+from kvlab.sweep.planning.stages import plan_stage
 from kvlab.sweep.planning.texts import find_text
 
 
