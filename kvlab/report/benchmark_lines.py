@@ -31,11 +31,9 @@ def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]],
     lines: list[dict[str, Any]] = []
     keys: dict[str, str] = {}
     for levels in study.cells:
-        if study.n_changed_factors(levels) > 1 or len(keys) >= max_cells:
-            continue
-        found = cell_lines(study, levels)
-        if found:
-            keys[study.label(levels)] = study.cell_key(levels)
+        if study.n_changed_factors(levels) <= 1 and len(keys) < max_cells:
+            found = cell_lines(study, levels)
+            keys |= {study.label(levels): study.cell_key(levels)} if found else {}
             lines += found
     return lines, keys
 
@@ -48,16 +46,15 @@ def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
             if line.get("value") is not None:
                 key = tuple(line.get(name) for name in _LINE_KEY)
                 by_key.setdefault(key, []).append(line)
-    return [_mean_line(study.label(levels), lines) for lines in by_key.values()]
-
-
-def _mean_line(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
-    values = [line["value"] for line in lines]
-    mean: dict[str, Any] = {**lines[0], "variant": label, "value": math.fsum(values) / len(values)}
-    if len(lines) > 1:
-        mean |= {"low": min(values), "high": max(values), "quantiles": []}
-    mean["noisy"] = any(line.get("noisy") for line in lines)
-    return mean
+    means = []
+    for lines in by_key.values():
+        values = [line["value"] for line in lines]
+        mean: dict[str, Any] = {**lines[0], "variant": study.label(levels)}
+        mean |= {"value": math.fsum(values) / len(values)}
+        if len(lines) > 1:
+            mean |= {"low": min(values), "high": max(values), "quantiles": []}
+        means.append(mean | {"noisy": any(line.get("noisy") for line in lines)})
+    return means
 
 
 def measured_peaks(lines: list[dict[str, Any]]) -> DevicePeaks | None:

@@ -77,9 +77,9 @@ def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> It
         lines: Benchmark lines.
         keys: Variant -> key of the design's cell, for selection across a page.
     """
-    all_lines = list(lines)
+    lines, keys = list(lines), keys or {}
     for curve in CURVES:
-        figure = _curve_figure(curve, all_lines, keys or {})
+        figure = _curve_figure(curve, lines, keys)
         if figure is not None:
             yield figure
 
@@ -93,64 +93,59 @@ def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Figure
         if is_cached or curve.with_uncached:
             point = _curve_point(curve, line, keys)
             series.setdefault((line["variant"], is_cached), []).append(point)
-    series = {key: sorted(points, key=lambda p: p.x) for key, points in series.items()}
     series = {key: points for key, points in series.items() if len(points) > 1}
     variants = list(dict.fromkeys(variant for variant, _ in series))[:MAX_VARIANTS]
-    has_uncached = any(not is_cached for _, is_cached in series)
-    if not variants or (curve.with_uncached and not has_uncached):
+    if not variants or (curve.with_uncached and all(is_cached for _, is_cached in series)):
         return None
-    layers: list[Line | Points] = []
+    layers = []
     for (variant, is_cached), points in series.items():
         if variant in variants:
-            role = SERIES[variants.index(variant)]
+            points.sort(key=lambda point: point.x)
             name = variant if is_cached else f"{variant}, no cache"
+            role = SERIES[variants.index(variant)]
             layers.append(Line(name, tuple(points), role, dashed=not is_cached))
-    ranges = "; ".join(
-        f"{layer.name}: {format_significant(layer.points[0].y)}"
-        f" to {format_significant(layer.points[-1].y)}"
+    plot = Plot(Axis(curve.x_title), Axis(curve.y_title), tuple(layers))
+    return Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
+
+
+def _name_ends(layers: Iterable[Line], unit: str = "") -> str:
+    """Return the first and the last value of every line, in words."""
+    return "; ".join(
+        f"{layer.name}: {format_significant(layer.points[0].y)}{unit}"
+        f" to {format_significant(layer.points[-1].y)}{unit}"
         for layer in layers
     )
-    plot = Plot(Axis(curve.x_title), Axis(curve.y_title), tuple(layers))
-    return Figure(curve.name, curve.caption, f"{curve.caption} {ranges}.", plot)
 
 
 def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> Point:
     value = line["value"] * curve.scale
     median = next((q for q in line.get("quantiles") or [] if q["q"] == 0.5), line)
-    ends = (median.get("low"), median.get("high"))
-    interval = tuple(end * curve.scale for end in ends if end is not None)
+    low, high = median.get("low"), median.get("high")
+    has_ends = low is not None and high is not None
+    y_range = (low * curve.scale, high * curve.scale) if has_ends else None
     unit = "sequences" if curve.field == "batch_size" else "tokens"
-    tip = [
-        line["variant"],
-        f"{line[curve.field]:,} {unit}",
-        f"{curve.y_title}: {format_significant(value)}",
-    ]
+    tip = [line["variant"], f"{line[curve.field]:,} {unit}"]
+    tip.append(f"{curve.y_title}: {format_significant(value)}")
     if line.get("noisy"):
         tip.append(f"noisy: {line.get('note', '')}")
     key = keys.get(line["variant"], "")
-    y_range = (interval[0], interval[1]) if len(interval) == 2 else None
     return Point(line[curve.field], value, tuple(tip), key, y_range=y_range)
 
 
 def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Figure | None:
     """Plot measured against predicted step times; on the dashed line they are equal."""
-    steps: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    steps: dict[tuple[Any, ...], dict[str, float]] = {}
     for line in lines:
         if line["metric"] in ("step_predicted", "step_measured"):
             step = (line["variant"], line.get("batch_size"), line.get("context_length"))
-            steps.setdefault(step, {})[line["metric"]] = line
+            steps.setdefault(step, {})[line["metric"]] = line["value"] * 1000
     by_variant: dict[str, list[Point]] = {}
     for (variant, batch, context), times in steps.items():
         if len(times) == 2:
-            predicted, measured = (
-                times[name]["value"] * 1000 for name in ("step_predicted", "step_measured")
-            )
-            tip = (
-                variant,
-                f"batch {batch}, context {context}",
-                f"predicted {format_significant(predicted)} ms,"
-                f" measured {format_significant(measured)} ms",
-            )
+            predicted, measured = times["step_predicted"], times["step_measured"]
+            text = f"predicted {format_significant(predicted)} ms"
+            text += f", measured {format_significant(measured)} ms"
+            tip = (variant, f"batch {batch}, context {context}", text)
             point = Point(predicted, measured, tip, keys.get(variant, ""))
             by_variant.setdefault(variant, []).append(point)
     if not by_variant:
@@ -160,52 +155,44 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Figure | None:
     diagonal = (Point(0.0, 0.0), Point(largest, largest))
     equal = Line("the roofline", diagonal, "muted", dashed=True)
     layers = [Points(v, tuple(p), SERIES[n]) for n, (v, p) in enumerate(variants)]
-    plot = Plot(
-        Axis("time of a step by the roofline (ms)"),
-        Axis("measured time, p50 (ms)"),
-        (equal, *layers),
-    )
+    x, y = Axis("time of a step by the roofline (ms)"), Axis("measured time, p50 (ms)")
     caption = (
         "Measured decode steps against the time that this device's bandwidth and matrix"
         " rate allow. A point below the line is faster than they were measured to be: its model"
         " fits the processor's caches, or the machine was busy then."
     )
-    return Figure("roofline", caption, caption, plot)
+    return Figure("roofline", caption, caption, Plot(x, y, (equal, *layers)))
 
 
 def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> Iterator[Figure]:
     """Yield the hit rate of prefix caches by their bytes, and by turn, beside the upper bound.
 
     Args:
+        lines: see `benchmark_figures`.
         keys: see `benchmark_figures`.
         set_up: at which budget the turns were measured, as a part of the caption.
     """
-    all_lines = list(lines)
-    bounds = [line["value"] for line in all_lines if line["metric"] == "hit_rate_exact"]
-    for name, x_axis, caption in (
-        ("budget", Axis("prefix cache (bytes)", "bytes"),
-         "Hit rate against the bytes of the prefix cache."),
-        ("turn", Axis("turn of the conversation"), f"Hit rate by turn{set_up}."),
-    ):  # fmt: skip
-        field = "budget_bytes" if name == "budget" else "turn"
-        curves = _collect_curves(all_lines, f"{name}_hit_rate", field)
-        ends = [x for curve in curves.values() for x in curve]
-        if len(set(ends)) < 2:
-            continue
-        limits = _collect_curves(all_lines, "turn_hit_rate_exact", "turn")
-        limit = next(iter(limits.values()), {})
-        if name == "budget":
-            limit = dict.fromkeys((min(ends), max(ends)), bounds[0]) if bounds else {}
-        yield _reuse_figure(f"reuse-{name}s", curves, limit, x_axis, caption, keys)
+    lines = list(lines)
 
+    def collect(metric: str, field: str) -> dict[str, dict[int, float]]:
+        """Return the values of a metric by variant and by a field of the lines."""
+        curves: dict[str, dict[int, float]] = {}
+        for line in lines:
+            if line["metric"] == metric and line.get(field):
+                curves.setdefault(line["variant"], {})[line[field]] = line["value"]
+        return curves
 
-def _collect_curves(lines: Lines, metric: str, field: str) -> dict[str, dict[int, float]]:
-    """Return the values of a metric by variant and by a field of the lines."""
-    curves: dict[str, dict[int, float]] = {}
-    for line in lines:
-        if line["metric"] == metric and line.get(field):
-            curves.setdefault(line["variant"], {})[line[field]] = line["value"]
-    return curves
+    budgets, turns = collect("budget_hit_rate", "budget_bytes"), collect("turn_hit_rate", "turn")
+    sizes = sorted({size for curve in budgets.values() for size in curve})
+    bound = next((line["value"] for line in lines if line["metric"] == "hit_rate_exact"), None)
+    if len(sizes) > 1:
+        limit = {} if bound is None else {sizes[0]: bound, sizes[-1]: bound}
+        x, caption = Axis("prefix cache (bytes)", "bytes"), "Hit rate against the bytes of the"
+        yield _reuse_figure("reuse-budgets", budgets, limit, x, f"{caption} prefix cache.", keys)
+    if len({turn for curve in turns.values() for turn in curve}) > 1:
+        limit = next(iter(collect("turn_hit_rate_exact", "turn").values()), {})
+        x, caption = Axis("turn of the conversation"), f"Hit rate by turn{set_up}."
+        yield _reuse_figure("reuse-turns", turns, limit, x, caption, keys)
 
 
 def _reuse_figure(
@@ -220,24 +207,20 @@ def _reuse_figure(
     equal: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for variant, curve in curves.items():
         equal.setdefault(tuple(sorted(curve.items())), []).append(variant)
+
+    def draw(points: Iterable[tuple[int, float]], label: str, key: str = "") -> Iterator[Point]:
+        for x, share in points:
+            place = format_binary_size(x) if x_axis.kind == "bytes" else f"turn {x}"
+            tip = (label, place, f"{100 * share:.2f}% of prompts")
+            yield Point(float(x), 100 * share, tip, key)
+
     layers = []
     for number, (points, variants) in enumerate(list(equal.items())[: len(SERIES)]):
-        label, key = ", ".join(variants), keys.get(variants[0], "")
-        drawn = tuple(_reuse_point(x, share, label, x_axis, key) for x, share in points)
-        layers.append(Line(label, drawn, SERIES[number], dashed=number % 2 == 1))
+        drawn = tuple(draw(points, ", ".join(variants), keys.get(variants[0], "")))
+        layers.append(Line(", ".join(variants), drawn, SERIES[number], dashed=number % 2 == 1))
     if limit:
         title = "upper bound: any earlier turn"
-        drawn = tuple(_reuse_point(x, y, title, x_axis, "") for x, y in sorted(limit.items()))
+        drawn = tuple(draw(sorted(limit.items()), title))
         layers.append(Line(title, drawn, "muted", dashed=True))
-    ranges = "; ".join(
-        f"{layer.name}: {format_significant(layer.points[0].y)}%"
-        f" to {format_significant(layer.points[-1].y)}%"
-        for layer in layers
-    )
     plot = Plot(x_axis, Axis("prompt tokens found (%)"), tuple(layers))
-    return Figure(name, caption, f"{caption} {ranges}.", plot)
-
-
-def _reuse_point(x: int, share: float, label: str, x_axis: Axis, key: str) -> Point:
-    place = format_binary_size(x) if x_axis.kind == "bytes" else f"turn {x}"
-    return Point(float(x), 100 * share, (label, place, f"{100 * share:.2f}% of prompts"), key)
+    return Figure(name, caption, f"{caption} {_name_ends(layers, '%')}.", plot)

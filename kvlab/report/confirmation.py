@@ -1,12 +1,11 @@
 """The sweep that confirms the best trials of a search on seeds that the search has not seen."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import yaml
 
-from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
+from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.errors import SpecError, UsageError
 from kvlab.fs.atomic_files import write_atomic
@@ -45,33 +44,27 @@ def confirmation_yaml(study: Study, search: SearchResults) -> str:
     Returns:
         Empty if no trial is eligible.
     """
-    return "\n".join(_confirmation_lines(study, search)) + "\n" if search.eligible else ""
-
-
-def _confirmation_lines(study: Study, search: SearchResults) -> Iterator[str]:
+    if not search.eligible:
+        return ""
     document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
     document |= document.get("scales", {}).get(study.sweep.get("scale"), {})
     first = max(study.seeds, default=0) + 1
-    seeds = list(range(first, first + CONFIRMATION_SEEDS))
-    yield f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?"
-    yield f"question: {json.dumps(f'Do the best trials of {study.name} hold on fresh seeds?')}"
-    yield f"experiment: {json.dumps(str(document.get('experiment', 'experiment.yaml')))}"
-    yield "factors:"
-    yield "  configuration:"
-    yield "    base: {}"
+    lines = [
+        f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?",
+        f"question: {json.dumps(f'Do the best trials of {study.name} hold on fresh seeds?')}",
+        f"experiment: {json.dumps(str(document.get('experiment', 'experiment.yaml')))}",
+        "factors:",
+        "  configuration:",
+        "    base: {}",
+    ]
     for one in trials_to_confirm(search):
         settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in one.settings.items())
-        yield f"    trial-{one.number}: {{{settings}}}"
-    yield f"seeds: {seeds}"
-    metric = _decided_metric(search.objectives)
-    if metric is not None:
-        yield f"decide: {{metric: {metric}}}"
-
-
-def _decided_metric(objectives: Sequence[Objective]) -> str | None:
-    """Return the first measured objective, if it is not what sweeps decide by default."""
-    names = [one.name for one in objectives if one.name in METRICS]
-    return names[0] if names and names[0] != "loss_served" else None
+        lines.append(f"    trial-{one.number}: {{{settings}}}")
+    lines.append(f"seeds: {list(range(first, first + CONFIRMATION_SEEDS))}")
+    measured = [one.name for one in search.objectives if one.name in METRICS]
+    if measured and measured[0] != "loss_served":  # what sweeps decide by default
+        lines.append(f"decide: {{metric: {measured[0]}}}")
+    return "\n".join(lines) + "\n"
 
 
 def write_confirmation(study: Study, path: Path) -> None:

@@ -176,15 +176,13 @@ class Section:
 
     def iter_contents(self) -> Iterator[Content]:
         """Yield every content that is no fold, also those inside folds, in order."""
-        yield from _iter_unfolded(self.contents)
-
-
-def _iter_unfolded(contents: Iterable[Content]) -> Iterator[Content]:
-    for content in contents:
-        if isinstance(content, Fold):
-            yield from _iter_unfolded(content.contents)
-        else:
-            yield content
+        waiting = [*reversed(self.contents)]
+        while waiting:
+            content = waiting.pop()
+            if isinstance(content, Fold):
+                waiting += reversed(content.contents)
+            else:
+                yield content
 
 
 @dataclass(frozen=True)
@@ -228,6 +226,10 @@ class Document:
 
 def paragraph(*spans: Span) -> Paragraph:
     return Paragraph(spans)
+
+
+def plain_text(spans: Iterable[Span]) -> str:
+    return "".join(span if isinstance(span, str) else span.text for span in spans)
 
 
 def cell(text: str, value: Scalar = None, tone: Tone = "", csv: tuple[Scalar, ...] = ()) -> Cell:

@@ -1,13 +1,17 @@
 """`reports/FINDINGS.md`: what the records say of the claims in `reports/claims.yaml`.
 
 Every figure, interval and verdict on the page is computed from a record, so none is typed by hand.
+So are the questions and verdicts of the tables in `sweeps/README.md`.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.precision import estimate_text_error
@@ -16,23 +20,14 @@ from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import SpecError, StoreError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout.article_claims import article_claims
-from kvlab.report.formatting import (
-    PLUS_MINUS,
-    difference_unit,
-    display_unit,
-    format_binary_size,
-    format_difference,
-    format_magnitude,
-    format_metric,
-    format_percent,
-    format_ratio,
-)
+from kvlab.report import formatting as fmt
+from kvlab.report.document import Bullets, Paragraph, Strong, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
+from kvlab.report.sections import choose_sections
 from kvlab.report.sections.effects import judge_other_metrics
-from kvlab.report.table_columns import verdict_words
 from kvlab.spec.claims import Answer, CellLevels, Claims
 from kvlab.spec.validation_errors import format_value
-from kvlab.spec.yaml_reader import Key, YamlDocument
+from kvlab.spec.yaml_reader import Key, YamlDocument, read_yaml
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive
 
@@ -122,14 +117,16 @@ def make_findings(claims: Claims, document: YamlDocument, studies: Mapping[str, 
     Raises:
         SpecError: Answers name what no record has: with file, line and column.
     """
-    problems, parts = [], [_introduce(studies)]
+    head = (files("kvlab.report") / "page" / "findings.md.in").read_text("utf-8").rstrip()
+    near, errors = fmt.format_percent(TOLERANCE, 0), _describe_error_budget(studies)
+    problems, parts = [], [Template(head).substitute(near=near, errors=errors)]
     for number, article in enumerate(claims.articles):
         title, rows = escape_markdown(article.article), list(_HEAD)
         for place, claim in enumerate(article.claims):
             findings = []
             for index, answer in enumerate(claim.answers):
                 try:
-                    findings += list(_answer(answer, studies))
+                    findings += _answer(answer, studies)
                 except Refused as error:
                     path = ("articles", number, "claims", place, "answers", index, *error.keys)
                     problems.append(document.problem(path, error.message))
@@ -152,28 +149,6 @@ _HEAD = (
 )
 
 
-def _introduce(studies: Mapping[str, Study]) -> str:
-    """Return the head of the page: how a row is read, and the errors of all rows together."""
-    return f"""\
-# What the articles say, and what kvlab found
-
-`kvlab findings` makes this page from [claims.yaml](claims.yaml) and from the record beside each
-report. A row is one comparison in one sweep, and its link leads to the table of the report. Losses
-are served ones, in nats a token: a cost is above zero. The models are small, as the rows say; what
-is true of them need not be true of larger ones. *Over texts* is the standard error that another
-held-out text of the same size would add; it is not in the interval.
-
-- **holds**: it is shown. A claim that nothing is lost holds where the cost is shown to be less than
-  the margin, which the sweep named before its first result. A claim of a gain holds where a gain is
-  shown, and an article's number where the right one is within {format_percent(TOLERANCE, 0)} of it.
-- **does not hold**: a cost is shown, and not shown to be below the margin; or the number is wrong.
-- **undecided**: the interval allows both.
-- **explored only**: the sweep did not set out to decide it, so nothing is claimed.
-- **not run**: no record answers it.
-
-{_describe_error_budget(studies)}"""
-
-
 def _describe_error_budget(studies: Mapping[str, Study]) -> str:
     """Say what the intervals of a sweep hold for together, and which sweeps share trainings."""
     deciding = [
@@ -182,48 +157,42 @@ def _describe_error_budget(studies: Mapping[str, Study]) -> str:
         if not study.is_untrained and any(e.is_tested for e in study.effects(study.primary_metric))
     ]
     errors = " or ".join(f"{100 * a:g}%" for a in sorted({one.decide.alpha for one in deciding}))
-    text = (
-        f"Each of {format_count(len(deciding), 'sweep')} has an error budget of its own, {errors}"
-    )
-    text += " for all that it decides, so that together they may be wrong more often"
     users: dict[str, list[str]] = {}
     for name, study in studies.items():
         for training in sorted({row.training for row in study.rows if row.training}):
             users.setdefault(training, []).append(name)
     shared = Counter(tuple(names) for names in users.values() if len(names) > 1)
-    listed = [
+    listed = ", ".join(
         f"{' and '.join(names)} share {format_count(count, 'training')}"
         for names, count in sorted(shared.items())
-    ]
+    )
     return (
-        f"{text}. Sweeps that share trainings are not independent: {', '.join(listed) or 'none'}."
+        f"Each of {format_count(len(deciding), 'sweep')} has an error budget of its own, {errors}"
+        " for all that it decides, so that together they may be wrong more often. Sweeps that share"
+        f" trainings are not independent: {listed or 'none'}."
     )
 
 
 # Answers
 
 
-def _answer(answer: Answer, studies: Mapping[str, Study]) -> Iterator[Finding]:
-    """Yield what an answer finds: one row, or one for each setting where settings disagree.
+def _answer(answer: Answer, studies: Mapping[str, Study]) -> list[Finding]:
+    """Return what an answer finds: one row, or one for each setting where settings disagree.
 
     Raises:
         Refused: It names what there is not.
     """
     if answer.kind == "formula":
-        yield _answer_by_formula(str(answer.formula))
-        return
+        return [_answer_by_formula(str(answer.formula))]
     study = studies.get(str(answer.record))
     if study is None:
         rule = f"has no reports/{answer.record}/{RECORD}"
         raise _unknown(("record",), str(answer.record), studies, rule)
     if answer.kind == "effect":
-        yield from _answer_by_effects(study, answer)
-    elif answer.kind == "trend":
-        yield _answer_by_trend(study, str(answer.trend))
-    elif answer.kind == "cell":
-        yield _answer_by_cell(study, answer)
-    else:
-        yield _answer_by_quantity(study, answer)
+        return _answer_by_effects(study, answer)
+    if answer.kind == "trend":
+        return [_answer_by_trend(study, str(answer.trend))]
+    return [(_answer_by_cell if answer.kind == "cell" else _answer_by_quantity)(study, answer)]
 
 
 def _unknown(keys: tuple[Key, ...], value: str, known: Iterable[str], rule: str) -> Refused:
@@ -233,8 +202,8 @@ def _unknown(keys: tuple[Key, ...], value: str, known: Iterable[str], rule: str)
     return Refused(keys, f"{keys[-1]} = {format_value(value)} {rule}; {hint}")
 
 
-def _answer_by_effects(study: Study, answer: Answer) -> Iterator[Finding]:
-    """Yield the effect of a level, once for every setting that is judged by itself."""
+def _answer_by_effects(study: Study, answer: Answer) -> list[Finding]:
+    """Return the effect of a level, once for every setting that is judged by itself."""
     effects = study.effects(study.primary_metric)
     if answer.metric is not None:  # as in the report's table of other measurements
         others = judge_other_metrics(study)
@@ -244,58 +213,59 @@ def _answer_by_effects(study: Study, answer: Answer) -> Iterator[Finding]:
             rule = f"has no effects beside the decided ones in {study.name}"
             raise _unknown(("metric",), answer.metric, known, rule)
     by_level: dict[str, list[Effect]] = {}
-    for effect in effects:
-        by_level.setdefault(change_name(effect.change), []).append(effect)
+    for one in effects:
+        by_level.setdefault(change_name(one.change), []).append(one)
     if answer.effect not in by_level:
         rule = f"is no level of {study.name} that is compared with a baseline"
         raise _unknown(("effect",), str(answer.effect), by_level, rule)
-    for effect in by_level[answer.effect]:
-        what = code_span(effect.name, in_table=True)
-        what += f", {effect.settings} settings" if effect.settings > 1 else ""
-        what += f", {METRICS[effect.metric].title}" if answer.metric else ""
-        finding = Finding(
-            _judge(answer.holds, effect.verdict_name, effect.margin, not effect.is_claimed),
-            f"{_link(study, 'what-each-level-does')}: {what}",
-        )
-        if effect.estimate is not None:
-            ends = (effect.low, effect.high) if effect.has_interval else None
-            numbers = (effect.metric, effect.value, ends, effect.weights, effect.seeds)
-            finding = _with_numbers(finding, study, *numbers)
-        yield finding
+    findings = []
+    for one in by_level[answer.effect]:
+        what = f"{_link(study, 'what-each-level-does')}: {code_span(one.name, in_table=True)}"
+        what += f", {one.settings} settings" if one.settings > 1 else ""
+        what += f", {METRICS[one.metric].title}" if answer.metric else ""
+        verdict = _judge(answer.holds, one.verdict_name, one.verdict, not one.is_claimed)
+        if one.estimate is None:
+            findings.append(Finding(verdict, what))
+        else:
+            ends = (one.low, one.high) if one.has_interval else ()
+            numbers = (one.metric, one.value, ends, one.weights, one.seeds)
+            findings.append(_compare_cells(study, verdict, what, *numbers))
+    return findings
 
 
-def _judge(holds: str | None, verdict_name: str, margin: float | None, is_explored: bool) -> str:
+def _judge(holds: str | None, verdict_name: str, words: str, is_explored: bool) -> str:
     """Return whether a claim holds, with the words of the report's verdict."""
     if holds is None or is_explored or verdict_name in _UNTESTED:
         return EXPLORED
     shown, refuted = HOLDS[holds]
     if verdict_name not in shown | refuted:
         return "undecided"
-    verdict = "holds" if verdict_name in shown else "does not hold"
-    return f"**{verdict}**: {verdict_words(verdict_name, margin)}"
+    return f"**{'holds' if verdict_name in shown else 'does not hold'}**: {words}"
 
 
-def _with_numbers(
-    finding: Finding,
+def _compare_cells(
     study: Study,
+    verdict: str,
+    compared: str,
     metric: str,
     value: float,
-    interval: tuple[float, float] | None,
+    ends: tuple[float, ...],
     weights: Mapping[Levels, float],
     seeds: Sequence[int],
 ) -> Finding:
-    """Return a finding with a difference of cells, its errors, its seeds and its sizes."""
+    """Return a finding of a difference of cells, with its errors, its seeds and its sizes."""
     error = estimate_text_error(study, metric, weights, seeds)
-    unit = difference_unit(metric).replace("nats/token", "")
-    sizes = sorted(count for levels in weights if (count := study.parameters(levels)) is not None)
-    ends = dict.fromkeys(map(format_number, (sizes[0], sizes[-1]) if sizes else ()))
-    return replace(
-        finding,
-        figure=f"{format_difference(metric, value)} {unit}".strip(),
-        interval=" to ".join(format_difference(metric, end) for end in interval or ()) or _NONE,
-        text_error=_NONE if error is None else f"{PLUS_MINUS}{format_magnitude(metric, error)}",
-        seeds=str(len(seeds)),
-        parameters=" to ".join(ends) or _NONE,
+    unit = fmt.difference_unit(metric).replace("nats/token", "")
+    sizes = [count for levels in weights if (count := study.parameters(levels)) is not None]
+    parameters = dict.fromkeys(map(format_number, (min(sizes), max(sizes)))) if sizes else {}
+    return Finding(
+        verdict,
+        compared,
+        f"{fmt.format_difference(metric, value)} {unit}".strip(),
+        fmt.format_interval(metric, *ends) if ends else _NONE,
+        _NONE if error is None else f"{fmt.PLUS_MINUS}{fmt.format_magnitude(metric, error)}",
+        str(len(seeds)),
+        " to ".join(parameters) or _NONE,
     )
 
 
@@ -304,15 +274,13 @@ def _answer_by_trend(study: Study, level: str) -> Finding:
     trends = {f"{one.factor}={one.level}": one for one in study.size_trends if one.slope}
     if level not in trends:
         raise _unknown(("trend",), level, trends, f"is no level with a trend in {study.name}")
-    trend, what = (
-        trends[level],
-        f"{code_span(level, in_table=True)}, change with ten times the size",
-    )
+    trend = trends[level]
     assert trend.slope is not None, "those without one are left out"
-    finding = Finding(EXPLORED, f"{_link(study, 'how-effects-change-with-size')}: {what}")
-    ends = (trend.low, trend.high) if trend.is_tested else None
+    what = f"{code_span(level, in_table=True)}, change with ten times the size"
+    ends = (trend.low, trend.high) if trend.is_tested else ()
     numbers = (study.primary_metric, trend.slope.value, ends, trend.weights, trend.seeds)
-    return _with_numbers(finding, study, *numbers)
+    link = _link(study, "how-effects-change-with-size")
+    return _compare_cells(study, EXPLORED, f"{link}: {what}", *numbers)
 
 
 def _find_cell(study: Study, levels: CellLevels | None, key: str) -> Levels:
@@ -344,17 +312,15 @@ def _answer_by_cell(study: Study, answer: Answer) -> Finding:
         text = f"cell = {study.label(levels)} has no reference in {study.name}; name another cell"
         raise Refused(("cell",), text)
     cell, reference = (code_span(study.label(c), in_table=True) for c in (levels, found.reference))
-    smaller = f", {format_ratio(found.size_factor)} smaller" if found.size_factor else ""
+    what = f"{_link(study, 'cells')}: {cell} against {reference}"
+    what += f", {fmt.format_ratio(found.size_factor)} smaller" if found.size_factor else ""
     if found.token_factor is not None and found.token_factor != 1.0:
-        smaller += f", on {format_ratio(found.token_factor)} the training tokens"
-    finding = Finding(
-        _judge(answer.holds, found.verdict_name, study.decide.margin, found.is_explored),
-        f"{_link(study, 'cells')}: {cell} against {reference}{smaller}",
-    )
-    ends = (found.low, found.high) if found.has_interval else None
+        what += f", on {fmt.format_ratio(found.token_factor)} the training tokens"
+    verdict = _judge(answer.holds, found.verdict_name, found.verdict, found.is_explored)
+    ends = (found.low, found.high) if found.has_interval else ()
     weights = {levels: 1.0, found.reference: -1.0}
     numbers = (study.primary_metric, found.value, ends, weights, found.seeds)
-    return _with_numbers(finding, study, *numbers)
+    return _compare_cells(study, verdict, what, *numbers)
 
 
 def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
@@ -366,14 +332,15 @@ def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
         rule = f"was not measured in {study.name}"
         raise _unknown(("quantity",), metric, study.measured_metrics, rule)
     what = f"{METRICS[metric].title} of {code_span(study.label(levels), in_table=True)}"
-    figure = _format_quantity(value, f"{format_metric(metric, value)} {display_unit(metric)}")
+    unit = fmt.display_unit(metric)
+    figure = _format_quantity(value, f"{fmt.format_metric(metric, value)} {unit}")
     if answer.smaller_than is not None:
         if not value:
             raise Refused(("smaller_than",), f"{metric} is 0, and no ratio; remove smaller_than")
         value = larger / value
         what += f", against {code_span(study.label(other), in_table=True)}"
-        figure = f"{format_ratio(value)} smaller"
-    is_bytes = display_unit(metric) == "bytes" and answer.smaller_than is None
+        figure = f"{fmt.format_ratio(value)} smaller"
+    is_bytes = unit == "bytes" and answer.smaller_than is None
     anchor = next((to for start, to in _ANCHORS.items() if metric.startswith(start)), "speed")
     count = study.parameters(levels)
     return Finding(
@@ -402,15 +369,15 @@ def _answer_by_formula(name: str) -> Finding:
     claim = claims[name]
     is_large = claim.unit == "FLOPs"
     text = format_number(claim.exact, claim.unit) if is_large else f"{claim.exact:,} {claim.unit}"
-    page = "[formula](../kvlab/benchmark/README.md#the-articles-numbers)"
     verdict = _compare_figures(claim.claimed, claim.exact, claim.unit == "bytes")
+    page = "[formula](../kvlab/benchmark/README.md#the-articles-numbers)"
     what = f"{page}: {escape_markdown(name)}"
     return Finding(verdict, what, _format_quantity(claim.exact, text), "exact")
 
 
 def _format_quantity(value: float, text: str) -> str:
     """Return a number with its unit; bytes in binary units, too."""
-    return f"{text} ({format_binary_size(value)})" if text.endswith(" bytes") else text.strip()
+    return f"{text} ({fmt.format_binary_size(value)})" if text.endswith(" bytes") else text.strip()
 
 
 def _compare_figures(says: float, value: float, is_bytes: bool) -> str:
@@ -422,3 +389,55 @@ def _compare_figures(says: float, value: float, is_bytes: bool) -> str:
 
 def _link(study: Study, anchor: str) -> str:
     return f"[{study.name}]({study.name}/report.md#{anchor})"
+
+
+# The tables of sweeps
+
+
+def fill_study_tables(page: str, sweeps: Path, studies: Mapping[str, Study]) -> str:
+    """Return a page with the questions and the verdicts of its tables of sweeps.
+
+    A table of sweeps has a first column *question*, a last column *verdict*, and in between a link
+    to a sweep and links to reports. The other columns are written by people.
+
+    Args:
+        page: The page as it is.
+        sweeps: Its folder, with the sweeps that it links to.
+        studies: Studies by the name of their report.
+
+    Raises:
+        SpecError: A sweep cannot be read.
+    """
+    lines, is_table = page.split("\n"), False
+    for number, line in enumerate(lines):
+        cells = [one.strip() for one in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            is_table = False
+        elif (cells[0], cells[-1]) == ("question", "verdict"):
+            is_table = True
+        elif is_table and (sweep := re.search(r"\]\(([\w.-]+\.yaml)\)", line)) is not None:
+            question = str(read_yaml(sweeps / sweep[1]).data.get("question", ""))
+            reports = re.findall(r"/([\w.-]+)/report\.md\)", " ".join(cells[1:-1]))
+            found = [summarize(studies[name]) for name in reports if name in studies]
+            verdict = escape_markdown(" ".join(found)) or "not run"
+            lines[number] = f"| {' | '.join((escape_markdown(question), *cells[1:-1], verdict))} |"
+    return "\n".join(lines)
+
+
+def summarize(study: Study) -> str:
+    """Return the answer of a study's report as plain text: its lead, its bullets, its warnings."""
+    answer = choose_sections(study.search is not None)["answer"].make(study)
+    assert answer is not None, "every report has an answer"
+    sentences, others = [], []
+    for content in answer.contents[1:]:  # the first is the question
+        match content:
+            case Paragraph(spans, "lead"):
+                sentences.append(plain_text(spans))
+            case Bullets(items):
+                sentences += map(plain_text, items)
+            case Paragraph((Strong(text), *_)) if text.endswith((".", ":")):
+                sentences.append(f"{text.rstrip('.:')}.")
+            case Paragraph(spans, ""):
+                others.append(plain_text(spans))
+    has_bullets = any(isinstance(content, Bullets) for content in answer.contents)
+    return " ".join(sentences if has_bullets else [*sentences, *others[:1]])

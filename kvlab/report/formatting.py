@@ -1,4 +1,4 @@
-"""Format numbers: a true minus sign, fixed digits, bytes in MB (10^6) and MiB (2^20)."""
+"""Format numbers: a true minus sign, fixed digits, bytes in KiB and MiB."""
 
 import math
 from collections.abc import Mapping
@@ -121,6 +121,11 @@ def format_difference(metric: str, value: float) -> str:
     return text if text.startswith(MINUS) or value == 0 else f"+{text}"
 
 
+def format_interval(metric: str, low: float, high: float) -> str:
+    """Format the ends of an interval of differences, such as ``+0.01 to +0.03``."""
+    return f"{format_difference(metric, low)} to {format_difference(metric, high)}"
+
+
 def format_magnitude(metric: str, value: float) -> str:
     """Format the magnitude of a difference."""
     return format_difference(metric, value).lstrip(f"+{MINUS}")
@@ -150,23 +155,8 @@ def short_title(metric: str) -> str:
     return _SHORT_TITLES.get(metric, _find_metric(metric).title)
 
 
-def format_megabytes(count: float) -> str:
-    """Format bytes in units of 10^6."""
-    return _strip_zeros(format_significant(count / 10**6, 4))
-
-
-def format_mebibytes(count: float) -> str:
-    """Format bytes in units of 2^20."""
-    return _strip_zeros(format_significant(count / 2**20, 4))
-
-
 def _strip_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def format_exact_bytes(count: int) -> str:
-    """Format bytes exactly and in both units, since articles mix the two."""
-    return f"{count:,} bytes ({format_megabytes(count)} MB, {format_mebibytes(count)} MiB)"
 
 
 def format_binary_size(count: float) -> str:

@@ -6,9 +6,8 @@ Each trial's items are read once, as one byte per item.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from operator import eq
 from typing import Any
 
 from kvlab.analysis.statistics import ItemComparison, compare_items
@@ -66,11 +65,21 @@ def exceeds_item_limit(study: Study) -> bool:
     return sum(counts.values()) > MAX_ITEMS
 
 
+_SCORED = rb'(?:, "%s": \{"scores": \[[^\]]*\], "prediction": \d, "prediction_norm": (\d)\})?'
+_LINE = re.compile(
+    rb'^\{"ind": \d+, "label": (\d), "completion": \{"shortened": \w+, "divisors": \[[^\]]*\]'
+    + b"".join(_SCORED % key.encode() for key in _SCORING_KEYS.values())
+    + rb"\}(?:, \"lmeval\": .*)?\}$",
+    re.MULTILINE,
+)
+"""A line as the evaluation writes it: its label and the prediction of each key."""
+
+
 def parse_outcomes(text: bytes) -> dict[str, bytes]:
     """Parse whether each item was answered correctly.
 
-    Lines with the same keys in the same order as the first one are read by a regular expression,
-    in a tenth of the time of decoding JSON. If any line differs, all are decoded.
+    Lines as the evaluation writes them are read by a regular expression, in a tenth of the time of
+    decoding JSON. If any line differs, all are decoded.
 
     Args:
         text: Lines as `Store.write_details` writes them.
@@ -79,55 +88,20 @@ def parse_outcomes(text: bytes) -> dict[str, bytes]:
         Metric -> one byte per item.
     """
     lines = text.splitlines()
-    if not lines:
-        return {}
-    keys = _SCORING_KEYS.values()
-    pattern, paths = _line_pattern(json.loads(lines[0]))
-    matches = re.findall(pattern, text)
-    if len(matches) == len(lines):
-        columns = dict(zip(paths, zip(*matches, strict=True), strict=True))
-        labels = columns[("label",)]
-        correct = {
-            key: bytes(map(eq, columns["completion", key, "prediction_norm"], labels))
-            for key in keys
-            if ("completion", key, "prediction_norm") in columns
-        }
-    else:
-        correct = {key: bytes(_decode_items(map(json.loads, lines), key)) for key in keys}
-    return {metric: correct[key] for metric, key in _SCORING_KEYS.items() if correct.get(key)}
+    found = _LINE.findall(text)
+    if len(found) != len(lines):
+        found = list(map(_decode_line, lines))
+    outcomes = {}
+    for column, metric in enumerate(_SCORING_KEYS, 1):
+        correct = bytes(one[column] == one[0] for one in found if one[column] not in (None, b""))
+        outcomes |= {metric: correct} if correct else {}
+    return outcomes
 
 
-def _decode_items(items: Iterable[Mapping[str, Any]], key: str) -> Iterator[bool]:
-    for item in items:
-        if key in item["completion"]:
-            yield item["completion"][key]["prediction_norm"] == item["label"]
-
-
-_DIGIT_FIELDS = ("label", "prediction_norm")
-"""The fields that are read from an item: single digits."""
-
-
-def _line_pattern(item: Mapping[str, Any]) -> tuple[bytes, list[tuple[str, ...]]]:
-    """Return a pattern of lines with an item's keys, and the path of each of its groups.
-
-    It matches lines as `json.dumps` writes them. String values match nothing, since they may
-    contain anything.
-    """
-    groups: list[tuple[str, ...]] = []
-
-    def value_pattern(value: Any, path: tuple[str, ...]) -> str:
-        if isinstance(value, Mapping):
-            entries = (
-                f"{re.escape(json.dumps(k))}: {value_pattern(v, (*path, k))}"
-                for k, v in value.items()
-            )
-            return r"\{" + ", ".join(entries) + r"\}"
-        if path[-1] in _DIGIT_FIELDS:
-            groups.append(path)
-            return r"(\d)"
-        return r"\[[^][{}\"]*\]" if isinstance(value, list) else r'[^][{}",\n]+'
-
-    return f"(?m)^{value_pattern(item, ())}$".encode(), groups
+def _decode_line(line: bytes) -> tuple[Any, ...]:
+    item = json.loads(line)
+    scored = (item["completion"].get(key) for key in _SCORING_KEYS.values())
+    return item["label"], *(None if one is None else one["prediction_norm"] for one in scored)
 
 
 def compare_with_baseline(

@@ -1,78 +1,56 @@
 """Render a report as one self-contained HTML page: style, scripts and figures are inside.
 
-Every value is escaped by Jinja. Only the figures, SVG in which matplotlib and
-`kvlab.report.figures.svg` escape every text, and this package's style sheet and script are inserted
-as they are. Without scripts a reader sees all of it; the script sorts, filters and selects.
+Jinja escapes every value. The figures, SVG in which matplotlib and `kvlab.report.figures.render`
+escape every text, are inserted as they are, and so are this package's style sheet and script.
+Without scripts a reader sees all of it; the script sorts, filters and selects.
 """
 
-from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from kvlab.humanize import sanitize_text
 from kvlab.report.document import Cell, Document, Figure
 from kvlab.report.formatting import round_to_shared_digits
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 def render_html(document: Document) -> str:
     from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
+
+    from kvlab.report.figures.render import render_inline_svg
+
+    def printable(value: object) -> object:
+        return value if isinstance(value, Markup) else escape(sanitize_text(str(value)))
+
+    def inline(figure: Figure) -> Markup:
+        return Markup(render_inline_svg(figure.plot, figure.name, figure.alt))
+
+    def classes(numeric: bool, cell: Cell) -> Markup:
+        names = ("n" if numeric else "", "none" if cell.value is None else "", cell.tone)
+        text = " ".join(filter(None, names))
+        return Markup(' class="{}"').format(text) if text else Markup("")
+
+    def value(cell: Cell) -> Markup:
+        """Return what a column of numbers is sorted by."""
+        if isinstance(cell.value, bool) or not isinstance(cell.value, int | float):
+            return Markup("")
+        return Markup(' data-v="{}"').format(repr(round_to_shared_digits(cell.value)))
 
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_printable,
+        finalize=printable,
         trim_blocks=False,
         keep_trailing_newline=True,
     )
-    numbers = document.numbers
-    template = environment.from_string(_read_asset("page.html.j2"))
+    page, numbers = files("kvlab.report") / "page", document.numbers
+    template = environment.from_string((page / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         document=document,
-        css=Markup(_read_asset("page.css")),
-        script=Markup(_read_asset("page.js")),
+        css=Markup((page / "page.css").read_text(encoding="utf-8")),
+        script=Markup((page / "page.js").read_text(encoding="utf-8")),
         kind=lambda content: type(content).__name__,
         number=lambda content: numbers[type(content).__name__, content.name],
-        inline=_inline_figure,
-        classes=_class_attribute,
-        value=_value_attribute,
+        inline=inline,
+        classes=classes,
+        value=value,
     )
-
-
-def _inline_figure(figure: Figure) -> "Markup":
-    from markupsafe import Markup
-
-    from kvlab.report.figures.svg import render_inline_svg
-
-    return Markup(render_inline_svg(figure.plot, figure.name, figure.alt))
-
-
-def _class_attribute(numeric: bool, cell: Cell) -> "Markup":
-    from markupsafe import Markup
-
-    classes = (("n", numeric), ("none", cell.value is None), (cell.tone, bool(cell.tone)))
-    names = " ".join(name for name, applies in classes if applies)
-    return Markup(' class="{}"').format(names) if names else Markup("")
-
-
-def _value_attribute(cell: Cell) -> "Markup":
-    """Return what a column of numbers is sorted by."""
-    from markupsafe import Markup
-
-    if isinstance(cell.value, bool) or not isinstance(cell.value, int | float):
-        return Markup("")
-    return Markup(' data-v="{}"').format(repr(round_to_shared_digits(cell.value)))
-
-
-def _printable(value: object) -> object:
-    from markupsafe import Markup, escape
-
-    return value if isinstance(value, Markup) else escape(sanitize_text(str(value)))
-
-
-@cache
-def _read_asset(name: str) -> str:
-    return (files("kvlab.report") / "page" / name).read_text(encoding="utf-8")

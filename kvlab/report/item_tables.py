@@ -4,7 +4,7 @@ from kvlab.analysis.statistics import ItemComparison
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
-from kvlab.report.document import Column, Row, Table, Tone, cell
+from kvlab.report.document import Column, Row, Table, cell
 from kvlab.report.formatting import format_p_value, format_signed
 from kvlab.report.hellaswag_outcomes import Outcomes, compare_with_baseline
 from kvlab.report.table_columns import range_cell, simultaneous_column
@@ -31,16 +31,13 @@ def make_item_table(
         name: Of the table.
         title: What is compared, for the caption.
     """
-    comparisons: list[tuple[Levels, ItemComparison]] = []
+    found: dict[Levels, ItemComparison] = {}
     for levels in study.cells:
-        if levels != study.baseline:
-            comparison = compare_with_baseline(study, outcomes, metric, levels)
-            if comparison is not None:
-                comparisons.append((levels, comparison))
-    if not comparisons:
+        compared = compare_with_baseline(study, outcomes, metric, levels)
+        if levels != study.baseline and compared is not None:
+            found[levels] = compared
+    if not found:
         return None
-    alpha = study.decide.alpha / len(comparisons)
-    rows = tuple(_comparison_row(study, c, comparison, alpha) for c, comparison in comparisons)
     columns = (
         Column("cell"),
         Column("difference (points)", True),
@@ -51,32 +48,27 @@ def make_item_table(
         Column("p (all cells)", True, "corrected for the cells of this table"),
         Column("these weights"),
     )
-    sizes = {(comparison.items, comparison.seeds) for _, comparison in comparisons}
-    sizes_text = " or ".join(f"{i:,} items at {format_count(s, 'seed')}" for i, s in sorted(sizes))
-    caption = f"{title}, against the baseline on {sizes_text}."
-    return Table(name, caption, columns, rows)
-
-
-def _comparison_row(study: Study, levels: Levels, comparison: ItemComparison, alpha: float) -> Row:
-    low, high = comparison.interval(alpha)
-    corrected_p = min(1.0, comparison.p * study.decide.alpha / alpha)
-    is_significant = low > 0 or high < 0
-    verdict = (
-        ("more right" if comparison.difference > 0 else "fewer right")
-        if is_significant
-        else "within noise"
-    )
-    tone: Tone = ("good" if comparison.difference > 0 else "bad") if is_significant else "muted"
-    return Row(
-        (
+    rows = []
+    for levels, one in found.items():
+        low, high = one.interval(study.decide.alpha / len(found))
+        corrected_p = min(1.0, one.p * len(found))
+        verdict = cell("within noise", tone="muted")
+        if low > 0 or high < 0:
+            is_better = one.difference > 0
+            verdict = (
+                cell("more right", tone="good") if is_better else cell("fewer right", tone="bad")
+            )
+        cells = (
             cell(study.label(levels)),
-            cell(format_signed(100 * comparison.difference, 2), 100 * comparison.difference),
+            cell(format_signed(100 * one.difference, 2), 100 * one.difference),
             range_cell("hellaswag_acc_norm", low, high),
-            cell(f"{comparison.gained:,}", comparison.gained),
-            cell(f"{comparison.lost:,}", comparison.lost),
-            cell(format_p_value(comparison.p), comparison.p),
+            cell(f"{one.gained:,}", one.gained),
+            cell(f"{one.lost:,}", one.lost),
+            cell(format_p_value(one.p), one.p),
             cell(format_p_value(corrected_p), corrected_p),
-            cell(verdict, tone=tone),
-        ),
-        study.cell_key(levels),
-    )
+            verdict,
+        )
+        rows.append(Row(cells, study.cell_key(levels)))
+    sizes = sorted({(one.items, one.seeds) for one in found.values()})
+    on = " or ".join(f"{items:,} items at {format_count(seeds, 'seed')}" for items, seeds in sizes)
+    return Table(name, f"{title}, against the baseline on {on}.", columns, tuple(rows))

@@ -10,18 +10,15 @@ interval is listed among those of the smallest caches. Cells are listed by size 
 order of the design, which do not move. Words of verdicts stand in the tables.
 """
 
+from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP, WORSE
-from kvlab.report.ablation import AblationRow, list_ablation
+from kvlab.report import formatting as fmt
 from kvlab.report.document import Paragraph, Span, Strong
-from kvlab.report.formatting import (
-    difference_unit,
-    format_difference,
-    format_percent,
-    format_ratio,
-)
 from kvlab.report.pareto_front import memory_front
+from kvlab.report.table_columns import size_factor
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED = 3
@@ -34,118 +31,106 @@ widths of the interval."""
 
 def write_lead(study: Study) -> list[Paragraph]:
     """Return the first sentences."""
-    rows = list_ablation(study, len(study.cells))
-    smaller = [row for row in rows if row.kv_factor is not None and row.kv_factor > 1]
-    if study.is_untrained and smaller:
-        best = max(smaller, key=lambda row: row.kv_factor or 0.0)
-        spans = (*_name_cell(study, best), ". No weights were trained, so no cost is known.")
-        return [Paragraph(spans, tone="lead")]
+    if study.is_untrained:
+        best = max(study.cells, key=lambda levels: size_factor(study, levels) or 0.0)
+        if (size_factor(study, best) or 0.0) > 1:
+            spans = (*_name_cell(study, best), ". No weights were trained, so no cost is known.")
+            return [Paragraph(spans, tone="lead")]
     if not study.values(study.baseline, study.primary_metric):
         text = "The baseline has no finished trial yet: no cost is known."
         return [Paragraph((text,), tone="lead")]
-    compared = [row for row in smaller if row.found is not None]
-    first = _judge_smaller(study, compared) if compared else _list_levels(study)
-    rest = (*_describe_costs(study), *(_describe_free_levels(study) if compared else ()))
+    smaller = [one for one in study.comparisons.values() if (one.size_factor or 0.0) > 1]
+    first = _judge_smaller(study, smaller) if smaller else _list_levels(study)
+    rest = (*_describe_costs(study), *(_describe_free_levels(study) if smaller else ()))
     return [Paragraph(tuple(first), tone="lead"), *([Paragraph(rest)] if rest else [])]
 
 
-def _judge_smaller(study: Study, rows: list[AblationRow]) -> list[Span]:
+def _judge_smaller(study: Study, smaller: list[CellComparison]) -> list[Span]:
     """Name the smallest cache that is clearly cheap, and smaller ones not shown to cost."""
-    margin, unit = study.decide.margin, difference_unit(study.primary_metric)
-    tested = [row for row in rows if row.interval is not None or row.verdict_name == "identical"]
+    margin, metric = study.decide.margin, study.primary_metric
+    unit = fmt.difference_unit(metric)
+    tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
         front = {point.levels for point in memory_front(study) if point.is_on_front}
-        best = min(rows, key=lambda row: (row.levels not in front, -(row.kv_factor or 0.0)))
+        best = min(smaller, key=lambda one: (one.levels not in front, -_factor(one)))
         why = "one seed does not tell it from noise" if len(study.seeds) == 1 else "not tested"
-        return [*_name_cell(study, best), f", at {_difference(study, best)}; {why}."]
+        return [*_name_cell(study, best.levels), f", at {_difference(study, best)}; {why}."]
     what = f"shown to cost {'nothing' if margin is None else f'less than {margin:g} {unit}'}"
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
-    cheap = [r for r in tested if r.verdict_name in CHEAP and _costs(study, r)[1] <= limit]
-    spared = [row for row in tested if not _is_clearly_worse(study, row)]
+    cheap = [c for c in tested if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
+    spared = [one for one in tested if not _is_clearly_worse(study, one)]
+    if not cheap and not spared:
+        best = min(tested, key=lambda one: _costs(study, one)[1])
+        name = _name_cell(study, best.levels, ". It stores")
+        shown = "Every smaller cache that was tested is clearly shown to cost."
+        return [f"{shown} The cheapest is that of ", *name, f", at {_difference(study, best)}."]
     spans: list[Span] = [f"No smaller cache is clearly {what}."]
     if cheap:
-        best = max(cheap, key=_size_factor)
+        best = max(cheap, key=_factor)
         spans = [f"The smallest cache that is clearly {what} is that of "]
-        spans += [*_name_cell(study, best, " It stores"), f", {_state_cost(study, best)}."]
+        spans += _name_cell(study, best.levels, ". It stores")
+        if best.verdict_name == "identical":
+            spans.append(", and loses nothing at any seed.")
+        else:
+            value = f"{fmt.format_difference(metric, best.value)} {unit}".strip()
+            worst = best.low if METRICS[metric].better == "higher" else best.high
+            costs = "is shown to cost, too:" if _is_clearly_worse(study, best) else "costs"
+            spans.append(f", and {costs} {value}, at most {fmt.format_difference(metric, worst)}.")
         if best in spared:
-            spared = [row for row in spared if _size_factor(row) > _size_factor(best)]
-    elif not spared:
-        best = min(tested, key=lambda row: _costs(study, row)[1])
-        shown = "Every smaller cache that was tested is clearly shown to cost."
-        spans = [f"{shown} The cheapest is that of "]
-        return [*spans, *_name_cell(study, best, " It stores"), f", at {_difference(study, best)}."]
-    return [*spans, *_list_spared(study, sorted(spared, key=_size_factor, reverse=True))]
-
-
-def _list_spared(study: Study, rows: list[AblationRow]) -> list[Span]:
-    """List cells that are not shown to cost, with their sizes and intervals."""
-    spans: list[Span] = []
-    for number, row in enumerate(rows[:MAX_NAMED]):
-        reference = study.estimand.reference(row.levels)
-        than = "" if reference == study.baseline else f" less than {study.label(reference)}"
-        trained = f" {_compare_tokens(row)}".rstrip()
+            spared = [one for one in spared if _factor(one) > _factor(best)]
+    spared.sort(key=_factor, reverse=True)
+    for number, one in enumerate(spared[:MAX_NAMED]):
+        than = "" if one.reference == study.baseline else f" less than {study.label(one.reference)}"
+        trained = f" {_compare_tokens(one)}".rstrip()
         spans += ["; " if number else " Not clearly shown to cost more, the smallest first: "]
-        spans += [Strong(study.label(row.levels)), f" {format_ratio(_size_factor(row))}{than}"]
-        spans += [f"{trained} at {_difference(study, row, is_short=number > 0)}"]
-    more = len(rows) - MAX_NAMED
-    return [*spans, f"; and {more} more." if more > 0 else "."] if rows else []
+        spans += [Strong(study.label(one.levels)), f" {fmt.format_ratio(_factor(one))}{than}"]
+        spans += [f"{trained} at {_difference(study, one, is_short=number > 0)}"]
+    return [*spans, _count_more(len(spared))] if spared else spans
 
 
-def _size_factor(row: AblationRow) -> float:
-    return row.kv_factor or 0.0
+def _count_more(count: int) -> str:
+    return f"; and {count - MAX_NAMED} more." if count > MAX_NAMED else "."
 
 
-def _name_cell(study: Study, row: AblationRow, stores: str = " stores") -> list[Span]:
+def _factor(one: CellComparison) -> float:
+    return one.size_factor or 0.0
+
+
+def _name_cell(study: Study, levels: Levels, stores: str = " stores") -> list[Span]:
     """Name a cell, how much less it stores than its reference, and unequal training tokens."""
-    reference = study.label(study.estimand.reference(row.levels))
-    of = "the baseline" if reference == study.label(study.baseline) else reference
-    text = f"{stores} {format_ratio(row.kv_factor or 1.0)} less K/V than {of}"
-    dot = "." if stores.startswith(" It") else ""
-    trained = _compare_tokens(row)
-    text += f" and was {trained}" if trained else ""
-    return [Strong(study.label(row.levels)), f"{dot}{text}"]
+    reference, found = study.estimand.reference(levels), study.comparisons.get(levels)
+    of = "the baseline" if reference == study.baseline else study.label(reference)
+    text = f"{stores} {fmt.format_ratio(size_factor(study, levels) or 1.0)} less K/V than {of}"
+    trained = _compare_tokens(found) if found is not None else ""
+    return [Strong(study.label(levels)), text + (f" and was {trained}" if trained else "")]
 
 
-def _compare_tokens(row: AblationRow) -> str:
+def _compare_tokens(one: CellComparison) -> str:
     """Say how many more tokens a cell was trained on than its reference; empty if equal."""
-    factor = row.found.token_factor if row.found is not None else None
-    if factor is None or factor == 1.0:
+    if one.token_factor is None or one.token_factor == 1.0:
         return ""
-    return f"trained on {format_percent(abs(factor - 1))} {'more' if factor > 1 else 'less'} tokens"
+    change = one.token_factor - 1
+    return f"trained on {fmt.format_percent(abs(change))} {'more' if change > 0 else 'less'} tokens"
 
 
-def _state_cost(study: Study, row: AblationRow) -> str:
-    """Return what a cheap cell costs, and the worse end of its interval."""
-    if row.verdict_name == "identical":
-        return "and loses nothing at any seed"
-    metric = study.primary_metric
-    value = f"{format_difference(metric, row.difference or 0.0)} {difference_unit(metric)}".strip()
-    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
-    worst = format_difference(metric, sign * _costs(study, row)[1])
-    shown = "is shown to cost, too: " if _is_clearly_worse(study, row) else "costs "
-    return f"and {shown}{value}, at most {worst}"
-
-
-def _difference(study: Study, row: AblationRow, *, is_short: bool = False) -> str:
+def _difference(study: Study, one: CellComparison, *, is_short: bool = False) -> str:
     """Return a difference with its interval, and if not short with what they are."""
     metric = study.primary_metric
-    unit = "" if is_short else difference_unit(metric)
-    text = f"{format_difference(metric, row.difference or 0.0)} {unit}".strip()
-    if row.interval is None:
+    unit = "" if is_short else fmt.difference_unit(metric)
+    text = f"{fmt.format_difference(metric, one.value)} {unit}".strip()
+    if not one.has_interval:
         return text
-    low, high = (format_difference(metric, end) for end in row.interval)
     kind = "" if is_short else f"{100 * (1 - study.decide.alpha):g}% interval "
-    return f"{text} ({kind}{low} to {high})"
+    return f"{text} ({kind}{fmt.format_interval(metric, one.low, one.high)})"
 
 
-def _costs(study: Study, one: AblationRow | Effect) -> tuple[float, float]:
+def _costs(study: Study, one: CellComparison | Effect) -> tuple[float, float]:
     """Return the least and the most that is lost: the ends of an interval, as losses."""
-    interval = (one.low, one.high) if isinstance(one, Effect) else one.interval
-    low, high = interval or (0.0, 0.0)
+    low, high = (one.low, one.high) if one.has_interval else (0.0, 0.0)
     return (-high, -low) if METRICS[study.primary_metric].better == "higher" else (low, high)
 
 
-def _is_clearly_worse(study: Study, one: AblationRow | Effect) -> bool:
+def _is_clearly_worse(study: Study, one: CellComparison | Effect) -> bool:
     """Return whether a cost is shown, and would be if the interval were a little wider."""
     least, most = _costs(study, one)
     return one.verdict_name in WORSE and least > FROM_ZERO * (most - least) / 2
@@ -154,13 +139,11 @@ def _is_clearly_worse(study: Study, one: AblationRow | Effect) -> bool:
 def _list_levels(study: Study) -> list[Span]:
     """Name the levels with their intervals, where no cell stores less than its reference."""
     spans: list[Span] = ["No cell stores less K/V than its reference"]
-    for number, effect in enumerate(study.effects(study.primary_metric)[:MAX_NAMED]):
-        value = format_difference(effect.metric, effect.value)
-        ends = ""
-        if effect.has_interval:
-            low, high = (format_difference(effect.metric, end) for end in (effect.low, effect.high))
-            ends = f" ({low} to {high})"
-        spans += ["; " if number else ": ", Strong(effect.name), f" {value}{ends}"]
+    for number, one in enumerate(study.effects(study.primary_metric)[:MAX_NAMED]):
+        text = f" {fmt.format_difference(one.metric, one.value)}"
+        if one.has_interval:
+            text += f" ({fmt.format_interval(one.metric, one.low, one.high)})"
+        spans += ["; " if number else ": ", Strong(one.name), text]
     return [*spans, "."]
 
 
@@ -174,20 +157,19 @@ def _describe_costs(study: Study) -> list[Span]:
     worse = [effect for effect in effects if _is_clearly_worse(study, effect)]
     found: dict[str, str] = {}
     for effect in worse:
-        value = format_difference(effect.metric, effect.value)
+        value = fmt.format_difference(effect.metric, effect.value)
         if effect.at and study.estimand.changes_serving_alone(effect.change):
             same = [one for one in effects if one.claim == effect.claim]
             shown = [one for one in worse if one.claim == effect.claim]
             largest = max(shown, key=lambda one: abs(one.value))
-            value = f"up to {format_difference(effect.metric, largest.value)}"
+            value = f"up to {fmt.format_difference(effect.metric, largest.value)}"
             found[effect.claim] = f"{value} in {len(shown)} of {len(same)} settings"
         else:
             found[effect.name] = value
     spans: list[Span] = []
     for number, (name, value) in enumerate(list(found.items())[:MAX_NAMED]):
         spans += ["; " if number else "Clearly shown to cost: ", Strong(name), f" {value}"]
-    more = len(found) - MAX_NAMED
-    return [*spans, f"; and {more} more. " if more > 0 else ". "] if found else []
+    return [*spans, f"{_count_more(len(found))} "] if found else []
 
 
 def _list_free_effects(study: Study) -> list[Effect]:
@@ -208,7 +190,7 @@ def _describe_free_levels(study: Study) -> list[Span]:
     """Say what factors do that save no byte: their cells are references of others."""
     spans: list[Span] = []
     for effect in _list_free_effects(study):
-        value = format_difference(effect.metric, effect.value)
+        value = fmt.format_difference(effect.metric, effect.value)
         spans += ["; " if spans else "Without saving a byte: "]
         spans += [Strong(effect.name), f" {value} ({effect.verdict})"]
     return [*spans, "."] if spans else []

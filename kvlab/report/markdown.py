@@ -5,22 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from kvlab.humanize import sanitize_line, sanitize_text
-from kvlab.report.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Content,
-    Document,
-    Figure,
-    Fold,
-    Heading,
-    Paragraph,
-    Row,
-    Span,
-    Strong,
-    Table,
-)
+from kvlab.report import document as doc
 
 MAX_TABLE_ROWS = 60
 """Rows of a table in Markdown; the CSV and the HTML page have all of them."""
@@ -36,7 +21,7 @@ _START = re.compile(r"^(\d*)([-+=.)])(?=[\s=-]|$)")
 _LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 
-def render_markdown(document: Document) -> str:
+def render_markdown(document: doc.Document) -> str:
     numbers = document.numbers
     parts = [f"# {escape_markdown(document.title)}"]
     for number, section in enumerate(document.main.values()):
@@ -46,14 +31,20 @@ def render_markdown(document: Document) -> str:
             parts.append(_FORMS)
     if document.appendix:
         parts.append("## Appendix")
-    parts += [_folded(one.title, one.contents, numbers) for one in document.appendix.values()]
+    folds = (doc.Fold(one.title, one.contents) for one in document.appendix.values())
+    parts += [_content(fold, numbers) for fold in folds]
     return "\n\n".join(parts) + "\n"
 
 
-def _folded(title: str, contents: Iterable[Content], numbers: Mapping[tuple[str, str], str]) -> str:
-    inside = "\n\n".join(_content(content, numbers) for content in contents)
+def _details(title: str, inside: str) -> str:
     summary = html.escape(sanitize_line(title))
     return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
+
+
+def _fence(text: str, shortest: int) -> str:
+    """Return more backticks than any run of them in a text."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return "`" * max(shortest, longest + 1)
 
 
 def escape_markdown(text: str) -> str:
@@ -78,84 +69,62 @@ def code_span(text: str, in_table: bool = False) -> str:
     text = sanitize_line(text)
     if not text:
         return ""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
+    fence = _fence(text, 1)
     pad = " " if text[0] in "` " or text[-1] in "` " else ""
     span = f"{fence}{pad}{text}{pad}{fence}"
     return span.replace("|", "\\|") if in_table else span
 
 
-def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
+def _content(content: doc.Content, numbers: Mapping[tuple[str, str], str]) -> str:
     match content:
-        case Paragraph(spans):
+        case doc.Paragraph(spans):
             return _spans(spans)
-        case Bullets(items):
+        case doc.Bullets(items):
             return "\n".join(f"- {_spans(item)}" for item in items)
-        case Heading(text):
+        case doc.Heading(text):
             return f"### {escape_markdown(text)}"
-        case Block():
-            return _block(content)
-        case Fold(title, contents):
-            return _folded(title, contents, numbers)
-        case Table():
+        case doc.Block(title, text, language):
+            text = "\n".join(map(sanitize_text, text.rstrip("\n").split("\n")))
+            fence = _fence(text, 3)
+            return _details(title, f"{fence}{language}\n{text}\n{fence}")
+        case doc.Fold(title, contents):
+            return _details(title, "\n\n".join(_content(one, numbers) for one in contents))
+        case doc.Table():
             return _table(content.shown, numbers["Table", content.name])
-        case Figure():
-            return _figure(content, numbers["Figure", content.name])
+        case doc.Figure():
+            image = f"![{escape_markdown(content.alt)}](figures/{content.name}.svg)"
+            caption = f"*{numbers['Figure', content.name]}. {_escape_inline(content.caption)}*"
+            return f"{image}\n\n{caption} [PNG](figures/{content.name}.png)"
 
 
-def _spans(spans: Iterable[Span]) -> str:
+def _spans(spans: Iterable[doc.Span]) -> str:
     parts = []
     for span in spans:
         match span:
-            case Code(text):
+            case doc.Code(text):
                 parts.append(code_span(text))
-            case Strong(text):
+            case doc.Strong(text):
                 parts.append(f"**{escape_markdown(text)}**")
             case _:
                 parts.append(_escape_inline(span))
     return _escape_line_start(re.sub(r" +", " ", "".join(parts)).strip())
 
 
-def _block(block: Block) -> str:
-    text = "\n".join(map(sanitize_text, block.text.rstrip("\n").split("\n")))
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    summary = html.escape(sanitize_line(block.title))
-    return (
-        f"<details><summary>{summary}</summary>\n\n{fence}{block.language}\n{text}\n{fence}\n\n"
-        "</details>"
-    )
+def _table(table: doc.Table, number: str) -> str:
+    def cell_text(one: doc.Cell) -> str:
+        text = code_span(one.text, in_table=True) if one.code else escape_markdown(one.text)
+        return f"**{text}**" if one.tone in ("good", "bad") and text and not one.code else text
 
-
-def _table(table: Table, number: str) -> str:
-    head = "| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |"
-    rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
-    rows = [_row(row) for row in table.rows[:MAX_TABLE_ROWS]]
-    where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
+    rows = [map(cell_text, row.cells) for row in table.rows[:MAX_TABLE_ROWS]]
     n_hidden = len(table.rows) - len(rows)
     more = f" {n_hidden:,} more rows are in the CSV." if n_hidden else ""
-    caption = f"*{number}. {_escape_inline(table.caption)}*{more} {where}"
-    legend = ["", _legend(table)] if table.legend else []
-    return "\n".join([caption, "", head, rule, *rows, *legend])
-
-
-def _legend(table: Table) -> str:
-    """Return the hints of the columns."""
-    hints = (f"*{_escape_inline(one.title)}*: {_escape_inline(one.hint)}" for one in table.legend)
-    return "Columns: " + "; ".join(hints) + "."
-
-
-def _row(row: Row) -> str:
-    return "| " + " | ".join(map(_cell, row.cells)) + " |"
-
-
-def _cell(cell: Cell) -> str:
-    text = code_span(cell.text, in_table=True) if cell.code else escape_markdown(cell.text)
-    return f"**{text}**" if cell.tone in ("good", "bad") and text and not cell.code else text
-
-
-def _figure(figure: Figure, number: str) -> str:
-    alt = escape_markdown(figure.alt)
-    image = f"![{alt}](figures/{figure.name}.svg)"
-    png = f"[PNG](figures/{figure.name}.png)"
-    return f"{image}\n\n*{number}. {_escape_inline(figure.caption)}* {png}"
+    where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
+    heads = (escape_markdown(column.title) for column in table.columns)
+    lines = [f"*{number}. {_escape_inline(table.caption)}*{more} {where}", ""]
+    lines.append(f"| {' | '.join(heads)} |")
+    lines.append(f"|{'|'.join(' --: ' if c.numeric else ' :-- ' for c in table.columns)}|")
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    if table.legend:
+        hints = (f"*{_escape_inline(c.title)}*: {_escape_inline(c.hint)}" for c in table.legend)
+        lines += ["", f"Columns: {'; '.join(hints)}."]
+    return "\n".join(lines)

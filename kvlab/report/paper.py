@@ -8,30 +8,32 @@ follow from the record alone: the same record gives the same bytes, PDF files in
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
-from kvlab.report.document import Document, Figure, Table
-from kvlab.report.figures.pdf import render_pdf
+from kvlab.report.document import Document, Table
+from kvlab.report.figures.render import render_pdf
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
 from kvlab.report.search_tables import objective_title, trials_table
-from kvlab.report.table_export import escape_latex, latex_legend, latex_tabular
+from kvlab.report.table_export import (
+    COLUMN_WIDTH,
+    escape_latex,
+    escape_prose,
+    fill_latex,
+    read_latex,
+    table_to_latex,
+)
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.search_config import format_setting, short_keys
 from kvlab.store.metrics import METRICS
-
-COLUMN_WIDTH = 3.25
-"""Inches of a column in a page of two, as in the styles of ICML."""
 
 PAGE_WIDTH = 6.75
 """Inches of both columns with the space between them."""
@@ -72,20 +74,30 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
     own = paper.folder / study.name
     drawn = [f for name in DRAWN_FIGURES for f in document.figures if re.fullmatch(name, f.name)]
     table = "ablation" if study.search is None else "configurations"
-    texts = {
-        f"{table}.tex": write_table(study, paper.width),
-        "figures.tex": "\n".join(_write_figure(study, figure, paper.width) for figure in drawn),
-        "methods.tex": write_methods(study),
-    }
-    texts["references.bib"] = write_bibliography(list_citations("".join(texts.values())))
-    contents: dict[Path, str | bytes] = {own / name: text for name, text in texts.items()}
+    floats = []
+    contents: dict[Path, str | bytes] = {}
     for figure in drawn:
         path = own / "figures" / f"{figure.name}.pdf"
         contents[path] = render_pdf(figure.plot, figure.name, paper.width)
+        # the caption of a search's figure has the numbers that it shows
+        caption = escape_prose(figure.caption if study.search is None else figure.alt)
+        fields = {"sweep": study.name, "name": figure.name, "caption": caption}
+        star = "*" if paper.width > COLUMN_WIDTH else ""
+        floats.append(fill_latex(read_latex("figure.tex"), fields | {"star": star}))
+    texts = {
+        f"{table}.tex": write_table(study, paper.width),
+        "figures.tex": "\n".join(floats),
+        "methods.tex": write_methods(study),
+    }
+    entries = re.findall(r"^(@\w+\{([^,]+),.*?^\}\n)", read_latex("references.bib"), re.M | re.S)
+    known = {key: entry for entry, key in entries}
+    cited = list_citations("".join(texts.values()))
+    texts["references.bib"] = "\n".join(known[key] for key in cited)
+    contents |= {own / name: text for name, text in texts.items()}
     if not paper.main.exists():
         title = escape_latex(str(study.sweep.get("question") or study.name))
         fields = {"title": title, "sweep": study.name, "table": table}
-        contents[paper.main] = fill(_read("main.tex"), fields)
+        contents[paper.main] = fill_latex(read_latex("main.tex"), fields)
     for path, content in contents.items():
         write_atomic(path, content)
     for path in (own / "figures").glob("*.pdf"):
@@ -93,11 +105,10 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
             path.unlink()
 
 
-def _write_figure(study: Study, figure: Figure, width: float) -> str:
-    """Return a float; the caption of a search's figure has the numbers that it shows."""
-    caption = _escape_prose(figure.caption if study.search is None else figure.alt)
-    fields = {"sweep": study.name, "name": figure.name, "caption": caption}
-    return fill(_read("figure.tex"), fields | {"star": "*" if width > COLUMN_WIDTH else ""})
+def list_citations(text: str) -> list[str]:
+    """Return the keys that LaTeX cites, sorted."""
+    cited = re.findall(r"\\cite\{([^}]*)\}", text)
+    return sorted({key for keys in cited for key in keys.split(",")})
 
 
 def write_table(study: Study, width: float) -> str:
@@ -108,16 +119,7 @@ def write_table(study: Study, width: float) -> str:
         width: Width in inches; above `COLUMN_WIDTH` the float spans both columns.
     """
     table = _ablation(study) if study.search is None else _best_trials(study, study.search)
-    is_wide = width > COLUMN_WIDTH
-    fields = {
-        "name": f"{study.name}-{table.name}",
-        "caption": _escape_prose(table.caption),
-        "tabular": "\n".join(latex_tabular(table)),
-        "legend": "".join(latex_legend(table)),
-        "star": "*" if is_wide else "",
-        "line": "\\textwidth" if is_wide else "\\columnwidth",
-    }
-    return fill(_read("table.tex"), fields)
+    return table_to_latex(table, f"{study.name}-{table.name}", width)
 
 
 def _best_trials(study: Study, search: SearchResults) -> Table:
@@ -130,31 +132,31 @@ def _best_trials(study: Study, search: SearchResults) -> Table:
         f" {'on the front of' if is_front else 'with the best'} {goals}, each trained once: the"
         " best is flattered by its selection."
     )
-    table = trials_table(study, search, "configurations", caption, trials)
-    return _select_columns(table, [c.title for c in table.columns if c.title != "id"])
+    return _drop_column(trials_table(study, search, "configurations", caption, trials), "id")
+
+
+def _drop_column(table: Table, title: str) -> Table:
+    columns = (replace(one, is_csv_only=one.title == title) for one in table.shown.columns)
+    return replace(table.shown, columns=tuple(columns)).shown
 
 
 def _ablation(study: Study) -> Table:
     """Return the ablation with short heads, and differences in bold where one is decided."""
-    table = ablation_table(study).shown
-    titles = [column.title for column in table.columns]
-    at, verdict = titles.index("verdict") - 2, titles.index("verdict")
+    table = ablation_table(study)
+    verdict = [column.title for column in table.columns].index("verdict")
     rows = []
     for row in table.rows:
-        difference = replace(row.cells[at], tone=row.cells[verdict].tone)
-        rows.append(replace(row, cells=(*row.cells[:at], difference, *row.cells[at + 1 :])))
+        cells = list(row.cells)
+        cells[verdict - 2] = replace(cells[verdict - 2], tone=cells[verdict].tone)
+        rows.append(replace(row, cells=tuple(cells)))
+    columns = []
+    for column in table.columns:
+        head = re.sub(r"^simultaneous (\S+)$", r"\1 CI", re.sub(r" \(.*\)$", "", column.title))
+        columns.append(replace(column, title=_HEADS.get(head, head)))
     unit = difference_unit(study.primary_metric)
     caption = table.caption + (f" Differences are in {unit}." if unit else "")
-    table = replace(table, rows=tuple(rows), caption=caption)
-    table = _select_columns(table, [title for title in titles if title != "verdict"])
-    heads = [
-        re.sub(r"^simultaneous (\S+)$", r"\1 CI", re.sub(r" \(.*\)$", "", column.title))
-        for column in table.columns
-    ]
-    columns = [
-        replace(c, title=_HEADS.get(h, h)) for c, h in zip(table.columns, heads, strict=True)
-    ]
-    return replace(table, columns=tuple(columns))
+    table = replace(table, columns=tuple(columns), rows=tuple(rows), caption=caption)
+    return _drop_column(table, "verdict")
 
 
 _HEADS = {
@@ -162,11 +164,6 @@ _HEADS = {
     "K/V cache": "cache", "parameters": "params", "serving gap": "gap",
 }  # fmt: skip
 """Heads of the report's table -> those of a table as wide as a column."""
-
-
-def _select_columns(table: Table, titles: Sequence[str]) -> Table:
-    columns = [replace(column, is_csv_only=column.title not in titles) for column in table.columns]
-    return replace(table, columns=tuple(columns)).shown
 
 
 # Methods
@@ -179,7 +176,7 @@ def write_methods(study: Study) -> str:
     terms: dict[str, list[str]] = {}
     features = {*_find_features(study), f"sampler={fields.get('sampler')}"}
     features.add(f"pruning={fields.get('pruning_rule')}")
-    for line in _read("terms.tex").splitlines():
+    for line in read_latex("terms.tex").splitlines():
         if not line.startswith("%"):
             field, feature, words = re.split(r": | \| ", line, maxsplit=2)
             known = terms.setdefault(field, [])
@@ -189,7 +186,7 @@ def write_methods(study: Study) -> str:
                 known.append(words)
     fields |= {field: join(words) for field, words in terms.items() if words}
     paragraphs: list[list[str]] = []
-    for line in _read("methods.tex").splitlines():
+    for line in read_latex("methods.tex").splitlines():
         if line.startswith("\\paragraph"):
             paragraphs.append([line])
         elif sentence := fill_sentence(line, fields):
@@ -321,49 +318,12 @@ def _search_fields(study: Study) -> dict[str, str]:
     }
 
 
-# LaTeX
-
-
-class _TexTemplate(Template):
-    """A template whose fields are ``!!name`` or ``!!{name}``: dollars are LaTeX's own."""
-
-    delimiter = "!!"
-    idpattern = "(?a:[a-z_]+)"
-    braceidpattern = "(?a:[a-z0-9_.]+)"
-
-
-def _read(name: str) -> str:
-    return (files("kvlab.report") / "latex" / name).read_text("utf-8")
-
-
-def fill(template: str, fields: Mapping[str, str]) -> str:
-    return _TexTemplate(template).substitute(fields)
-
-
 def fill_sentence(template: str, fields: Mapping[str, str]) -> str:
     """Fill a template; return nothing if it names a field that has no value."""
     try:
-        return fill(template, fields)
+        return fill_latex(template, fields)
     except KeyError:
         return ""
-
-
-def _escape_prose(text: str) -> str:
-    """Escape a sentence; its apostrophes stay apostrophes."""
-    return escape_latex(text).replace("\\textquotesingle{}", "'")
-
-
-def list_citations(text: str) -> list[str]:
-    """Return the keys that LaTeX cites, sorted."""
-    cited = re.findall(r"\\cite\{([^}]*)\}", text)
-    return sorted({key for keys in cited for key in keys.split(",")})
-
-
-def write_bibliography(keys: Iterable[str]) -> str:
-    """Return the BibTeX entries of ``keys``."""
-    entries = re.findall(r"^(@\w+\{([^,]+),.*?^\}\n)", _read("references.bib"), re.M | re.S)
-    texts = {key: text for text, key in entries}
-    return "\n".join(texts[key] for key in keys)
 
 
 def span(values: Iterable[Any]) -> str:

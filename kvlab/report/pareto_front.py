@@ -11,10 +11,7 @@ from kvlab.analysis.rankings import Best
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
-from kvlab.report.formatting import (
-    format_binary_size,
-    format_metric,
-)
+from kvlab.report.formatting import format_binary_size, format_metric
 from kvlab.report.table_columns import join_names
 from kvlab.store.metrics import METRICS
 
@@ -120,20 +117,14 @@ def memory_front(study: Study) -> list[CellPoint]:
     The smallest come first. Where references differ in bytes, as models of several sizes do, a cell
     is placed by its part of its reference's bytes.
     """
-    quality = {c: 0.0 for c in study.estimand.references if study.values(c, study.primary_metric)}
-    quality |= {c: found.value for c, found in study.comparisons.items()}
     ranked = study.ranked_means(study.primary_metric)
-    quality = {c: value for c, value in quality.items() if c in ranked}
-    return _mark_front(study, study.primary_metric, memory_costs(study), quality)
-
-
-def memory_costs(study: Study) -> dict[Levels, float]:
-    """Return what every cell is placed by in the front of memory, see `memory_front`."""
-    sizes = _stored_bytes(study)
-    if not is_relative(study):
-        return sizes
-    references = {levels: sizes.get(study.estimand.reference(levels)) for levels in sizes}
-    return {c: size / base for c, size in sizes.items() if (base := references[c])}
+    quality = {c: 0.0 for c in study.estimand.references if c in ranked}
+    quality |= {c: found.value for c, found in study.comparisons.items() if c in ranked}
+    costs = _stored_bytes(study)
+    if is_relative(study):
+        bases = {levels: costs.get(study.estimand.reference(levels)) for levels in costs}
+        costs = {c: size / base for c, size in costs.items() if (base := bases[c])}
+    return _mark_front(study, study.primary_metric, costs, quality)
 
 
 def is_relative(study: Study) -> bool:
@@ -155,8 +146,8 @@ def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
 def _mark_front(
     study: Study, metric: str, costs: Mapping[Levels, float], quality: Mapping[Levels, float]
 ) -> list[CellPoint]:
-    sign = _loss_sign(metric)
-    means = study.ranked_means(metric)
+    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+    means, ranking = study.ranked_means(metric), study.ranking(metric)
     cells = [(levels, costs[levels], value) for levels, value in quality.items() if levels in costs]
     cells.sort(key=lambda one: (one[1], sign * one[2], study.cell_index(one[0])))
     points: list[CellPoint] = []
@@ -168,25 +159,16 @@ def _mark_front(
         if is_on_front:
             best, best_cost = sign * value, cost
             cheaper = (point.levels for point in points)
-            ranking = study.ranking(metric)
             rivals = tuple(one for one in cheaper if not ranking.told_apart(levels, one))
         points.append(CellPoint(levels, cost, means[levels], value, is_on_front, rivals))
     return points
 
 
-def _loss_sign(metric: str) -> float:
-    """Return the factor that turns a metric into a loss."""
-    return -1.0 if METRICS[metric].better == "higher" else 1.0
-
-
 def bytes_per_context(study: Study) -> dict[Levels, float]:
     """Return each cell's stored bytes per 1,024 tokens, for a sequence of its block size."""
-    sizes = {}
-    for levels, size in _stored_bytes(study).items():
-        block = study.block_size(levels)
-        if block:
-            sizes[levels] = size * BUDGET_CONTEXT / block
-    return sizes
+    blocks = {levels: study.block_size(levels) for levels in study.cells}
+    sizes = _stored_bytes(study).items()
+    return {c: size * BUDGET_CONTEXT / block for c, size in sizes if (block := blocks[c])}
 
 
 def best_cells_by_budget(study: Study) -> list[BudgetBest]:

@@ -14,13 +14,10 @@ ACCEPTED_OVERLAP = 0.01
 
 def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
     """Yield what keeps losses of different cells from being compared."""
-    data = {
-        row.record["provenance"]["data"]["digest"]
-        for row in study.done_rows
-        if _has_data(row.record)
-    }
-    if len(data) > 1:
-        yield (f"Confounded: the cells were trained on {len(data)} different texts.",)
+    data = ((row.record.get("provenance") or {}).get("data") for row in study.done_rows)
+    n_texts = len({one["digest"] for one in data if one})
+    if n_texts > 1:
+        yield (f"Confounded: the cells were trained on {n_texts} different texts.",)
     if len(study.tokenizers) > 1:
         yield (
             "Cells differ in tokenizer, so losses per token do not compare. The report compares"
@@ -28,64 +25,46 @@ def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
         )
 
 
-def _has_data(facts: object) -> bool:
-    return isinstance(facts, dict) and bool((facts.get("provenance") or {}).get("data"))
-
-
-def list_warnings(study: Study) -> list[Content]:
+def list_warnings(study: Study) -> Iterator[Content]:
     """Say what limits all comparisons: mixed records, uncommitted code, text that leaked."""
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
-    return [*_warnings(count_values(recorded)), *_warn_of_overlap(recorded)]
-
-
-def count_values(recorded: list[Record]) -> dict[str, Counter[str]]:
-    """Return how many trials have which value of each recorded fact."""
-    counts: dict[str, Counter[str]] = {}
-
-    def count(name: str, records: Sequence[Record], key: str) -> None:
-        values = Counter(str(one[key]) for one in records if one.get(key) is not None)
-        if values:
-            counts[name] = values
-
-    versions = [counts.get("versions") or {} for counts in recorded]
-    data = [counts.get("data") or {} for counts in recorded]
-    count("commit", recorded, "commit")
-    count("uncommitted changes", [{"dirty": _yes_no(f.get("dirty"))} for f in recorded], "dirty")
-    count("kvlab", recorded, "kvlab")
-    count("python", recorded, "python")
-    for package in sorted({name for of_trial in versions for name in of_trial}):
-        count(package, versions, package)
-    count("device", recorded, "device")
-    count("threads", recorded, "threads")
-    for part in ("identity", "digest", "tokenizer", "licence"):
-        count(f"data {part}", data, part)
-    for length in sorted({n for one in data for n in one.get("overlap") or {}}, key=int):
-        shares = [{length: f"{one['overlap'][length]:.2%}"} for one in data if one.get("overlap")]
-        count(f"held-out tokens in {length}-grams of the training text", shares, length)
-    return counts
-
-
-def _yes_no(value: object) -> str | None:
-    return None if value is None else ("yes" if value else "no")
-
-
-def _warnings(counts: dict[str, Counter[str]]) -> list[Content]:
-    mixed = [name for name, values in counts.items() if len(values) > 1]
-    warnings: list[Content] = []
+    counts = count_values(recorded)
+    mixed = ", ".join(name for name, values in counts.items() if len(values) > 1)
     if mixed:
-        text = f" trials differ in {', '.join(mixed)}, which may cause differences between cells."
-        warnings.append(paragraph(Strong("Mixed record:"), text))
+        text = f" trials differ in {mixed}, which may cause differences between cells."
+        yield paragraph(Strong("Mixed record:"), text)
     if "yes" in counts.get("uncommitted changes", {}):
         text = " some trials ran code with uncommitted changes, which their commit does not name."
-        warnings.append(paragraph(Strong("Uncommitted code:"), text))
-    return warnings
-
-
-def _warn_of_overlap(recorded: list[Record]) -> list[Content]:
-    """Warn where passages of the held-out text are in the training text."""
+        yield paragraph(Strong("Uncommitted code:"), text)
     overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]
     worst = max((shares[max(shares, key=int)] for shares in overlaps if shares), default=0.0)
-    if worst <= ACCEPTED_OVERLAP:
-        return []
-    text = f" {worst:.1%} of the held-out tokens are in long passages of the training text, so"
-    return [paragraph(Strong("Leaked text:"), f"{text} losses measure memory in part.")]
+    if worst > ACCEPTED_OVERLAP:
+        text = f" {worst:.1%} of the held-out tokens are in long passages of the training text, so"
+        yield paragraph(Strong("Leaked text:"), f"{text} losses measure memory in part.")
+
+
+def count_values(recorded: Sequence[Record]) -> dict[str, Counter[str]]:
+    """Return how many trials have which value of each recorded fact."""
+    versions = [one.get("versions") or {} for one in recorded]
+    data = [one.get("data") or {} for one in recorded]
+    words = {None: None, True: "yes", False: "no"}
+    facts: dict[str, list[Any]] = {
+        "commit": [one.get("commit") for one in recorded],
+        "uncommitted changes": [words[one.get("dirty")] for one in recorded],
+        "kvlab": [one.get("kvlab") for one in recorded],
+        "python": [one.get("python") for one in recorded],
+    }
+    for package in sorted({name for of_trial in versions for name in of_trial}):
+        facts[package] = [one.get(package) for one in versions]
+    facts |= {name: [one.get(name) for one in recorded] for name in ("device", "threads")}
+    for part in ("identity", "digest", "tokenizer", "licence"):
+        facts[f"data {part}"] = [one.get(part) for one in data]
+    overlaps = [one["overlap"] for one in data if one.get("overlap")]
+    for length in sorted({length for shares in overlaps for length in shares}, key=int):
+        name = f"held-out tokens in {length}-grams of the training text"
+        facts[name] = [f"{shares[length]:.2%}" for shares in overlaps]
+    counted = {
+        name: Counter(str(value) for value in values if value is not None)
+        for name, values in facts.items()
+    }
+    return {name: values for name, values in counted.items() if values}

@@ -16,10 +16,10 @@ from kvlab.report.document import (
     Figure,
     Paragraph,
     Section,
-    Span,
     Strong,
+    plain_text,
 )
-from kvlab.report.figures.svg import render_files
+from kvlab.report.figures.render import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.paper import PaperFolder, write_paper
@@ -71,31 +71,31 @@ def write_study_report(
     if paper is not None and not study.done_rows:
         text = f"--paper = {paper.folder} needs results, and no trial of {study.name} is done"
         raise UsageError(f"{text}; wait for the first, or leave it out")
-    document = make_document(study)
-    report_folder = Path(folder) / study.name
+    document, own = make_document(study), Path(folder) / study.name
     with refuse_malformed(study.name):
-        files = _render_files(study, document, report_folder)
+        files: dict[Path, bytes | str] = {
+            own / "report.md": render_markdown(document),
+            own / "report.html": render_html(document),
+            own / "results.jsonl": results_jsonl(study),
+            own / "results.csv": results_csv(study),
+        }
+        for table in document.tables:
+            files[own / "tables" / f"{table.name}.csv"] = table_to_csv(table)
+            files[own / "tables" / f"{table.name}.tex"] = table_to_latex(table)
+        for figure in document.figures:
+            svg, png = render_files(figure.plot, figure.name)
+            files[own / "figures" / f"{figure.name}.svg"] = svg
+            files[own / "figures" / f"{figure.name}.png"] = png
     for path, content in files.items():
         write_atomic(path, content)
-    _remove_stale_files(report_folder, set(files))
+    for path in (*(own / "tables").glob("*"), *(own / "figures").glob("*")):
+        if path.suffix in (".csv", ".tex", ".svg", ".png") and path not in files:
+            path.unlink()  # of an earlier report
     if paper is not None:
         write_paper(study, document, paper)
     if study.declared_looks is None and study.done_rows:
         store.note_report(study.name, study.seeds)
-    return report_folder
-
-
-def _render_files(study: Study, document: Document, report_folder: Path) -> dict[Path, bytes | str]:
-    """Return the contents of a report's files by their paths."""
-    return {
-        report_folder / "report.md": render_markdown(document),
-        report_folder / "report.html": render_html(document),
-        report_folder / "results.jsonl": results_jsonl(study),
-        report_folder / "results.csv": results_csv(study),
-        **{report_folder / "tables" / f"{t.name}.csv": table_to_csv(t) for t in document.tables},
-        **{report_folder / "tables" / f"{t.name}.tex": table_to_latex(t) for t in document.tables},
-        **_render_figures(document, report_folder / "figures"),
-    }
+    return own
 
 
 def make_document(study: Study) -> Document:
@@ -133,17 +133,14 @@ def answer_text(study: Study) -> str:
     with refuse_malformed(study.name):
         section = choose_sections(study.search is not None)["answer"].make(study)
     assert section is not None, "every report has an answer"
-    lines: list[tuple[Span, ...]] = []
+    lines: list[str] = []
     for content in section.contents:
         match content:
             case Paragraph(spans, "lead") | Paragraph((Strong(), _, *_) as spans):
-                lines.append(spans)
+                lines.append(plain_text(spans))
             case Bullets(items):
-                lines += [("- ", *item) for item in items]
-    return "\n".join(
-        " ".join("".join(one if isinstance(one, str) else one.text for one in spans).split())
-        for spans in lines
-    )
+                lines += [f"- {plain_text(item)}" for item in items]
+    return "\n".join(" ".join(line.split()) for line in lines)
 
 
 def _drop_repeated_figures(sections: dict[str, Section]) -> dict[str, Section]:
@@ -182,20 +179,3 @@ def _flatten_rows(study: Study) -> list[dict[str, Any]]:
             settings = suggestions[row.levels[0]].settings.items()
             flat |= {f"setting.{key}": value for key, value in settings}
     return rows
-
-
-def _render_figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
-    files: dict[Path, bytes | str] = {}
-    for figure in document.figures:
-        svg, png = render_files(figure.plot, figure.name)
-        files[folder / f"{figure.name}.svg"] = svg
-        files[folder / f"{figure.name}.png"] = png
-    return files
-
-
-def _remove_stale_files(report_folder: Path, written: set[Path]) -> None:
-    """Delete tables and figures of an earlier report that this one does not have."""
-    for part, suffixes in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
-        for path in (report_folder / part).glob("*"):
-            if path.suffix in suffixes and path not in written:
-                path.unlink()

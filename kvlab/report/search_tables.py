@@ -1,21 +1,15 @@
 """What the sections of a search share: its numbers and its settings as text and in tables."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_number
+from kvlab.report import formatting as fmt
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
-from kvlab.report.formatting import (
-    display_unit,
-    format_binary_size,
-    format_metric,
-    in_display_unit,
-    short_title,
-)
 from kvlab.report.table_columns import size_cell, size_column
 from kvlab.spec.search_config import format_setting, short_keys
 
@@ -29,11 +23,11 @@ _PLANNED = {
 
 
 def objective_title(name: str) -> str:
-    return _PLANNED[name][0] if name in _PLANNED else short_title(name)
+    return _PLANNED[name][0] if name in _PLANNED else fmt.short_title(name)
 
 
 def objective_unit(name: str) -> str:
-    return _PLANNED[name][1] if name in _PLANNED else display_unit(name)
+    return _PLANNED[name][1] if name in _PLANNED else fmt.display_unit(name)
 
 
 def title_with_unit(name: str) -> str:
@@ -44,7 +38,7 @@ def title_with_unit(name: str) -> str:
 
 def in_objective_unit(name: str, value: float) -> float:
     """Convert a value to the unit of `objective_unit`."""
-    return value if name in _PLANNED else in_display_unit(name, value)
+    return value if name in _PLANNED else fmt.in_display_unit(name, value)
 
 
 def _is_size(name: str) -> bool:
@@ -54,10 +48,10 @@ def _is_size(name: str) -> bool:
 def format_objective(name: str, value: float) -> str:
     """Format a value of an objective; only bytes have their unit, as KiB or MiB."""
     if _is_size(name):
-        return format_binary_size(value)
+        return fmt.format_binary_size(value)
     if name == "training_flops":
         return format_number(value)
-    return f"{value:,.0f}" if name in _PLANNED else format_metric(name, value)
+    return f"{value:,.0f}" if name in _PLANNED else fmt.format_metric(name, value)
 
 
 def format_with_unit(name: str, value: float) -> str:
@@ -120,12 +114,11 @@ def cell_key(study: Study, one: SuggestedTrial) -> str:
 
 def settings_columns(search: SearchResults) -> tuple[Column, ...]:
     """Return one column for each varied key."""
-    names = short_keys(search.keys)
     columns = []
-    for key in search.keys:
+    for key, name in short_keys(search.keys).items():
         choices = search.config["choices"].get(key, ())
         is_numeric = all(isinstance(value, int | float) for value in choices)
-        columns.append(Column(names[key], is_numeric, key if names[key] != key else ""))
+        columns.append(Column(name, is_numeric, key if name != key else ""))
     return tuple(columns)
 
 
@@ -168,26 +161,15 @@ def trials_table(
     rows = []
     for one in trials:
         row = row_of(study, one)
-        numbers = (None if row is None else objective_of_row(number, row) for number in shown)
-        cells = (
-            cell(str(one.number), one.number),
-            *map(objective_cell, shown, numbers),
-            *settings_cells(search, one),
-            Cell(one.trial[:8], one.trial),
-        )
-        rows.append(Row(cells, cell_key(study, one)))
+        cells = [cell(str(one.number), one.number), *_shown_cells(shown, row)]
+        cells += [*settings_cells(search, one), Cell(one.trial[:8], one.trial)]
+        rows.append(Row(tuple(cells), cell_key(study, one)))
     base = base_row(study)
     if base is not None:
-        numbers = (objective_of_row(number, base) for number in shown)
-        settings = (_base_setting(base, key) for key in search.keys)
-        cells = (cell("base"), *map(objective_cell, shown, numbers), *settings)
-        rows.append(
-            Row(
-                (*cells, Cell(base.trial[:8], base.trial)),
-                study.cell_key(study.baseline),
-                "muted",
-            )
-        )
+        cells = [cell("base"), *_shown_cells(shown, base)]
+        cells += [_base_setting(base, key) for key in search.keys]
+        cells.append(Cell(base.trial[:8], base.trial))
+        rows.append(Row(tuple(cells), study.cell_key(study.baseline), "muted"))
     columns = (
         Column("trial", True),
         *map(objective_column, shown),
@@ -195,6 +177,11 @@ def trials_table(
         Column("id"),
     )
     return Table(name, caption, columns, tuple(rows))
+
+
+def _shown_cells(shown: Sequence[str], row: TrialRow | None) -> Iterator[Cell]:
+    for name in shown:
+        yield objective_cell(name, None if row is None else objective_of_row(name, row))
 
 
 def _base_setting(base: TrialRow, key: str) -> Cell:

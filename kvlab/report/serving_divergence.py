@@ -1,12 +1,12 @@
 """Divergence: how serving changes the distribution of the next token; part of the serving gap."""
 
 import math
-from dataclasses import dataclass
 
 from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
+from kvlab.report import formatting as fmt
 from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
@@ -14,66 +14,51 @@ from kvlab.report.document import (
     Content,
     Figure,
     Fold,
+    Paragraph,
     Row,
-    Span,
     Strong,
     Table,
     cell,
     paragraph,
 )
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
-from kvlab.report.formatting import PLUS_MINUS, format_metric, format_spread, in_display_unit
 from kvlab.report.table_columns import mean_cell, mean_column, range_column
 from kvlab.store.metrics import KL_ROUNDING, METRICS
 
 KL, TOP_CHANGED = "serving_kl", "serving_top_changed"
 
-
-@dataclass(frozen=True)
-class _Interval:
-    """A cell's mean, and the ends of its simultaneous interval if it has one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+Interval = tuple[float, float | None, float | None]
+"""A cell's mean, and the ends of its simultaneous interval if it has one."""
 
 
 def serving_divergence(study: Study) -> list[Content]:
     """Report KL divergence and changed top tokens of every cell, with intervals."""
     means = study.means(KL)
-    if not means:
+    beyond = [levels for levels, mean in means.items() if mean]
+    if not beyond:
         return []
-    rounding = [levels for levels in means if not means[levels]]
-    beyond = [levels for levels in means if means[levels]]
-    intervals = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
-    intervals = dict(sorted(intervals.items(), key=lambda item: item[1].value))
-    position_tables = (_position_table(study, list(intervals), m) for m in (KL, TOP_CHANGED))
-    if not intervals:
-        return []
+    found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
+    found = dict(sorted(found.items(), key=lambda item: item[1][0]))
+    position_tables = (_position_table(study, list(found), m) for m in (KL, TOP_CHANGED))
     folded = (
-        paragraph(_method(study, len(rounding))),
-        *_figure(study, intervals),
-        _table(study, intervals),
+        paragraph(_method(study, len(means) - len(beyond))),
+        _figure(study, found),
+        _table(study, found),
         *(table for table in position_tables if table),
     )
-    return [
-        paragraph(*_summarize(study, intervals)),
-        Fold("Divergence from one-shot predictions", folded),
-    ]
+    return [_summarize(study, found), Fold("Divergence from one-shot predictions", folded)]
 
 
-def _summarize(study: Study, intervals: dict[Levels, _Interval]) -> list[Span]:
+def _summarize(study: Study, found: dict[Levels, Interval]) -> Paragraph:
     """Say how often serving changes the likeliest token where the divergence is largest."""
-    worst = list(intervals)[-1]
+    worst = list(found)[-1]
     share = study.mean(worst, TOP_CHANGED)
-    spans: list[Span] = [
-        "Serving changes predictions most at ",
-        Strong(study.label(worst)),
-        f": KL(one-shot || served) is {format_metric(KL, intervals[worst].value)} nats/token",
-    ]
+    text = f": KL(one-shot || served) is {fmt.format_metric(KL, found[worst][0])} nats/token"
     if share is not None:
-        spans.append(f", and {format_metric(TOP_CHANGED, share)}% of the likeliest tokens differ")
-    return [*spans, "."]
+        shown = fmt.format_metric(TOP_CHANGED, share)
+        text += f", and {shown}% of the likeliest tokens differ"
+    name = Strong(study.label(worst))
+    return paragraph("Serving changes predictions most at ", name, f"{text}.")
 
 
 def _method(study: Study, n_rounding: int) -> str:
@@ -83,61 +68,54 @@ def _method(study: Study, n_rounding: int) -> str:
         " share of positions whose likeliest token differs."
     )
     if n_rounding:
-        limit = format_spread(KL_ROUNDING, 1)
+        limit = fmt.format_spread(KL_ROUNDING, 1)
         text += f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
         text += f" {'is' if n_rounding == 1 else 'are'} left out."
-    source = (
-        "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
-    )
-    return text + (
-        f" Intervals are {source}, and those of divergences are taken in logarithms. They hold for"
-        " all cells of the table at once (Bonferroni)."
+    over = "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
+    return (
+        f"{text} Intervals are {over}, and those of divergences are taken in logarithms. They hold"
+        " for all cells of the table at once (Bonferroni)."
     )
 
 
-def _kl_interval(study: Study, levels: Levels, n_cells: int) -> _Interval:
+def _kl_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
     """Return the geometric mean over seeds; at one seed the mean, with the error over windows."""
     values = list(study.values(levels, KL).values())
     if min(values) <= 0:
-        return _Interval(math.fsum(values) / len(values))
+        return math.fsum(values) / len(values), None, None
     logs = [math.log(value) for value in values]
-    center, error, df = _mean_and_error(study, levels, logs, KL)
-    if len(values) == 1:
-        error /= values[0]
-    half_width = _half_width(error, df, n_cells)
-    if not half_width:
-        return _Interval(math.exp(center))
-    return _Interval(*(math.exp(center + sign * half_width) for sign in (0, -1, 1)))
+    center, reach = _mean_and_reach(study, levels, logs, KL, n_cells)
+    if len(values) == 1:  # the error is that of the divergence itself
+        reach /= values[0]
+    if not reach:
+        return math.exp(center), None, None
+    return math.exp(center), math.exp(center - reach), math.exp(center + reach)
 
 
-def _share_interval(study: Study, levels: Levels, n_cells: int) -> _Interval:
+def _share_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
     values = list(study.values(levels, TOP_CHANGED).values())
-    center, error, df = _mean_and_error(study, levels, values, TOP_CHANGED)
-    half_width = _half_width(error, df, n_cells)
-    if not half_width:
-        return _Interval(center)
-    return _Interval(center, max(0.0, center - half_width), min(1.0, center + half_width))
+    center, reach = _mean_and_reach(study, levels, values, TOP_CHANGED, n_cells)
+    if not reach:
+        return center, None, None
+    return center, max(0.0, center - reach), min(1.0, center + reach)
 
 
-def _mean_and_error(
-    study: Study, levels: Levels, values: list[float], metric: str
-) -> tuple[float, float, int]:
-    """Return mean, standard error and its degrees of freedom: over windows at one seed."""
+def _mean_and_reach(
+    study: Study, levels: Levels, values: list[float], metric: str, n_cells: int
+) -> tuple[float, float]:
+    """Return the mean and the half width of its interval: over windows of text at one seed."""
     count, center = len(values), math.fsum(values) / len(values)
     if count > 1:
-        variance = sum_squares(values, center) / (count - 1)
-        return center, math.sqrt(variance / count), count - 1
-    error = study.mean(levels, f"{metric}_stderr") or 0.0
-    windows = (study.mean(levels, "served_tokens") or 0) // (study.block_size(levels) or 1)
-    return center, error, max(1, int(windows) - 1)
+        error, df = math.sqrt(sum_squares(values, center) / (count - 1) / count), count - 1
+    else:
+        error = study.mean(levels, f"{metric}_stderr") or 0.0
+        windows = (study.mean(levels, "served_tokens") or 0) // (study.block_size(levels) or 1)
+        df = max(1, int(windows) - 1)
+    tail = (1 - CONFIDENCE) / 2 / n_cells
+    return center, error * t_quantile(1 - tail, df) if error else 0.0
 
 
-def _half_width(error: float, df: int, n_cells: int) -> float:
-    tail = (1 - CONFIDENCE) / 2 / max(1, n_cells)
-    return error * t_quantile(1 - tail, df) if error else 0.0
-
-
-def _table(study: Study, intervals: dict[Levels, _Interval]) -> Table:
+def _table(study: Study, found: dict[Levels, Interval]) -> Table:
     hint = "simultaneous over the cells of the table"
     columns = (
         Column("cell"),
@@ -148,65 +126,53 @@ def _table(study: Study, intervals: dict[Levels, _Interval]) -> Table:
         range_column("top changed 95% CI", "%", hint),
     )
     rows = []
-    for levels in intervals:
-        values = study.values(levels, KL)
-        share = _share_interval(study, levels, len(intervals))
-        kl = intervals[levels]
-        entries = (
-            cell(study.label(levels)),
-            cell(str(len(values)), len(values)),
-            Cell(format_metric(KL, kl.value), kl.value),
-            _interval_cell(KL, kl),
-            Cell(format_metric(TOP_CHANGED, share.value), 100 * share.value),
-            _interval_cell(TOP_CHANGED, share),
-        )
-        rows.append(Row(entries, study.cell_key(levels)))
+    for levels, kl in found.items():
+        count, cells = len(study.values(levels, KL)), [cell(study.label(levels))]
+        cells.append(cell(str(count), count))
+        share = _share_interval(study, levels, len(found))
+        for metric, (value, *ends) in ((KL, kl), (TOP_CHANGED, share)):
+            shown = fmt.in_display_unit(metric, value)
+            cells.append(Cell(fmt.format_metric(metric, value), shown))
+            known = [end for end in ends if end is not None]
+            text = " to ".join(fmt.format_metric(metric, end) for end in known)
+            csv = tuple(fmt.in_display_unit(metric, end) for end in known)
+            cells.append(Cell(text, csv[0], csv=csv) if known else EMPTY_CELL)
+        rows.append(Row(tuple(cells), study.cell_key(levels)))
     caption = "What serving changes in the distribution of the next token, the least first."
     return Table("serving-divergence", caption, columns, tuple(rows))
 
 
-def _interval_cell(metric: str, interval: _Interval) -> Cell:
-    if interval.low is None or interval.high is None:
-        return EMPTY_CELL
-    ends = interval.low, interval.high
-    text = " to ".join(format_metric(metric, end) for end in ends)
-    return Cell(
-        text, in_display_unit(metric, ends[0]), csv=tuple(in_display_unit(metric, e) for e in ends)
-    )
-
-
-def _figure(study: Study, intervals: dict[Levels, _Interval]) -> list[Content]:
-    names = tuple(study.label(levels) for levels in intervals)
+def _figure(study: Study, found: dict[Levels, Interval]) -> Figure:
     points = []
-    for index, (levels, kl) in enumerate(intervals.items()):
-        ends = (kl.low, kl.high) if kl.low is not None and kl.high is not None else None
-        tip = (names[index], f"KL {format_metric(KL, kl.value)} nats/token")
-        points.append(Point(kl.value, index, tip, study.cell_key(levels), x_range=ends))
+    for index, (levels, (value, low, high)) in enumerate(found.items()):
+        ends = (low, high) if low is not None and high is not None else None
+        tip = (study.label(levels), f"KL {fmt.format_metric(KL, value)} nats/token")
+        points.append(Point(value, index, tip, study.cell_key(levels), x_range=ends))
     plot = Plot(
         Axis("KL(one-shot || served), nats/token", "log"),
-        Axis("", "names", names),
+        Axis("", "names", tuple(map(study.label, found))),
         (Points("", tuple(points), "c0", "diamond"),),
     )
-    has_bars = any(point.x_range for point in points)
-    bars = ", with simultaneous 95% intervals" if has_bars else ""
+    bars = ", with simultaneous 95% intervals" if any(p.x_range for p in points) else ""
     caption = f"Divergence of the served predictions from the one-shot ones{bars}."
-    described = "; ".join(point.tip[0] + ": " + point.tip[1] for point in points)
-    return [Figure("serving-divergence", caption, f"{caption} {described}.", plot)]
+    described = "; ".join(": ".join(point.tip) for point in points)
+    return Figure("serving-divergence", caption, f"{caption} {described}.", plot)
 
 
 def _position_table(study: Study, cells: list[Levels], metric: str) -> Table | None:
-    parts = [f"{metric}_part{i}" for i in range(1, 9)]
     rows = []
     for levels in cells:
-        entries = [mean_cell(study, levels, part) for part in parts]
+        entries = [mean_cell(study, levels, f"{metric}_part{i}") for i in range(1, 9)]
         if any(entry is not EMPTY_CELL for entry in entries):
             rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
     if not rows:
         return None
-    is_kl = metric == KL
-    unit, stem = ("nats/token", "kl") if is_kl else ("%", "top")
-    title = "KL divergence" if is_kl else METRICS[TOP_CHANGED].title.capitalize()
-    spread = f", mean {PLUS_MINUS} standard deviation over seeds" if len(study.seeds) > 1 else ""
+    title, unit, stem = "KL divergence", "nats/token", "kl"
+    if metric == TOP_CHANGED:
+        title, unit, stem = METRICS[TOP_CHANGED].title.capitalize(), "%", "top"
+    spread = ""
+    if len(study.seeds) > 1:
+        spread = f", mean {fmt.PLUS_MINUS} standard deviation over seeds"
     caption = f"{title} ({unit}) by eighth of the context, the earliest first{spread}."
     columns = (Column("cell"), *(mean_column(f"{i}/8", unit) for i in range(1, 9)))
     return Table(f"serving-{stem}-positions", caption, columns, tuple(rows))

@@ -9,7 +9,7 @@ from kvlab.analysis.study import BASELINE_LABEL, Study
 from kvlab.analysis.sweep_shifts import Shift, SweepShifts, estimate_shifts
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.report.pareto_front import CellPoint, best_cells_by_budget, memory_front
+from kvlab.report.pareto_front import best_cells_by_budget, memory_front
 
 NOT_ASKED = "not asked"
 
@@ -114,7 +114,7 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     of comparisons of equal truths calls anything changed.
     """
     metric = before.primary_metric
-    one, other = _cells_by_key(before), _cells_by_key(after)
+    one, other = ({_cell_key(study, c): c for c in study.cells} for study in (before, after))
     shared = {one[key]: other[key] for key in one if key in other}
     shifts = estimate_shifts(before, after, shared, metric)
     by_name = {_cell_name(before, c): shift for c, shift in shifts.against_baseline.items()}
@@ -133,17 +133,16 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     )
 
 
-Key = frozenset[tuple[str, str]]
-
-
-def _cells_by_key(study: Study) -> dict[Key, Levels]:
-    """Return the cells by the levels that differ from the baseline, independent of their order."""
-    return {_cell_key(study, cell): cell for cell in study.cells}
-
-
-def _cell_key(study: Study, levels: Levels) -> Key:
+def _cell_key(study: Study, levels: Levels) -> frozenset[tuple[str, str]]:
+    """Return the levels that differ from the baseline, independent of their order."""
     named = zip(study.factors, levels, study.baseline, strict=True)
     return frozenset((factor, level) for factor, level, base in named if level != base)
+
+
+def _cell_name(study: Study, levels: Levels) -> str:
+    """Return a name of a cell that does not depend on the order of the factors."""
+    changed = sorted(f"{factor}={level}" for factor, level in _cell_key(study, levels))
+    return "+".join(changed) or BASELINE_LABEL
 
 
 def _describe_cells(
@@ -175,28 +174,8 @@ def _verdict(shift: Shift | None, found: str = "changed") -> str:
     return found if shift.is_found else VERDICTS.get(shift.kind, VERDICTS["within noise"]).words
 
 
-def _compare_effects(
-    before: Study, after: Study, shifts: SweepShifts, metric: str
-) -> Iterator[Conclusion]:
-    first, second = (
-        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
-        for study in (before, after)
-    )
-    for name in dict.fromkeys([*first, *second]):
-        effects = first.get(name), second.get(name)
-        verdicts = [NOT_ASKED if effect is None else effect.verdict for effect in effects]
-        values = [
-            effect.estimate.value if effect and effect.estimate else None for effect in effects
-        ]
-        yield _conclude(name, verdicts, values, shifts.effects.get(name))
-
-
 def _conclude(
-    about: str,
-    said: list[str],
-    values: list[float | None],
-    shift: Shift | None,
-    is_ranking: bool = False,
+    about: str, said: list[str], values: list[float | None], shift: Shift | None, is_ranking: bool
 ) -> Conclusion:
     return Conclusion(
         about,
@@ -212,35 +191,44 @@ def _conclude(
     )
 
 
+def _compare_effects(
+    before: Study, after: Study, shifts: SweepShifts, metric: str
+) -> Iterator[Conclusion]:
+    first, second = (
+        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
+        for study in (before, after)
+    )
+    for name in dict.fromkeys([*first, *second]):
+        effects = first.get(name), second.get(name)
+        said = [NOT_ASKED if one is None else one.verdict for one in effects]
+        values = [one.estimate.value if one and one.estimate else None for one in effects]
+        yield _conclude(name, said, values, shifts.effects.get(name), False)
+
+
 def _compare_fronts(
     before: Study, after: Study, shifts: Mapping[str, Shift]
 ) -> Iterator[Conclusion]:
     """Compare the cells that are on the front of stored bytes against quality in either.
 
     A cell that joins or leaves the front has changed if its difference from the baseline has, or
-    that of the cell which beats it.
+    that of the cell which beats it: the one on the front that costs most of those that cost less.
     """
-    studies = before, after
-    points = [{_cell_name(study, p.levels): p for p in memory_front(study)} for study in studies]
-    words = {True: "on the front", False: "beaten"}
-    for name in dict.fromkeys([*points[0], *points[1]]):
-        found = [each.get(name) for each in points]
-        if any(point is not None and point.is_on_front for point in found):
-            said = [NOT_ASKED if p is None else words[p.is_on_front] for p in found]
-            involved = {name} | {
-                _cell_name(study, winner.levels)
-                for study, by_name, point in zip(studies, points, found, strict=True)
-                if (winner := _find_winner(list(by_name.values()), point)) is not None
-            }
-            yield _conclude_ranking(f"front: {name}", said, involved, shifts)
-
-
-def _find_winner(points: list[CellPoint], beaten: CellPoint | None) -> CellPoint | None:
-    """Return the cell on the front that costs most among those that beat a cell."""
-    if beaten is None or beaten.is_on_front:
-        return None
-    cheaper = [point for point in points if point.is_on_front and point.cost <= beaten.cost]
-    return max(cheaper, key=lambda point: point.cost, default=None)
+    fronts = [{_cell_name(s, p.levels): p for p in memory_front(s)} for s in (before, after)]
+    for name in dict.fromkeys([*fronts[0], *fronts[1]]):
+        found = [points.get(name) for points in fronts]
+        if not any(point is not None and point.is_on_front for point in found):
+            continue
+        said: list[str] = []
+        involved = {name}
+        for points, point in zip(fronts, found, strict=True):
+            said.append("on the front" if point and point.is_on_front else "beaten")
+            if point is None:
+                said[-1] = NOT_ASKED
+            elif not point.is_on_front:
+                front = {n: p.cost for n, p in points.items() if p.is_on_front}
+                cheaper = [other for other, cost in front.items() if cost <= point.cost]
+                involved |= {max(cheaper, key=front.__getitem__)} if cheaper else set()
+        yield _conclude_ranking(f"front: {name}", said, involved, shifts)
 
 
 def _compare_budgets(
@@ -261,70 +249,48 @@ def _conclude_ranking(
 ) -> Conclusion:
     found = [shifts[name] for name in sorted(involved) if name in shifts]
     surest = min(found, key=lambda one: (not one.is_found, one.p), default=None)
-    return _conclude(about, said, [None, None], surest, is_ranking=True)
-
-
-def _cell_name(study: Study, levels: Levels) -> str:
-    """Return a name of a cell that does not depend on the order of the factors."""
-    return (
-        "+".join(sorted(f"{f}={level}" for f, level in _cell_key(study, levels))) or BASELINE_LABEL
-    )
+    return _conclude(about, said, [None, None], surest, True)
 
 
 def _warnings(before: Study, after: Study) -> Iterator[str]:
-    for name, path in (
-        ("code (commit)", ("commit",)),
-        ("uncommitted changes", ("dirty",)),
-        ("kvlab version", ("kvlab",)),
-        ("package versions", ("versions",)),
-        ("Python", ("python",)),
-        ("device", ("device",)),
-        ("data", ("data", "digest")),
+    for name, *path in (
+        ("code (commit)", "commit"),
+        ("uncommitted changes", "dirty"),
+        ("kvlab version", "kvlab"),
+        ("package versions", "versions"),
+        ("Python", "python"),
+        ("device", "device"),
+        ("data", "data", "digest"),
     ):
         one, other = _provenance_values(before, path), _provenance_values(after, path)
         if one != other:
-            yield f"{name} differ: {_join_sorted(one)} against {_join_sorted(other)}"
-    yield from _patch_warnings(before, after)
+            yield f"{name} differ: {one or 'nothing'} against {other or 'nothing'}"
+    patches, others = before.sweep.get("patches", {}), after.sweep.get("patches", {})
+    for factor in sorted(patches.keys() & others.keys()):
+        for level in sorted(patches[factor].keys() & others[factor].keys()):
+            first, second = (
+                ", ".join(f"{key}: {value}" for key, value in each[factor][level].items())
+                for each in (patches, others)
+            )
+            if patches[factor][level] != others[factor][level]:
+                yield f"{factor}={level} sets {first or 'nothing'} against {second or 'nothing'}"
     if before.seeds != after.seeds:
         first, second = (", ".join(map(str, study.seeds)) for study in (before, after))
         yield f"seeds differ: {first} against {second}"
-    base_experiments = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
-    if base_experiments[0] != base_experiments[1]:
+    if before.sweep.get("experiment_yaml") != after.sweep.get("experiment_yaml"):
         yield "base experiments differ"
     if before.primary_metric != after.primary_metric:
         yield f"quality is measured by {before.primary_metric} against {after.primary_metric}"
 
 
-def _patch_warnings(before: Study, after: Study) -> Iterator[str]:
-    """Warn of levels of one name that set different values."""
-    one, other = before.sweep.get("patches", {}), after.sweep.get("patches", {})
-    for factor in sorted(one.keys() & other.keys()):
-        for level in sorted(one[factor].keys() & other[factor].keys()):
-            first, second = one[factor][level], other[factor][level]
-            if first != second:
-                patches = f"{_format_patch(first)} against {_format_patch(second)}"
-                yield f"{factor}={level} sets {patches}"
-
-
-def _format_patch(patch: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in patch.items()) or "nothing"
-
-
-def _provenance_values(study: Study, path: tuple[str, ...]) -> set[str]:
+def _provenance_values(study: Study, path: list[str]) -> str:
+    """Return the values of a recorded fact in all trials, sorted."""
     values = set()
     for row in study.done_rows:
         value: Any = row.record["provenance"]
         for key in path:
             value = (value or {}).get(key)
-        values.add(_format_fact(value))
-    return values
-
-
-def _format_fact(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name} {version}" for name, version in sorted(value.items()))
-    return str(value)
-
-
-def _join_sorted(values: set[str]) -> str:
-    return ", ".join(sorted(values)) or "nothing"
+        if isinstance(value, dict):
+            value = " ".join(f"{name} {version}" for name, version in sorted(value.items()))
+        values.add(str(value))
+    return ", ".join(sorted(values))

@@ -13,21 +13,8 @@ from kvlab.analysis.statistics import sum_squares
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
+from kvlab.report import formatting as fmt
 from kvlab.report.document import EMPTY_CELL, Cell, Column, cell
-from kvlab.report.formatting import (
-    PLUS_MINUS,
-    TIMES,
-    difference_unit,
-    display_unit,
-    format_binary_size,
-    format_difference,
-    format_magnitude,
-    format_metric,
-    format_p_value,
-    format_ratio,
-    format_significant,
-    in_display_unit,
-)
 
 MAX_NAMED_ALIASES = 8
 """Aliases named for one effect; the CSV of the table of effects has all of them."""
@@ -58,12 +45,12 @@ def mean_cell(study: Study, levels: Levels, metric: str) -> Cell:
     if not values:
         return EMPTY_CELL
     mean, spread = mean_and_spread(values)
-    text = format_metric(metric, mean)
+    text = fmt.format_metric(metric, mean)
     if spread is not None:
-        text += f" {PLUS_MINUS} {format_metric(metric, spread)}"
-    value = in_display_unit(metric, mean)
+        text += f" {fmt.PLUS_MINUS} {fmt.format_metric(metric, spread)}"
+    value = fmt.in_display_unit(metric, mean)
     return Cell(
-        text, value, csv=(value, None if spread is None else in_display_unit(metric, spread))
+        text, value, csv=(value, None if spread is None else fmt.in_display_unit(metric, spread))
     )
 
 
@@ -86,31 +73,23 @@ def range_column(
 
 def range_cell(metric: str, low: float, high: float) -> Cell:
     """Return a cell of two differences of a metric, such as the ends of an interval."""
-    ends = in_display_unit(metric, low), in_display_unit(metric, high)
-    text = f"{format_difference(metric, low)} to {format_difference(metric, high)}"
-    return Cell(text, ends[0], csv=ends)
+    ends = fmt.in_display_unit(metric, low), fmt.in_display_unit(metric, high)
+    return Cell(fmt.format_interval(metric, low, high), ends[0], csv=ends)
 
 
 def interval_column(metric: str, hint: str = "") -> Column:
     """Return a column of 95% intervals of a difference in a metric."""
-    return range_column("95% CI", difference_unit(metric), hint)
+    return range_column("95% CI", fmt.difference_unit(metric), hint)
 
 
 def simultaneous_column(metric: str, alpha: float, hint: str = "") -> Column:
     """Return a column of intervals that hold for all rows of their table together."""
     title = f"simultaneous {100 * (1 - alpha):g}%"
-    return range_column(title, difference_unit(metric), hint)
+    return range_column(title, fmt.difference_unit(metric), hint)
 
 
 def difference_cell(metric: str, value: float) -> Cell:
-    return Cell(format_difference(metric, value), in_display_unit(metric, value))
-
-
-_SCOPES = {
-    "cells": "for all cells together",
-    "levels": "for all levels together",
-    "both": "for all cells together, or of a level's effect for all levels",
-}
+    return Cell(fmt.format_difference(metric, value), fmt.in_display_unit(metric, value))
 
 
 def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
@@ -122,22 +101,27 @@ def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
     return "both" if len(is_effect) > 1 else "levels" if True in is_effect else "cells"
 
 
+_SCOPES = {
+    "cells": "for all cells together",
+    "levels": "for all levels together",
+    "both": "for all cells together, or of a level's effect for all levels",
+}
+
+
 def reference_columns(study: Study) -> tuple[Column, ...]:
     """Return the columns of `reference_cells`: against what, the difference and what it says."""
-    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
+    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     has_several = len(study.estimand.references) > 1
     title = "against it" if has_several else "against baseline"
     hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
-    named = (Column("compared with", hint=_REFERENCE),) if has_several else ()
+    reference = "the cell with the same levels of all factors that save no byte"
+    named = (Column("compared with", hint=reference),) if has_several else ()
     return (
         *named,
         Column(f"{title} ({unit})" if unit else title, True, "paired by seed"),
         simultaneous_column(metric, study.decide.alpha, hint),
         Column("verdict"),
     )
-
-
-_REFERENCE = "the cell with the same levels of all factors that save no byte"
 
 
 def reference_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
@@ -148,29 +132,27 @@ def reference_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
         return (EMPTY_CELL,) * (4 if has_several else 3)
     metric, words = study.primary_metric, found.verdict
     if found.token_factor is not None and found.token_factor != 1.0:
-        words += (
-            f", on {format_significant(found.token_factor, 4)}\N{MULTIPLICATION SIGN} the tokens"
-        )
+        words += f", on {fmt.format_significant(found.token_factor, 4)}{fmt.TIMES} the tokens"
     if found.later is not None:
-        words += f"; at all seeds {format_difference(metric, found.later.value)}"
-    ends = (found.low, found.high) if found.has_interval else None
+        words += f"; at all seeds {fmt.format_difference(metric, found.later.value)}"
     return (
         *((cell(study.label(found.reference), tone="muted"),) if has_several else ()),
         difference_cell(metric, found.value),
-        EMPTY_CELL if ends is None else range_cell(metric, *ends),
+        range_cell(metric, found.low, found.high) if found.has_interval else EMPTY_CELL,
         cell(words, tone=VERDICTS[found.verdict_name].tone if found.verdict_name else ""),
     )
 
 
+def size_factor(study: Study, levels: Levels) -> float | None:
+    """Return by how much a cell's cache is smaller than its reference's; None if unknown."""
+    own, other = study.kv_bytes(levels), study.kv_bytes(study.estimand.reference(levels))
+    return other / own if own and other else None
+
+
 def smaller_cell(study: Study, levels: Levels) -> Cell:
     """Return by how much a cell's cache is smaller than that of its reference."""
-    own, other = study.kv_bytes(levels), study.kv_bytes(study.estimand.reference(levels))
-    return cell(format_ratio(other / own), other / own) if own and other else EMPTY_CELL
-
-
-def verdict_words(name: str, margin: float | None) -> str:
-    """Return the words of a verdict, such as ``costs less than 0.05``."""
-    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}")
+    factor = size_factor(study, levels)
+    return cell(fmt.format_ratio(factor), factor) if factor else EMPTY_CELL
 
 
 def names_cell(study: Study, cells: Sequence[Levels]) -> Cell:
@@ -210,16 +192,16 @@ def size_column(title: str, hint: str = "") -> Column:
 
 def size_cell(count: int) -> Cell:
     """Return a cell of exact bytes."""
-    return Cell(format_binary_size(count), count)
+    return Cell(fmt.format_binary_size(count), count)
 
 
 def value_cell(metric: str, value: float) -> Cell:
-    return Cell(format_metric(metric, value), in_display_unit(metric, value))
+    return Cell(fmt.format_metric(metric, value), fmt.in_display_unit(metric, value))
 
 
 def title_with_unit(metric: str, title: str) -> str:
     """Return a head with its metric's unit, such as ``loss (nats/token)``."""
-    return _append_unit(title, display_unit(metric))
+    return _append_unit(title, fmt.display_unit(metric))
 
 
 def _split_unit(title: str) -> tuple[str, str]:
@@ -237,12 +219,12 @@ def _append_unit(name: str, unit: str) -> str:
 
 def groups_column() -> Column:
     hint = "independent conditions, and seeds"
-    return Column(f"groups {TIMES} seeds", True, hint, ("groups", "seeds"))
+    return Column(f"groups {fmt.TIMES} seeds", True, hint, ("groups", "seeds"))
 
 
 def groups_cell(effect: Effect) -> Cell:
     groups, seeds = effect.groups, len(effect.seeds)
-    return Cell(f"{groups} {TIMES} {seeds}", groups, csv=(groups, seeds))
+    return Cell(f"{groups} {fmt.TIMES} {seeds}", groups, csv=(groups, seeds))
 
 
 def simultaneous_cell(effect: Effect) -> Cell:
@@ -283,7 +265,7 @@ def diverged_cell(effect: Effect) -> Cell:
 
 def p_cell(effect: Effect, p: float) -> Cell:
     """Return one p-value of an effect, if it was tested."""
-    return Cell(format_p_value(p), p) if effect.is_tested else EMPTY_CELL
+    return Cell(fmt.format_p_value(p), p) if effect.is_tested else EMPTY_CELL
 
 
 def detectable_column(unit: str, hint: str) -> Column:
@@ -294,7 +276,7 @@ def detectable_cell(effect: Effect) -> Cell:
     size = effect.detectable
     if size is None:
         return EMPTY_CELL
-    return Cell(format_magnitude(effect.metric, size), in_display_unit(effect.metric, size))
+    return Cell(fmt.format_magnitude(effect.metric, size), fmt.in_display_unit(effect.metric, size))
 
 
 def settings_cell(effect: Effect) -> Cell:
@@ -312,9 +294,11 @@ def seeds_column(seeds: tuple[int, ...], unit: str) -> Column:
 def seeds_cell(effect: Effect, seeds: tuple[int, ...]) -> Cell:
     """Return the difference at each seed, or with many seeds how many are above zero."""
     by_seed = dict(effect.by_seed)
-    csv = tuple(in_display_unit(effect.metric, by_seed[s]) if s in by_seed else None for s in seeds)
+    csv = tuple(
+        fmt.in_display_unit(effect.metric, by_seed[s]) if s in by_seed else None for s in seeds
+    )
     if len(by_seed) <= MAX_LISTED_SEEDS:
-        text = ", ".join(format_difference(effect.metric, value) for value in by_seed.values())
+        text = ", ".join(fmt.format_difference(effect.metric, value) for value in by_seed.values())
         return Cell(text, max(by_seed.values(), default=None), csv=csv)
     positive = sum(value > 0 for value in by_seed.values())
     return Cell(f"{positive} of {len(by_seed)} above 0", positive, csv=csv)

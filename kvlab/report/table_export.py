@@ -1,20 +1,31 @@
 """Export tables as CSV (numbers of 12 digits) and as LaTeX (for ``\\input`` into a paper).
 
-LaTeX tables have a caption and a label and need the packages booktabs, graphicx (wide tables) and
-longtable (long tables). Every character of a value is literal: nothing in it can be a command. A
-character that pdfLaTeX cannot set is shown as its code point.
+LaTeX tables have a caption and a label; their first line names the packages that they need. Every
+character of a value is literal: nothing in it can be a command. A character that pdfLaTeX cannot
+set is shown as its code point. The templates are in `kvlab/report/latex/`.
 """
 
 import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 from kvlab.humanize import sanitize_line, sanitize_text
-from kvlab.report.document import Cell, Column, Row, Scalar, Table
+from kvlab.report.document import Cell, Scalar, Table
 from kvlab.report.formatting import round_to_shared_digits
+
+COLUMN_WIDTH = 3.25
+"""Inches of a column in a page of two, as in the styles of ICML."""
+
+MAX_PAGE_COLUMNS = 7
+"""Columns of a long table that fit the width of a page in text of the normal size."""
+
+MAX_PAGE_ROWS = 40
+"""Rows that fit a page."""
 
 
 def table_to_csv(table: Table) -> str:
@@ -23,50 +34,82 @@ def table_to_csv(table: Table) -> str:
     A column whose cells hold several numbers, such as a mean and its spread, becomes several. Text
     that a spreadsheet would run as a formula is prefixed by a quote.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        [_guard_formula(name) for column in table.columns for name in _csv_titles(column)]
-    )
+    titles = [column.csv or (column.title,) for column in table.columns]
+    rows = []
     for row in table.rows:
-        pairs = zip(table.columns, row.cells, strict=True)
-        values = [value for one in pairs for value in _csv_values(*one)]
-        writer.writerow([_csv_scalar(round_to_shared_digits(value)) for value in values])
-    return out.getvalue()
-
-
-def _csv_titles(column: Column) -> tuple[str, ...]:
-    return column.csv or (column.title,)
-
-
-def _csv_values(column: Column, cell: Cell) -> tuple[Scalar, ...]:
-    names = _csv_titles(column)
-    if not cell.csv and cell.value is None:
-        return (None,) * len(names)
-    values = cell.csv or (cell.value,)
-    assert len(values) == len(names), f"{column.title}: {len(values)} values, {len(names)} columns"
-    return values
+        values: list[Scalar] = []
+        for names, cell in zip(titles, row.cells, strict=True):
+            empty = (None,) * len(names)
+            found: Sequence[Scalar] = cell.csv or (empty if cell.value is None else (cell.value,))
+            assert len(found) == len(names), f"{names}: {len(found)} values"
+            values += map(round_to_shared_digits, found)
+        rows.append(values)
+    return _write_csv([name for names in titles for name in names], rows)
 
 
 def rows_to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return flat objects as CSV; missing and null values are empty."""
+    return _write_csv(names, ([row.get(name) for name in names] for row in rows))
+
+
+def _write_csv(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_guard_formula(name) for name in names])
+    writer.writerow(map(_guard_formula, names))
     for row in rows:
-        writer.writerow([_csv_scalar(row.get(name)) for name in names])
+        writer.writerow(
+            [
+                one if one is None or isinstance(one, int | float) else _guard_formula(one)
+                for one in row
+            ]
+        )
     return out.getvalue()
 
 
-def _csv_scalar(value: Any) -> Scalar:
-    if value is None or isinstance(value, int | float):
-        return value
-    return _guard_formula(value if isinstance(value, str) else json.dumps(value))
-
-
-def _guard_formula(text: str) -> str:
-    text = sanitize_text(text)
+def _guard_formula(value: Any) -> str:
+    text = sanitize_text(value if isinstance(value, str) else json.dumps(value))
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\n") else text
+
+
+# LaTeX
+
+
+class _TexTemplate(Template):
+    """A template whose fields are ``!!name`` or ``!!{name}``: dollars are LaTeX's own."""
+
+    delimiter = "!!"
+    idpattern = "(?a:[a-z_]+)"
+    braceidpattern = "(?a:[a-z0-9_.]+)"
+
+
+def read_latex(name: str) -> str:
+    return (files("kvlab.report") / "latex" / name).read_text("utf-8")
+
+
+def fill_latex(template: str, fields: Mapping[str, str]) -> str:
+    """Fill a template.
+
+    Raises:
+        KeyError: It names a field that has no value.
+    """
+    return _TexTemplate(template).substitute(fields)
+
+
+def escape_latex(text: str) -> str:
+    """Return LaTeX that shows ``text`` literally, on one line."""
+    return _LATEX_SPECIAL.sub(_escape_character, sanitize_line(text))
+
+
+def escape_prose(text: str) -> str:
+    """Escape a sentence; its apostrophes stay apostrophes."""
+    return escape_latex(text).replace("\\textquotesingle{}", "'")
+
+
+def _escape_character(match: re.Match[str]) -> str:
+    character = match[0]
+    if _LATEX_LETTERS.match(character):
+        return character
+    return _LATEX_ESCAPES.get(character, f"\\texttt{{U+{ord(character):04X}}}")
 
 
 _LATEX_ESCAPES = {
@@ -86,107 +129,40 @@ _LATEX_SPECIAL = re.compile("-(?=-)|,(?=,)|[^-, 0-9A-Za-z.:;()=+/@?!]")
 _LATEX_LETTERS = re.compile("(?![\u00d7\u00f7\u017fÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų])[\u00c0-\u017f]")
 """Accented Latin letters that LaTeX sets in its default encoding."""
 
-MAX_PAGE_COLUMNS = 7
-"""Columns that fit the width of a page without scaling."""
 
-MAX_PAGE_ROWS = 40
-"""Rows that fit a page."""
+def table_to_latex(table: Table, name: str = "", width: float | None = None) -> str:
+    """Return a table as a float, or as a ``longtable`` if it is longer than a page.
 
+    Cells that the report calls better or worse are bold. The label is ``tab:`` and the name; the
+    hints of the columns stand under the table.
 
-def table_to_latex(table: Table) -> str:
-    """Return a table as a ``table`` float, or as a ``longtable`` if it is longer than a page.
-
-    Cells that the report calls better or worse are bold. The label is ``tab:`` and the table's
-    name; the hints of the columns stand under the table.
+    Args:
+        table: The table.
+        name: Name for the label. Default: that of the table.
+        width: Inches of a paper's table, whose float spans both columns above `COLUMN_WIDTH`. By
+            default it is for a page of one column.
     """
     table = table.shown
-    is_long, is_wide = len(table.rows) > MAX_PAGE_ROWS, len(table.columns) > MAX_PAGE_COLUMNS
-    packages = ["booktabs", *(["longtable"] if is_long else ["graphicx"] if is_wide else [])]
-    uses = f"% Needs \\usepackage{{{','.join(packages)}}}. \\input{{{table.name}.tex}}"
-    lines = [uses, *(_longtable(table, is_wide) if is_long else _table_float(table, is_wide))]
-    return "\n".join(lines) + "\n"
+    is_long = width is None and len(table.rows) > MAX_PAGE_ROWS
+    hints = [f"\\emph{{{escape_latex(c.title)}}}: {escape_latex(c.hint)}" for c in table.legend]
+    legend = f"\\par\\smallskip{{\\footnotesize\\raggedright {'; '.join(hints)}.\\par}}"
+    is_narrow = width is not None and width <= COLUMN_WIDTH
+    fields = {
+        "file": f"{table.name}.tex",
+        "name": name or table.name,
+        "caption": escape_prose(table.caption),
+        "alignment": f"@{{}}{''.join('r' if c.numeric else 'l' for c in table.columns)}@{{}}",
+        "heads": _latex_line(escape_latex(column.title) for column in table.columns),
+        "rows": "\n".join(_latex_line(map(_latex_cell, row.cells)) for row in table.rows),
+        "legend": legend if hints else "%",
+        "star": "" if width is None or is_narrow else "*",
+        "line": "\\columnwidth" if is_narrow else "\\textwidth",
+        "size": "\\tiny\\setlength{\\tabcolsep}{2pt}" * (len(table.columns) > MAX_PAGE_COLUMNS),
+    }
+    return fill_latex(read_latex("longtable.tex" if is_long else "table.tex"), fields)
 
 
-def _table_float(table: Table, is_wide: bool) -> Iterator[str]:
-    yield r"\begin{table}[tbp]"
-    yield r"\centering"
-    yield f"\\caption{{{escape_latex(table.caption)}}}"
-    yield f"\\label{{tab:{table.name}}}"
-    if is_wide:
-        yield r"\resizebox{\textwidth}{!}{%"
-    yield from latex_tabular(table)
-    if is_wide:
-        yield "}"
-    yield from latex_legend(table)
-    yield r"\end{table}"
-
-
-def latex_tabular(table: Table) -> Iterator[str]:
-    """Yield the lines of a table with booktabs rules, without its float."""
-    yield f"\\begin{{tabular}}{{{_column_alignment(table)}}}"
-    yield r"\toprule"
-    yield _latex_heads(table)
-    yield r"\midrule"
-    yield from map(_latex_row, table.rows)
-    yield r"\bottomrule"
-    yield r"\end{tabular}"
-
-
-def _longtable(table: Table, is_wide: bool) -> Iterator[str]:
-    """Yield a table that repeats its head on every page; a wide one is small, not scaled."""
-    yield r"\begingroup"
-    if is_wide:
-        yield r"\tiny\setlength{\tabcolsep}{2pt}"
-    yield f"\\begin{{longtable}}{{{_column_alignment(table)}}}"
-    yield f"\\caption{{{escape_latex(table.caption)}}}\\label{{tab:{table.name}}}\\tabularnewline"
-    yield r"\toprule"
-    yield _latex_heads(table)
-    yield r"\midrule"
-    yield r"\endhead"
-    yield r"\bottomrule"
-    yield r"\endfoot"
-    yield from map(_latex_row, table.rows)
-    yield r"\end{longtable}"
-    yield from latex_legend(table)
-    yield r"\endgroup"
-
-
-def _column_alignment(table: Table) -> str:
-    return "@{}" + "".join("r" if one.numeric else "l" for one in table.columns) + "@{}"
-
-
-def _latex_heads(table: Table) -> str:
-    return _latex_line([escape_latex(column.title) for column in table.columns])
-
-
-def latex_legend(table: Table) -> Iterator[str]:
-    """Yield the hints of the columns, if there are any."""
-    if table.legend:
-        noted = (
-            f"\\emph{{{escape_latex(one.title)}}}: {escape_latex(one.hint)}" for one in table.legend
-        )
-        yield f"\\par\\smallskip{{\\footnotesize\\raggedright {'; '.join(noted)}.\\par}}"
-
-
-def escape_latex(text: str) -> str:
-    """Return LaTeX that shows ``text`` literally, on one line."""
-    return _LATEX_SPECIAL.sub(_escape_character, sanitize_line(text))
-
-
-def _escape_character(match: re.Match[str]) -> str:
-    character = match[0]
-    if character in _LATEX_ESCAPES:
-        return _LATEX_ESCAPES[character]
-    if _LATEX_LETTERS.match(character):
-        return character
-    return f"\\texttt{{U+{ord(character):04X}}}"
-
-
-def _latex_row(row: Row) -> str:
-    return _latex_line([_latex_cell(cell) for cell in row.cells])
-
-
-def _latex_line(cells: list[str]) -> str:
+def _latex_line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 

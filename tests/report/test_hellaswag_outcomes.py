@@ -45,12 +45,12 @@ def expected(items):
     return {style: bits for style, bits in found.items() if bits}
 
 
-@pytest.mark.parametrize("ways", [("one_shot",), ("one_shot", "served"), ("served", "one_shot")])
-@pytest.mark.parametrize("parts", [("completion",), ("lmeval", "completion")])
+@pytest.mark.parametrize("ways", [("one_shot",), ("one_shot", "served"), ("served",)])
+@pytest.mark.parametrize("parts", [("completion",), ("completion", "lmeval")])
 def test_lines_that_are_alike(monkeypatch, ways, parts):
     items = made(500, ways=ways, parts=parts)
     monkeypatch.setattr(
-        hellaswag_outcomes, "_decode_items", None
+        hellaswag_outcomes, "_decode_line", None
     )  # lines that are alike are not decoded
     assert parse_outcomes(lines(items)) == expected(items)
     assert 0 < sum(expected(items)[COMPARED_METRICS[0]]) < 500
@@ -69,7 +69,11 @@ def unlike():
     large = made(20)
     large[5]["label"] = 12
     other = [dict(reversed(item.items())) for item in made(20)]
-    return {"half": half, "turned": turned, "text": text, "large": large, "other": other}
+    swapped = made(20, ways=("served", "one_shot"), parts=("lmeval", "completion"))
+    return {
+        "half": half, "turned": turned, "text": text, "large": large, "other": other,
+        "swapped": swapped,
+    }  # fmt: skip
 
 
 def test_an_item_as_the_evaluation_writes_it(monkeypatch):
@@ -83,7 +87,7 @@ def test_an_item_as_the_evaluation_writes_it(monkeypatch):
         b' 1, "prediction_norm": 3}, "served": {"scores": [-102.4, -72.8, -79.0, -94.7],'
         b' "prediction": 1, "prediction_norm": 3}}}\n'
     )
-    monkeypatch.setattr(hellaswag_outcomes, "_decode_items", None)
+    monkeypatch.setattr(hellaswag_outcomes, "_decode_line", None)
     found = parse_outcomes(line * 2)
     assert found == dict(zip(COMPARED_METRICS, (b"\1\1", b"\0\0"), strict=True))
 

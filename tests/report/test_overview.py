@@ -3,11 +3,12 @@
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import Figure, Paragraph, Table
+from kvlab.report.document import EMPTY_CELL, Figure, Table
 from kvlab.report.figures.plot import Line
-from kvlab.report.overview import report_overview
+from kvlab.report.lead import write_lead
+from kvlab.report.overview import ablation_table, report_overview, select_cells
 from kvlab.report.report_files import make_document
-from tests.support.record_factory import Record, no_learned_hybrid
+from tests.support.record_factory import TIED_GAP, Record, no_learned_hybrid
 
 HEADS = {"heads": ("mha", "mqa")}
 
@@ -19,39 +20,41 @@ def load(record, folder, **changes):
     return Study.load(store, "made")
 
 
-def verdict(study):
-    lead = next(c for c in report_overview(study) if isinstance(c, Paragraph))
-    assert lead.tone == "lead"
-    return "".join(span if isinstance(span, str) else span.text for span in lead.spans)
-
-
 def contents(study, kind):
     return {c.name: c for c in report_overview(study) if isinstance(c, kind)}
 
 
-def test_the_verdict_names_the_smallest_cache_that_is_shown_to_be_cheap(tmp_path):
-    record = Record(factors={"heads": ("mha", "mqa"), "sharing": ("none", "trained")}, noise=1e-4,
-                    seeds=(0, 1, 2, 3), effects={"mqa": 0.01, "trained": 0.3})  # fmt: skip
-    text = verdict(load(record, tmp_path / "margin", decide={"margin": 0.05}))
-    assert text.startswith("The smallest cache that is clearly shown to cost less than 0.05")
-    assert "mqa. It stores 4.00\N{MULTIPLICATION SIGN} less K/V than the baseline" in text
-    assert "is shown to cost, too: +0.01" in text
-    text = verdict(load(record, tmp_path / "none"))
-    assert text.startswith("Every smaller cache that was tested is clearly shown to cost.")
-    better = Record(factors=HEADS, noise=1e-4, effects={"mqa": -0.1})
-    assert "and costs \N{MINUS SIGN}0.1" in verdict(load(better, tmp_path / "better"))
+def test_the_ablation_has_each_cell_against_its_reference(tmp_path):
+    factors = {**HEADS, "sharing": ("none", "tied")}
+    study = load(Record(factors=factors, seeds=tuple(range(6))), tmp_path)
+    base, tied, mqa, both = ablation_table(study).rows
+    titles = [column.title for column in ablation_table(study).columns]
+    at = {title: titles.index(title) for title in ("verdict", "smaller", "parameters")}
+    assert base.cells[2:5] == (EMPTY_CELL,) * 3
+    found = study.comparisons[("mqa", "none")]
+    assert mqa.cells[2].value == found.value == pytest.approx(0.1, abs=0.02)
+    assert mqa.cells[3].csv == (found.low, found.high)
+    assert mqa.cells[at["verdict"]].text == "worse"
+    assert [row.cells[at["smaller"]].value for row in (mqa, both)] == [4.0, 8.0]
+    assert mqa.cells[at["parameters"]].value == pytest.approx(-0.03)
+    assert tied.cells[-1].value == pytest.approx(TIED_GAP), "the serving gap"
 
 
-def test_the_verdict_claims_nothing_that_was_not_shown(tmp_path):
-    noisy = Record(factors=HEADS, noise=0.1)
-    text = verdict(load(noisy, tmp_path / "noisy"))
-    assert text.startswith("No smaller cache is clearly shown to cost nothing.")
-    text = verdict(load(Record(factors=HEADS, seeds=(0,)), tmp_path / "one"))
-    assert text.endswith("one seed does not tell it from noise.")
+def test_of_many_cells_the_ablation_keeps_the_baseline_and_the_front(tmp_path):
+    study = load(Record(seeds=(0, 1)), tmp_path)
+    cells = select_cells(study, 6)
+    assert len(cells) == 6
+    assert cells[0] == study.baseline
+    assert min(map(study.kv_bytes, study.cells)) in map(study.kv_bytes, cells)
+
+
+def test_the_lead_claims_nothing_that_was_not_measured(tmp_path):
     failed = Record(factors=HEADS, status=lambda v, _: "failed" if "mha" in v.values() else "done")
-    assert "no finished trial" in verdict(load(failed, tmp_path / "failed"))
-    text = verdict(load(Record(factors={"position": ("learned", "rope")}), tmp_path / "same"))
-    assert text.startswith("No cell stores less K/V than its reference: position=rope ")
+    (lead,) = write_lead(load(failed, tmp_path / "failed"))
+    assert len(lead.spans) == 1, "no cell is named without its reference"
+    (lead, *_) = write_lead(load(Record(factors=HEADS, seeds=(0,)), tmp_path / "one"))
+    assert lead.spans[0].text == "mqa"
+    assert " to " not in lead.spans[-1], "one seed has no interval"
 
 
 def test_facts_are_those_of_the_record(tmp_path):

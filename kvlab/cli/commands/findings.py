@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_flag, add_reports
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.findings import PAGE, make_findings, read_studies
-from kvlab.report.study_tables import fill_study_tables
+from kvlab.report.findings import PAGE, fill_study_tables, make_findings, read_studies
 from kvlab.spec.claims import load_claims
 
 EPILOG = """\

@@ -4,18 +4,18 @@ The same plot gives the same drawing: the reader's matplotlib settings have no e
 """
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import sanitize_line
-from kvlab.report.figures.plot import Line, Plot, Point, Points
+from kvlab.report.figures.plot import Line, Plot, Points
 from kvlab.report.formatting import format_binary_size, format_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox, ScaledTranslation
+    from matplotlib.transforms import Bbox
 
 FIGURE_WIDTH = 6.4
 """Width of figure files, in inches."""
@@ -80,15 +80,17 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
 
     inch = matplotlib.rcParams["font.size"] / 72  # one line of text
     named = [layer for layer in plot.layers if layer.name and layer.points]
-    columns = _legend_columns(named, width / inch)
+    widest = max((len(_shorten(layer.name)) for layer in named), default=0)
+    columns = max(1, min(len(named), int(width / inch / (0.55 * widest + 4.5))))
     legend_height = 1.8 * inch * -(-len(named) // columns) if len(named) > 1 else 0.0
-    height = inch * _lines_high(width / inch) + legend_height
+    n_lines = max(0.58 * width / inch, 22.0)  # a narrow figure is higher, for its labels
+    height = inch * n_lines + legend_height
     if plot.y.kind == "names":
         height = inch * (2.3 * len(plot.y.names) + 4.5) + legend_height
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
     axes = figure.add_subplot()
-    _set_axes(axes, plot, width / inch)
+    _set_axes(axes, plot, width / inch, n_lines)
     for reference in plot.references:
         draw_line = axes.axvline if reference.axis == "x" else axes.axhline
         style, color = ("--", "muted") if reference.is_dashed else ("-", "ink")
@@ -106,48 +108,33 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     return figure
 
 
-def _lines_high(width: float) -> float:
-    """Return the height of a figure in lines of text; a narrow one is higher, for its labels."""
-    return max(0.58 * width, 22.0)
-
-
-def _legend_columns(layers: Sequence[Points | Line], width: float) -> int:
-    """Return the most columns that fit into ``width`` lines of text."""
-    widest = max((len(_shorten(layer.name)) for layer in layers), default=0)
-    return max(1, min(len(layers), int(width / (0.55 * widest + 4.5))))
-
-
-def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
+def _set_axes(axes: "Axes", plot: Plot, width: float, height: float) -> None:
+    """Set titles, scales and ticks; sizes are in lines of text."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    def format_tick(value: float, _: int | None) -> str:
+        if plot.x.kind == "log":
+            return format_spread(value, 1)
+        return format_binary_size(round(value)) if value >= 1 else ""
+
     axes.set_xlabel(_literal(plot.x.title, 90))
-    n_characters = int(2 * (_lines_high(width) - 5))  # they are half as wide as a line is high
+    n_characters = int(2 * (height - 5))  # they are half as wide as a line is high
     axes.set_ylabel("\n".join(textwrap.wrap(_literal(plot.y.title, 90), n_characters)))
     axes.margins(0.06)
     if plot.x.kind in ("bytes", "log"):
-        is_bytes = plot.x.kind == "bytes"
-        axes.set_xscale("log", base=2 if is_bytes else 10)
-        n_ticks = max(2, int(width / 9))
-        axes.xaxis.set_major_locator(LogLocator(2 if is_bytes else 10, numticks=n_ticks))
+        base = 2 if plot.x.kind == "bytes" else 10
+        axes.set_xscale("log", base=base)
+        axes.xaxis.set_major_locator(LogLocator(base, numticks=max(2, int(width / 9))))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: _size(value) if is_bytes else format_spread(value, 1))
-        )
+        axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
     if plot.x.kind == "names":
         axes.set_xticks(range(len(plot.x.names)), [_literal(name) for name in plot.x.names])
         axes.set_xlim(-0.35, len(plot.x.names) - 0.4)
-    if plot.y.kind == "hidden":
-        axes.set_yticks([])
-        axes.spines[["left", "bottom"]].set_visible(False)
     if plot.y.kind == "names":
         lines = [textwrap.wrap(_literal(name), MAX_LINE) for name in plot.y.names]
         axes.set_yticks(range(len(lines)), ["\n".join(one) for one in lines])
         axes.set_ylim(len(plot.y.names) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
-
-
-def _size(count: float) -> str:
-    return format_binary_size(round(count)) if count >= 1 else ""
 
 
 def _draw_line(axes: "Axes", line: Line) -> None:
@@ -163,16 +150,20 @@ def _draw_line(axes: "Axes", line: Line) -> None:
 
 
 def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
-    """Draw marks, with their error bars and the small dots of their seeds."""
+    """Draw marks, with their error bars and the small dots of their seeds beside them."""
+    from matplotlib.transforms import ScaledTranslation
+
     color, is_ring = COLORS[layer.role], layer.shape == "ring"
     seeds = [seed for point in layer.points for seed in point.seeds]
     if seeds:
         places = [p.y if is_named else p.x for p in layer.points for _ in p.seeds]
         xs, ys = (seeds, places) if is_named else (places, seeds)
-        axes.plot(
-            xs, ys, linestyle="", marker=".", markersize=4, color=color, alpha=0.6,
-            transform=axes.transData + _seed_offset(axes, is_named),
-        )  # fmt: skip
+        x, y = (0.0, -5 / 72) if is_named else (4 / 72, 0.0)
+        figure = axes.get_figure(root=True)
+        assert figure is not None, "the axes are on a figure"
+        beside = axes.transData + ScaledTranslation(x, y, figure.dpi_scale_trans)
+        style: dict[str, Any] = {"linestyle": "", "marker": ".", "markersize": 4, "alpha": 0.6}
+        axes.plot(xs, ys, color=color, transform=beside, **style)
     # all bars at once: an object for each takes most of the time where there are hundreds
     bars = [(p.y, *p.x_range) for p in layer.points if p.x_range]
     if bars:
@@ -190,16 +181,6 @@ def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
         zorder=3,
         label=_label(layer),
     )
-
-
-def _seed_offset(axes: "Axes", is_named: bool) -> "ScaledTranslation":
-    """Return a shift of the seeds' dots, beside the error bar."""
-    from matplotlib.transforms import ScaledTranslation
-
-    figure = axes.get_figure(root=True)
-    assert figure is not None, "the axes are on a figure"
-    x, y = (0.0, -5 / 72) if is_named else (4 / 72, 0.0)
-    return ScaledTranslation(x, y, figure.dpi_scale_trans)
 
 
 def _label(layer: Points | Line) -> str:
@@ -223,7 +204,11 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
     points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
     places: Any = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    bars = [box for point in points for box in _bar_boxes(axes, point)]
+    bars = []
+    for p in points:
+        for x, y in ((p.x_range or (p.x, p.x), (p.y, p.y)), ((p.x, p.x), p.y_range or (p.y, p.y))):
+            (x0, y0), (x1, y1) = axes.transData.transform(list(zip(x, y, strict=True)))
+            bars.append(Bbox.from_extents(x0 - 1, y0 - 1, x1 + 1, y1 + 1))
     for point in points:
         if not point.label:
             continue
@@ -237,14 +222,14 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
         if not spots:
             text.remove()
             continue
-        (x, y, alignment), box = min(spots, key=lambda spot: spot[1].count_overlaps(bars) > 0)
-        text.set(position=(x, y), horizontalalignment=alignment)
+        (right, up, alignment), box = min(spots, key=lambda spot: spot[1].count_overlaps(bars) > 0)
+        text.set(position=(right, up), horizontalalignment=alignment)
         taken.append(box)
-        if max(abs(x), abs(y)) > 1.5 * size:
+        if max(abs(right), abs(up)) > 1.5 * size:
             style = {"color": COLORS["muted"], "linewidth": 0.6, "zorder": 2.2}
             line = {"arrowstyle": "-", "shrinkA": 0, "shrinkB": 3, **style}
             axes.annotate(
-                "", (point.x, point.y), (x, y), textcoords="offset points", arrowprops=line
+                "", (point.x, point.y), (right, up), textcoords="offset points", arrowprops=line
             ).set_in_layout(False)
 
 
@@ -270,16 +255,6 @@ def _spots(axes: "Axes", text: Any, size: float) -> "list[tuple[tuple[float, flo
             if is_inside and frame.containsy(box.y0) and frame.containsy(box.y1):
                 spots.append((offset, box))
     return spots
-
-
-def _bar_boxes(axes: "Axes", point: Point) -> "Iterator[Bbox]":
-    """Yield the boxes of a point's error bars, in pixels."""
-    from matplotlib.transforms import Bbox
-
-    lows, highs = point.x_range or (point.x,) * 2, point.y_range or (point.y,) * 2
-    for ends in ((lows, (point.y,) * 2), ((point.x,) * 2, highs)):
-        (x0, y0), (x1, y1) = axes.transData.transform(list(zip(*ends, strict=True)))
-        yield Bbox.from_extents(x0 - 1, y0 - 1, x1 + 1, y1 + 1)
 
 
 def _shorten(text: str, most: int = MAX_NAME) -> str:

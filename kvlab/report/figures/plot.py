@@ -65,12 +65,11 @@ class Axis:
         title: The axis' title.
         kind: ``bytes`` and ``log`` are logarithmic, on the x axis alone. ``names`` has one row per
             name at y = 0, 1, ..., the first on top; on the x axis one vertical axis per name.
-            ``hidden`` has no ticks.
         names: Names of the rows, or of the vertical axes.
     """
 
     title: str
-    kind: Literal["linear", "bytes", "log", "names", "hidden"] = "linear"
+    kind: Literal["linear", "bytes", "log", "names"] = "linear"
     names: tuple[str, ...] = ()
 
 
