@@ -233,14 +233,14 @@ def effects_figure(study: Study) -> Figure | None:
 
 
 def _effect_point(study: Study, effect: Effect, index: int) -> Point:
-    metric, ends = effect.metric, (0.0, 0.0)
+    metric = effect.metric
     difference = fmt.format_difference(metric, effect.value)
     tip = [effect.name, f"{difference} {fmt.difference_unit(metric)}"]
     if effect.has_interval:
         interval = fmt.format_interval(metric, effect.low, effect.high)
         tip.append(f"simultaneous {100 * (1 - effect.alpha):g}% {interval}")
         tip.append(f"p (corrected) {fmt.format_p_value(effect.corrected_p)}")
-        ends = fmt.in_display_unit(metric, effect.low), fmt.in_display_unit(metric, effect.high)
+    ends = fmt.in_display_unit(metric, effect.low), fmt.in_display_unit(metric, effect.high)
     seeds = tuple(fmt.in_display_unit(metric, value) for _, value in effect.by_seed)
     return Point(
         fmt.in_display_unit(metric, effect.value),

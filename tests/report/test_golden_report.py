@@ -1,4 +1,4 @@
-"""One report of a made-up record, word for word.
+"""Reports of a made-up design and of a made-up search, word for word.
 
 `KVLAB_REWRITE_GOLDEN=1 python -m pytest tests/report/test_golden_report.py` writes the files in
 `golden/` anew; read their diff before you commit it.
@@ -14,6 +14,7 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv
 from kvlab.report.table_export import table_to_latex
 from tests.report.full_record import FullRecord
+from tests.support.search_record import EVERY_OUTCOME
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -66,14 +67,16 @@ def files(tmp_path_factory):
     study = Study.load(GoldenRecord().write(tmp_path_factory.mktemp("golden")), "made")
     document = make_document(study)
     ablation = next(table for table in document.tables if table.name == "ablation")
+    search = Study.load(EVERY_OUTCOME.write(tmp_path_factory.mktemp("search")), "made")
     return {
+        "search.md": render_markdown(make_document(search)),
         "report.md": render_markdown(document),
         "results.csv": results_csv(study),
         "ablation.tex": table_to_latex(ablation),
     }
 
 
-@pytest.mark.parametrize("name", ["report.md", "results.csv", "ablation.tex"])
+@pytest.mark.parametrize("name", ["report.md", "results.csv", "ablation.tex", "search.md"])
 def test_the_report_is_the_golden_one(files, name):
     path = GOLDEN / name
     if os.environ.get("KVLAB_REWRITE_GOLDEN"):
