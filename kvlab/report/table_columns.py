@@ -155,6 +155,11 @@ def smaller_cell(study: Study, levels: Levels) -> Cell:
     return cell(fmt.format_ratio(factor), factor) if factor else EMPTY_CELL
 
 
+def verdict_words(name: str, margin: float | None) -> str:
+    """Return the words of a verdict, such as ``costs less than 0.05``."""
+    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}")
+
+
 def names_cell(study: Study, cells: Sequence[Levels]) -> Cell:
     """Return the names of cells, of which many are counted; the CSV has them all."""
     if not cells:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chro
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
-VIEWS = ((400, "dark"), (1400, "light"), (1400, "dark"))
+VIEWS = ((400, "dark"), (1400, "light"))
 LOSS, CI = "served loss (nats/token)", "simultaneous 95%"
 
 TOOLS = """
