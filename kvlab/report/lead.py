@@ -126,7 +126,8 @@ def _difference(study: Study, one: CellComparison, *, is_short: bool = False) ->
 
 def _costs(study: Study, one: CellComparison | Effect) -> tuple[float, float]:
     """Return the least and the most that is lost: the ends of an interval, as losses."""
-    low, high = (one.low, one.high) if one.has_interval else (0.0, 0.0)
+    has_ends = isinstance(one, Effect) or one.has_interval  # exact ones have equal ends
+    low, high = (one.low, one.high) if has_ends else (0.0, 0.0)
     return (-high, -low) if METRICS[study.primary_metric].better == "higher" else (low, high)
 
 
