@@ -121,8 +121,9 @@ def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str])
     value = line["value"] * curve.scale
     median = next((q for q in line.get("quantiles") or [] if q["q"] == 0.5), line)
     low, high = median.get("low"), median.get("high")
-    has_ends = low is not None and high is not None
-    y_range = (low * curve.scale, high * curve.scale) if has_ends else None
+    y_range = None
+    if low is not None and high is not None:
+        y_range = low * curve.scale, high * curve.scale
     unit = "sequences" if curve.field == "batch_size" else "tokens"
     tip = [line["variant"], f"{line[curve.field]:,} {unit}"]
     tip.append(f"{curve.y_title}: {format_significant(value)}")

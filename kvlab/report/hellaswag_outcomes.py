@@ -91,7 +91,7 @@ def parse_outcomes(text: bytes) -> dict[str, bytes]:
     found = _LINE.findall(text)
     if len(found) != len(lines):
         found = list(map(_decode_line, lines))
-    outcomes = {}
+    outcomes: dict[str, bytes] = {}
     for column, metric in enumerate(_SCORING_KEYS, 1):
         correct = bytes(one[column] == one[0] for one in found if one[column] not in (None, b""))
         outcomes |= {metric: correct} if correct else {}

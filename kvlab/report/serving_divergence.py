@@ -40,7 +40,7 @@ def serving_divergence(study: Study) -> list[Content]:
     found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
     position_tables = (_position_table(study, list(found), m) for m in (KL, TOP_CHANGED))
-    folded = (
+    folded: tuple[Content, ...] = (
         paragraph(_method(study, len(means) - len(beyond))),
         _figure(study, found),
         _table(study, found),

@@ -16,8 +16,9 @@ from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.report import answer_text, write_study_report
 from kvlab.report.confirmation import write_confirmation
-from kvlab.report.paper import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
+from kvlab.report.paper import PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
+from kvlab.report.table_export import COLUMN_WIDTH
 from kvlab.store.verification import check_record
 
 WATCH_SECONDS = 2.0
