@@ -251,7 +251,8 @@ def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
     dataset = prepare_dataset(data, workers=1)
     there = np.concatenate([dataset.train, dataset.validation])
-    assert abs((there == 1234).sum() - len(marks)) < len(marks) / 100
+    # all but the ends of text, and held-out documents: the marks of all are alike
+    assert 0.97 * len(marks) < (there == 1234).sum() <= len(marks)
     assert not list(data_home.glob("datasets/.*.work"))
 
 
