@@ -69,14 +69,14 @@ def files(tmp_path_factory):
     ablation = next(table for table in document.tables if table.name == "ablation")
     search = Study.load(EVERY_OUTCOME.write(tmp_path_factory.mktemp("search")), "made")
     return {
-        "search.md": render_markdown(make_document(search)),
-        "report.md": render_markdown(document),
+        "search.txt": render_markdown(make_document(search)),
+        "report.txt": render_markdown(document),
         "results.csv": results_csv(study),
         "ablation.tex": table_to_latex(ablation),
     }
 
 
-@pytest.mark.parametrize("name", ["report.md", "results.csv", "ablation.tex", "search.md"])
+@pytest.mark.parametrize("name", ["report.txt", "results.csv", "ablation.tex", "search.txt"])
 def test_the_report_is_the_golden_one(files, name):
     path = GOLDEN / name
     if os.environ.get("KVLAB_REWRITE_GOLDEN"):
