@@ -12,8 +12,8 @@ MAX_TABLE_ROWS = 60
 
 _FORMS = (
     "[The interactive page](report.html) has the same content with sortable tables and hover"
-    " values. Beside it are every trial as [JSON](results.jsonl) and [CSV](results.csv), and"
-    " [the tables as CSV and LaTeX](tables)."
+    " values. Beside it are [every trial as CSV](results.csv) and [the tables as CSV and"
+    " LaTeX](tables)."
 )
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$@^])")
@@ -93,8 +93,8 @@ def _content(content: doc.Content, numbers: Mapping[tuple[str, str], str]) -> st
             return _table(content.shown, numbers["Table", content.name])
         case doc.Figure():
             image = f"![{escape_markdown(content.alt)}](figures/{content.name}.svg)"
-            caption = f"*{numbers['Figure', content.name]}. {_escape_inline(content.caption)}*"
-            return f"{image}\n\n{caption} [PNG](figures/{content.name}.png)"
+            caption = _escape_inline(content.caption)
+            return f"{image}\n\n*{numbers['Figure', content.name]}. {caption}*"
 
 
 def _spans(spans: Iterable[doc.Span]) -> str:

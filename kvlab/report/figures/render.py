@@ -58,6 +58,10 @@ def render_pdf(plot: Plot, name: str, width: float) -> bytes:
     return pdf.getvalue()
 
 
+_DIGITS = re.compile(r"(?<![\w.])(-?[1-9]\d*\.\d\d)\d+")
+"""Coordinates to a hundredth of a point: what follows is half of a file and nothing to see."""
+
+
 def render_files(plot: Plot, name: str) -> tuple[bytes, bytes]:
     """Render a plot as the contents of an SVG and a PNG file.
 
@@ -96,7 +100,8 @@ def _save_svg(figure: "Figure", plot: Plot) -> str:
     file = io.BytesIO()
     no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(file, format="svg", metadata=no_metadata)
-    head, end, tail = file.getvalue().decode().rpartition("</svg>")
+    text = _DIGITS.sub(r"\1", file.getvalue().decode())
+    head, end, tail = text.rpartition("</svg>")
     return head + "".join(_hover_circles(figure, plot)) + end + tail
 
 

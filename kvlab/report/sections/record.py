@@ -32,8 +32,8 @@ def report_provenance(study: Study) -> doc.Section:
             " Make it again with ",
             doc.Code(f"kvlab report {study.name}{option}"),
             ". ",
-            doc.Code(f"kvlab explain NUMBER --sweep {study.name}"),
-            " follows a number of it to its trials, and computes it again.",
+            doc.Code(f"kvlab explain {study.name} NAME"),
+            " computes a cell or a level again from its trials.",
         ),
     ]
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
