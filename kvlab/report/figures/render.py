@@ -100,7 +100,8 @@ def _save_svg(figure: "Figure", plot: Plot) -> str:
     file = io.BytesIO()
     no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(file, format="svg", metadata=no_metadata)
-    text = _DIGITS.sub(r"\1", file.getvalue().decode())
+    text = re.sub(r"<!--.*?-->\n|(?<=\n) +", "", file.getvalue().decode())
+    text = _DIGITS.sub(r"\1", text)
     head, end, tail = text.rpartition("</svg>")
     return head + "".join(_hover_circles(figure, plot)) + end + tail
 
