@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kvlab.cli.main import main
 from kvlab.layout import gpu_sharing
 from tests.studies import gpu_page
@@ -12,6 +14,7 @@ from tests.studies import gpu_page
 SUPPORT = Path(__file__).with_name("support")
 
 
+@pytest.mark.faults
 def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
     """A check that fails is a claim not held, and what is not here is not measured."""
 
@@ -53,6 +56,7 @@ ABSENT = (
 """All that a trial of bytes does without; see sweeps/CLUSTERS.md."""
 
 
+@pytest.mark.faults
 def test_where_there_is_torch_and_little_else_a_sweep_is_killed_and_resumed(tmp_path):
     """Only its report has to wait for a machine that has what draws it."""
     environment = {
@@ -97,6 +101,7 @@ def test_no_check_begins_after_the_time_is_over(tmp_path):
     assert "`python -m tests.studies gpu_page --only windows`" in page.read_text()
 
 
+@pytest.mark.faults
 def test_the_sweep_that_does_not_fit_a_device_has_text_enough(tmp_path):
     """It plans, with the sizes of `tests/test_cuda.py`."""
     sweep = gpu_page.SmallSweep(tmp_path, "cpus: 1, microbatch_tokens: 131072")

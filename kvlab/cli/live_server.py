@@ -5,6 +5,7 @@ requests and changes nothing but the reports in a temporary folder of its own. T
 and puts every name of the record into text nodes, never into markup.
 """
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -354,7 +355,6 @@ def serve_live(store: Store, host: str, port: int, tell: Callable[[str], None]) 
                 f"--host = {host} is reachable from other machines: whoever opens the page there"
                 " can read every result of this store, and change nothing"
             )
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # none where SIGINT was ignored at the start
             make_server(LivePage(store, Path(folder)), host).run(sockets=[listener])
-        except KeyboardInterrupt:
-            tell("ended")
+        tell("ended")

@@ -84,6 +84,7 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
+@pytest.mark.faults
 def test_two_workers_with_a_compiled_pass_lose_as_one_without(tmp_path):
     """Through windows and ties; validation has a batch of fewer rows, which is not compiled."""
     shape = SHAPE | {"n_layer": 4, "attention_pattern": "GLGL", "kv_sharing": "adjacent:2"}
