@@ -154,7 +154,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_at_its_place(tmp_path, missin
 
 def test_the_plan_shows_what_waits_for_what(tmp_path, capsys):
     path = str(write_sweep(tmp_path, UPTRAINED))
-    (tmp_path / "text.txt").write_text("some text\n" * 1000)
+    (tmp_path / "text.txt").write_text("\n".join(map(str, range(2000))))
     files = "{tokenizer: bytes, source: files, paths: [text.txt]}"
     (tmp_path / "e.yaml").write_text(EXPERIMENT.replace("{tokenizer: bytes}", files))
     assert main(["plan", path, "--store", str(tmp_path / "runs"), "--json"]) == 0
