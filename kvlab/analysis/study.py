@@ -32,6 +32,7 @@ from kvlab.analysis.trial_rows import (
     without_second_times,
 )
 from kvlab.analysis.went_wrong import find_wrong_trainings
+from kvlab.humanize import format_count
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_config import MATCH_FACTOR
@@ -117,6 +118,13 @@ class Study:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.rows}))
+
+    @cached_property
+    def seeds_of_a_cell(self) -> str:
+        """The number of seeds of a cell in words; the fewest and the most where cells differ."""
+        counts = sorted({len(by_seed) for by_seed in self.cells.values()}) or [0]
+        fewest = f"{counts[0]} to " if counts[1:] else ""
+        return fewest + format_count(counts[-1], "seed")
 
     @cached_property
     def declared_looks(self) -> SeedLooks | None:

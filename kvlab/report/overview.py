@@ -64,7 +64,7 @@ def _list_facts(study: Study) -> list[Content]:
     for noun, values in numbers.items():
         ends = dict.fromkeys(map(format_number, (min(values), max(values)))) if values else {}
         facts += [f"{' to '.join(ends)} {noun}"] if ends else []
-    facts.append(format_count(len(study.seeds), "seed"))
+    facts.append(study.seeds_of_a_cell)
     facts.append(f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured")
     provenance = [one["provenance"] for one in recorded]
     devices = list(dict.fromkeys(describe_device(one) for one in provenance if one.get("device")))

@@ -116,9 +116,12 @@ def reference_columns(study: Study) -> tuple[Column, ...]:
     hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
     reference = "the cell with the same levels of all factors that save no byte"
     named = (Column("compared with", hint=reference),) if has_several else ()
+    effects = study.effects(metric)
+    has_more_seeds = any(effect.error is not None and effect.error.shift for effect in effects)
+    how = "of means over all seeds of each" if has_more_seeds else "paired by seed"
     return (
         *named,
-        Column(f"{title} ({unit})" if unit else title, True, "paired by seed"),
+        Column(f"{title} ({unit})" if unit else title, True, how),
         simultaneous_column(metric, study.decide.alpha, hint),
         Column("verdict"),
     )

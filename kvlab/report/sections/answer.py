@@ -139,7 +139,7 @@ def _describe_confidence(study: Study) -> str:
     if detectable:
         low, high = (fmt.format_magnitude(metric, size) for size in (detectable[0], detectable[-1]))
         limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
-        seeds = format_count(len(study.seeds), "seed")
+        seeds = study.seeds_of_a_cell
         return f"By the spread seen, {seeds} find a true difference of {limit}, with 80% power."
     if len(study.seeds) == 1:
         return "One seed shows no spread between seeds, so no difference is judged: add seeds."
