@@ -35,8 +35,9 @@ def read_table(folder, name):
 
 
 def column(table, start):
-    """Return the only column whose head begins so."""
-    (found,) = [name for name in table.columns if name.startswith(start)]
+    """Return the column of that head, or the only one whose head begins so."""
+    names = list(table.columns)
+    (found,) = [n for n in names if n == start] or [n for n in names if n.startswith(start)]
     return table[found]
 
 
