@@ -20,8 +20,8 @@ TIMEOUT_SECONDS = 280.0
     ("words", "said"),
     [
         (
-            ["chaos", "--kills", "6", "--seeds", "1", "--steps", "250", "--where", "two nodes"],
-            " 6 kills {",
+            ["chaos", "--kills", "3", "--seeds", "1", "--steps", "150", "--where", "two nodes"],
+            " 3 kills {",
         ),
         (["kill_heal", "--kills", "8"], "all numbers and weights as undisturbed"),
     ],
