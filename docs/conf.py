@@ -18,6 +18,7 @@ from generate import write_pages  # noqa: E402
 project = "kvlab"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
+exclude_patterns = ["kvlab/report/texts.md"]  # templates of reports, no page
 include_patterns = [
     "*.md", "docs/*.md", "docs/generated/*", "experiments/*.md", "sweeps/*.md", "kvlab/*/*.md",
     "kvlab/*.md", "reports/*.md", "reports/*/report.md",
