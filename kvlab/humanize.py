@@ -32,10 +32,18 @@ def summarize_error(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def suggest_name(wrong: str, names: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """Return ``did you mean NAME?`` with the nearest of ``names``, or ``otherwise``."""
-    near = get_close_matches(wrong, names, 1, cutoff)
-    return f"did you mean {near[0]}?" if near else otherwise
+def suggest_name(
+    wrong: object, names: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6
+) -> str:
+    """Return ``did you mean NAME?`` with the nearest of ``names``.
+
+    If none is near: ``otherwise``, by default ``use`` and all names.
+    """
+    names = tuple(names)
+    near = get_close_matches(str(wrong), names, 1, cutoff)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"use {', '.join(names)}" if otherwise is None else otherwise
 
 
 def format_number(number: float, unit: str = "") -> str:

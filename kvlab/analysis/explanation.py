@@ -68,6 +68,8 @@ class Explanation:
         terms: Two by two, where they are pairs; by seed.
         settings: The settings of a level's effect.
         notes: What else there is to know, in sentences.
+        over_all_seeds: The difference of the cells' means over all their seeds, where that is the
+            value; None where the mean of the terms is.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Explanation:
     terms: tuple[Term, ...]
     settings: tuple[SettingUse, ...] = ()
     notes: tuple[str, ...] = ()
+    over_all_seeds: float | None = None
 
     @property
     def by_seed(self) -> dict[int, float]:
@@ -131,6 +134,7 @@ def explain_cell(study: Study, levels: Levels) -> Explanation | None:
         VERDICTS[found.verdict_name].meaning if found.verdict_name else "",
         _list_terms(study, found.seeds, {levels: 1.0, found.reference: -1.0}),
         notes=tuple(_note_comparison(study, found)),
+        over_all_seeds=_subtract_means(study, effect),
     )
 
 
@@ -190,7 +194,16 @@ def _explain_effect(study: Study, effect: Effect) -> Explanation:
         _list_terms(study, effect.seeds, weights),
         tuple(settings),
         tuple(_note_effect(study, effect)),
+        _subtract_means(study, effect),
     )
+
+
+def _subtract_means(study: Study, effect: Effect | None) -> float | None:
+    """Return the difference of the cells' means over all their seeds, if it is the effect."""
+    if effect is None or effect.error is None or not effect.error.shift:
+        return None
+    means = {levels: study.mean(levels, study.primary_metric) or 0.0 for levels in effect.weights}
+    return math.fsum(weight * means[levels] for levels, weight in effect.weights.items())
 
 
 def _list_terms(

@@ -335,7 +335,9 @@ class Study:
         """
         rows = [row for row in self.rows if row.training not in self.wrong_trainings]
         kept = {key: value for key, value in self.sweep.items() if key not in ("looks", "stages")}
-        return Study(self._store, kept, rows, self.sections)
+        study = Study(self._store, kept, rows, self.sections)
+        study.estimand = replace(study.estimand, all_seeds=self.estimand.all_seeds)
+        return study
 
     def count_wrong(self, cells: Iterable[Levels]) -> int:
         """Return how many trainings of some cells went wrong."""

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -18,7 +17,7 @@ from kvlab.analysis.precision import estimate_text_error
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import SpecError, StoreError
-from kvlab.humanize import format_count, format_number
+from kvlab.humanize import format_count, format_number, suggest_name
 from kvlab.layout.article_claims import article_claims
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Bullets, Paragraph, Strong, plain_text
@@ -197,8 +196,7 @@ def _answer(answer: Answer, studies: Mapping[str, Study]) -> list[Finding]:
 
 def _unknown(keys: tuple[Key, ...], value: str, known: Iterable[str], rule: str) -> Refused:
     names = list(known)
-    near = get_close_matches(value, names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names) or 'none'}"
+    hint = suggest_name(value, names, f"use one of {', '.join(names) or 'none'}")
     return Refused(keys, f"{keys[-1]} = {format_value(value)} {rule}; {hint}")
 
 

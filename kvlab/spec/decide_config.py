@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import Problems, SpecModel, TupleOf, suggest
+from kvlab.humanize import suggest_name
+from kvlab.spec.spec_model import Problems, SpecModel, TupleOf
 
 Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
@@ -79,19 +80,19 @@ def find_claim_problems(
     for number, claim in enumerate(claims):
         key, (factor, _, level) = f"decide.claims.{number}", claim.partition("=")
         if claim not in names:
-            yield key, f"is not a level, written as factor=level; {suggest(claim, names)}"
+            yield key, f"is not a level, written as factor=level; {suggest_name(claim, names)}"
         elif baseline.get(factor) == level:
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
     for factor, levels in (decide.over or {}).items():
         if factor not in factors:
-            yield f"decide.over.{factor}", f"is not a factor; {suggest(factor, factors)}"
+            yield f"decide.over.{factor}", f"is not a factor; {suggest_name(factor, factors)}"
             continue
         for number, level in enumerate(levels):
             if level not in factors[factor]:
-                text = f"is not a level of {factor}; {suggest(level, factors[factor])}"
+                text = f"is not a level of {factor}; {suggest_name(level, factors[factor])}"
                 yield f"decide.over.{factor}.{number}", text
     for number, factor in enumerate(decide.reference or ()):
         if factor not in factors:
-            yield f"decide.reference.{number}", f"is not a factor; {suggest(factor, factors)}"
+            yield f"decide.reference.{number}", f"is not a factor; {suggest_name(factor, factors)}"

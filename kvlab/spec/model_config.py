@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from kvlab.humanize import suggest_name
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec.layer_config import (
     POSITIONS,
@@ -39,7 +40,6 @@ from kvlab.spec.spec_model import (
     TupleOf,
     join_or,
     raise_problems,
-    suggest,
 )
 
 
@@ -198,7 +198,7 @@ class ModelConfig(SpecModel):
             return data
         name = data["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            raise_problems([("preset", f"is not a preset; {suggest(name, PRESETS)}")])
+            raise_problems([("preset", f"is not a preset; {suggest_name(name, PRESETS)}")])
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
 
     @property

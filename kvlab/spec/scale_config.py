@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvlab.errors import SpecError
-from kvlab.spec.spec_model import Problems, suggest
+from kvlab.humanize import suggest_name
+from kvlab.spec.spec_model import Problems
 from kvlab.spec.validation_errors import Path
 from kvlab.spec.yaml_reader import YamlDocument
 
@@ -32,7 +33,7 @@ def find_scale_problems(sweep: "Sweep") -> Problems:
             yield at, f"changes nothing; write what differs, one of {', '.join(SCALED_KEYS)}"
         for key in scale:
             if key not in SCALED_KEYS:
-                yield f"{at}.{key}", f"is no key of a scale; {suggest(key, SCALED_KEYS)}"
+                yield f"{at}.{key}", f"is no key of a scale; {suggest_name(key, SCALED_KEYS)}"
         for key, other in (("search", "factors"), ("factors", "search")):
             if key in scale and (key == "search") != (sweep.search is not None):
                 yield f"{at}.{key}", f"cannot stand in place of the {other} of the sweep; remove it"

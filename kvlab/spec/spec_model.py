@@ -5,7 +5,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -111,13 +110,6 @@ def raise_problems(problems: Iterable[FieldMessage]) -> None:
     messages = list(problems)
     if messages:
         raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
-
-
-def suggest(name: object, names: Iterable[str], text: str = "use") -> str:
-    """Return the name that was meant, as a question; or all ``names`` after ``text``."""
-    names = tuple(names)
-    near = get_close_matches(str(name), names, 1)
-    return f"did you mean {near[0]}?" if near else f"{text} {', '.join(names)}"
 
 
 def join_or(names: Iterable[object]) -> str:

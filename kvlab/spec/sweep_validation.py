@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvlab.errors import SpecError
+from kvlab.humanize import suggest_name
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR
-from kvlab.spec.spec_model import Problems, suggest
+from kvlab.spec.spec_model import Problems
 from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def find_name_problems(sweep: "Sweep") -> Problems:
         above.append(factor)
     for factor, rule in sweep.when.items():
         if factor not in sweep.factors:
-            yield f"when.{factor}", f"is not a factor; {suggest(factor, sweep.factors)}"
+            yield f"when.{factor}", f"is not a factor; {suggest_name(factor, sweep.factors)}"
         yield from _find_rule_problems(sweep, f"when.{factor}", rule)
 
 
@@ -123,7 +124,7 @@ def find_zip_problems(sweep: "Sweep") -> Problems:
     for number, group in enumerate(sweep.zip):
         unknown = next((factor for factor in group if factor not in sweep.factors), None)
         if unknown is not None:
-            text = f"names {unknown}, which is not a factor; {suggest(unknown, sweep.factors)}"
+            text = f"names {unknown}, which is not a factor; {suggest_name(unknown, sweep.factors)}"
             yield f"zip.{number}", text
             return
         if zipped & set(group) or len(set(group)) != len(group):
@@ -159,7 +160,7 @@ def find_level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> 
     """Yield every factor or level of ``levels`` that does not exist, as a problem below ``key``."""
     for factor, level in levels.items():
         if factor not in sweep.factors:
-            yield f"{key}.{factor}", f"is not a factor; {suggest(factor, sweep.factors)}"
+            yield f"{key}.{factor}", f"is not a factor; {suggest_name(factor, sweep.factors)}"
         elif level not in sweep.factors[factor]:
-            hint = suggest(level, sweep.factors[factor])
+            hint = suggest_name(level, sweep.factors[factor])
             yield f"{key}.{factor}", f"is not a level of {factor}; {hint}"

@@ -1,13 +1,12 @@
 """Convert pydantic's errors to messages: the field, its value, the rule and a hint."""
 
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.spec_model import suggest
+from kvlab.humanize import suggest_name
 from kvlab.spec.yaml_reader import Key
 
 Path = tuple[Key, ...]
@@ -75,7 +74,8 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
             message = f"{section}: {path[-2]} {_error_message(item, context)}"
             errors.append(FieldError(path[:-1], message, at_key=True))
         elif kind == "extra_forbidden":
-            hint = suggest(path[-1], sorted(_field_names_at(path[:-1], root)), "known keys:")
+            names = sorted(_field_names_at(path[:-1], root))
+            hint = suggest_name(path[-1], names, f"known keys: {', '.join(names)}")
             text = _MISPLACED_KEYS.get(path, f"is not a known key; {hint}")
             errors.append(FieldError(path, f"{dotted} {text}", at_key=True))
         elif kind == "missing":
@@ -87,8 +87,8 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
             errors.append(FieldError(existing, message))
     for path, choices in choices_by_path.items():
         options = ", ".join(dict.fromkeys(choice for choice in choices if choice)).split(", ")
-        near = get_close_matches(str(_find_value(path, data)[1]), options, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = suggest_name(_find_value(path, data)[1], options, "")
+        hint = f"; {near}" if near else ""
         are_types = options == ["text", "a mapping"]
         rule = " or ".join(options) if are_types else f"one of {', '.join(options)}"
         errors.append(FieldError(path, f"{_format_field(path, data)} is not {rule}{hint}"))

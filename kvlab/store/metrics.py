@@ -2,7 +2,7 @@
 
 `metrics.toml` has their titles, units and directions, and the families for the reference. Tasks of
 lm-eval have names by a rule, see `MetricTable`. A measured metric is added by a line there and a
-measurement of that name in a trial's stages. A derived one is added by a line and a function of
+measurement of that name in a trial. A derived one is added by a line and a function of
 the other measurements in `_DERIVED`, and applies to all trials that were recorded before.
 """
 

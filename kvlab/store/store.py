@@ -18,7 +18,6 @@ kvlab's and files that a killed process left unfinished.
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from kvlab.fs.sealed_files import (
     set_aside,
     write_sealed_json,
 )
+from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.record_forms import read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
@@ -185,10 +185,9 @@ class Store(TrialRecords):
             raise RecordDamaged(f"{error}; {hint}") from None
         except FileNotFoundError:
             names = self.sweep_names()
-            near = get_close_matches(name, names, 1)
             text = f"sweep = {name} is not in the store {self.path}"
             text = f"{text} ({', '.join(names) or 'it has none yet'})"
-            hint = f"did you mean {near[0]}?" if near else "submit it first, or name another store"
+            hint = suggest_name(name, names, "submit it first, or name another store")
             raise UsageError(f"{text}; {hint}") from None
 
     def search_points(self, name: str) -> SearchPoints:

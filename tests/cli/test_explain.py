@@ -293,3 +293,35 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path, capsys):
         out, err = capsys.readouterr()
         assert out + err
         assert not {"\x1b", "\u202e"} & set(out + err)
+
+
+class MoreOfTheBaseline(Record):
+    """As `designs: {one_factor: 4, baseline: 12}`, with seeds that explain nothing."""
+
+    def description(self, cells):
+        found = super().description(cells)
+        for cell in found["cells"]:
+            if cell["levels"]["heads"] != "mha":
+                cell["trials"] = {s: trial for s, trial in cell["trials"].items() if int(s) < 4}
+        return found
+
+
+def test_seeds_of_the_baseline_alone_enter_a_level_and_its_cell(explain, tmp_path):
+    factors = {"heads": ("mha", "gqa", "mqa", "one")}
+    record = MoreOfTheBaseline(factors=factors, seeds=tuple(range(12)), seed_noise=0.0, noise=0.02)
+    store = record.write(tmp_path / "runs").path
+    losses = {
+        heads: [record.measurements({"heads": heads}, s)["loss_served"] for s in range(count)]
+        for heads, count in (("mha", 12), ("mqa", 4))
+    }
+    expected = np.mean(losses["mqa"]) - np.mean(losses["mha"])
+    paired = np.mean(losses["mqa"]) - np.mean(losses["mha"][:4])
+    assert abs(expected - paired) > 1e-4
+    (level,) = json.loads(explain("made", "heads=mqa", "--json", store=store))
+    (cell,) = json.loads(explain("made", "mqa", "--json", store=store))
+    for one in (level["effects"][0], cell["comparison"]):
+        assert one["value"] == pytest.approx(expected, abs=1e-12)
+        assert one["over_all_seeds"] == pytest.approx(expected, abs=1e-12)
+        assert one["computed"] == pytest.approx(paired, abs=1e-12)
+    text = explain("made", "heads=mqa", store=store)
+    assert "the report has another difference" not in text

@@ -285,7 +285,7 @@ def _describe_machine(made: Mapping[str, Any]) -> str:
         f"threads {NOT_RECORDED}" if threads is None else format_count(int(threads), "thread"),
         str(made.get("platform") or f"platform {NOT_RECORDED}"),
     ]
-    parts += ["no CPU kernels (KVLAB_PLAIN)"] if made.get("kernels") is False else []
+    parts += ["CPU kernels turned off (KVLAB_PLAIN)"] if made.get("kernels") is False else []
     timings = made.get("timings")
     return ", ".join(parts) + (f"; timings {timings}" if timings else "")
 
@@ -448,6 +448,9 @@ def _format_explanation(one: Explanation) -> Iterator[str]:
         unit = f" {fmt.difference_unit(metric)}".rstrip()
         count = format_count(len(sums), "seed")
         yield f"mean over {count} = {_show(metric, one.computed)}{unit}"
+        if one.over_all_seeds is not None:
+            text = f"difference of means over all seeds = {_show(metric, one.over_all_seeds)}{unit}"
+            yield f"{text}; it is used, as pairing by seeds gains nothing here"
     yield from _format_judgement(one)
 
 
@@ -487,7 +490,7 @@ def _format_judgement(one: Explanation) -> Iterator[str]:
             if 0.0 in one.interval:
                 text += ", but cut at 0, as a later step of Holm's method finds a difference"
             yield f"{one.confidence:g}% interval = {text}"
-    if value is not None and abs((one.computed or 0.0) - value) > 1e-8:
+    if value is not None and abs((one.over_all_seeds or one.computed or 0.0) - value) > 1e-8:
         yield f"the report has another difference: {_show(metric, value)}"
     text = "" if value is None else f"{fmt.format_difference(metric, value)}: "
     yield f"verdict = {text}{one.verdict or 'none'}{one.meaning and f' ({one.meaning})'}"

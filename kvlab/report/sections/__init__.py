@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
+from kvlab.humanize import suggest_name
 from kvlab.report.document import Section
 from kvlab.report.sections import (
     answer,
@@ -107,9 +107,7 @@ def choose_sections(is_search: bool) -> dict[str, SectionEntry]:
 
 def explain_unknown_section(name: str, table: Mapping[str, SectionEntry] = SECTIONS) -> str:
     """Return what is wrong with a name that is not in a table, and a hint."""
-    matches = get_close_matches(name, table, 1)
-    hint = f"did you mean {matches[0]}?" if matches else f"use {', '.join(table)}"
     if name in SECTIONS or name in SEARCH_SECTIONS:
         kind = "a search" if table is SEARCH_SECTIONS else "a design"
         return f"is not a section of {kind}'s report; use {', '.join(table)}"
-    return f"is not a section of reports; {hint}"
+    return f"is not a section of reports; {suggest_name(name, table)}"

@@ -15,11 +15,10 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from kvlab.errors import SpecError
-from kvlab.humanize import summarize_error
+from kvlab.humanize import suggest_name, summarize_error
 from kvlab.spec.search_config import Limit, SearchConfig, split_sampler
 from kvlab.spec.sweep import Sweep
 from kvlab.spec.yaml_reader import Key
@@ -247,7 +246,8 @@ def check_search(sweep: Sweep) -> None:
         field = ".".join(map(str, path[:2]))
         if name not in METRICS and name not in PLANNED_METRICS:
             usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
-            hint = _suggest(name, [*PLANNED_METRICS, *usable], "use one of ")
+            names = [*PLANNED_METRICS, *usable]
+            hint = suggest_name(name, names, f"use one of {', '.join(names)}")
             text = f"{field} names {name}, which is not measured; {hint}"
         elif path[1] == "objectives" and name in METRICS and METRICS[name].better == "neither":
             text = f"{field} names {name}, of which neither more nor less is better; use another"
@@ -268,8 +268,8 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
         path = (*path, "name")
     samplers = _list_samplers(optuna)
     if _shorten(name) not in samplers:
-        near = get_close_matches(name, [*samplers, *samplers.values()], 1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(samplers.values())}"
+        names = [*samplers, *samplers.values()]
+        hint = suggest_name(name, names, f"use one of {', '.join(samplers.values())}")
         yield path, f"{'.'.join(path)} = {name} is no sampler of Optuna; {hint}"
         return
     class_name = samplers[_shorten(name)]
@@ -277,7 +277,7 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
     usable = [parameter for parameter in parameters if parameter not in ("seed", "search_space")]
     unknown = [argument for argument in arguments if argument not in usable]
     for argument in unknown:
-        hint = _suggest(str(argument), usable, "it takes ")
+        hint = suggest_name(argument, usable, f"it takes {', '.join(usable) or 'none'}")
         text = f"search.sampler.{argument} is not an argument of {class_name} that a file can set"
         yield ("search", "sampler", argument), f"{text}; {hint}"
     if unknown:
@@ -290,11 +290,6 @@ def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]
             history.append(replace(one, state="ok", values=[value] * len(directions)))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         yield path, f"search.sampler: Optuna refuses {class_name}: {summarize_error(error)}"
-
-
-def _suggest(name: str, usable: list[str], otherwise: str) -> str:
-    near = get_close_matches(name, usable, 1)
-    return f"did you mean {near[0]}?" if near else otherwise + (", ".join(usable) or "none")
 
 
 def objective_direction(objective: str) -> Direction:
