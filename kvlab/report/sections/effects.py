@@ -244,6 +244,8 @@ def _explain_intervals(study: Study, tested: list[Effect]) -> str:
             p=fmt.format_p_value(seeds.p),
             kind="of either kind" if len(paired) > 1 else kind,
         )
+    if any(error.shift for error in errors):
+        text += " " + texts.fill("further seeds")
     if study.declared_looks is not None:
         text += " " + texts.fill("claims of looks")
     freedoms = [effect.tested_error.df for effect in tested if effect.tested_error.df >= 2]
