@@ -5,9 +5,8 @@ training of the record. Its answer is a file for the driver, which keeps it if n
 the machine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import Stopped
@@ -16,7 +15,6 @@ from kvlab.humanize import summarize_error
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store.provenance import utc_now
-from kvlab.trial.run import StopCheck
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,18 @@ class JointTiming:
 
 
 def run_joint_timing(
-    task: JointTiming, stop_flags: Sequence[str | Path] = ()
+    task: JointTiming, check_stop: Callable[[], None] = lambda: None
 ) -> Literal["done", "failed", "stopped"]:
     """Time the trials and write the answer: ``error``, or the fields of `_measure`.
 
     Args:
-        stop_flags: files whose presence asks to stop, looked for between two turns.
+        check_stop: raises Stopped; called between two turns.
 
     Raises:
         StoreError: the answer cannot be written.
     """
     try:
-        answer = _measure(task, StopCheck(stop_flags, ()).check)
+        answer = _measure(task, check_stop)
     except Stopped:
         return "stopped"
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`run_trial`: run one trial from its configuration to its result, in this process.
+"""`run_task`: what an executor runs, in this process; above all a trial, to its result.
 
 Training and measurement are behind the `Trainable` protocol; `kvlab.trial.torch_trainable` has the
 one with torch. Everything here is locking, repairing, resuming and recording.
@@ -14,19 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from kvlab import errors
 from kvlab.data import dataset_folder, set_aside_dataset
-from kvlab.errors import (
-    DatasetDamaged,
-    Diverged,
-    LeaseLost,
-    Paused,
-    RecordDamaged,
-    SourceDamaged,
-    SourceMissing,
-    Stopped,
-    StoreError,
-    WorkerLost,
-)
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -36,7 +25,12 @@ from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements, build_result, describe_trial
 from kvlab.trial.initial_weights import explain_missing_source
+from kvlab.trial.joint_timing import JointTiming, run_joint_timing
+from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
 from kvlab.trial.trial import Trial
+
+Task = Trial | SmokeTest | JointTiming
+"""Plain data, picklable, with an ``id`` and the ``resources`` that it needs."""
 
 ReportProgress = Callable[[ProgressUpdate], None]
 
@@ -102,11 +96,11 @@ class StopCheck:
     def check(self) -> None:
         """Raise Stopped if the trial should stop."""
         if self():
-            raise Stopped("asked to stop")
+            raise errors.Stopped("asked to stop")
 
 
-def run_trial(
-    trial: Trial,
+def run_task(
+    task: Task,
     store: str | Path,
     on_progress: attempt.OnProgress | None = None,
     *,
@@ -116,7 +110,7 @@ def run_trial(
     capture_output: bool = False,
     wait: bool = True,
 ) -> Outcome:
-    """Run one trial to its end; do nothing if it has ended before.
+    """Run one trial to its end; do nothing if it has ended before. Or run another task.
 
     The training is skipped if its weights exist, and continued from its last checkpoint if it
     was interrupted. If another process runs this trial's training, this call waits for it. A
@@ -138,32 +132,36 @@ def run_trial(
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
     """
-    record, fences = Store(store), list[Fence]()
-    aside: Path | None = None
+    fences = list[Fence]()
     should_stop = StopCheck(stop_flags, fences)
-    lock = record.trial_lock(trial.id)
+    if isinstance(task, SmokeTest):
+        return run_smoke_test(task)
+    if isinstance(task, JointTiming):
+        return run_joint_timing(task, should_stop.check)
+    record = Store(store)
+    aside: Path | None = None
     try:
+        lock = record.trial_lock(task.id)
         with lock.hold(None if wait else 0.0, on_wait=should_stop.check) as fence:
             if fence is None:
                 return "elsewhere"
             fences.append(fence)
-            status = record.status(trial.id)
+            status = record.status(task.id)
             if status == "damaged":
-                aside = record.set_aside_result(trial.id, fence)
+                aside = record.set_aside_result(task.id, fence)
             elif status == "pruned":
-                record.archive_result(trial.id)
+                record.archive_result(task.id)
             elif status is not None:
                 return status
             should_stop.check()
-            run = _TrialAttempt(trial, record, fences, should_stop, make_trainable, on_progress)
+            own = _TrialAttempt(task, record, fences, should_stop, make_trainable, on_progress)
             if aside is not None:
-                run.attempt.log_repair(
-                    f"its result is damaged; moved to {aside}, it is measured again"
-                )
-            return run.run(origin or Origin(), capture_output)
-    except Stopped:
+                text = f"its result is damaged; moved to {aside}, it is measured again"
+                own.attempt.log_repair(text)
+            return own.run(origin or Origin(), capture_output)
+    except errors.Stopped:
         return "stopped"
-    except LeaseLost:
+    except errors.LeaseLost:
         return "elsewhere"
 
 
@@ -188,84 +186,105 @@ class _TrialAttempt:
         self.make_trainable = make_trainable or _make_torch_trainable
         store.write_trial(trial.id, describe_trial(trial), self.fence)
         self.attempt = attempt.Attempt(store, trial.id, self.fence)
-        self.attempt.log(
-            f"attempt {self.attempt.number} at trial {trial.id}, training {trial.training_id}"
-        )
+        self.log = self.attempt.log
+        self.log(f"attempt {self.attempt.number} at trial {trial.id}, training {trial.training_id}")
         self.progress_path = store.trial_directory(trial.id) / "progress.json"
         self.report = attempt.ProgressReporter(
-            self.progress_path, self.attempt.log, on_progress, self.fence
+            self.progress_path, self.log, on_progress, self.fence
         )
 
     def run(self, origin: Origin, capture_output: bool) -> Outcome:
-        """Train, measure, and record how that ends, unless by a stop or a broken store."""
+        """Train, measure, and record how that ends, unless by a stop or a broken store.
+
+        Tokens or weights that prove damaged are made again, and it begins anew.
+        """
+        trial, repairs = self.trial, 0
+        damage: Exception | None = None
+        directory = self.store.training_directory(trial.training_id)
         with ExitStack() as stack:
             stack.callback(self.remove_progress)
             stack.enter_context(attempt.log_warnings(self.attempt))
             if capture_output:
                 stack.enter_context(attempt.redirect_output(self.attempt.log_path))
-            try:
-                self.record_result(origin, self.train_and_measure())
-            except Stopped:
-                self.attempt.log("stopped; submit again to continue from the last checkpoint")
-                raise
-            except Paused as pause:
-                self.attempt.log(str(pause))
+            while True:
+                try:
+                    self.repair(damage)
+                    trainable = self.make_trainable(trial, self.report_and_check_stop)
+                    is_damaged = isinstance(damage, errors.RecordDamaged)
+                    with self.open_training(trial, check_contents=is_damaged) as fence:
+                        if fence is not None:
+                            trainable.train(directory, self.should_stop, fence)
+                    self.should_stop.check()
+                    self.record_result(origin, trainable.measure(directory))
+                    self.log("done")
+                    return "done"
+                except (errors.DatasetDamaged, errors.SourceDamaged, errors.RecordDamaged) as error:
+                    damage, repairs = error, repairs + 1
+                    if repairs > MAX_REPAIRS:
+                        return self.end_early(origin, error)
+                    self.check_fences()
+                    self.log(str(error))
+                except Exception as error:
+                    return self.end_early(origin, error)
+
+    def end_early(self, origin: Origin, error: Exception) -> Outcome:
+        """Record the error that an attempt has ended with, or raise what leaves no result."""
+        match error:
+            case errors.Stopped():
+                self.log("stopped; submit again to continue from the last checkpoint")
+                raise error
+            case errors.Paused():
+                self.log(str(error))
                 self.attempt.mark_paused()
                 return "paused"
-            except LeaseLost as error:
-                self.attempt.log(f"given up: {error}")
-                raise
-            except StoreError:
-                self.check_fences()
-                raise
-            except WorkerLost as error:
-                self.check_fences()
-                self.attempt.log(f"{error}; the driver decides whether it runs again")
-                raise
-            except Exception as error:
-                self.check_fences()
-                if isinstance(error, OSError) and error.errno in _DISK_FULL_CODES:
-                    text = f"{self.store.path} cannot be written: {error.strerror}"
-                    raise StoreError(f"{text}; free or repair the disk, submit again") from None
-                return self.record_failure(origin, error)
-            self.attempt.log("done")
-            return "done"
+            case errors.LeaseLost():
+                self.log(f"given up: {error}")
+                raise error
+        self.check_fences()
+        match error:
+            case errors.StoreError():
+                raise error
+            case errors.WorkerLost():
+                self.log(f"{error}; the driver decides whether it runs again")
+                raise error
+            case OSError(errno=code) if code in _DISK_FULL_CODES:
+                text = f"{self.store.path} cannot be written: {error.strerror}"
+                raise errors.StoreError(f"{text}; free or repair the disk, submit again") from None
+        failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
+        status: Literal["failed", "diverged"] = "failed"
+        if failure.kind == "diverged":
+            status = "diverged"
+        started, number = self.attempt.started, self.attempt.number
+        provenance = build_provenance(origin, started=started, attempts=number)
+        result = build_result(self.trial, status, provenance, failure=failure)
+        self.store.write_result(result, self.fence)
+        self.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
+        return status
 
     def remove_progress(self) -> None:
         if self.fence.holds():
             self.progress_path.unlink(missing_ok=True)
 
-    def train_and_measure(self) -> TrialMeasurements:
-        """Train and measure; again when tokens or weights prove damaged, which are made again."""
-        damage: Exception | None = None
-        repairs = 0
-        while True:
-            try:
-                if isinstance(damage, DatasetDamaged):
-                    aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
-                    if aside is not None:  # else another trial has prepared it again meanwhile
-                        text = f"tokens are damaged; moved to {aside}"
-                        self.attempt.log_repair(f"{text}, the text is prepared again")
-                elif isinstance(damage, SourceDamaged):
-                    self.repair_source(self.trial)
-                trainable = self.make_trainable(self.trial, self.report_and_check_stop)
-                self.train(self.trial, trainable, isinstance(damage, RecordDamaged))
-                self.should_stop.check()
-                return trainable.measure(self.store.training_directory(self.trial.training_id))
-            except (DatasetDamaged, SourceDamaged, RecordDamaged) as error:
-                repairs += 1
-                if repairs > MAX_REPAIRS:
-                    raise
-                self.check_fences()
-                self.attempt.log(str(error))
-                damage = error
+    def repair(self, damage: Exception | None) -> None:
+        """Make again what has proved damaged; `open_training` does so for the training's own."""
+        if isinstance(damage, errors.DatasetDamaged):
+            aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
+            if aside is not None:  # else another trial has prepared it again meanwhile
+                text = f"tokens are damaged; moved to {aside}, the text is prepared again"
+                self.attempt.log_repair(text)
+        elif isinstance(damage, errors.SourceDamaged):
+            self.repair_source(self.trial)
 
-    def train(self, trial: Trial, trainable: Trainable, check_contents: bool) -> None:
-        """Train in one process at a time; the others wait and find the training done.
+    @contextmanager
+    def open_training(self, trial: Trial, *, check_contents: bool) -> Iterator[Fence | None]:
+        """Hold a training, which one process at a time may do; the others wait for its end.
 
         Args:
             check_contents: read the weights of a training that is done, and train again if they
                 are damaged. Otherwise whoever loads them finds out.
+
+        Yields:
+            The fence of its lock if the block is to train; None if the training is done.
         """
         training, directory = trial.training_id, self.store.training_directory(trial.training_id)
         with self.hold_training(training) as fence:
@@ -274,21 +293,22 @@ class _TrialAttempt:
                 aside = self.store.set_aside_training(training, fence)
                 self.attempt.log_repair(f"{damage}; moved to {aside}")
             if self.store.is_trained(training):
+                yield None
                 return
             earlier = self.store.earlier_training_record(training)
             if trial.until is not None and trial.until in self.store.rungs(training):
-                raise Paused(f"its training has paused after step {trial.until} before")
+                raise errors.Paused(f"its training has paused after step {trial.until} before")
             message = self.store.divergence(training)
             if message is not None:
-                raise Diverged(message)
+                raise errors.Diverged(message)
             source = trial.source_training
             if source is not None and not self.store.is_trained(source.training_id):
-                raise SourceDamaged(explain_missing_source(trial, self.store))
+                raise errors.SourceDamaged(explain_missing_source(trial, self.store))
             # always anew: a damaged one must not be sealed
             write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
             try:
-                trainable.train(directory, self.should_stop, fence)
-            except Diverged as error:
+                yield fence
+            except errors.Diverged as error:
                 self.store.write_divergence(training, str(error), fence)
                 raise
             if earlier is not None:  # its weights were lost
@@ -297,10 +317,8 @@ class _TrialAttempt:
     @contextmanager
     def hold_training(self, training: str) -> Iterator[Fence]:
         """Hold the lock of a training, waiting for a process that has it as long as it works."""
-        lock, directory = (
-            self.store.training_lock(training),
-            self.store.training_directory(training),
-        )
+        lock = self.store.training_lock(training)
+        directory = self.store.training_directory(training)
         watch = attempt.StallWatch((directory, directory / "checkpoints"))
 
         def report_waiting() -> None:
@@ -309,7 +327,7 @@ class _TrialAttempt:
             if idle >= attempt.stall_seconds():
                 text = f"{lock.path} is held by {lock.describe_holder()}, without progress for"
                 hint = f"end that process, or remove {lock.path}.*, then submit again"
-                raise StoreError(f"{text} {format_duration(idle)}; {hint}")
+                raise errors.StoreError(f"{text} {format_duration(idle)}; {hint}")
             note = lock.describe_wait(f"runs training {training}")
             self.report({"stage": "waiting", "note": note})
 
@@ -333,15 +351,18 @@ class _TrialAttempt:
         source = trial.source_training
         assert source is not None, "only such a training can miss it"
         other = source.trial_with(trial.resources)
-        self.attempt.log(f"makes the weights again that it starts from: {source.name}")
+        self.log(f"makes the weights again that it starts from: {source.name}")
         try:
             trainable = self.make_trainable(other, self.report_and_check_stop)
-            self.train(other, trainable, check_contents=True)
-        except SourceDamaged:  # that one started from another, which is lost, too
+            with self.open_training(other, check_contents=True) as fence:
+                if fence is not None:
+                    directory = self.store.training_directory(other.training_id)
+                    trainable.train(directory, self.should_stop, fence)
+        except errors.SourceDamaged:  # that one started from another, which is lost, too
             self.repair_source(other)
             raise
-        except Diverged:
-            raise SourceMissing(explain_missing_source(trial, self.store)) from None
+        except errors.Diverged:
+            raise errors.SourceMissing(explain_missing_source(trial, self.store)) from None
 
     def record_result(self, origin: Origin, measured: TrialMeasurements) -> None:
         trial, store = self.trial, self.store
@@ -363,19 +384,6 @@ class _TrialAttempt:
         result = build_result(trial, "done", provenance, measured=measured)
         seal = store.training_seal(trial.training_id)
         store.write_result({**result, "training_seal": seal, "files": files}, self.fence)
-
-    def record_failure(self, origin: Origin, error: Exception) -> Literal["failed", "diverged"]:
-        failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
-        status: Literal["failed", "diverged"] = (
-            "diverged" if failure.kind == "diverged" else "failed"
-        )
-        provenance = build_provenance(
-            origin, started=self.attempt.started, attempts=self.attempt.number
-        )
-        result = build_result(self.trial, status, provenance, failure=failure)
-        self.store.write_result(result, self.fence)
-        self.attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
-        return status
 
     def report_and_check_stop(self, update: ProgressUpdate) -> None:
         """Report, and check for a stop, except in training, which writes a checkpoint first."""

@@ -18,6 +18,7 @@ from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
+from kvlab.trial.run import StopCheck
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
@@ -285,5 +286,6 @@ def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
 def test_a_session_that_is_asked_to_stop_writes_nothing(tmp_path):
     (tmp_path / "stop").touch()
     task = JointTiming("timing", 0, {"t": experiment()}, str(tmp_path / "answer.json"))
-    assert run_joint_timing(task, [tmp_path / "stop"]) == "stopped"
+    stop = StopCheck([tmp_path / "stop"], ())
+    assert run_joint_timing(task, stop.check) == "stopped"
     assert not (tmp_path / "answer.json").exists()

@@ -32,10 +32,10 @@ import sys
 from functools import partial
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.support.stub_trials import StubTrainable
 stages = partial(StubTrainable, flag="", seconds=0.01)
-submit.run_task = lambda *task, capture_output, **how: run_trial(*task, **how, make_trainable=stages)
+submit.run_task = lambda *task, capture_output, **how: run_task(*task, **how, make_trainable=stages)
 sys.exit(main(sys.argv[1:]))
 """
 """`kvlab` with stub trials, which need no torch: importing it takes seconds."""

@@ -18,7 +18,7 @@ from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.train import read_final_weights
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.trained_trial import make_random_model
 
@@ -86,7 +86,7 @@ def run_driver(folder, **options):
     """Run the trials alone."""
     store = Store(folder / "runs")
     planned = plan(load_sweep(folder / "s.yaml"), store)
-    run = partial(run_trial, store=store.path)
+    run = partial(run_task, store=store.path)
     summary = Driver(planned, store, InlineExecutor(run), **options).run()
     found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
     return summary.exit_code, store, found
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
     trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
     GPT(ModelConfig(**SHAPE), seed=6).save_pretrained(folder / "checkpoint")
     store = Store(folder / "runs")
-    assert run_trial(trial, store.path) == "failed"
+    assert run_task(trial, store.path) == "failed"
     assert "its files are not those planned with" in store.result(trial.id)["error"]["message"]
 
 
@@ -267,7 +267,7 @@ def test_a_plan_says_which_lost_source_is_made_again(folder):
     planned = plan(load_sweep(folder / "s.yaml"))
     store = Store(folder / "runs")
     source = planned.trials[0].trial
-    assert run_trial(source, store.path) == "done"
+    assert run_task(source, store.path) == "done"
     assert not plan(load_sweep(folder / "s.yaml"), store).notes
     shutil.rmtree(store.training_directory(source.training_id) / "final")
     (note,) = plan(load_sweep(folder / "s.yaml"), store).notes

@@ -14,7 +14,7 @@ from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.support.driver_process import (
     count_logged_steps,
     finish_driver,
@@ -127,7 +127,7 @@ def test_budgets_whose_driver_dies_at_any_write_end_as_in_a_calm_sweep(tmp_path)
     def drive_budgets():
         torch.set_num_threads(1)
         store = Store("runs")
-        drive(plan(load_sweep("s.yaml"), store), store, lambda trial: run_trial(trial, store.path))
+        drive(plan(load_sweep("s.yaml"), store), store, lambda trial: run_task(trial, store.path))
 
     found = {}
     for name, (fewest, most) in {"calm": (NEVER, NEVER), "killed": (12, 40)}.items():

@@ -9,7 +9,7 @@ from kvlab.errors import MeasurementError
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, Metric, collect_metrics
 from kvlab.track.run_description import describe_run
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.contracts.metric_contract import MetricContract
 from tests.support.stub_trials import StubTrainable, tiny_plan
 
@@ -28,7 +28,7 @@ class TrainableWithToyMetric(StubTrainable):
 
 def run_toy_trial(tmp_path):
     trial, store = tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")
-    run_trial(trial, store.path, make_trainable=partial(TrainableWithToyMetric, flag=""))
+    run_task(trial, store.path, make_trainable=partial(TrainableWithToyMetric, flag=""))
     return trial, store
 
 

@@ -42,8 +42,7 @@ from kvlab.sweep.driver.sweep_progress import Event
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
-from kvlab.trial.run import run_trial
-from kvlab.trial.task import Task
+from kvlab.trial.run import Task, run_task
 from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.chaos_checks import numbers
 from tests.support.chaos_processes import adopt_orphans
@@ -148,7 +147,7 @@ def drive(folder: Path) -> int:
         planned = plan(load_sweep(folder / "s.yaml"), store)
         description = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
         # imported before the fork
-        run = partial(run_trial, store=store.path, wait=False, make_trainable=TorchTrainable)
+        run = partial(run_task, store=store.path, wait=False, make_trainable=TorchTrainable)
         driver = Driver(
             planned, store, ForkingExecutor(run), description=description, on_event=print_event
         )

@@ -16,7 +16,7 @@ from kvlab.store.provenance import DataProvenance, Machine, Origin
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 
 EXPERIMENT = """\
 name: tiny
@@ -150,7 +150,7 @@ class StubRun:
         self.flag = str(Path(store) / "sweeps" / name / "stop")
 
     def __call__(self, trial):
-        return run_trial(
+        return run_task(
             trial,
             self.store,
             origin=Origin(command="kvlab submit s.yaml"),

@@ -15,7 +15,7 @@ from kvlab.store import Store
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.executor import WorkerKilled
 from kvlab.trial.ddp import mark_worker_started, read_worker_error, train_ddp, write_worker_error
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from kvlab.trial.trial import Trial
 from tests.contracts.executor_contract import until_ended
 
@@ -52,7 +52,7 @@ def trial(text, tmp_path, monkeypatch):
 
 def in_ray(trial, store):
     """How the trial ends there: the outcome and the error's class."""
-    executor = make_executor("ray", partial(run_trial, store=str(store)))
+    executor = make_executor("ray", partial(run_task, store=str(store)))
     try:
         executor.start(trial)
         ended = until_ended(executor)[trial.id]
@@ -65,7 +65,7 @@ def in_ray(trial, store):
 def test_two_workers_under_ray_lose_as_one_does(trial, tmp_path):
     alone, together = trial(1), trial(2)
     assert alone.id == together.id, "workers are where a trial runs, not what it computes"
-    assert run_trial(alone, tmp_path / "one") == "done"
+    assert run_task(alone, tmp_path / "one") == "done"
     assert in_ray(together, tmp_path / "two") == ("done", None)
     one, two = (Store(tmp_path / name).result(alone.id) for name in ("one", "two"))
     assert two["training_record"]["workers"] == 2
@@ -108,7 +108,7 @@ def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path
     one = trial(2, tokens=128 * 400, checkpoint_every=20)
     store = Store(tmp_path / "two")
     checkpoints = store.training_directory(one.training_id) / "checkpoints"
-    executor = make_executor("ray", partial(run_trial, store=str(tmp_path / "two")))
+    executor = make_executor("ray", partial(run_task, store=str(tmp_path / "two")))
     try:
         executor.start(one)
         while not any(checkpoints.glob("step-*")):  # the test's time limit ends it
@@ -126,7 +126,7 @@ def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path
         assert (ended.outcome, ended.error) == ("done", None)
     finally:
         executor.close()
-    assert run_trial(trial(1, tokens=128 * 400), tmp_path / "one") == "done"
+    assert run_task(trial(1, tokens=128 * 400), tmp_path / "one") == "done"
     resumed, whole = store.result(one.id), Store(tmp_path / "one").result(one.id)
     assert len(resumed["training_record"]["resumed_from"]) == 1
     assert resumed["training_record"]["resumed_from"][0] >= 20

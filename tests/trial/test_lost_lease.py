@@ -8,7 +8,7 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial import run
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.support.tiny_sweep import tiny_sweep_folder
 
 
@@ -39,8 +39,8 @@ def test_nothing_is_written_after_the_lock_was_lost(tmp_path, monkeypatch, trial
             (directory / "lock.1").unlink()
             left.update(files(directory))
 
-    assert run_trial(trial, store.path, lose_lock) == "elsewhere"
+    assert run_task(trial, store.path, lose_lock) == "elsewhere"
     assert left
     assert files(directory) == left
     assert store.status(trial.id) is None
-    assert run_trial(trial, store.path) == "done"
+    assert run_task(trial, store.path) == "done"

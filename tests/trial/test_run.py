@@ -1,4 +1,4 @@
-"""`run_trial`: what is recorded, whatever becomes of it."""
+"""`run_task`: what is recorded, whatever becomes of it."""
 
 import errno
 import getpass
@@ -17,7 +17,7 @@ from kvlab.store.provenance import Origin
 from kvlab.store.result import Failure
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.support.stub_trials import StubTrainable, tiny_plan
 
 
@@ -41,7 +41,7 @@ def run(trial, store, kind=StubTrainable, **options):
     flag = str(store.stop_flag("s"))
     make = lambda trial, report: kind(trial, report, flag=flag)  # noqa: E731
     origin = Origin(commit="c" * 40, dirty=False, command="kvlab submit s.yaml")
-    return run_trial(
+    return run_task(
         trial, store.path, origin=origin, stop_flags=[flag], make_trainable=make, **options
     )
 

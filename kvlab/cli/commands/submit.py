@@ -57,7 +57,7 @@ from kvlab.sweep.planning.planner import describe_stage, ended_status, trials_to
 from kvlab.sweep.planning.texts import find_text, prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
-from kvlab.trial.task import run_task
+from kvlab.trial.run import run_task
 
 if TYPE_CHECKING:
     from kvlab.data import DatasetFacts

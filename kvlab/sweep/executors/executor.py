@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvlab.spec import ResourcesConfig
-from kvlab.trial.run import Outcome
-from kvlab.trial.task import Task
+from kvlab.trial.run import Outcome, Task
 
 RunTask = Callable[[Task], Outcome]
-"""Run one task and record it, as `kvlab.trial.task.run_task` does for one store."""
+"""Run one task and record it, as `kvlab.trial.run.run_task` does for one store."""
 
 
 class WorkerKilled(Exception):

@@ -6,7 +6,7 @@ from kvlab.errors import ResourceError
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
-from kvlab.trial.task import Task
+from kvlab.trial.run import Task
 
 
 class InlineExecutor:

@@ -21,8 +21,7 @@ from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.reaper import Reaper
-from kvlab.trial.run import Outcome
-from kvlab.trial.task import Task
+from kvlab.trial.run import Outcome, Task
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 import ray

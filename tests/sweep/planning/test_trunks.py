@@ -11,7 +11,7 @@ from kvlab.sweep import plan
 from kvlab.sweep.driver.trial_queue import TrunkWaitlist, order_trials
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.trunks import count_split_by_warmup
-from kvlab.trial.run import run_trial
+from kvlab.trial.run import run_task
 from tests.support import stub_trials as stub
 from tests.support.stub_trials import tiny_plan
 from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
@@ -145,7 +145,7 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
         )
         store = Store("runs")
         planned = plan(load_sweep("s.yaml"), store)
-        summary = stub.drive(planned, store, lambda trial: run_trial(trial, store.path))
+        summary = stub.drive(planned, store, lambda trial: run_task(trial, store.path))
         assert summary.states["done"] == 3
         store.write_sweep(describe_sweep(planned, yaml=sweep, experiment_yaml="", command=""))
         records = {r["experiment"]["training"]["tokens"]: r for r in store.results("s")}
