@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.report.document import Figure
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
+from kvlab.report import document as doc
 from kvlab.report.formatting import format_binary_size, format_significant
 
 Lines = Iterable[Mapping[str, Any]]
 """`kvlab.benchmark.measurement.Measurement` as plain data, possibly without its defaults."""
 
-MAX_VARIANTS = len(SERIES) - 1
+MAX_VARIANTS = len(doc.SERIES) - 1
 """Variants in one figure; the last colour is left for the dashed lines that all share."""
 
 
@@ -70,7 +69,7 @@ CURVES = (
 )  # fmt: skip
 
 
-def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[Figure]:
+def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[doc.Figure]:
     """Yield the figures of `CURVES` that the lines have at least two points for.
 
     Args:
@@ -84,8 +83,8 @@ def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> It
             yield figure
 
 
-def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Figure | None:
-    series: dict[tuple[str, bool], list[Point]] = {}
+def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
+    series: dict[tuple[str, bool], list[doc.Point]] = {}
     for line in lines:
         is_cached = bool(line.get("cached"))
         if line["metric"] != curve.metric or line.get("value") is None:
@@ -102,13 +101,13 @@ def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Figure
         if variant in variants:
             points.sort(key=lambda point: point.x)
             name = variant if is_cached else f"{variant}, no cache"
-            role = SERIES[variants.index(variant)]
-            layers.append(Line(name, tuple(points), role, dashed=not is_cached))
-    plot = Plot(Axis(curve.x_title), Axis(curve.y_title), tuple(layers))
-    return Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
+            role = doc.SERIES[variants.index(variant)]
+            layers.append(doc.Line(name, tuple(points), role, dashed=not is_cached))
+    plot = doc.Plot(doc.Axis(curve.x_title), doc.Axis(curve.y_title), tuple(layers))
+    return doc.Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
 
 
-def _name_ends(layers: Iterable[Line], unit: str = "") -> str:
+def _name_ends(layers: Iterable[doc.Line], unit: str = "") -> str:
     """Return the first and the last value of every line, in words."""
     return "; ".join(
         f"{layer.name}: {format_significant(layer.points[0].y)}{unit}"
@@ -117,7 +116,7 @@ def _name_ends(layers: Iterable[Line], unit: str = "") -> str:
     )
 
 
-def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> Point:
+def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> doc.Point:
     value = line["value"] * curve.scale
     median = next((q for q in line.get("quantiles") or [] if q["q"] == 0.5), line)
     low, high = median.get("low"), median.get("high")
@@ -130,42 +129,42 @@ def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str])
     if line.get("noisy"):
         tip.append(f"noisy: {line.get('note', '')}")
     key = keys.get(line["variant"], "")
-    return Point(line[curve.field], value, tuple(tip), key, y_range=y_range)
+    return doc.Point(line[curve.field], value, tuple(tip), key, y_range=y_range)
 
 
-def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Figure | None:
+def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
     """Plot measured against predicted step times; on the dashed line they are equal."""
     steps: dict[tuple[Any, ...], dict[str, float]] = {}
     for line in lines:
         if line["metric"] in ("step_predicted", "step_measured"):
             step = (line["variant"], line.get("batch_size"), line.get("context_length"))
             steps.setdefault(step, {})[line["metric"]] = line["value"] * 1000
-    by_variant: dict[str, list[Point]] = {}
+    by_variant: dict[str, list[doc.Point]] = {}
     for (variant, batch, context), times in steps.items():
         if len(times) == 2:
             predicted, measured = times["step_predicted"], times["step_measured"]
             text = f"predicted {format_significant(predicted)} ms"
             text += f", measured {format_significant(measured)} ms"
             tip = (variant, f"batch {batch}, context {context}", text)
-            point = Point(predicted, measured, tip, keys.get(variant, ""))
+            point = doc.Point(predicted, measured, tip, keys.get(variant, ""))
             by_variant.setdefault(variant, []).append(point)
     if not by_variant:
         return None
     variants = list(by_variant.items())[:MAX_VARIANTS]
     largest = max(max(point.x, point.y) for _, points in variants for point in points)
-    diagonal = (Point(0.0, 0.0), Point(largest, largest))
-    equal = Line("the roofline", diagonal, "muted", dashed=True)
-    layers = [Points(v, tuple(p), SERIES[n]) for n, (v, p) in enumerate(variants)]
-    x, y = Axis("time of a step by the roofline (ms)"), Axis("measured time, p50 (ms)")
+    diagonal = (doc.Point(0.0, 0.0), doc.Point(largest, largest))
+    equal = doc.Line("the roofline", diagonal, "muted", dashed=True)
+    layers = [doc.Points(v, tuple(p), doc.SERIES[n]) for n, (v, p) in enumerate(variants)]
+    x, y = doc.Axis("time of a step by the roofline (ms)"), doc.Axis("measured time, p50 (ms)")
     caption = (
         "Measured decode steps against the time that this device's bandwidth and matrix"
         " rate allow. A point below the line is faster than they were measured to be: its model"
         " fits the processor's caches, or the machine was busy then."
     )
-    return Figure("roofline", caption, caption, Plot(x, y, (equal, *layers)))
+    return doc.Figure("roofline", caption, caption, doc.Plot(x, y, (equal, *layers)))
 
 
-def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> Iterator[Figure]:
+def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> Iterator[doc.Figure]:
     """Yield the hit rate of prefix caches by their bytes, and by turn, beside the upper bound.
 
     Args:
@@ -188,11 +187,11 @@ def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> It
     bound = next((line["value"] for line in lines if line["metric"] == "hit_rate_exact"), None)
     if len(sizes) > 1:
         limit = {} if bound is None else {sizes[0]: bound, sizes[-1]: bound}
-        x, caption = Axis("prefix cache (bytes)", "bytes"), "Hit rate against the bytes of the"
+        x, caption = doc.Axis("prefix cache (bytes)", "bytes"), "Hit rate against the bytes of the"
         yield _reuse_figure("reuse-budgets", budgets, limit, x, f"{caption} prefix cache.", keys)
     if len({turn for curve in turns.values() for turn in curve}) > 1:
         limit = next(iter(collect("turn_hit_rate_exact", "turn").values()), {})
-        x, caption = Axis("turn of the conversation"), f"Hit rate by turn{set_up}."
+        x, caption = doc.Axis("turn of the conversation"), f"Hit rate by turn{set_up}."
         yield _reuse_figure("reuse-turns", turns, limit, x, caption, keys)
 
 
@@ -200,28 +199,30 @@ def _reuse_figure(
     name: str,
     curves: Mapping[str, Mapping[int, float]],
     limit: Mapping[int, float],
-    x_axis: Axis,
+    x_axis: doc.Axis,
     caption: str,
     keys: Mapping[str, str],
-) -> Figure:
+) -> doc.Figure:
     """Plot hit rates; variants of equal curves share a line."""
     equal: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for variant, curve in curves.items():
         equal.setdefault(tuple(sorted(curve.items())), []).append(variant)
 
-    def draw(points: Iterable[tuple[int, float]], label: str, key: str = "") -> Iterator[Point]:
+    def draw(points: Iterable[tuple[int, float]], label: str, key: str = "") -> Iterator[doc.Point]:
         for x, share in points:
             place = format_binary_size(x) if x_axis.kind == "bytes" else f"turn {x}"
             tip = (label, place, f"{100 * share:.2f}% of prompts")
-            yield Point(float(x), 100 * share, tip, key)
+            yield doc.Point(float(x), 100 * share, tip, key)
 
     layers = []
-    for number, (points, variants) in enumerate(list(equal.items())[: len(SERIES)]):
+    for number, (points, variants) in enumerate(list(equal.items())[: len(doc.SERIES)]):
         drawn = tuple(draw(points, ", ".join(variants), keys.get(variants[0], "")))
-        layers.append(Line(", ".join(variants), drawn, SERIES[number], dashed=number % 2 == 1))
+        layers.append(
+            doc.Line(", ".join(variants), drawn, doc.SERIES[number], dashed=number % 2 == 1)
+        )
     if limit:
         title = "upper bound: any earlier turn"
         drawn = tuple(draw(sorted(limit.items()), title))
-        layers.append(Line(title, drawn, "muted", dashed=True))
-    plot = Plot(x_axis, Axis("prompt tokens found (%)"), tuple(layers))
-    return Figure(name, caption, f"{caption} {_name_ends(layers, '%')}.", plot)
+        layers.append(doc.Line(title, drawn, "muted", dashed=True))
+    plot = doc.Plot(x_axis, doc.Axis("prompt tokens found (%)"), tuple(layers))
+    return doc.Figure(name, caption, f"{caption} {_name_ends(layers, '%')}.", plot)

@@ -1,6 +1,6 @@
 """Render a report as one self-contained HTML page: style, scripts and figures are inside.
 
-Jinja escapes every value. The figures, SVG in which matplotlib and `kvlab.report.figures.render`
+Jinja escapes every value. The figures, SVG in which matplotlib and `kvlab.report.figures`
 escape every text, are inserted as they are, and so are this package's style sheet and script.
 Without scripts a reader sees all of it; the script sorts, filters and selects.
 """
@@ -16,7 +16,7 @@ def render_html(document: Document) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup, escape
 
-    from kvlab.report.figures.render import render_inline_svg
+    from kvlab.report.figures import render_inline_svg
 
     def printable(value: object) -> object:
         return value if isinstance(value, Markup) else escape(sanitize_text(str(value)))

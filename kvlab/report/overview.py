@@ -11,20 +11,9 @@ from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count, format_number
+from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as parts
-from kvlab.report.document import (
-    EMPTY_CELL,
-    Cell,
-    Column,
-    Content,
-    Figure,
-    Paragraph,
-    Row,
-    Table,
-    cell,
-)
-from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Reference
 from kvlab.report.lead import write_lead
 from kvlab.report.pareto_front import CellPoint, is_relative, memory_front
 from kvlab.store.metrics import METRICS
@@ -40,9 +29,9 @@ MAX_BEYOND = 4
 """Cells beyond the scale that are named with their difference."""
 
 
-def report_overview(study: Study) -> list[Content]:
+def report_overview(study: Study) -> list[doc.Content]:
     """Return the contents of a report's first screen."""
-    contents: list[Content] = [*write_lead(study), *_list_facts(study)]
+    contents: list[doc.Content] = [*write_lead(study), *_list_facts(study)]
     if study.is_untrained or not study.done_rows:
         return contents
     figures = [front_figure(study), effects_figure(study)]
@@ -50,7 +39,7 @@ def report_overview(study: Study) -> list[Content]:
     return [*contents, ablation_table(study)]
 
 
-def _list_facts(study: Study) -> list[Content]:
+def _list_facts(study: Study) -> list[doc.Content]:
     """List the size of the models and of their training, the seeds, the device and the date."""
     recorded = [row.record for row in study.rows if row.record.get("provenance")]
     if not recorded:
@@ -72,13 +61,13 @@ def _list_facts(study: Study) -> list[Content]:
     facts.append(", ".join(devices[:3]) + more)
     dates = (str(one["finished"])[:10] for one in provenance if one.get("finished"))
     facts.append(max(dates, default=""))
-    return [Paragraph((" \N{MIDDLE DOT} ".join(filter(None, facts)),), tone="muted")]
+    return [doc.Paragraph((" \N{MIDDLE DOT} ".join(filter(None, facts)),), tone="muted")]
 
 
 # The figures
 
 
-def front_figure(study: Study) -> Figure | None:
+def front_figure(study: Study) -> doc.Figure | None:
     """Draw stored bytes against the paired difference from the reference, for every cell."""
     points, references = memory_front(study), set(study.estimand.references)
     if not any(point.levels in references for point in points):
@@ -90,25 +79,25 @@ def front_figure(study: Study) -> Figure | None:
     rest = [p for p in points if not p.is_on_front and p.levels not in references]
     beaten = [_front_point(study, p, False) for p in rest]
     inside, outside = _split_by_scale(metric, beaten, better + bases)
-    steps: list[Point] = []
+    steps: list[doc.Point] = []
     for point in front:
-        steps += [Point(point.cost, steps[-1].y)] if steps else []
-        steps.append(Point(point.cost, fmt.in_display_unit(metric, point.quality)))
+        steps += [doc.Point(point.cost, steps[-1].y)] if steps else []
+        steps.append(doc.Point(point.cost, fmt.in_display_unit(metric, point.quality)))
     name = "its reference" if several else "the baseline"
-    size = Axis("K/V cache of one sequence at block size", "bytes")
+    size = doc.Axis("K/V cache of one sequence at block size", "bytes")
     if is_relative(study):
-        size = Axis("K/V cache as a part of the reference's", "log")
-    plot = Plot(
+        size = doc.Axis("K/V cache as a part of the reference's", "log")
+    plot = doc.Plot(
         size,
-        Axis(f"{fmt.short_title(metric)} against {name} ({fmt.difference_unit(metric)})"),
+        doc.Axis(f"{fmt.short_title(metric)} against {name} ({fmt.difference_unit(metric)})"),
         (
-            Points("dominated", tuple(inside), "muted"),
-            Points("beyond the scale", tuple(outside), "muted", "triangle"),
-            Line("", tuple(steps), "c0", dashed=True),
-            Points("on the front", tuple(better), "c0"),
-            Points("references" if several else "baseline", tuple(bases), "c1", "diamond"),
+            doc.Points("dominated", tuple(inside), "muted"),
+            doc.Points("beyond the scale", tuple(outside), "muted", "triangle"),
+            doc.Line("", tuple(steps), "c0", dashed=True),
+            doc.Points("on the front", tuple(better), "c0"),
+            doc.Points("references" if several else "baseline", tuple(bases), "c1", "diamond"),
         ),
-        (Reference("y", 0.0), *_margin(study, "y")),
+        (doc.Reference("y", 0.0), *_margin(study, "y")),
     )
     caption = (
         f"Cache size against quality: paired differences from {name}"
@@ -121,7 +110,7 @@ def front_figure(study: Study) -> Figure | None:
         f" {fmt.format_difference(metric, p.quality)}"
         for p in front
     )
-    return Figure("pareto", caption, f"{caption} {listed}.", plot)
+    return doc.Figure("pareto", caption, f"{caption} {listed}.", plot)
 
 
 def _size_text(study: Study, point: CellPoint) -> str:
@@ -131,8 +120,8 @@ def _size_text(study: Study, point: CellPoint) -> str:
 
 
 def _split_by_scale(
-    metric: str, beaten: list[Point], named: list[Point]
-) -> tuple[list[Point], list[Point]]:
+    metric: str, beaten: list[doc.Point], named: list[doc.Point]
+) -> tuple[list[doc.Point], list[doc.Point]]:
     """Split dominated cells into those near the front, and those far off, moved to the edge.
 
     A cell that is far worse would leave no height for the differences that are compared.
@@ -162,7 +151,7 @@ def _describe_marks(study: Study) -> str:
     return f", with {bars} and a small dot for each seed."
 
 
-def _front_point(study: Study, point: CellPoint, is_named: bool) -> Point:
+def _front_point(study: Study, point: CellPoint, is_named: bool) -> doc.Point:
     """Return a mark; a named one has a label, its interval and its differences seed by seed."""
     metric, levels = study.primary_metric, point.levels
     found, factor = study.comparisons.get(levels), parts.size_factor(study, levels)
@@ -185,25 +174,25 @@ def _front_point(study: Study, point: CellPoint, is_named: bool) -> Point:
     label = study.label(levels) if is_named else ""
     difference = fmt.in_display_unit(metric, point.quality)
     key = study.cell_key(levels)
-    return Point(point.cost, difference, tuple(tip), key, label, y_range=ends, seeds=seeds)
+    return doc.Point(point.cost, difference, tuple(tip), key, label, y_range=ends, seeds=seeds)
 
 
-def _margin(study: Study, axis: Literal["x", "y"]) -> tuple[Reference, ...]:
+def _margin(study: Study, axis: Literal["x", "y"]) -> tuple[doc.Reference, ...]:
     """Return the line of the margin, on the side of costs."""
     margin, metric = study.decide.margin, study.primary_metric
     if margin is None:
         return ()
     sign = -1.0 if METRICS[metric].better == "higher" else 1.0
-    return (Reference(axis, sign * fmt.in_display_unit(metric, margin), is_dashed=True),)
+    return (doc.Reference(axis, sign * fmt.in_display_unit(metric, margin), is_dashed=True),)
 
 
-def effects_figure(study: Study) -> Figure | None:
+def effects_figure(study: Study) -> doc.Figure | None:
     """Draw the effect of every level on the primary metric, as a forest of intervals."""
     metric = study.primary_metric
     estimated = [effect for effect in study.effects(metric) if effect.estimate]
     if not estimated:
         return None
-    unit, groups = fmt.difference_unit(metric), defaultdict[str, list[Point]](list)
+    unit, groups = fmt.difference_unit(metric), defaultdict[str, list[doc.Point]](list)
     for index, effect in enumerate(estimated):
         group = "open" if effect.is_tested else "untested"
         if effect.is_significant:
@@ -211,16 +200,16 @@ def effects_figure(study: Study) -> Figure | None:
         elif effect.verdict_name in ("bounded", "equivalent"):
             group = "bounded"
         groups[group].append(_effect_point(study, effect, index))
-    plot = Plot(
-        Axis(f"difference in {fmt.short_title(metric)} ({unit})"),
-        Axis("", "names", tuple(effect.name for effect in estimated)),
+    plot = doc.Plot(
+        doc.Axis(f"difference in {fmt.short_title(metric)} ({unit})"),
+        doc.Axis("", "names", tuple(effect.name for effect in estimated)),
         (
-            Points("differs", tuple(groups["differs"]), "c1", "diamond"),
-            Points("costs less than the margin", tuple(groups["bounded"]), "c0", "square"),
-            Points("not told apart", tuple(groups["open"]), "muted"),
-            Points("not tested", tuple(groups["untested"]), "muted", "ring"),
+            doc.Points("differs", tuple(groups["differs"]), "c1", "diamond"),
+            doc.Points("costs less than the margin", tuple(groups["bounded"]), "c0", "square"),
+            doc.Points("not told apart", tuple(groups["open"]), "muted"),
+            doc.Points("not tested", tuple(groups["untested"]), "muted", "ring"),
         ),
-        (Reference("x", 0.0), *_margin(study, "x")),
+        (doc.Reference("x", 0.0), *_margin(study, "x")),
     )
     alt = "; ".join(
         f"{one.name}: {fmt.format_difference(metric, one.value)} {unit}, {one.verdict}"
@@ -229,10 +218,10 @@ def effects_figure(study: Study) -> Figure | None:
     caption = f"Effect of each level against its factor's baseline level{_describe_marks(study)}"
     if study.decide.margin is not None:
         caption += " The dashed line is the margin."
-    return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
+    return doc.Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
 
 
-def _effect_point(study: Study, effect: Effect, index: int) -> Point:
+def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
     metric = effect.metric
     difference = fmt.format_difference(metric, effect.value)
     tip = [effect.name, f"{difference} {fmt.difference_unit(metric)}"]
@@ -242,7 +231,7 @@ def _effect_point(study: Study, effect: Effect, index: int) -> Point:
         tip.append(f"p (corrected) {fmt.format_p_value(effect.corrected_p)}")
     ends = fmt.in_display_unit(metric, effect.low), fmt.in_display_unit(metric, effect.high)
     seeds = tuple(fmt.in_display_unit(metric, value) for _, value in effect.by_seed)
-    return Point(
+    return doc.Point(
         fmt.in_display_unit(metric, effect.value),
         index,
         (*tip, effect.verdict),
@@ -255,7 +244,7 @@ def _effect_point(study: Study, effect: Effect, index: int) -> Point:
 # The table
 
 
-def ablation_table(study: Study) -> Table:
+def ablation_table(study: Study) -> doc.Table:
     """Return the compact ablation: each cell against its reference, with its cache."""
     cells = select_cells(study, MAX_ROWS)
     counts, base = [study.parameters(levels) for levels in cells], study.parameters(study.baseline)
@@ -264,23 +253,23 @@ def ablation_table(study: Study) -> Table:
     has_gap = any(abs(gap.value) >= GAP_ROUNDING for gap in gaps)
     metric = study.primary_metric
     columns = [
-        Column("cell"),
-        Column(parts.title_with_unit(metric, fmt.short_title(metric)), True),
+        doc.Column("cell"),
+        doc.Column(parts.title_with_unit(metric, fmt.short_title(metric)), True),
         *parts.reference_columns(study),
         parts.size_column("K/V cache"),
-        Column("smaller", True),
+        doc.Column("smaller", True),
     ]
     if has_size:
-        columns.append(Column("parameters", True, csv=("change in parameters",)))
+        columns.append(doc.Column("parameters", True, csv=("change in parameters",)))
     if has_gap:
-        columns.append(Column("serving gap (nats/token)", True))
+        columns.append(doc.Column("serving gap (nats/token)", True))
     of = "its reference" if len(study.estimand.references) > 1 else "the baseline"
     caption = f"The ablation: each cell against {of}, with the size of its cache."
     if len(cells) < len(study.cells):
         caption += f" {len(cells)} of {format_count(len(study.cells), 'cell')}: the front and"
         caption += " single changes first; the section of cells has all."
     rows = tuple(_ablation_row(study, levels, has_size, has_gap) for levels in cells)
-    return Table("ablation", caption, tuple(columns), rows)
+    return doc.Table("ablation", caption, tuple(columns), rows)
 
 
 def select_cells(study: Study, most: int) -> list[Levels]:
@@ -303,13 +292,13 @@ def select_cells(study: Study, most: int) -> list[Levels]:
     return sorted(sorted(cells, key=rank)[:most], key=study.cell_index)
 
 
-def _ablation_row(study: Study, levels: Levels, has_size: bool, has_gap: bool) -> Row:
+def _ablation_row(study: Study, levels: Levels, has_size: bool, has_gap: bool) -> doc.Row:
     value, size = study.mean(levels, study.primary_metric), study.kv_bytes(levels)
     cells = [
-        cell(study.label(levels)),
-        EMPTY_CELL if value is None else parts.value_cell(study.primary_metric, value),
+        doc.cell(study.label(levels)),
+        doc.EMPTY_CELL if value is None else parts.value_cell(study.primary_metric, value),
         *parts.reference_cells(study, levels),
-        EMPTY_CELL if size is None else parts.size_cell(size),
+        doc.EMPTY_CELL if size is None else parts.size_cell(size),
         parts.smaller_cell(study, levels),
     ]
     if has_size:
@@ -317,14 +306,14 @@ def _ablation_row(study: Study, levels: Levels, has_size: bool, has_gap: bool) -
         change = count / base - 1 if count and base else None
         text = "" if change is None else fmt.format_percent(change)
         text = f"+{text}" if change and change > 0 else text
-        cells.append(EMPTY_CELL if change is None else Cell(text, change))
+        cells.append(doc.EMPTY_CELL if change is None else doc.Cell(text, change))
     if has_gap:
         gap = study.serving_gaps.get(levels)
         if gap is None:
-            cells.append(EMPTY_CELL)
+            cells.append(doc.EMPTY_CELL)
         else:
             text = fmt.format_magnitude("serving_gap", 0.0)
             if abs(gap.value) >= GAP_ROUNDING:
                 text = fmt.format_difference("serving_gap", gap.value)
-            cells.append(Cell(text, gap.value, "bad" if gap.is_found and gap.value > 0 else ""))
-    return Row(tuple(cells), study.cell_key(levels), "muted" if value is None else "")
+            cells.append(doc.Cell(text, gap.value, "bad" if gap.is_found and gap.value > 0 else ""))
+    return doc.Row(tuple(cells), study.cell_key(levels), "muted" if value is None else "")

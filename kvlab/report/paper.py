@@ -18,7 +18,7 @@ from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.report.document import Document, Table
-from kvlab.report.figures.render import render_pdf
+from kvlab.report.figures import render_pdf
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
 from kvlab.report.search_tables import objective_title, trials_table

@@ -19,7 +19,7 @@ from kvlab.report.document import (
     Strong,
     plain_text,
 )
-from kvlab.report.figures.render import render_files
+from kvlab.report.figures import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.paper import PaperFolder, write_paper

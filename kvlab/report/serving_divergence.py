@@ -6,22 +6,8 @@ from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
+from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
-from kvlab.report.document import (
-    EMPTY_CELL,
-    Cell,
-    Column,
-    Content,
-    Figure,
-    Fold,
-    Paragraph,
-    Row,
-    Strong,
-    Table,
-    cell,
-    paragraph,
-)
-from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.table_columns import mean_cell, mean_column, range_column
 from kvlab.store.metrics import KL_ROUNDING, METRICS
 
@@ -31,7 +17,7 @@ Interval = tuple[float, float | None, float | None]
 """A cell's mean, and the ends of its simultaneous interval if it has one."""
 
 
-def serving_divergence(study: Study) -> list[Content]:
+def serving_divergence(study: Study) -> list[doc.Content]:
     """Report KL divergence and changed top tokens of every cell, with intervals."""
     means = study.means(KL)
     beyond = [levels for levels, mean in means.items() if mean]
@@ -40,16 +26,16 @@ def serving_divergence(study: Study) -> list[Content]:
     found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
     position_tables = (_position_table(study, list(found), m) for m in (KL, TOP_CHANGED))
-    folded: tuple[Content, ...] = (
-        paragraph(_method(study, len(means) - len(beyond))),
+    folded: tuple[doc.Content, ...] = (
+        doc.paragraph(_method(study, len(means) - len(beyond))),
         _figure(study, found),
         _table(study, found),
         *(table for table in position_tables if table),
     )
-    return [_summarize(study, found), Fold("Divergence from one-shot predictions", folded)]
+    return [_summarize(study, found), doc.Fold("Divergence from one-shot predictions", folded)]
 
 
-def _summarize(study: Study, found: dict[Levels, Interval]) -> Paragraph:
+def _summarize(study: Study, found: dict[Levels, Interval]) -> doc.Paragraph:
     """Say how often serving changes the likeliest token where the divergence is largest."""
     worst = list(found)[-1]
     share = study.mean(worst, TOP_CHANGED)
@@ -57,8 +43,8 @@ def _summarize(study: Study, found: dict[Levels, Interval]) -> Paragraph:
     if share is not None:
         shown = fmt.format_metric(TOP_CHANGED, share)
         text += f", and {shown}% of the likeliest tokens differ"
-    name = Strong(study.label(worst))
-    return paragraph("Serving changes predictions most at ", name, f"{text}.")
+    name = doc.Strong(study.label(worst))
+    return doc.paragraph("Serving changes predictions most at ", name, f"{text}.")
 
 
 def _method(study: Study, n_rounding: int) -> str:
@@ -115,56 +101,56 @@ def _mean_and_reach(
     return center, error * t_quantile(1 - tail, df) if error else 0.0
 
 
-def _table(study: Study, found: dict[Levels, Interval]) -> Table:
+def _table(study: Study, found: dict[Levels, Interval]) -> doc.Table:
     hint = "simultaneous over the cells of the table"
     columns = (
-        Column("cell"),
-        Column("n", True),
-        Column("KL (nats/token)", True, "KL(one-shot || served)"),
+        doc.Column("cell"),
+        doc.Column("n", True),
+        doc.Column("KL (nats/token)", True, "KL(one-shot || served)"),
         range_column("KL 95% CI", "nats/token", hint),
-        Column("top changed (%)", True, "positions whose likeliest token differs"),
+        doc.Column("top changed (%)", True, "positions whose likeliest token differs"),
         range_column("top changed 95% CI", "%", hint),
     )
     rows = []
     for levels, kl in found.items():
-        count, cells = len(study.values(levels, KL)), [cell(study.label(levels))]
-        cells.append(cell(str(count), count))
+        count, cells = len(study.values(levels, KL)), [doc.cell(study.label(levels))]
+        cells.append(doc.cell(str(count), count))
         share = _share_interval(study, levels, len(found))
         for metric, (value, *ends) in ((KL, kl), (TOP_CHANGED, share)):
             shown = fmt.in_display_unit(metric, value)
-            cells.append(Cell(fmt.format_metric(metric, value), shown))
+            cells.append(doc.Cell(fmt.format_metric(metric, value), shown))
             known = [end for end in ends if end is not None]
             text = " to ".join(fmt.format_metric(metric, end) for end in known)
             csv = tuple(fmt.in_display_unit(metric, end) for end in known)
-            cells.append(Cell(text, csv[0], csv=csv) if known else EMPTY_CELL)
-        rows.append(Row(tuple(cells), study.cell_key(levels)))
+            cells.append(doc.Cell(text, csv[0], csv=csv) if known else doc.EMPTY_CELL)
+        rows.append(doc.Row(tuple(cells), study.cell_key(levels)))
     caption = "What serving changes in the distribution of the next token, the least first."
-    return Table("serving-divergence", caption, columns, tuple(rows))
+    return doc.Table("serving-divergence", caption, columns, tuple(rows))
 
 
-def _figure(study: Study, found: dict[Levels, Interval]) -> Figure:
+def _figure(study: Study, found: dict[Levels, Interval]) -> doc.Figure:
     points = []
     for index, (levels, (value, low, high)) in enumerate(found.items()):
         ends = (low, high) if low is not None and high is not None else None
         tip = (study.label(levels), f"KL {fmt.format_metric(KL, value)} nats/token")
-        points.append(Point(value, index, tip, study.cell_key(levels), x_range=ends))
-    plot = Plot(
-        Axis("KL(one-shot || served), nats/token", "log"),
-        Axis("", "names", tuple(map(study.label, found))),
-        (Points("", tuple(points), "c0", "diamond"),),
+        points.append(doc.Point(value, index, tip, study.cell_key(levels), x_range=ends))
+    plot = doc.Plot(
+        doc.Axis("KL(one-shot || served), nats/token", "log"),
+        doc.Axis("", "names", tuple(map(study.label, found))),
+        (doc.Points("", tuple(points), "c0", "diamond"),),
     )
     bars = ", with simultaneous 95% intervals" if any(p.x_range for p in points) else ""
     caption = f"Divergence of the served predictions from the one-shot ones{bars}."
     described = "; ".join(": ".join(point.tip) for point in points)
-    return Figure("serving-divergence", caption, f"{caption} {described}.", plot)
+    return doc.Figure("serving-divergence", caption, f"{caption} {described}.", plot)
 
 
-def _position_table(study: Study, cells: list[Levels], metric: str) -> Table | None:
+def _position_table(study: Study, cells: list[Levels], metric: str) -> doc.Table | None:
     rows = []
     for levels in cells:
         entries = [mean_cell(study, levels, f"{metric}_part{i}") for i in range(1, 9)]
-        if any(entry is not EMPTY_CELL for entry in entries):
-            rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
+        if any(entry is not doc.EMPTY_CELL for entry in entries):
+            rows.append(doc.Row((doc.cell(study.label(levels)), *entries), study.cell_key(levels)))
     if not rows:
         return None
     title, unit, stem = "KL divergence", "nats/token", "kl"
@@ -174,5 +160,5 @@ def _position_table(study: Study, cells: list[Levels], metric: str) -> Table | N
     if len(study.seeds) > 1:
         spread = f", mean {fmt.PLUS_MINUS} standard deviation over seeds"
     caption = f"{title} ({unit}) by eighth of the context, the earliest first{spread}."
-    columns = (Column("cell"), *(mean_column(f"{i}/8", unit) for i in range(1, 9)))
-    return Table(f"serving-{stem}-positions", caption, columns, tuple(rows))
+    columns = (doc.Column("cell"), *(mean_column(f"{i}/8", unit) for i in range(1, 9)))
+    return doc.Table(f"serving-{stem}-positions", caption, columns, tuple(rows))

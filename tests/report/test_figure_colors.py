@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvlab.report
-from kvlab.report.figures.axes import COLORS
+from kvlab.report.figures import COLORS
 
 # Full-strength matrices of Machado, Oliveira and Fernandes (2009), on linear RGB.
 SIGHTS = {

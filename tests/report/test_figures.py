@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvlab.report.figures.axes import draw_plot, figure_style
-from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Reference
-from kvlab.report.figures.render import render_files, render_inline_svg
+from kvlab.report.document import Axis, Line, Plot, Point, Points, Reference
+from kvlab.report.figures import draw_plot, figure_style, render_files, render_inline_svg
 
 SIZES = (2**20, 2**22, 2**24)
 

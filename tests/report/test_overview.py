@@ -3,8 +3,7 @@
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import EMPTY_CELL, Figure, Table
-from kvlab.report.figures.plot import Line
+from kvlab.report.document import EMPTY_CELL, Figure, Line, Table
 from kvlab.report.lead import write_lead
 from kvlab.report.overview import ablation_table, report_overview, select_cells
 from kvlab.report.report_files import make_document

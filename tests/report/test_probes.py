@@ -3,8 +3,7 @@
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import Figure, Table
-from kvlab.report.figures.plot import SERIES
+from kvlab.report.document import SERIES, Figure, Table
 from kvlab.report.sections.probes import report_probes
 from tests.support.record_factory import Record
 

@@ -11,8 +11,7 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.report import answer_text, write_report
-from kvlab.report.figures import render
+from kvlab.report import answer_text, figures, write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
@@ -180,7 +179,7 @@ def test_work_grows_as_trials_do(tmp_path, monkeypatch):
 
     Of everything but the pictures, whose drawing library does the same whatever is drawn.
     """
-    monkeypatch.setattr(render, "render_inline_svg", lambda *_: "")
+    monkeypatch.setattr(figures, "render_inline_svg", lambda *_: "")
 
     def work(store):
         document = make_document(Study.load(store, "made"))

@@ -6,7 +6,7 @@ from scipy import stats
 
 from kvlab.analysis.study import Study
 from kvlab.report.document import Figure, Table
-from kvlab.report.figures.render import render_inline_svg
+from kvlab.report.figures import render_inline_svg
 from kvlab.report.sections.effects import report_effects
 from kvlab.report.sections.serving import report_serving_gap
 from tests.support.record_factory import Record

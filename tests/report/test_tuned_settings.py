@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import Figure, Table
-from kvlab.report.figures.plot import Line, Points
+from kvlab.report.document import Figure, Line, Points, Table
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS

@@ -236,7 +236,7 @@ def stop_rule(options: argparse.Namespace) -> StopRule:
 def _write_plots(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.fs.atomic_files import write_atomic
     from kvlab.report.benchmark_plots import benchmark_figures, reuse_figures, roofline_figure
-    from kvlab.report.figures.render import render_files
+    from kvlab.report.figures import render_files
 
     dumped = [line.model_dump() for line in lines]
     figures = [*benchmark_figures(dumped), roofline_figure(dumped, {}), *reuse_figures(dumped, {})]

@@ -8,7 +8,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.pareto_front import memory_front
 from kvlab.report.table_rows import Entries, KeyedRow, make_table, text_metric
 from kvlab.store.metrics import METRICS
@@ -96,15 +95,15 @@ def report_loss_curves(study: Study) -> doc.Section | None:
     front = [point.levels for point in memory_front(study) if point.is_on_front]
     n_changed = study.n_changed_factors
     simple = sorted((c for c in study.cells if n_changed(c) <= 1), key=n_changed)
-    lines: list[Line] = []
+    lines: list[doc.Line] = []
     drawn: set[str] = set()
     for levels in dict.fromkeys([*simple, *front]):
         trainings = {row.training for row in study.cells[levels].values() if row.curve}
-        if trainings and not trainings & drawn and len(lines) < len(SERIES):
+        if trainings and not trainings & drawn and len(lines) < len(doc.SERIES):
             drawn |= trainings
-            role, is_dashed = SERIES[len(lines)], len(lines) % 2 == 1
+            role, is_dashed = doc.SERIES[len(lines)], len(lines) % 2 == 1
             points = _mean_curve(study, levels)
-            lines.append(Line(study.label(levels), points, role, dashed=is_dashed))
+            lines.append(doc.Line(study.label(levels), points, role, dashed=is_dashed))
     if not lines:
         return None
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
@@ -126,12 +125,12 @@ def report_loss_curves(study: Study) -> doc.Section | None:
     ends = "; ".join(
         f"{line.name} ends at {fmt.format_metric('loss', line.points[-1].y)}" for line in lines
     )
-    axes = Axis("training tokens (millions)"), Axis("validation loss (nats/token)")
-    figure = doc.Figure("curves", caption, f"{caption} {ends}.", Plot(*axes, tuple(lines)))
+    axes = doc.Axis("training tokens (millions)"), doc.Axis("validation loss (nats/token)")
+    figure = doc.Figure("curves", caption, f"{caption} {ends}.", doc.Plot(*axes, tuple(lines)))
     return doc.Section("Loss curves", (doc.paragraph(text), figure))
 
 
-def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
+def _mean_curve(study: Study, levels: Levels) -> tuple[doc.Point, ...]:
     """Return the mean over seeds, at the steps that all seeds have."""
     rows = [row for row in study.cells[levels].values() if row.curve]
     shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
@@ -146,7 +145,7 @@ def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
         loss = total / len(rows)
         position = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
         tip = (study.label(levels), position, f"loss {fmt.format_metric('loss', loss)}")
-        points.append(Point(tokens[step] / 10**6, loss, tip, study.cell_key(levels)))
+        points.append(doc.Point(tokens[step] / 10**6, loss, tip, study.cell_key(levels)))
     return tuple(points)
 
 

@@ -14,7 +14,6 @@ from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
 from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_signed
 from kvlab.report.record_warnings import list_confounds
 from kvlab.report.table_rows import Entries, KeyedRow, make_table, number_cell
@@ -279,32 +278,32 @@ def _loss_entries(
 
 def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Iterator[doc.Figure]:
     """Yield the figure of losses against the tuned value, the best of each marked."""
-    layers: list[Points | Line] = []
+    layers: list[doc.Points | doc.Line] = []
     found = []
-    for number, entry in enumerate(entries[: len(SERIES)]):
-        name, optimum, role = _label(study, entry), entry["optimum"] or {}, SERIES[number]
+    for number, entry in enumerate(entries[: len(doc.SERIES)]):
+        name, optimum, role = _label(study, entry), entry["optimum"] or {}, doc.SERIES[number]
         points = [
             _loss_mark(study, entry, value, loss)
             for value, _, loss in _typical_losses(entry)
             if math.isfinite(loss)
         ]
         if points:
-            layers.append(Line(name, tuple(points), role, dashed=number % 2 == 1))
+            layers.append(doc.Line(name, tuple(points), role, dashed=number % 2 == 1))
         if points and optimum.get("value") and optimum["loss"] is not None:
             mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
-            layers.append(Points(f"{name}, best", (mark,), role, "diamond"))
+            layers.append(doc.Points(f"{name}, best", (mark,), role, "diamond"))
         if optimum.get("value"):
             found.append(f"{name} {optimum['value']:g}")
     if not layers:
         return
     caption = f"Validation loss against {key} while tuning; a diamond marks the best."
-    if len(entries) > len(SERIES):
-        caption += f" The first {len(SERIES)} of {len(entries)} architectures."
-    plot = Plot(Axis(key, "log"), Axis("validation loss (nats/token)"), tuple(layers))
+    if len(entries) > len(doc.SERIES):
+        caption += f" The first {len(doc.SERIES)} of {len(entries)} architectures."
+    plot = doc.Plot(doc.Axis(key, "log"), doc.Axis("validation loss (nats/token)"), tuple(layers))
     alt = f"{caption} {'; '.join(found) or 'The tuning is not over'}."
     yield doc.Figure("tuned", caption, alt, plot)
 
 
-def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> Point:
+def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> doc.Point:
     tip = (_label(study, entry), f"{value:g}", f"loss {format_metric('loss', loss)}")
-    return Point(value, loss, tip, _key(study, entry))
+    return doc.Point(value, loss, tip, _key(study, entry))

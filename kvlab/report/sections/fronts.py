@@ -7,7 +7,6 @@ from kvlab.report import formatting as fmt
 from kvlab.report import pareto_front as fronts
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
@@ -100,22 +99,22 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
     base = [point for point in points if point.levels == study.baseline]
     beaten = [point for point in points if not point.is_on_front and point not in base]
 
-    def marks(shown: list[CellPoint], is_named: bool) -> tuple[Point, ...]:
+    def marks(shown: list[CellPoint], is_named: bool) -> tuple[doc.Point, ...]:
         return tuple(_mark(study, metric, name, point, is_named) for point in shown)
 
-    steps: list[Point] = []  # the best quality at each cost
+    steps: list[doc.Point] = []  # the best quality at each cost
     for point in front:
         quality = fmt.in_display_unit(metric, point.mean)
-        steps += [Point(point.cost, steps[-1].y)] if steps else []
-        steps.append(Point(point.cost, quality))
-    plot = Plot(
-        Axis(cost.title, cost.scale),
-        Axis(f"{fmt.short_title(metric)} ({fmt.display_unit(metric)})"),
+        steps += [doc.Point(point.cost, steps[-1].y)] if steps else []
+        steps.append(doc.Point(point.cost, quality))
+    plot = doc.Plot(
+        doc.Axis(cost.title, cost.scale),
+        doc.Axis(f"{fmt.short_title(metric)} ({fmt.display_unit(metric)})"),
         (
-            Points("dominated", marks(beaten, False), "muted", "ring"),
-            Line("", tuple(steps), "c0", True),
-            Points("on the front", marks(front, True), "c0", "dot"),
-            Points("baseline", marks(base, True), "c1", "diamond"),
+            doc.Points("dominated", marks(beaten, False), "muted", "ring"),
+            doc.Line("", tuple(steps), "c0", True),
+            doc.Points("on the front", marks(front, True), "c0", "dot"),
+            doc.Points("baseline", marks(base, True), "c1", "diamond"),
         ),
     )
     title = cost.short_title[:1].upper() + cost.short_title[1:]
@@ -128,7 +127,7 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
     return doc.Figure(stem, caption, f"{caption} The front: {listed}.", plot)
 
 
-def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool) -> Point:
+def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool) -> doc.Point:
     values = list(study.values(point.levels, metric).values())
     _, spread = cols.mean_and_spread(values)
     quality = fmt.format_metric(metric, point.mean)
@@ -146,7 +145,7 @@ def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool
         reach = fmt.in_display_unit(metric, spread)
         bar = (mean - reach, mean + reach)
     key = study.cell_key(point.levels)
-    return Point(point.cost, mean, tip, key, label if is_named else "", y_range=bar)
+    return doc.Point(point.cost, mean, tip, key, label if is_named else "", y_range=bar)
 
 
 def _membership_table(

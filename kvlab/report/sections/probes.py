@@ -11,7 +11,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.table_rows import KeyedRow, Value, make_table
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
@@ -90,17 +89,17 @@ def _report_positions(study: Study) -> list[doc.Content]:
 def _draw_positions(study: Study) -> Iterator[doc.Figure]:
     """Plot the cells that differ least from the baseline, as many as there are colours."""
     is_served = "loss_part1_served" in study.measured_metrics
-    lines: list[Line] = []
+    lines: list[doc.Line] = []
     for levels in sorted(study.cells, key=study.n_changed_factors):
         label, points = study.label(levels), []
         for part in range(1, 9):
             mean = study.mean(levels, f"loss_part{part}{'_served' if is_served else ''}")
             if mean is not None:
                 tip = (label, f"eighth {part} of 8", f"loss {fmt.format_metric('loss', mean)}")
-                points.append(Point(float(part), mean, tip, study.cell_key(levels)))
-        if points and len(lines) < len(SERIES):
-            role, is_dashed = SERIES[len(lines)], len(lines) % 2 == 1
-            lines.append(Line(label, tuple(points), role, dashed=is_dashed))
+                points.append(doc.Point(float(part), mean, tip, study.cell_key(levels)))
+        if points and len(lines) < len(doc.SERIES):
+            role, is_dashed = doc.SERIES[len(lines)], len(lines) % 2 == 1
+            lines.append(doc.Line(label, tuple(points), role, dashed=is_dashed))
     if not lines:
         return
     caption = (
@@ -112,7 +111,7 @@ def _draw_positions(study: Study) -> Iterator[doc.Figure]:
         f" to {fmt.format_metric('loss', line.points[-1].y)}"
         for line in lines
     )
-    plot = Plot(Axis("eighth of the context"), Axis("loss (nats/token)"), tuple(lines))
+    plot = doc.Plot(doc.Axis("eighth of the context"), doc.Axis("loss (nats/token)"), tuple(lines))
     yield doc.Figure("positions", caption, f"{caption} {ends}.", plot)
 
 

@@ -13,13 +13,12 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_lines import cell_lines
 from kvlab.report.benchmark_plots import reuse_figures
-from kvlab.report.figures.plot import SERIES
 from kvlab.report.table_rows import Entries, cells_table, spread_cell
 
 SMALLEST_CHANGE = 1e-7
 """Nats per token. Below, codes or bfloat16 values differ by the rounding of other products."""
 
-MAX_DRAWN = 2 * len(SERIES)
+MAX_DRAWN = 2 * len(doc.SERIES)
 """Cells in one figure. Equal curves share a line, so there are more than colours."""
 
 _COLUMNS = {

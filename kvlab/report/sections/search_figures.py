@@ -8,7 +8,6 @@ from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import search_tables as tables
 from kvlab.report import texts
-from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.formatting import format_percent
 from kvlab.report.table_columns import size_cell, size_column
 from kvlab.report.table_rows import Entries, KeyedRow, make_table, number_cell
@@ -38,23 +37,23 @@ def _history_figure(study: Study, search: SearchResults, number: int) -> doc.Fig
     others = [one for one in search.eligible if one not in improved]
     beyond = [one for one in search.trials if one.is_measured and not one.is_eligible]
 
-    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool = False) -> tuple[Point, ...]:
+    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool = False) -> tuple[doc.Point, ...]:
         return tuple(_mark(study, search, t, t.number, number, is_labelled) for t in trials)
 
-    steps: list[Point] = []
+    steps: list[doc.Point] = []
     for one in improved:
         y = tables.in_objective_unit(name, one.values[number])
-        steps += [Point(one.number, steps[-1].y)] if steps else []
-        steps.append(Point(one.number, y))
-    steps.append(Point(search.suggestions[-1].number, steps[-1].y))
-    plot = Plot(
-        Axis("suggestion"),
-        Axis(tables.title_with_unit(name)),
+        steps += [doc.Point(one.number, steps[-1].y)] if steps else []
+        steps.append(doc.Point(one.number, y))
+    steps.append(doc.Point(search.suggestions[-1].number, steps[-1].y))
+    plot = doc.Plot(
+        doc.Axis("suggestion"),
+        doc.Axis(tables.title_with_unit(name)),
         (
-            Points("beyond a limit", marks(beyond), "muted", "ring"),
-            Line("", tuple(steps), "c0"),
-            Points("measured", marks(others), "c0", "ring"),
-            Points("best so far", marks(improved, len(improved) <= MAX_LABELS), "c0", "dot"),
+            doc.Points("beyond a limit", marks(beyond), "muted", "ring"),
+            doc.Line("", tuple(steps), "c0"),
+            doc.Points("measured", marks(others), "c0", "ring"),
+            doc.Points("best so far", marks(improved, len(improved) <= MAX_LABELS), "c0", "dot"),
         ),
     )
     caption = f"{_title(name)} of every measured trial, in order."
@@ -76,7 +75,7 @@ def _mark(
     x: float,
     number: int,
     is_labelled: bool,
-) -> Point:
+) -> doc.Point:
     """Return a trial's mark at an x, with its objective of this number as y."""
     values = (
         f"{tables.objective_title(o.name)} {tables.format_with_unit(o.name, value)}"
@@ -85,7 +84,7 @@ def _mark(
     tip = (f"trial {one.number}", format_settings(one.settings), *values)
     y = tables.in_objective_unit(search.objectives[number].name, one.values[number])
     label = str(one.number) if is_labelled else ""
-    return Point(x, y, tip, tables.cell_key(study, one), label)
+    return doc.Point(x, y, tip, tables.cell_key(study, one), label)
 
 
 def report_search_front(study: Study, search: SearchResults) -> doc.Section | None:
@@ -132,27 +131,27 @@ def _front_figure(
     y_name = search.objectives[0].name
     others = [one for one in search.trials if one.number in costs and one not in best]
 
-    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool) -> tuple[Point, ...]:
+    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool) -> tuple[doc.Point, ...]:
         places = ((one, tables.in_objective_unit(x_name, costs[one.number])) for one in trials)
         return tuple(_mark(study, search, one, x, 0, is_labelled) for one, x in places)
 
-    base, base_marks = tables.base_row(study), list[Point]()
+    base, base_marks = tables.base_row(study), list[doc.Point]()
     if base is not None:
         x, y = (tables.objective_of_row(name, base) for name in (x_name, y_name))
         if x is not None and y is not None:
             named = ((x_name, x), (y_name, y))
             tip = ("base experiment", *(tables.format_with_unit(*one) for one in named))
             x, y = (tables.in_objective_unit(*one) for one in named)
-            base_marks.append(Point(x, y, tip, study.cell_key(study.baseline), "base"))
+            base_marks.append(doc.Point(x, y, tip, study.cell_key(study.baseline), "base"))
     is_bytes = x_name.startswith("kv_bytes")
     x_title = tables.objective_title(x_name) if is_bytes else tables.title_with_unit(x_name)
-    plot = Plot(
-        Axis(x_title, "bytes" if is_bytes else "linear"),
-        Axis(tables.title_with_unit(y_name)),
+    plot = doc.Plot(
+        doc.Axis(x_title, "bytes" if is_bytes else "linear"),
+        doc.Axis(tables.title_with_unit(y_name)),
         (
-            Points("other trials", marks(others, False), "muted", "ring"),
-            Points(best_title, marks(best, True), "c0", "dot"),
-            Points("base experiment", tuple(base_marks), "c1", "diamond"),
+            doc.Points("other trials", marks(others, False), "muted", "ring"),
+            doc.Points(best_title, marks(best, True), "c0", "dot"),
+            doc.Points("base experiment", tuple(base_marks), "c1", "diamond"),
         ),
     )
     caption = f"{_title(y_name)} against {tables.objective_title(x_name)}."

@@ -14,7 +14,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points, Role
 from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table, number_cell
 from kvlab.spec.size_config import MATCH_FACTOR, MAX_EXTRAPOLATION, SIZES
 from kvlab.store.metrics import METRICS
@@ -145,11 +144,11 @@ def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
     """Plot the differences by size, their line, and the band of predictions."""
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     fitted = sorted((trend for trend in trends if trend.law), key=lambda trend: trend.corrected_p)
-    layers: list[Points | Line] = []
+    layers: list[doc.Points | doc.Line] = []
     for number, trend in enumerate(fitted[:MAX_LINES]):
-        layers += _draw_trend(study, trend, SERIES[number])
-    axis = Axis("parameters without embeddings, with the head (logarithmic)", "log")
-    y_axis = Axis(f"difference in {fmt.short_title(metric)} ({unit})")
+        layers += _draw_trend(study, trend, doc.SERIES[number])
+    axis = doc.Axis("parameters without embeddings, with the head (logarithmic)", "log")
+    y_axis = doc.Axis(f"difference in {fmt.short_title(metric)} ({unit})")
     caption = texts.fill("caption of size trends")
     if len(fitted) > MAX_LINES:
         caption += f" Of {len(fitted)} levels, those with the clearest trends."
@@ -159,11 +158,11 @@ def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
         for trend in fitted
         if trend.slope is not None
     )
-    plot = Plot(axis, y_axis, tuple(layers))
+    plot = doc.Plot(axis, y_axis, tuple(layers))
     return doc.Figure("size-trends", caption, f"{caption} {changes}.", plot)
 
 
-def _draw_trend(study: Study, trend: SizeTrend, role: Role) -> Iterator[Points | Line]:
+def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.Points | doc.Line]:
     metric, law, key = study.primary_metric, trend.law, _trend_key(study, trend)
     assert law is not None, "only fitted levels are drawn"
     name = f"{trend.factor}={trend.level}"
@@ -176,15 +175,15 @@ def _draw_trend(study: Study, trend: SizeTrend, role: Role) -> Iterator[Points |
         one = estimate([row[index] for row in law.differences])
         tip = (name, f"{level}: {format_number(count)} parameters", difference(one.value))
         bar = (one.low, one.high) if one.kind == "tested" else None
-        points.append(Point(count, one.value, tip, key, y_range=bar))
-    yield Points(name, tuple(points), role)
+        points.append(doc.Point(count, one.value, tip, key, y_range=bar))
+    yield doc.Points(name, tuple(points), role)
     first = law.parameters[0]
     last = max([*(one.parameters for one in _list_predictions(study, trend)), law.parameters[-1]])
     ratio = (last / first) ** (1 / (_LINE_POINTS - 1))
     sizes = [*(first * ratio**n for n in range(_LINE_POINTS - 1)), last]
     if not _is_predictable(trend):
         means = [(size, math.fsum(law.by_seed(size)) / law.seeds) for size in sizes]
-        yield Line("", tuple(Point(x, y, (name,), key) for x, y in means), role)
+        yield doc.Line("", tuple(doc.Point(x, y, (name,), key) for x, y in means), role)
         return
     middle, low, high = [], [], []
     for size in sizes:
@@ -192,12 +191,12 @@ def _draw_trend(study: Study, trend: SizeTrend, role: Role) -> Iterator[Points |
         start, end = (fmt.format_difference(metric, end) for end in (found.low, found.high))
         place = f"{format_number(size)} parameters, {difference(found.value)}"
         tip = (name, place, f"95% prediction {start} to {end}")
-        middle.append(Point(size, found.value, tip, key))
-        low.append(Point(size, found.low, (name,), key))
-        high.append(Point(size, found.high, (name,), key))
-    yield Line("", tuple(middle), role)
-    yield Line("", tuple(low), role, dashed=True)
-    yield Line("", tuple(high), role, dashed=True)
+        middle.append(doc.Point(size, found.value, tip, key))
+        low.append(doc.Point(size, found.low, (name,), key))
+        high.append(doc.Point(size, found.high, (name,), key))
+    yield doc.Line("", tuple(middle), role)
+    yield doc.Line("", tuple(low), role, dashed=True)
+    yield doc.Line("", tuple(high), role, dashed=True)
 
 
 # Matched sizes

@@ -14,7 +14,6 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures, roofline_figure
-from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table
 from kvlab.store.provenance import describe_device
 
@@ -147,8 +146,8 @@ def _describe_timings(study: Study) -> str:
 def _speed_figure(study: Study) -> doc.Figure:
     metric = "tpot_ms_p50"
     read, times = study.means("kv_bytes_read"), study.means(metric)
-    points: list[Point] = []
-    baseline_points: list[Point] = []
+    points: list[doc.Point] = []
+    baseline_points: list[doc.Point] = []
     for levels, count in read.items():
         if levels not in times or count <= 0:
             continue
@@ -160,14 +159,14 @@ def _speed_figure(study: Study) -> doc.Figure:
         )
         seed_times = study.values(levels, metric).values()
         ends, name = (min(seed_times), max(seed_times)), label if is_base else ""
-        point = Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
+        point = doc.Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
         (baseline_points if is_base else points).append(point)
-    plot = Plot(
-        Axis("K/V bytes read per token at block size", "bytes"),
-        Axis("time per output token, p50 (ms)"),
+    plot = doc.Plot(
+        doc.Axis("K/V bytes read per token at block size", "bytes"),
+        doc.Axis("time per output token, p50 (ms)"),
         (
-            Points("cells", tuple(points), "c0"),
-            Points("baseline", tuple(baseline_points), "c1", "diamond"),
+            doc.Points("cells", tuple(points), "c0"),
+            doc.Points("baseline", tuple(baseline_points), "c1", "diamond"),
         ),
     )
     caption = texts.fill("caption of speed")

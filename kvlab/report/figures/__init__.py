@@ -1,1 +1,0 @@
-"""Figures: a plot as data, drawn by matplotlib, for files and inside the HTML page."""
