@@ -47,7 +47,7 @@ def measure_compute(study: Study) -> tuple[Compute, Compute | None]:
     tuning = study.sweep.get("tuning")
     if not tuning:
         return _add_up(study.rows), None
-    tuning_rows = read_rows(study._store, {**study.sweep, "cells": tuning.get("cells", ())})
+    tuning_rows = read_rows(study.store, {**study.sweep, "cells": tuning.get("cells", ())})
     return _add_up([*study.rows, *tuning_rows]), _add_up(tuning_rows)
 
 

@@ -1,14 +1,34 @@
-"""Levels whose trainings diverge more often than their paired baseline trainings.
+"""Trainings that diverged, or went wrong without diverging.
 
 The trials that are left of a level that diverges are its lucky ones, so their mean flatters it.
+
+A training that *went wrong* is far worse than the others of its cell. It makes a mean and its
+spread say little, and where one level alone has them, those that were seen say nothing of how often
+they come. The rule is fixed beforehand: a training went wrong if its one-shot loss is above the
+median of its cell by more than `MOST_DEVIATIONS` robust standard deviations. The deviation is
+1.4826 times the median distance from the cell's median, over all trainings of the sweep; where a
+cell has an odd number of seeds, its median itself is left out.
 """
 
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvlab.analysis.matched_pairs import Cells, Corners
+from kvlab.analysis.matched_pairs import Cells, Corners, name_trainings
 from kvlab.analysis.statistics import sign_flip_test
 from kvlab.analysis.trial_rows import Levels
+
+MOST_DEVIATIONS = 6.0
+
+MIN_SEEDS = 3
+"""Seeds of a cell from which its median tells which training is far off."""
+
+MIN_TRAININGS = 8
+"""Distances from which their median is taken for a deviation."""
+
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution over the median distance from its median."""
 
 
 @dataclass(frozen=True)
@@ -47,43 +67,62 @@ def count_divergence(cells: Cells, settings: Iterable[Corners]) -> Divergence | 
         settings: The signed cells of each comparison.
     """
     level = partner = both = pairs = 0
-    net: dict[int, float] = {}
+    net: Counter[int] = Counter()
     for corners in settings:
         for seed in cells[corners[0][1]]:
-            states = [(sign, _status(cells, levels, seed)) for sign, levels in corners]
-            above = any(state == "diverged" for sign, state in states if sign > 0)
-            below = any(state == "diverged" for sign, state in states if sign < 0)
+            rows = [(sign, cells[levels].get(seed)) for sign, levels in corners]
+            states = [(sign, row.status if row is not None else "missing") for sign, row in rows]
+            above, below = (1, "diverged") in states, (-1, "diverged") in states
             pairs += all(state in ("done", "diverged") for _, state in states)
             level += above and not below
             partner += below and not above
             both += above and below
-            net[seed] = net.get(seed, 0.0) + above - below
+            net[seed] += above - below
     if not level + partner + both:
         return None
-    return Divergence(level, partner, both, pairs, sign_flip_test(list(net.values())))
+    return Divergence(level, partner, both, pairs, sign_flip_test(net.values()))
 
 
 def count_contrast_divergence(cells: Cells, weights: Mapping[Levels, float]) -> Divergence | None:
     """Count the trials that diverged on either side of a contrast, which has no pairs."""
-    above = count_trials(cells, (levels for levels, weight in weights.items() if weight > 0))
-    below = count_trials(cells, (levels for levels, weight in weights.items() if weight < 0))
-    if not sum(above.values()) + sum(below.values()):
-        return None
-    seeds = above.keys() | below.keys()
-    net = [float(above.get(seed, 0) - below.get(seed, 0)) for seed in sorted(seeds)]
-    trials = sum(len(cells[levels]) for levels in weights)
-    return Divergence(sum(above.values()), sum(below.values()), 0, trials, sign_flip_test(net))
-
-
-def count_trials(cells: Cells, chosen: Iterable[Levels]) -> dict[int, int]:
-    """Return the number of diverged trials of some cells at every seed."""
-    counts: dict[int, int] = {}
-    for levels in chosen:
+    above: Counter[int] = Counter()
+    below: Counter[int] = Counter()
+    for levels, weight in weights.items():
         for seed, row in cells[levels].items():
-            counts[seed] = counts.get(seed, 0) + (row.status == "diverged")
-    return counts
+            (above if weight > 0 else below)[seed] += row.status == "diverged"
+    if not above.total() + below.total():
+        return None
+    net = [above[seed] - below[seed] for seed in above.keys() | below.keys()]
+    trials = sum(len(cells[levels]) for levels in weights)
+    return Divergence(above.total(), below.total(), 0, trials, sign_flip_test(net))
 
 
-def _status(cells: Cells, levels: Levels, seed: int) -> str:
-    row = cells[levels].get(seed)
-    return "missing" if row is None else row.status
+def find_wrong_trainings(cells: Cells, metric: str = "loss") -> dict[str, float]:
+    """Return the trainings that went wrong, by id, with their distance in robust deviations.
+
+    Args:
+        cells: The rows of every cell by seed.
+        metric: The loss that trainings are compared in; cells that share a training count once.
+    """
+    names = name_trainings(cells)
+    losses: dict[tuple[str, ...], dict[str, float]] = {}
+    for levels, by_seed in cells.items():
+        for row in by_seed.values():
+            if row.is_done and row.training and metric in row.measurements:
+                losses.setdefault(names[levels], {})[row.training] = row.measurements[metric]
+    distances: dict[str, float] = {}
+    sizes: list[float] = []
+    for of_cell in losses.values():
+        if len(of_cell) >= MIN_SEEDS:
+            middle = statistics.median(of_cell.values())
+            own = {training: loss - middle for training, loss in of_cell.items()}
+            distances |= own
+            sizes += sorted(map(abs, own.values()))[len(own) % 2 :]
+    deviation = _NORMAL * statistics.median(sizes) if len(sizes) >= MIN_TRAININGS else 0.0
+    if not deviation:
+        return {}
+    return {
+        training: distance / deviation
+        for training, distance in distances.items()
+        if distance > MOST_DEVIATIONS * deviation
+    }

@@ -8,17 +8,14 @@ training is the larger of its own and the pooled one (`kvlab.analysis.standard_e
 serving, whose settings share trained weights with the baseline's, keeps its own. Intervals hold for
 all effects of one table together, and verdicts are read from them (`kvlab.analysis.verdicts`).
 
-Where settings disagree, their mean describes none of them. So the interactions of a sweep are
-tested together, with a fifth of its error. A level that acts differently beside the levels of
-another factor is then estimated beside each of them apart, and these parts share its error. A level
-of serving is always estimated apart.
+Where settings disagree, their mean describes none of them: `kvlab.analysis.interactions` tells
+them apart.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
 
 from kvlab.analysis.divergence import (
     Divergence,
@@ -30,18 +27,19 @@ from kvlab.analysis.matched_pairs import (
     Cells,
     Change,
     Contrast,
-    Contrasts,
     Corners,
     Factors,
     Setting,
     average_by_training,
     average_weights,
+    find_contrast,
     find_matched_corners,
     make_setting,
     mean,
     mean_by_seed,
     name_trainings,
     select_groups,
+    sum_by_training,
 )
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import (
@@ -52,20 +50,10 @@ from kvlab.analysis.statistics import (
     t_cdf,
 )
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, WORSE, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
 
-_SAME_WEIGHT = 1e-6
-"""Weights of two contrasts that differ by less are equal."""
-
-_NO_WEIGHT = 1e-9
-"""Weights below it are rounding errors of weights that cancel."""
-
-LEARNED_UNITS = ("nats/token", "nats", "bits/byte", "")
-"""Units of metrics that measure what training has learned, not memory or time."""
-
-SPLIT_SHARE = 0.2
-"""Part of alpha at which interactions are tested, and so at which settings are told apart."""
+_LEARNED_UNITS = ("nats/token", "nats", "bits/byte", "")
 
 
 @dataclass(frozen=True)
@@ -100,7 +88,7 @@ class Effect:
         is_claimed: Whether the sweep claims anything of it.
         is_awaited: Whether a look that was declared is still to judge it.
         is_disturbed: Whether it is a difference of times that do not compare.
-        went_wrong: Number of trainings in it that went wrong; see `kvlab.analysis.went_wrong`.
+        went_wrong: Number of trainings in it that went wrong; see `kvlab.analysis.divergence`.
         over_all: Of a part, the mean over all settings.
     """
 
@@ -158,8 +146,7 @@ class Effect:
     def tested_error(self) -> StandardError:
         """The standard error that the effect is tested with; only of a tested effect."""
         assert self.estimate is not None, "only tested effects have an error"
-        own = StandardError(self.estimate.standard_error, self.estimate.df)
-        return self.error or own
+        return self.error or StandardError(self.estimate.standard_error, self.estimate.df)
 
     @property
     def own_p(self) -> float:
@@ -168,14 +155,12 @@ class Effect:
             return 1.0
         if self.error is None:
             return self.estimate.p
-        if self.error.value == 0:
-            return 0.0
         return 2 * t_cdf(-abs(self.value) / self.error.value, self.error.df)
 
     @property
     def is_significant(self) -> bool:
         """Whether a difference is claimed."""
-        return self.verdict_name in ("better", "worse", "worse within", "higher", "lower")
+        return self.verdict_name in DIFFERENT
 
     @property
     def detectable(self) -> float | None:
@@ -184,9 +169,9 @@ class Effect:
         It assumes the observed spread. None below two degrees of freedom, which hardly estimate a
         spread.
         """
-        if not self.is_tested or self.tested_error.df < 2:
+        error = self.tested_error if self.is_tested else None
+        if error is None or error.df < 2:
             return None
-        error = self.tested_error
         return smallest_detectable(error.value, error.df, self.level)
 
     @property
@@ -197,7 +182,7 @@ class Effect:
             return name
         if len(self.change) > 1:
             return "diverged"
-        is_worse = name in ("worse", "worse within")
+        is_worse = name in WORSE
         if is_worse and self.divergence.partner > self.divergence.level:
             return "baseline diverged"
         if self.divergence.level:
@@ -263,117 +248,13 @@ def estimate_main_effects(
         One effect per level that is not a baseline level, judged together.
     """
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
-    effects = _estimate_effects(cells, factors, changes, metric, estimand)
+    effects = estimate_changes(cells, factors, changes, metric, estimand)
     if claims is not None:
         effects = [replace(effect, is_claimed=effect.claim in claims) for effect in effects]
-    judged = _with_pooled_errors(effects, cells, metric, estimand)
-    return judge_together(judged, alpha, margin)
+    return judge_together(with_pooled_errors(effects, cells, estimand), alpha, margin)
 
 
-def tell_settings_apart(
-    cells: Cells,
-    factors: Factors,
-    effects: Sequence[Effect],
-    interactions: Sequence[Effect],
-    estimand: Estimand,
-) -> list[Effect]:
-    """Replace every level whose settings disagree by one effect for each kind of setting.
-
-    Args:
-        cells: The rows of every cell by seed.
-        factors: Factor -> levels, the baseline's first.
-        effects: Mean effects over settings, see `estimate_main_effects`.
-        interactions: Interactions of the same metric, judged.
-        estimand: Which settings enter.
-
-    Returns:
-        Effects that are judged together.
-    """
-    parts: list[Effect] = []
-    for effect in effects:
-        others = _disagreeing_factors(factors, effect, interactions, estimand)
-        found = _estimate_parts(cells, factors, effect, others, estimand) if others else []
-        parts += found if len(found) > 1 else [effect]
-    if not effects or len(parts) == len(effects):
-        return list(effects)
-    metric, first = effects[0].metric, effects[0]
-    judged = _with_pooled_errors(parts, cells, metric, estimand)
-    return judge_together(judged, first.alpha, first.margin)
-
-
-def _disagreeing_factors(
-    factors: Factors, effect: Effect, interactions: Sequence[Effect], estimand: Estimand
-) -> list[str]:
-    """Return the other factors beside whose levels a level's effect differs."""
-    others = [factor for factor in factors if factor != effect.change[0][0]]
-    if effect.is_contrast or effect.estimate is None or not effect.is_claimed:
-        return []
-    if estimand.changes_serving_alone(effect.change):
-        seen = list(zip(*(levels for levels, _ in effect.by_setting), strict=True))
-        return [factor for factor, levels in zip(others, seen, strict=True) if len(set(levels)) > 1]
-    found = {
-        factor
-        for one in interactions
-        if one.is_significant and effect.change[0] in one.change
-        for factor, level in one.change
-        if not estimand.changes_serving_alone(((factor, level),))
-    }
-    return [factor for factor in others if factor in found]
-
-
-def _estimate_parts(
-    cells: Cells, factors: Factors, effect: Effect, others: Sequence[str], estimand: Estimand
-) -> list[Effect]:
-    """Estimate a level beside every combination of levels of other factors, apart."""
-    places = [list(factors).index(factor) for factor in others]
-    matched = estimand.select(list(find_matched_corners(cells, factors, effect.change)))
-    roots = [tuple(corners[-1][1][place] for place in places) for corners in matched]
-    parts = []
-    for levels in dict.fromkeys(roots):
-        chosen = [corners for corners, root in zip(matched, roots, strict=True) if root == levels]
-        part = _estimate_matched(cells, factors, effect.change, effect.metric, chosen)
-        if part.estimate is not None or part.divergence is not None:
-            at = tuple(zip(others, levels, strict=True))
-            part = replace(part, at=at, over_all=effect.estimate, is_claimed=effect.is_claimed)
-            parts.append(replace(part, is_disturbed=effect.is_disturbed))
-    return parts
-
-
-def estimate_interactions(
-    cells: Cells,
-    factors: Factors,
-    metric: str,
-    *,
-    estimand: Estimand | None = None,
-    alpha: float = ALPHA,
-    margin: float | None = None,
-) -> list[Effect]:
-    """Estimate the interaction of every two levels that the design has together.
-
-    Interactions that are one contrast are one effect, which names them all. In a design of single
-    levels and one cell with all of them, every pair is the same contrast: what all levels together
-    do beyond the sum of each. There the effect is named by all of these levels.
-
-    Args:
-        alpha: The sweep's; interactions are judged at `SPLIT_SHARE` of it.
-
-    Returns:
-        One effect per contrast, judged together.
-    """
-    changes = [
-        ((first, one), (second, other))
-        for first, second in combinations(factors, 2)
-        for one, other in product(factors[first][1:], factors[second][1:])
-        if _runs_together(cells, factors, ((first, one), (second, other)))
-    ]
-    effects = _estimate_effects(cells, factors, changes, metric, estimand)
-    designed = [one for one in effects if one.pairs_designed]
-    distinct = _join_equal_contrasts(designed, factors)
-    judged = _with_pooled_errors(distinct, cells, metric, estimand)
-    return judge_together(judged, alpha * SPLIT_SHARE, margin)
-
-
-def _estimate_effects(
+def estimate_changes(
     cells: Cells,
     factors: Factors,
     changes: Sequence[Change],
@@ -382,83 +263,23 @@ def _estimate_effects(
 ) -> list[Effect]:
     """Estimate changes from matched comparisons, or from contrasts where there are none."""
     estimand = estimand or Estimand(list(cells), factors)
-    trained = Contrasts([cell for cell in cells if estimand.enters_means(cell)], factors)
-    contrasts = Contrasts(list(cells), factors)
+    trained = [cell for cell in cells if estimand.enters_means(cell)]
     effects = []
     for change in changes:
         matched = estimand.select(list(find_matched_corners(cells, factors, change)))
         contrast = None
-        if not sum(len(_shared_seeds(cells, corners)) for corners in matched):
-            contrast = trained.of(change)
+        if not any(_shared_seeds(cells, corners) for corners in matched):
+            contrast = find_contrast(trained, factors, change)
             # what serving does beside other levels is judged by setting, not mixed with them
             is_served = len(change) > 1 and any(map(estimand.changes_serving_alone, zip(change)))
             if contrast is None and not is_served:
-                contrast = contrasts.of(change)
+                contrast = find_contrast(list(cells), factors, change)
         effects.append(
-            _estimate_matched(cells, factors, change, metric, matched)
+            estimate_matched(cells, factors, change, metric, matched)
             if contrast is None
             else _estimate_contrast(cells, change, metric, contrast)
         )
     return effects
-
-
-def _runs_together(cells: Cells, factors: Factors, change: Change) -> bool:
-    """Return whether any cell has all levels of a change."""
-    places = [(list(factors).index(factor), level) for factor, level in change]
-    return any(all(levels[index] == level for index, level in places) for levels in cells)
-
-
-def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effect]:
-    """Return one effect for every contrast, up to its sign."""
-    sets: dict[frozenset[tuple[Levels, float]], list[Effect]] = {}
-    for number, effect in enumerate(effects):
-        weights: dict[Levels, float] = {(str(number),): 1.0}  # pairs of its own
-        if effect.is_contrast:
-            weights = {levels: round(weight, 6) for levels, weight in effect.weights.items()}
-        negated = frozenset((levels, -weight) for levels, weight in weights.items())
-        key = negated if negated in sets else frozenset(weights.items())
-        sets.setdefault(key, []).append(effect)
-    return [_name_contrast(one, factors) for one in sets.values()]
-
-
-def _name_contrast(effects: list[Effect], factors: Factors) -> Effect:
-    """Return the first of effects that are one contrast, with the names of all."""
-    first, *others = effects
-    corner = _find_corner(first.weights, factors) if others else None
-    if corner is not None:
-        return replace(first, change=corner, aliases=())
-    same = {other.change for other in others}
-    aliases = tuple(alias for alias in first.aliases if alias not in same)
-    signs = (1 if _has_sign(first, other) else -1 for other in others)
-    same_as = tuple(zip(signs, (other.change for other in others), strict=True))
-    return replace(first, same_as=same_as, aliases=aliases)
-
-
-def _has_sign(effect: Effect, other: Effect) -> bool:
-    """Return whether two equal contrasts have the same sign."""
-    cell = next(iter(effect.weights))
-    return effect.weights[cell] * other.weights[cell] > 0
-
-
-def _find_corner(weights: dict[Levels, float], factors: Factors) -> Change | None:
-    """Return the levels of a cell that a contrast compares with the sum of its levels, each alone.
-
-    None for other contrasts.
-    """
-    base = tuple(levels[0] for levels in factors.values())
-    for cell, weight in weights.items():
-        changed = [index for index, level in enumerate(cell) if level != base[index]]
-        singles = [(*base[:i], cell[i], *base[i + 1 :]) for i in changed]
-        expected = {cell: 1.0, base: len(changed) - 1.0, **dict.fromkeys(singles, -1.0)}
-        if (
-            weight > 0
-            and len(changed) > 2
-            and weights.keys() == expected.keys()
-            and all(abs(weights[one] - expected[one]) < _SAME_WEIGHT for one in weights)
-        ):
-            names = list(factors)
-            return tuple((names[index], cell[index]) for index in changed)
-    return None
 
 
 def list_compared_cells(
@@ -474,10 +295,9 @@ def list_compared_cells(
     """
     matched = list(find_matched_corners(cells, factors, change))
     chosen = estimand.select(matched) if estimand is not None else matched
-    corners = {cell for one in chosen for _, cell in one}
-    if corners:
-        return corners
-    contrast = Contrasts(list(cells), factors).of(change)
+    if chosen:
+        return {cell for corners in chosen for _, cell in corners}
+    contrast = find_contrast(list(cells), factors, change)
     return set(contrast.weights) if contrast is not None else set()
 
 
@@ -489,7 +309,11 @@ def judge_together(
     Every level has an equal part of alpha, which its parts by setting share.
     """
     judged = [replace(e, alpha=alpha, margin=margin, low=e.value, high=e.value) for e in effects]
-    family = [number for number, one in enumerate(judged) if _is_judged(one)]
+    family = [
+        number
+        for number, one in enumerate(judged)
+        if one.is_tested and one.is_claimed and not one.is_disturbed
+    ]
     levels = Counter((judged[number].metric, judged[number].change) for number in family)
     shares = [1 / len(levels) / levels[judged[n].metric, judged[n].change] for n in family]
     errors = [judged[number].tested_error for number in family]
@@ -501,29 +325,18 @@ def judge_together(
     return judged
 
 
-def _is_judged(effect: Effect) -> bool:
-    return effect.is_tested and effect.is_claimed and not effect.is_disturbed
-
-
-def _with_pooled_errors(
-    effects: list[Effect], cells: Cells, metric: str, estimand: Estimand | None
+def with_pooled_errors(
+    effects: list[Effect], cells: Cells, estimand: Estimand | None
 ) -> list[Effect]:
-    """Set the errors of the effects that change training."""
+    """Set the errors of the effects that change training; all are of one metric."""
     trainings = name_trainings(cells)
-    pooled: dict[int, dict[Levels, float]] = {}
-    used: set[Levels] = set()
-    for number, effect in enumerate(effects):
-        weights: dict[Levels, float] = {}
-        for levels, weight in effect.weights.items():
-            weights[trainings[levels]] = weights.get(trainings[levels], 0.0) + weight
-        kept = {key: weight for key, weight in weights.items() if abs(weight) > _NO_WEIGHT}
-        if effect.is_tested and kept:
-            pooled[number] = kept
-            used |= effect.weights.keys()
+    tested = [number for number, effect in enumerate(effects) if effect.is_tested]
+    weights = {n: sum_by_training(effects[n].weights, trainings) for n in tested}
+    pooled = {number: own for number, own in weights.items() if own}
     if not pooled:
         return effects
-    compared = {levels: by_seed for levels, by_seed in cells.items() if levels in used}
-    values = average_by_training(compared, trainings, metric)
+    compared = {levels: cells[levels] for n in pooled for levels in effects[n].weights}
+    values = average_by_training(compared, trainings, effects[0].metric)
     differences = [dict(effects[number].by_seed) for number in pooled]
     all_seeds = estimand is not None and estimand.all_seeds
     errors = pool_errors(differences, list(pooled.values()), values, all_seeds=all_seeds)
@@ -531,7 +344,7 @@ def _with_pooled_errors(
     return [replace(one, error=by_number.get(n)) for n, one in enumerate(effects)]
 
 
-def _estimate_matched(
+def estimate_matched(
     cells: Cells, factors: Factors, change: Change, metric: str, matched: Sequence[Corners]
 ) -> Effect:
     """Estimate a change as the mean over some settings."""
@@ -555,7 +368,7 @@ def _estimate_matched(
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limiting_levels(factors, change, used),
         weights=average_weights(groups),
-        divergence=count_divergence(cells, matched) if _is_learned(metric) else None,
+        divergence=count_divergence(cells, matched) if is_learned(metric) else None,
     )
 
 
@@ -563,9 +376,9 @@ def _shared_seeds(cells: Cells, corners: Corners) -> set[int]:
     return set.intersection(*(set(cells[levels]) for _, levels in corners))
 
 
-def _is_learned(metric: str) -> bool:
+def is_learned(metric: str) -> bool:
     """Return whether a metric measures what training has learned, not memory or time."""
-    return METRICS[metric].unit in LEARNED_UNITS
+    return METRICS[metric].unit in _LEARNED_UNITS
 
 
 def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
@@ -598,7 +411,7 @@ def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Cont
         limits=(),
         weights=dict(contrast.weights),
         divergence=(
-            count_contrast_divergence(cells, contrast.weights) if _is_learned(metric) else None
+            count_contrast_divergence(cells, contrast.weights) if is_learned(metric) else None
         ),
         aliases=contrast.aliases,
         is_contrast=True,

@@ -13,12 +13,12 @@ design knows.
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.matched_pairs import TOLERANCE, Factors
+from kvlab.analysis.matched_pairs import Factors, name_trainings, sum_by_training
 from kvlab.analysis.sequential import t_bounds
 from kvlab.analysis.standard_errors import can_give_up_pairs
 from kvlab.analysis.statistics import sum_squares, t_quantile
@@ -138,8 +138,7 @@ class DesignPrecision:
 
     def with_seeds(self, count: int, looks: tuple[int, ...]) -> "DesignPrecision":
         """Return the same design with so many seeds of every training."""
-        seeds = dict.fromkeys(self.seeds, count)
-        return DesignPrecision(self.claims, self.weights, self.alpha, seeds, looks)
+        return replace(self, seeds=dict.fromkeys(self.seeds, count), looks=looks)
 
 
 def weigh_trainings(
@@ -163,23 +162,14 @@ def weigh_trainings(
     Returns:
         By claim; trainings are named by their first cell.
     """
-    first: dict[str, Levels] = {}
-    for levels, training in trainings.items():
-        first.setdefault(training, levels)
     cells = {
         levels: {0: TrialRow(levels, 0, "", "done", training, {metric: 0.0})}
         for levels, training in trainings.items()
     }
-    found: dict[str, dict[Levels, float]] = {}
-    for effect in estimate_main_effects(cells, factors, metric, estimand=estimand, claims=claims):
-        own: dict[Levels, float] = {}
-        for levels, weight in effect.weights.items():
-            key = first[trainings[levels]]
-            own[key] = own.get(key, 0.0) + weight
-        kept = {key: weight for key, weight in own.items() if abs(weight) > TOLERANCE}
-        if effect.is_claimed and kept:
-            found[effect.name] = kept
-    return found
+    names = name_trainings(cells)
+    effects = estimate_main_effects(cells, factors, metric, estimand=estimand, claims=claims)
+    weights = {one.name: sum_by_training(one.weights, names) for one in effects if one.is_claimed}
+    return {name: own for name, own in weights.items() if own}
 
 
 def pool_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:

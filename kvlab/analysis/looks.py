@@ -8,13 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.analysis.effects import (
-    Effect,
-    estimate_main_effects,
-    judge_together,
-    tell_settings_apart,
-)
+from kvlab.analysis.effects import Effect, estimate_main_effects, judge_together
 from kvlab.analysis.estimand import Estimand
+from kvlab.analysis.interactions import tell_settings_apart
 from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.sequential import ClaimState, repeated_p_value, spent_share, t_bounds
 from kvlab.analysis.statistics import Estimate

@@ -17,18 +17,16 @@ resolution IV a main effect has no others.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, combinations, product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.analysis.trial_rows import Levels, TrialRow
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float64]
+Vector = NDArray[np.float64]
 
 
 Change = tuple[tuple[str, str], ...]
@@ -37,6 +35,7 @@ Change = tuple[tuple[str, str], ...]
 Factors = Mapping[str, tuple[str, ...]]
 
 TOLERANCE = 1e-9
+"""Smaller weights are rounding errors of weights that cancel."""
 
 ALIAS_SIZES = (2, 3)
 """Factors of the interactions that may be aliases. Larger ones are taken to be negligible."""
@@ -55,80 +54,52 @@ class Contrast:
     aliases: tuple[Change, ...]
 
 
-class Contrasts:
-    """The contrasts of one design, each solved at its first use.
+def find_contrast(cells: Sequence[Levels], factors: Factors, change: Change) -> Contrast | None:
+    """Return the contrast that estimates a change over all cells of a design.
 
     Args:
         cells: The cells of the design.
         factors: Factor -> levels, the baseline's first.
+        change: The level, or the two levels.
+
+    Returns:
+        None if the design cannot separate the change from the other main effects.
     """
+    table = np.array(cells, dtype=str).reshape(len(cells), len(factors))
+    codes: dict[str, Vector] = {}
+    for place, (name, levels) in enumerate(factors.items()):
+        if len(levels) > 1:
+            own = table[:, [place]]
+            codes[name] = (own == np.array(levels[1:])).astype(np.float64) - (own == levels[0])
 
-    def __init__(self, cells: Sequence[Levels], factors: Factors):
-        self._cells = list(cells)
-        self._factors = factors
-        self._contrasts: dict[Change, Contrast | None] = {}
-        self._columns: dict[tuple[str, str], Vector] = {}
+    def list_terms(names: Sequence[str]) -> list[Change]:
+        return list(product(*([(name, level) for level in factors[name][1:]] for name in names)))
 
-    def of(self, change: Change) -> Contrast | None:
-        """Return the contrast that estimates ``change``.
+    def code_terms(names: Sequence[str]) -> Vector:
+        """Return the terms' columns of the model matrix: 1 at a level, -1 at the baseline."""
+        columns = np.ones((len(table), 1))
+        for name in names:
+            columns = (columns[:, :, None] * codes[name][:, None]).reshape(len(table), -1)
+        return columns
 
-        None if the design cannot separate it from the other main effects.
-        """
-        if change not in self._contrasts:
-            self._contrasts[change] = self._solve(change)
-        return self._contrasts[change]
-
-    def _solve(self, change: Change) -> Contrast | None:
-        import numpy as np
-
-        main_effects: list[Change] = [
-            ((f, level),) for f, levels in self._factors.items() for level in levels[1:]
-        ]
-        own_terms = product(*(self._levels(factor) for factor, _ in change))
-        model = [*main_effects, *own_terms] if len(change) > 1 else main_effects
-        intercept = np.ones(len(self._cells))
-        matrix = np.column_stack([intercept, *(self._column(term) for term in model)])
-        target = np.array([0.0, *(_coefficient_share(term, change) for term in model)])
-        weights = np.linalg.lstsq(matrix.T, target, rcond=None)[0]
-        if np.abs(matrix.T @ weights - target).max() > TOLERANCE:
-            return None
-        in_model = set(model)
-        aliases = tuple(term for term in self._iter_biasing(weights) if term not in in_model)
-        by_cell = zip(self._cells, weights.tolist(), strict=True)
-        return Contrast({cell: w for cell, w in by_cell if abs(w) > TOLERANCE}, aliases)
-
-    def _levels(self, factor: str) -> list[tuple[str, str]]:
-        return [(factor, level) for level in self._factors[factor][1:]]
-
-    def _iter_biasing(self, weights: "Vector") -> Iterator[Change]:
-        """Yield the interactions with a non-zero weight in a sum of cells, smallest first."""
-        import numpy as np
-
-        varied = [factor for factor, levels in self._factors.items() if len(levels) > 1]
-        for size in ALIAS_SIZES:
-            for factors in combinations(varied, size):
-                columns = np.ones((len(self._cells), 1))
-                for factor in factors:
-                    own = np.column_stack([self._column((term,)) for term in self._levels(factor)])
-                    columns = (columns[:, :, None] * own[:, None]).reshape(len(columns), -1)
-                terms = product(*map(self._levels, factors))
-                for term, share in zip(terms, weights @ columns, strict=True):
-                    if abs(share) > TOLERANCE:
-                        yield term
-
-    def _column(self, term: Change) -> Any:
-        """Return a term's column of the model matrix: 1 at its level, -1 at the baseline."""
-        import numpy as np
-
-        column = np.ones(len(self._cells))
-        for factor, level in term:
-            if (factor, level) not in self._columns:
-                index, base = list(self._factors).index(factor), self._factors[factor][0]
-                self._columns[factor, level] = np.array(
-                    [float(c[index] == level) - float(c[index] == base) for c in self._cells]
-                )
-            column = column * self._columns[factor, level]
-        return column
+    groups: list[tuple[str, ...]] = [(name,) for name in codes]
+    if len(change) > 1:
+        groups.append(tuple(factor for factor, _ in change))
+    model = [term for names in groups for term in list_terms(names)]
+    matrix = np.column_stack([np.ones(len(table)), *map(code_terms, groups)])
+    target = np.array([0.0, *(_coefficient_share(term, change) for term in model)])
+    weights = np.linalg.lstsq(matrix.T, target, rcond=None)[0]
+    if np.abs(matrix.T @ weights - target).max() > TOLERANCE:
+        return None
+    aliases = tuple(
+        term
+        for size in ALIAS_SIZES
+        for names in combinations(codes, size)
+        for term, share in zip(list_terms(names), weights @ code_terms(names), strict=True)
+        if abs(share) > TOLERANCE and term not in model
+    )
+    by_cell = zip(cells, weights.tolist(), strict=True)
+    return Contrast({cell: w for cell, w in by_cell if abs(w) > TOLERANCE}, aliases)
 
 
 def _coefficient_share(term: Change, change: Change) -> float:
@@ -226,39 +197,32 @@ def select_groups(settings: Sequence[Setting]) -> list[list[Setting]]:
     """
     usable = [setting for setting in settings if setting.differences]
     chosen = [setting for setting in usable if not setting.has_diverged] or usable
-    groups = group_by_shared_training(chosen)
-    return largest_balanced_block([drop_incomplete_settings(group) for group in groups])
-
-
-def group_by_shared_training(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Join settings any of whose trials share a training (union-find)."""
-    first_index: dict[str, int] = {}
-    parent = list(range(len(settings)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    for index, setting in enumerate(settings):
-        for training in setting.trainings:
-            one, other = root(first_index.setdefault(training, index)), root(index)
-            parent[max(one, other)] = min(one, other)
     groups: dict[int, list[Setting]] = {}
-    for index, setting in enumerate(settings):
-        groups.setdefault(root(index), []).append(setting)
-    return list(groups.values())
+    numbers = group_by_training([setting.trainings for setting in chosen]).tolist()
+    for number, setting in zip(numbers, chosen, strict=True):
+        groups.setdefault(number, []).append(setting)
+    return largest_balanced_block([_drop_incomplete(group) for group in groups.values()])
 
 
-def drop_incomplete_settings(group: Sequence[Setting]) -> list[Setting]:
+def group_by_training(trainings: Sequence[Collection[str]]) -> NDArray[np.intp]:
+    """Number things such that those that share a training have the same number."""
+    numbers = np.arange(len(trainings))
+    first: dict[str, int] = {}
+    for index, ids in enumerate(trainings):
+        for training in filter(None, ids):
+            other = first.setdefault(training, index)
+            numbers[numbers == numbers[index]] = numbers[other]
+    return numbers
+
+
+def _drop_incomplete(group: Sequence[Setting]) -> list[Setting]:
     """Keep the settings of a group that cover its largest set of seeds, cut to those seeds.
 
     Otherwise the group's mean would shift at seeds where a setting is missing.
     """
     most = max(len(setting.differences) for setting in group)
-    seeds = next(s.differences.keys() for s in group if len(s.differences) == most)
-    return [_restrict_seeds(s, set(seeds)) for s in group if s.differences.keys() >= seeds]
+    seeds = next(set(s.differences) for s in group if len(s.differences) == most)
+    return [_restrict_seeds(s, seeds) for s in group if s.differences.keys() >= seeds]
 
 
 def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
@@ -268,34 +232,24 @@ def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Set
     with the most seeds, one more at a time, at the seeds that all of them share.
 
     Args:
-        groups: Groups whose settings have equal seeds, see `drop_incomplete_settings`.
+        groups: Groups whose settings have equal seeds.
     """
-    by_seeds = sorted(
-        range(len(groups)), key=lambda n: (-len(groups[n][0].differences), _group_seeds(groups[n]))
+    order = sorted(
+        range(len(groups)),
+        key=lambda n: (-len(groups[n][0].differences), sorted(groups[n][0].differences)),
     )
-    best_rank: tuple[bool, int, int] = (False, 0, 0)
-    best_groups: set[int] = set()
-    best_seeds: set[int] = set()
-    shared: set[int] | None = None
-    for count, number in enumerate(by_seeds, 1):
-        seeds = set(_group_seeds(groups[number]))
-        shared = seeds if shared is None else shared & seeds
-        rank = (len(shared) > 1, count * len(shared), len(shared))
-        if rank > best_rank:
-            best_rank, best_groups, best_seeds = rank, set(by_seeds[:count]), set(shared)
+    seeds = [set(groups[n][0].differences) for n in order]
+    shared: list[set[int]] = list(accumulate(seeds, set.intersection))
+    ranks = [(len(one) > 1, count * len(one), len(one)) for count, one in enumerate(shared, 1)]
+    best = max(range(len(order)), key=ranks.__getitem__, default=-1)
     return [
-        [_restrict_seeds(setting, best_seeds) for setting in groups[n]] for n in sorted(best_groups)
+        [_restrict_seeds(setting, shared[best]) for setting in groups[n]]
+        for n in sorted(order[: best + 1])
     ]
 
 
-def _group_seeds(group: Sequence[Setting]) -> list[int]:
-    return sorted(group[0].differences)
-
-
 def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
-    kept = {
-        seed: setting.differences[seed] for seed in sorted(setting.differences) if seed in seeds
-    }
+    kept = {seed: setting.differences[seed] for seed in sorted(seeds & setting.differences.keys())}
     return replace(setting, differences=kept)
 
 
@@ -330,6 +284,16 @@ def name_trainings(cells: Cells) -> dict[Levels, Levels]:
             if row.training:
                 first.setdefault(row.training, names[levels])
     return names
+
+
+def sum_by_training(
+    weights: Mapping[Levels, float], trainings: Mapping[Levels, Levels]
+) -> dict[Levels, float]:
+    """Return the weight of every training in a weighted sum of cells, without those that cancel."""
+    sums: dict[Levels, float] = {}
+    for levels, weight in weights.items():
+        sums[trainings[levels]] = sums.get(trainings[levels], 0.0) + weight
+    return {key: weight for key, weight in sums.items() if abs(weight) > TOLERANCE}
 
 
 def average_by_training(

@@ -36,57 +36,23 @@ Floats = npt.NDArray[np.float64]
 TEXT_METRICS = ("loss", "loss_served", "serving_gap")
 
 
-@dataclass(frozen=True)
-class TextEstimate:
-    """A mean over the tokens of many documents.
-
-    Attributes:
-        value: nats per token.
-        error: standard error over documents; None if there is one document alone.
-        documents, tokens: how many.
-    """
-
-    value: float
-    error: float | None
-    documents: int
-    tokens: int
-
-
-def text_columns(texts: Texts, metric: str) -> tuple[Floats, Floats, Floats] | None:
-    """Return indices of documents, their tokens and their summed nats, each (documents,).
-
-    Args:
-        metric: one of `TEXT_METRICS`.
-
-    Returns:
-        None if the trial recorded none.
-    """
-    columns = texts.get("loss" if metric == "loss" else "served")
-    if columns is None:
-        return None
-    nats = np.asarray(columns["nats"], dtype=np.float64)
-    if metric == "serving_gap":
-        nats = nats - np.asarray(columns["one_shot_nats"], dtype=np.float64)
-    documents, tokens = (np.asarray(columns[name], float) for name in ("documents", "tokens"))
-    return documents, tokens, nats
-
-
-def estimate_over_texts(tokens: Floats, nats: Floats) -> TextEstimate:
-    """Return sum(nats) / sum(tokens) with its standard error clustered by document.
+def text_error(tokens: Floats, nats: Floats) -> float | None:
+    """Return the standard error of sum(nats) / sum(tokens), clustered by document.
 
     This is the linearized error of a ratio, which of a mean over tokens is the cluster-robust one.
 
     Args:
         tokens: scored tokens of each document, (documents,).
         nats: summed losses, or differences of them, (documents,).
+
+    Returns:
+        None if there is one document alone.
     """
     total, count = float(tokens.sum()), len(tokens)
-    value = float(nats.sum()) / total
-    residuals = nats - value * tokens
-    error = None
-    if count > 1:
-        error = float(np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total)
-    return TextEstimate(value, error, count, int(total))
+    if count < 2:
+        return None
+    residuals = nats - float(nats.sum()) / total * tokens
+    return float(np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total)
 
 
 @dataclass(frozen=True)
@@ -129,8 +95,8 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     if sums is None:
         return None
     tokens, by_seed = sums
-    of_mean = estimate_over_texts(tokens, by_seed.mean(axis=0)).error
-    of_seeds = [estimate_over_texts(tokens, one).error for one in by_seed]
+    of_mean = text_error(tokens, by_seed.mean(axis=0))
+    of_seeds = [text_error(tokens, one) for one in by_seed]
     if of_mean is None:
         return None
     seeds, error = len(by_seed), effect.tested_error
@@ -163,7 +129,7 @@ def estimate_text_error(
     if metric not in TEXT_METRICS or not seeds:
         return None
     sums = _sum_by_document(study, metric, weights, seeds)
-    return None if sums is None else estimate_over_texts(sums[0], sums[1].mean(axis=0)).error
+    return None if sums is None else text_error(sums[0], sums[1].mean(axis=0))
 
 
 def _sum_by_document(
@@ -178,7 +144,7 @@ def _sum_by_document(
     for seed in seeds:
         weighted = []
         for levels, weight in weights.items():
-            columns = text_columns(study.read_texts(study.cells[levels][seed]), metric)
+            columns = _read_columns(study.store.texts(study.cells[levels][seed].trial), metric)
             if columns is None:
                 return None
             documents, tokens, nats = columns
@@ -188,6 +154,25 @@ def _sum_by_document(
             weighted.append(weight * nats)
         by_seed.append(np.sum(weighted, axis=0))
     return None if first is None else (first[1], np.array(by_seed))
+
+
+def _read_columns(texts: Texts, metric: str) -> tuple[Floats, Floats, Floats] | None:
+    """Return indices of documents, their tokens and their summed nats, each (documents,).
+
+    Args:
+        metric: one of `TEXT_METRICS`.
+
+    Returns:
+        None if the trial recorded none.
+    """
+    columns = texts.get("loss" if metric == "loss" else "served")
+    if columns is None:
+        return None
+    nats = np.asarray(columns["nats"], dtype=np.float64)
+    if metric == "serving_gap":
+        nats = nats - np.asarray(columns["one_shot_nats"], dtype=np.float64)
+    documents, tokens = (np.asarray(columns[name], float) for name in ("documents", "tokens"))
+    return documents, tokens, nats
 
 
 def measure_final_fall(study: Study, share: float = 0.1) -> float | None:

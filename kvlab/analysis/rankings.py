@@ -16,18 +16,17 @@ among those that are left, which bounds what a choice among them can lose.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.analysis.matched_pairs import group_by_training
 from kvlab.analysis.standard_errors import PooledVariance, pool_variance
 from kvlab.analysis.statistics import Estimate, t_cdf, t_quantile
 from kvlab.analysis.trial_rows import Levels
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Vector = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 BySeed = Mapping[int, float]
 
@@ -59,13 +58,13 @@ class _Differences:
         df: Degrees of freedom of ``error``.
     """
 
-    seeds: "Vector"
-    value: "Vector"
-    error: "Vector"
-    df: "Vector"
+    seeds: Vector
+    value: Vector
+    error: Vector
+    df: Vector
 
     @property
-    def is_tested(self) -> "Mask":
+    def is_tested(self) -> Mask:
         return self.error > 0
 
 
@@ -95,30 +94,31 @@ class Ranking:
         alpha: float = 0.05,
         all_seeds: bool = False,
     ):
-        import numpy as np
-
         self.cells = tuple(levels for levels, by_seed in values.items() if by_seed)
         seeds = sorted({seed for levels in self.cells for seed in values[levels]})
         table = [[values[levels].get(seed, np.nan) for seed in seeds] for levels in self.cells]
         self._index = {levels: number for number, levels in enumerate(self.cells)}
         self._sign = -1.0 if higher_is_better else 1.0
         self._losses = self._sign * np.array(table).reshape(len(self.cells), len(seeds))
-        self._groups = _group_by_training([trainings.get(levels, ()) for levels in self.cells])
+        self._groups = group_by_training([trainings.get(levels, ()) for levels in self.cells])
         self._is_noisy = np.array([levels in noisy for levels in self.cells], dtype=bool)
         self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
         self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
         self._all_seeds = all_seeds
         self._rows: dict[int, _Differences] = {}
 
+    @property
+    def _anchor(self) -> int:
+        """The baseline, or the cell with most seeds if the baseline has none."""
+        counts = np.sum(~np.isnan(self._losses), axis=1)
+        return self._index.get(self._baseline, int(counts.argmax()))
+
     @cached_property
     def means(self) -> dict[Levels, float]:
         """The mean of every cell, as if it had the seeds of the baseline."""
-        import numpy as np
-
         if not self.cells:
             return {}
-        counts = np.sum(~np.isnan(self._losses), axis=1)
-        anchor = self._index.get(self._baseline, int(counts.argmax()))
+        anchor = self._anchor
         losses = {anchor: float(np.nanmean(self._losses[anchor]))}
         waiting = [number for number in range(len(self.cells)) if number != anchor]
         while waiting:
@@ -181,8 +181,6 @@ class Ranking:
         Returns:
             The best cell; None if none of the cells has a mean.
         """
-        import numpy as np
-
         ranked = self.best_first(cells)
         if not ranked:
             return None
@@ -201,10 +199,10 @@ class Ranking:
             None if bound == float("inf") else bound,
         )
 
-    def _is_beaten(self, one: int, others: "NDArray[np.intp]", criticals: "Vector") -> bool:
+    def _is_beaten(self, one: int, others: NDArray[np.intp], criticals: Vector) -> bool:
         return any(self._lower_bound(one, n, criticals) > 0 for n in others.tolist() if n != one)
 
-    def _lower_bound(self, one: int, other: int, criticals: "Vector") -> float:
+    def _lower_bound(self, one: int, other: int, criticals: Vector) -> float:
         """Return the lower bound of how much worse a cell is than another one."""
         row = self._differences(one)
         if abs(row.value[other]) <= self._rounding and not row.error[other] > 0:
@@ -225,10 +223,8 @@ class Ranking:
             return loss < -self._rounding
         return t_cdf(loss / error, float(row.df[number])) < self._alpha / len(self.cells)
 
-    def _criticals(self, one: int, is_chosen: "Mask", alpha: float) -> "Vector":
+    def _criticals(self, one: int, is_chosen: Mask, alpha: float) -> Vector:
         """Return the critical value of a cell's comparison with each of the chosen cells."""
-        import numpy as np
-
         row = self._differences(one)
         is_tested = row.is_tested & is_chosen
         found = np.zeros(len(self.cells))
@@ -243,8 +239,6 @@ class Ranking:
 
     def _compare(self, one: int) -> _Differences:
         """Estimate one cell minus each cell, over the seeds that both have."""
-        import numpy as np
-
         differences = self._losses[one] - self._losses
         is_shared = ~np.isnan(differences)
         seeds = is_shared.sum(axis=1).astype(np.float64)
@@ -271,12 +265,9 @@ class Ranking:
     @cached_property
     def _pooled(self) -> PooledVariance[int] | None:
         """Pool the differences from the anchor of all cells that were trained apart from it."""
-        import numpy as np
-
         if not self.cells:
             return None
-        counts = np.sum(~np.isnan(self._losses), axis=1)
-        anchor = self._index.get(self._baseline, int(counts.argmax()))
+        anchor = self._anchor
         differences, weights = [], []
         for one in range(len(self.cells)):
             shared = ~np.isnan(self._losses[one] - self._losses[anchor])
@@ -295,16 +286,3 @@ class Ranking:
             return None
         pooled = pool_variance(differences, weights, values, all_seeds=self._all_seeds)
         return pooled if pooled.variance > 0 else None
-
-
-def _group_by_training(trainings: Sequence[Collection[str]]) -> "NDArray[np.intp]":
-    """Number the cells such that those that share a training have the same number."""
-    import numpy as np
-
-    numbers = np.arange(len(trainings))
-    first: dict[str, int] = {}
-    for index, ids in enumerate(trainings):
-        for training in filter(None, ids):
-            other = first.setdefault(training, index)
-            numbers[numbers == numbers[index]] = numbers[other]
-    return numbers

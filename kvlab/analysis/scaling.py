@@ -19,8 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.matched_pairs import Cells, Factors, average_by_training, name_trainings
+from kvlab.analysis.matched_pairs import (
+    Cells,
+    Factors,
+    average_by_training,
+    name_trainings,
+    sum_by_training,
+)
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels
@@ -28,8 +36,6 @@ from kvlab.analysis.verdicts import judge_family
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
 
 MIN_SEEDS = 2
-_NO_WEIGHT = 1e-9
-"""Weights below it are rounding errors of weights that cancel."""
 _GRID = 40
 """Quantiles of each variance in a prediction interval."""
 
@@ -135,7 +141,6 @@ class SizeLaw:
         Raises:
             ValueError: The size is more than ten times the largest, or there is one seed.
         """
-        import numpy as np
         from scipy.special import chdtri, ndtr  # type: ignore[import-untyped]
 
         check_range(parameters, self.parameters)
@@ -338,54 +343,14 @@ def _judge_together(
     """Give tested trends their errors, intervals and p-values, which hold for all together."""
     trainings = name_trainings(cells)
     values = average_by_training(cells, trainings, metric)
-    weights = [_sum_by_training(trend.weights, trainings) for trend in trends]
-    errors = slope_errors(
-        [dict(zip(trend.seeds, trend.law.slopes, strict=True)) for trend in trends if trend.law],
-        weights,
-        values,
-    )
+    by_seed = [dict(zip(one.seeds, one.law.slopes, strict=True)) for one in trends if one.law]
+    weights = [sum_by_training(trend.weights, trainings) for trend in trends]
+    errors = pool_errors(by_seed, weights, values)
     slopes = [trend.slope.value for trend in trends if trend.slope]
-    tests = judge_family(slopes, errors, alpha) if trends else []
+    tests = judge_family(slopes, errors, alpha)
     return [
         replace(
             trend, error=error, low=test.low, high=test.high, corrected_p=test.p, n_tests=len(tests)
         )
         for trend, error, test in zip(trends, errors, tests, strict=True)
     ]
-
-
-def _sum_by_training(
-    weights: Mapping[Levels, float], trainings: Mapping[Levels, Levels]
-) -> dict[Levels, float]:
-    sums: dict[Levels, float] = {}
-    for levels, weight in weights.items():
-        sums[trainings[levels]] = sums.get(trainings[levels], 0.0) + weight
-    return {key: weight for key, weight in sums.items() if abs(weight) > _NO_WEIGHT}
-
-
-def slope_errors(
-    slopes: Sequence[Mapping[int, float]],
-    weights: Sequence[Mapping[Levels, float]],
-    values: Mapping[Levels, Mapping[int, float]],
-) -> list[StandardError]:
-    """Return the standard error that each slope is tested with.
-
-    Args:
-        slopes: Of each level, its slope by seed; at least two seeds.
-        weights: Of each level, the weight of every training in its slope; a level of serving,
-            whose trainings are the baseline's, has none and keeps its own error.
-        values: Training -> value by seed.
-    """
-    training = [number for number, one in enumerate(weights) if one]
-    pooled = (
-        pool_errors([slopes[n] for n in training], [weights[n] for n in training], values)
-        if training
-        else []
-    )
-    by_number = dict(zip(training, pooled, strict=True))
-    return [by_number.get(number) or _own_error(one) for number, one in enumerate(slopes)]
-
-
-def _own_error(slopes: Mapping[int, float]) -> StandardError:
-    _, variance = _mean_and_variance(list(slopes.values()))
-    return StandardError(math.sqrt(variance / len(slopes)), len(slopes) - 1)

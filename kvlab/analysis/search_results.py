@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvlab.errors import StoreError
 from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR
 
@@ -95,17 +94,13 @@ class SearchResults:
             Objective(name, direction == "minimize")
             for name, direction in zip(search["objectives"], directions, strict=True)
         )
+        same = ("level", "settings", "trial", "state", "violations", "reason")
         self.suggestions = tuple(
             SuggestedTrial(
-                number,
-                one["level"],
-                one["settings"],
-                one["trial"],
-                one["state"],
-                tuple(one["values"]),
-                tuple(one["rungs"]),
-                one["violations"],
-                one["reason"],
+                number=number,
+                values=tuple(one["values"]),
+                rung_losses=tuple(one["rungs"]),
+                **{key: one[key] for key in same},
             )
             for number, one in enumerate(search.get("suggestions", ()), 1)
         )
@@ -116,21 +111,8 @@ class SearchResults:
 
     @classmethod
     def from_sweep(cls, sweep: Mapping[str, Any]) -> "SearchResults | None":
-        """Read the description of a sweep.
-
-        Returns:
-            None if the sweep is no search.
-
-        Raises:
-            StoreError: An earlier version has recorded the search, without its suggestions.
-        """
-        if sweep.get("search"):
-            return cls(sweep["search"])
-        levels = list(sweep["factors"].get(SEARCH_FACTOR, ())) if len(sweep["factors"]) == 1 else []
-        if levels[:2] == [BASE_LEVEL, "p0001"]:
-            text = f"sweep = {sweep['name']} is a search that an earlier version of kvlab recorded"
-            raise StoreError(f"{text}; submit it again, which trains nothing anew")
-        return None
+        """Read the description of a sweep; None if it is no search."""
+        return cls(sweep["search"]) if sweep.get("search") else None
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -24,20 +24,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.analysis.statistics import normal_cdf, sum_squares, t_cdf, t_quantile
-from kvlab.analysis.verdicts import VERDICTS, judge_interval
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, judge_interval
 
 SAMPLES = 40_000
 """Null samples of a bound. The level of a look is exact to 0.3% of itself."""
-
-DIFFERENT = frozenset({"better", "worse", "worse within", "higher", "lower"})
-"""Verdicts that call a difference."""
 
 _LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 0.9)
 """Levels between which `repeated_p_value` interpolates."""
@@ -67,7 +63,6 @@ def t_bounds(sizes: tuple[int, ...], maximum: int, alpha: float) -> tuple[float,
         maximum: Number of seeds at the last look, at which all of alpha is spent.
         alpha: Two-sided level of this test over all looks.
     """
-    import numpy as np
     from scipy.special import stdtrit
 
     first = -t_quantile(spent_alpha(sizes[0] / maximum, alpha) / 2, sizes[0] - 1)
@@ -107,8 +102,6 @@ def _earlier_statistics(
     sizes: tuple[int, ...], statistics: "NDArray[np.float64]"
 ) -> "NDArray[np.float64]":
     """Return the t statistics of all looks but the last, of samples with these at the last."""
-    import numpy as np
-
     sums, squares = _centred_sums(sizes)
     rows = []
     for size, partial_sum, partial_squares in zip(sizes[:-1], sums, squares, strict=True):
@@ -126,8 +119,6 @@ def _centred_sums(
 
     The samples have mean 0 and variance 1 over all seeds of the last look.
     """
-    import numpy as np
-
     last = sizes[-1]
     values = np.random.default_rng(last).standard_normal((last, SAMPLES))
     values -= values.mean(axis=0)
@@ -307,8 +298,6 @@ def repeated_p_value(state: ClaimState, maximum: int) -> float:
 
     Interpolated between levels, in the logarithm of the level and of the look's own p-value.
     """
-    import numpy as np
-
     if not state.error:
         return 0.0 if state.value else 1.0
     df = state.sizes[-1] - 1
@@ -327,8 +316,6 @@ def repeated_test_error(sizes: Sequence[int], alpha: float = 0.05) -> float:
         sizes: Number of seeds at each look, increasing, from 2.
         alpha: Level at which a t-test rejects at each look.
     """
-    import numpy as np
-
     values = np.random.default_rng(0).standard_normal((sizes[-1], SAMPLES))
     sums, squares = values.cumsum(axis=0), (values**2).cumsum(axis=0)
     is_rejected = np.zeros(SAMPLES, dtype=bool)

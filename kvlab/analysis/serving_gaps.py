@@ -7,7 +7,7 @@ together (`kvlab.analysis.verdicts`).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import estimate
@@ -58,12 +58,11 @@ def judge_gaps(
     ]
     errors = [StandardError(estimates[n].standard_error, estimates[n].df) for n in tested]
     tests = judge_family([estimates[n].value for n in tested], errors, alpha)
-    found = dict(zip(tested, tests, strict=True))
     gaps = []
-    for number, row in enumerate(rows):
-        values, test = list(row.values()), found.get(number)
-        interval = (test.low, test.high) if test is not None else None
-        p = test.p if test is not None else 1.0
+    for row in rows:
+        values = list(row.values())
         mean = math.fsum(values) / len(values)
-        gaps.append(ServingGap(mean, min(values), max(values), len(values), interval, p))
+        gaps.append(ServingGap(mean, min(values), max(values), len(values)))
+    for number, test in zip(tested, tests, strict=True):
+        gaps[number] = replace(gaps[number], interval=(test.low, test.high), p=test.p)
     return gaps

@@ -38,15 +38,12 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from kvlab.analysis.statistics import f_tail
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -167,7 +164,7 @@ def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | N
     Args:
         values: Of each training, its value by seed.
     """
-    import numpy as np
+    from scipy.special import fdtrc  # type: ignore[import-untyped]
 
     table = _table_by_seed([one for one in values if len(one) > 1])
     table = table[(~np.isnan(table)).sum(axis=1) > 1]
@@ -181,9 +178,8 @@ def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | N
     if left_df < 1 or not left > 0:
         return None
     ratio = math.sqrt(float(left / left_df) / float(total / total_df))
-    return SeedEffect(
-        ratio, f_tail(float((total - left) / seed_df / (left / left_df)), seed_df, left_df)
-    )
+    p = fdtrc(seed_df, left_df, float((total - left) / seed_df / (left / left_df)))
+    return SeedEffect(ratio, float(p))
 
 
 def can_give_up_pairs(weights: Sequence[Mapping[Key, float]]) -> bool:
@@ -211,8 +207,6 @@ def pool_variance(
         all_seeds: Whether trainings without pairs count at seeds that their contrast lacks, too.
             Not where seeds were added for what the first ones have shown.
     """
-    import numpy as np
-
     keys = list(dict.fromkeys(key for one in weights for key in one))
     found = {key: by_seed for key, by_seed in values.items() if len(by_seed) > 1}
     own = {k: (one, float(np.var(list(one.values()), ddof=1))) for k, one in found.items()}
@@ -235,12 +229,10 @@ def pool_variance(
 def _pool_within_seeds(
     differences: Sequence[Mapping[int, float]],
     lengths: Sequence[float],
-    matrix: "Array",
+    matrix: Array,
     values: Sequence[Mapping[int, float]],
 ) -> tuple[float, float]:
     """Average the variance of differences over their squared lengths; its degrees of freedom."""
-    import numpy as np
-
     counts = np.array([len(one) for one in differences], dtype=np.float64)
     variances = np.array([np.var(list(one.values()), ddof=1) for one in differences])
     pooled = float(((counts - 1) * variances / lengths).sum() / (counts - 1).sum())
@@ -251,13 +243,11 @@ def _pool_within_seeds(
 
 def _pool_over_trainings(
     counts: Sequence[int],
-    matrix: "Array",
+    matrix: Array,
     own: Sequence[tuple[float, int]],
     values: Sequence[Mapping[int, float]],
 ) -> tuple[float, float]:
     """Average the variance of differences of independent trainings; its degrees of freedom."""
-    import numpy as np
-
     shares = np.average(matrix**2, axis=0, weights=counts)
     variances, freedom = np.array(own).T
     parts = (shares, shares * _residual_variances(values))
@@ -274,25 +264,29 @@ def pool_errors(
 ) -> list[StandardError]:
     """Return the larger of each contrast's own and the pooled standard error.
 
-    Args: as of `pool_variance`.
+    Args: As of `pool_variance`. A contrast without weights, such as that of a level of serving,
+        keeps its own error.
     """
-    import numpy as np
-
-    pooled = pool_variance(differences, weights, values, all_seeds=all_seeds)
-    return [
-        pooled.error(own, float(np.var(list(one.values()), ddof=1)), one.keys())
-        for one, own in zip(differences, weights, strict=True)
+    chosen = [n for n, own in enumerate(weights) if own]
+    variances = [float(np.var(list(one.values()), ddof=1)) for one in differences]
+    errors = [
+        StandardError(math.sqrt(variance / len(one)), len(one) - 1)
+        for one, variance in zip(differences, variances, strict=True)
     ]
+    if chosen:
+        parts = [differences[n] for n in chosen], [weights[n] for n in chosen]
+        pooled = pool_variance(*parts, values, all_seeds=all_seeds)
+        for n in chosen:
+            errors[n] = pooled.error(weights[n], variances[n], differences[n].keys())
+    return errors
 
 
-def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> "Array":
+def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> Array:
     """Return the degrees of freedom that each two variances share; a variance's own with itself.
 
     The covariance of the variances of two samples with a and b members, o of them at common seeds,
     is 2 c**2 f / ((a-1) (b-1)) for a covariance c of the members and f = o - o/a - o/b + o**2/(ab).
     """
-    import numpy as np
-
     seeds = sorted(set().union(*differences))
     present = np.array([[float(seed in one) for seed in seeds] for one in differences])
     shared, counts = present @ present.T, present.sum(axis=1)
@@ -302,20 +296,18 @@ def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> "Array":
     return result
 
 
-def _satterthwaite_df(matrix: "Array", shared_freedom: "Array", noise: "Array") -> float:
+def _satterthwaite_df(matrix: Array, shared_freedom: Array, noise: Array) -> float:
     """Return the degrees of freedom of the average variance, for such variances of trainings."""
     covariance = (matrix * noise) @ matrix.T
     mean = float((shared_freedom.diagonal() * covariance.diagonal()).sum())
     return mean**2 / float((covariance**2 * shared_freedom).sum())
 
 
-def _residual_variances(values: Sequence[Mapping[int, float]]) -> "Array":
+def _residual_variances(values: Sequence[Mapping[int, float]]) -> Array:
     """Return the variance of each training over seeds, after what the seeds share.
 
     A training at one seed gets the average.
     """
-    import numpy as np
-
     table = _table_by_seed(values)
     is_known = (~np.isnan(table)).sum(axis=1) > 1
     if not is_known.any():
@@ -329,23 +321,19 @@ def _residual_variances(values: Sequence[Mapping[int, float]]) -> "Array":
     return variances if average > 0 else np.ones(len(values))
 
 
-def _table_by_seed(values: Sequence[Mapping[int, float]]) -> "Array":
+def _table_by_seed(values: Sequence[Mapping[int, float]]) -> Array:
     """Return the values with a row a training and a column a seed; NaN where there is none.
 
     A seed of a single training says nothing of seeds, so it has no column.
     """
-    import numpy as np
-
     counts = Counter(seed for one in values for seed in one)
     seeds = sorted(seed for seed, count in counts.items() if count > 1)
     table: Array = np.array([[one.get(seed, np.nan) for seed in seeds] for one in values])
     return table.reshape(len(values), len(seeds))
 
 
-def _remove_cells_and_seeds(table: "Array") -> "Array":
+def _remove_cells_and_seeds(table: Array) -> Array:
     """Return what is left after means of rows and of columns, fitted by turns."""
-    import numpy as np
-
     for _ in range(20 if np.isnan(table).any() else 1):
         table = table - np.nanmean(table, axis=1, keepdims=True)
         table = table - np.nanmean(table, axis=0)

@@ -13,26 +13,20 @@ items, not another draw of seeds.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
 """Significance level, after Holm's correction."""
 
 POWER = 0.8
-
-MAX_EXACT_FLIPS = 20
-"""Differences up to which `sign_flip_test` counts every pattern."""
-MAX_EXACT_SUM = 200_000
-"""Sum of whole numbers up to which `sign_flip_test` counts every pattern."""
-_FLIPS = 100_000
 
 EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
 
@@ -116,22 +110,24 @@ def smallest_detectable(standard_error: float, df: float, level: float = ALPHA) 
 @lru_cache(maxsize=4096)
 def _detectable_in_errors(df: float, alpha: float) -> float:
     """Solve the power of the noncentral t distribution by bisection, in standard errors."""
+    from scipy.special import nctdtr  # type: ignore[import-untyped]
+
     threshold = t_quantile(1 - alpha / 2, df)
     low, high = 0.0, 2 * threshold + 20
     for _ in range(60):
         middle = (low + high) / 2
-        power = 1 - noncentral_t_cdf(threshold, df, middle)
+        power = 1 - float(nctdtr(df, middle, threshold))
         low, high = (middle, high) if power < POWER else (low, middle)
     return high
 
 
 def spread_factors(df: float) -> tuple[float, float]:
     """Return the 95% interval of the true standard error, in multiples of the estimated one."""
+    from scipy.special import chdtri
+
     tail = (1 - CONFIDENCE) / 2
-    return (
-        math.sqrt(df / chi_square_quantile(1 - tail, df)),
-        math.sqrt(df / chi_square_quantile(tail, df)),
-    )
+    low, high = (math.sqrt(df / float(chdtri(df, one))) for one in (tail, 1 - tail))
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -182,8 +178,6 @@ def compare_items(
     Args:
         pairs: One ``(outcomes of A, outcomes of B)`` per seed, all in the same item order.
     """
-    import numpy as np
-
     a = np.array([np.frombuffer(bytes(left), np.uint8) for left, _ in pairs], dtype=np.int64)
     b = np.array([np.frombuffer(bytes(right), np.uint8) for _, right in pairs], dtype=np.int64)
     seeds, items = a.shape
@@ -203,8 +197,6 @@ def _net_tail(net_counts: Sequence[tuple[int, int, int]], share: float) -> float
 
     An item of magnitude k adds k if it is B's: the distributions of all magnitudes are convolved.
     """
-    import numpy as np
-
     distribution, lowest = np.ones(1), 0
     observed = sum(k * b for k, b, _ in net_counts)
     for k, b, a in net_counts:
@@ -220,8 +212,7 @@ def _binomial_masses(count: int, share: float) -> "tuple[int, NDArray[np.float64
 
     Numbers more than ten standard deviations from the mean, and 50, are left out.
     """
-    import numpy as np
-    from scipy.special import gammaln, xlogy  # type: ignore[import-untyped]
+    from scipy.special import gammaln, xlogy
 
     reach = 10 * math.sqrt(count * share * (1 - share)) + 50
     first = max(0, int(count * share - reach))
@@ -239,59 +230,28 @@ def _solve_share(net_counts: Sequence[tuple[int, int, int]], tail: float) -> flo
     return float(brentq(lambda share: _net_tail(net_counts, share) - tail, 0.0, 1.0, xtol=1e-10))
 
 
-def sign_flip_test(differences: Sequence[float]) -> float:
+def sign_flip_test(differences: Iterable[int]) -> float:
     """Return the two-sided p-value of the sign-flip (randomization) test of a mean of zero.
 
     It assumes that each difference is as likely as its negative, no distribution (Fisher 1935). The
-    statistic is the absolute sum. Up to 20 differences all sign patterns are counted; whole numbers
-    are counted exactly however many there are; otherwise `_FLIPS` random patterns are drawn, always
-    the same ones.
+    statistic is the absolute sum.
 
     Args:
-        differences: One per independent unit, such as a seed or an item.
+        differences: One whole number per independent unit, such as a seed or an item.
 
     Returns:
-        The share of sign patterns whose absolute sum is at least the observed one. With n non-zero
-        differences it is never below 2**(1 - n).
+        The share of all sign patterns whose absolute sum is at least the observed one. With n
+        non-zero differences it is never below 2**(1 - n).
     """
-    import numpy as np
-
-    values = np.asarray(differences, dtype=np.float64)
-    values = np.abs(values[values != 0])
-    observed = abs(float(np.sum(differences)))
-    threshold = observed - 1e-12 * float(values.sum())  # sums differ by rounding
-    if not values.size or threshold <= 0:
-        return 1.0
-    if values.size <= MAX_EXACT_FLIPS:
-        sums = values[:1]  # of all patterns whose first sign is positive: the others mirror them
-        for value in values[1:]:
-            sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= threshold))
-    if np.all(values == np.rint(values)) and values.sum() <= MAX_EXACT_SUM:
-        return _whole_number_flip_p(values.astype(np.int64), observed)
-    random = np.random.default_rng(0)
-    reached = 0
-    for _ in range(_FLIPS // 1000):
-        signs = 2.0 * random.integers(0, 2, (1000, values.size)) - 1
-        reached += int(np.count_nonzero(np.abs(signs @ values) >= threshold))
-    return (1 + reached) / (1 + _FLIPS)
-
-
-def _whole_number_flip_p(values: "NDArray[np.int64]", observed: float) -> float:
-    """Convolve the distributions of the signed sums of each magnitude.
-
-    A sum of k signed numbers of magnitude v is v * (2 * heads - k) for k tosses of a fair coin.
-    """
-    import numpy as np
-    from scipy.stats import binom  # type: ignore[import-untyped]
-
-    distribution = np.ones(1)
-    for magnitude, count in zip(*np.unique(values, return_counts=True), strict=True):
-        step = np.zeros(int(magnitude) * int(count) + 1)
-        step[:: int(magnitude)] = binom.pmf(np.arange(count + 1), count, 0.5)
-        distribution = np.convolve(distribution, step)
-    sums = 2 * np.arange(distribution.size) - int(values.sum())
-    return float(min(1.0, distribution[np.abs(sums) >= observed - 0.5].sum()))
+    patterns, observed = Counter({0: 1}), 0
+    for value in differences:
+        flipped: Counter[int] = Counter()
+        for total, count in patterns.items():
+            flipped[total + value] += count
+            flipped[total - value] += count
+        patterns, observed = flipped, observed + value
+    reached = sum(count for total, count in patterns.items() if abs(total) >= abs(observed))
+    return reached / patterns.total()
 
 
 # Distribution functions. scipy.special is imported at first use: it takes a noticeable time.
@@ -309,27 +269,6 @@ def t_quantile(probability: float, df: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(df, probability))
-
-
-def noncentral_t_cdf(value: float, df: float, noncentrality: float) -> float:
-    """Return P(T <= value) of the noncentral t distribution."""
-    from scipy.special import nctdtr
-
-    return float(nctdtr(df, noncentrality, value))
-
-
-def f_tail(value: float, numerator_df: float, denominator_df: float) -> float:
-    """Probability of an F variable above a value."""
-    from scipy.special import fdtrc
-
-    return float(fdtrc(numerator_df, denominator_df, value))
-
-
-def chi_square_quantile(probability: float, df: float) -> float:
-    """Return the quantile of the chi-square distribution."""
-    from scipy.special import chdtri
-
-    return float(chdtri(df, 1 - probability))
 
 
 def normal_cdf(z: float) -> float:

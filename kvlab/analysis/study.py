@@ -8,14 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.analysis.cell_comparisons import CellComparison, compare_cells
-from kvlab.analysis.effects import (
-    LEARNED_UNITS,
-    Effect,
-    estimate_interactions,
-    estimate_main_effects,
-    tell_settings_apart,
-)
+from kvlab.analysis.divergence import find_wrong_trainings
+from kvlab.analysis.effects import Effect, estimate_main_effects, is_learned
 from kvlab.analysis.estimand import Estimand
+from kvlab.analysis.interactions import estimate_interactions, tell_settings_apart
 from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
@@ -31,7 +27,6 @@ from kvlab.analysis.trial_rows import (
     read_rows,
     without_second_times,
 )
-from kvlab.analysis.went_wrong import find_wrong_trainings
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
@@ -75,7 +70,7 @@ class Study:
         rows: list[TrialRow],
         sections: Sequence[str] | None = None,
     ):
-        self._store = store
+        self.store = store
         self.sweep = sweep
         self.factors = {name: tuple(levels) for name, levels in sweep["factors"].items()}
         self.baseline: Levels = tuple(sweep["baseline"][factor] for factor in self.factors)
@@ -213,17 +208,24 @@ class Study:
 
     def kv_bytes(self, levels: Levels) -> int | None:
         """Return the exact bytes of one sequence's cache at block size; equal at every seed."""
-        for row in self.cells.get(levels, {}).values():
-            if "kv" in row.record:
-                return int(row.record["kv"]["bytes_at_block_size"])
-        return None
+        return self._find_recorded(levels, "kv", "bytes_at_block_size")
 
     def block_size(self, levels: Levels) -> int | None:
         """Return a cell's longest sequence, in tokens; equal at every seed."""
+        return self._find_recorded(levels, "experiment", "model", "block_size")
+
+    def parameters(self, levels: Levels) -> int | None:
+        """Return the number of parameters of a cell's model; equal at every seed."""
+        return self._find_recorded(levels, "model", "parameters")
+
+    def _find_recorded(self, levels: Levels, *keys: str) -> int | None:
+        """Return a number that is equal at every seed; None if no trial of a cell has it."""
         for row in self.cells.get(levels, {}).values():
-            block = row.record.get("experiment", {}).get("model", {}).get("block_size")
-            if block:
-                return int(block)
+            value: Any = row.record
+            for key in keys:
+                value = (value or {}).get(key)
+            if value is not None:
+                return int(value)
         return None
 
     @property
@@ -236,13 +238,6 @@ class Study:
         if len(self.match_modes) == 1:
             return self.match_modes[0]
         return levels[list(self.factors).index(MATCH_FACTOR)]
-
-    def parameters(self, levels: Levels) -> int | None:
-        """Return the number of parameters of a cell's model; equal at every seed."""
-        for row in self.cells.get(levels, {}).values():
-            if "model" in row.record:
-                return int(row.record["model"]["parameters"])
-        return None
 
     @cached_property
     def diverged_cells(self) -> dict[Levels, int]:
@@ -309,11 +304,8 @@ class Study:
             source = patches.get(factor, {}).get(level, {}).get("training.init_from")
             if isinstance(source, Mapping):
                 before = self.trained_tokens(tuple({**named, **source}.values())) or 0
-        for row in self.cells.get(levels, {}).values():
-            training = row.record.get("experiment", {}).get("training")
-            if training:
-                return before + int(training["tokens"])
-        return None
+        own = self._find_recorded(levels, "experiment", "training", "tokens")
+        return None if own is None else before + own
 
     @cached_property
     def seed_effect(self) -> SeedEffect | None:
@@ -324,7 +316,7 @@ class Study:
 
     @cached_property
     def wrong_trainings(self) -> dict[str, float]:
-        """The trainings that went wrong, by id; see `kvlab.analysis.went_wrong`."""
+        """The trainings that went wrong, by id; see `kvlab.analysis.divergence`."""
         return {} if self.search is not None else find_wrong_trainings(self.cells)
 
     @cached_property
@@ -335,7 +327,7 @@ class Study:
         """
         rows = [row for row in self.rows if row.training not in self.wrong_trainings]
         kept = {key: value for key, value in self.sweep.items() if key not in ("looks", "stages")}
-        study = Study(self._store, kept, rows, self.sections)
+        study = Study(self.store, kept, rows, self.sections)
         study.estimand = replace(study.estimand, all_seeds=self.estimand.all_seeds)
         return study
 
@@ -347,7 +339,7 @@ class Study:
     @cached_property
     def timing_obstacle(self) -> str:
         """Why the times of different cells do not compare; empty if they do."""
-        return describe_timing_obstacle(self.done_rows, self.cells, self.baseline)
+        return describe_timing_obstacle(self.cells, self.baseline)
 
     @cached_property
     def _training_obstacle(self) -> str:
@@ -356,8 +348,7 @@ class Study:
             levels: {seed: without_second_times(row) for seed, row in rows.items()}
             for levels, rows in self.cells.items()
         }
-        rows = [row for by_seed in cells.values() for row in by_seed.values() if row.is_done]
-        return describe_timing_obstacle(rows, cells, self.baseline)
+        return describe_timing_obstacle(cells, self.baseline)
 
     def is_disturbed(self, metric: str) -> bool:
         """Whether a metric is a time, and times do not compare here."""
@@ -434,21 +425,14 @@ class Study:
 
     def _mark(self, effects: list[Effect]) -> list[Effect]:
         """Mark differences of times that do not compare, and trainings that went wrong."""
-        is_learned = bool(effects) and METRICS[effects[0].metric].unit in LEARNED_UNITS
-        return [
-            replace(
-                one,
-                is_disturbed=self.is_disturbed(one.metric),
-                went_wrong=self._count_wrong_in(one) if is_learned else 0,
-            )
-            for one in effects
-        ]
-
-    def _count_wrong_in(self, effect: Effect) -> int:
-        """Return how many trainings of an effect went wrong; of a level of serving, none count."""
-        if self.estimand.changes_serving_alone(effect.change[:1]):
-            return 0
-        return self.count_wrong(effect.weights)
+        marked = []
+        for one in effects:
+            # a level of serving uses the same trainings as its baseline
+            is_trained = not self.estimand.changes_serving_alone(one.change[:1])
+            wrong = self.count_wrong(one.weights) if is_trained and is_learned(one.metric) else 0
+            disturbed = self.is_disturbed(one.metric)
+            marked.append(replace(one, is_disturbed=disturbed, went_wrong=wrong))
+        return marked
 
     @cached_property
     def size_trends(self) -> list[SizeTrend]:
@@ -500,18 +484,6 @@ class Study:
     @cached_property
     def _indices(self) -> dict[Levels, int]:
         return {levels: number for number, levels in enumerate(self.cells)}
-
-    def read_items(self, row: TrialRow) -> bytes:
-        """Return a trial's HellaSwag outcomes, one JSON object per line; empty if it has none."""
-        return self._store.items_text(row.trial)
-
-    def read_texts(self, row: TrialRow) -> dict[str, dict[str, list[float]]]:
-        """Return a trial's losses by document, see `kvlab.store.Store.texts`."""
-        return self._store.texts(row.trial)
-
-    def read_tasks(self, row: TrialRow) -> dict[str, Any]:
-        """Return a trial's outcomes on lm-eval tasks, see `kvlab.store.Store.tasks`."""
-        return self._store.tasks(row.trial)
 
     def change_key(self, change: Iterable[tuple[str, str]]) -> str:
         """Return the key by which rows and marks about a change of levels are selected.

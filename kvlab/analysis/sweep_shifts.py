@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.study import Study
@@ -166,15 +167,10 @@ def _mean_shifts(
     in_steps = METRICS[metric].is_share
     scale = max((abs(v) for row in rows.values() for v in row.values()), default=1.0)
     means = {c: estimate(list(row.values()), scale, in_steps=in_steps) for c, row in rows.items()}
-    errors = {
-        c: StandardError(one.standard_error, one.df)
-        for c, one in means.items()
-        if one.kind == "tested"
-    }
-    pooled = [levels for levels in errors if levels in weights]
-    if pooled:
-        found = pool_errors([rows[c] for c in pooled], [weights[c] for c in pooled], values)
-        errors |= dict(zip(pooled, found, strict=True))
+    tested = [levels for levels, one in means.items() if one.kind == "tested"]
+    shares = [weights.get(levels, {}) for levels in tested]
+    found = pool_errors([rows[levels] for levels in tested], shares, values)
+    errors = dict(zip(tested, found, strict=True))
     return {c: _make_shift(one, len(rows[c]), errors.get(c)) for c, one in means.items()}
 
 

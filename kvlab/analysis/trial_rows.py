@@ -3,7 +3,7 @@
 Whether their times compare depends on what else ran and on the order in which they were taken.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,31 +70,23 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
     Returns:
         Rows sorted by the order of the levels, then by seed.
     """
-    level_indices = [
-        {level: index for index, level in enumerate(levels)} for levels in sweep["factors"].values()
-    ]
-
-    def sort_key(row: TrialRow) -> tuple[tuple[int, ...], int]:
-        levels = zip(level_indices, row.levels, strict=True)
-        return tuple(indices[level] for indices, level in levels), row.seed
-
-    return sorted(_iter_rows(store, sweep), key=sort_key)
-
-
-def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
-    results: dict[str, tuple[str, dict[str, Any]]] = {}  # several cells may share a trial
+    places = [{level: n for n, level in enumerate(names)} for names in sweep["factors"].values()]
     timings = store.timings(sweep["name"])
+    results: dict[str, tuple[str, dict[str, Any]]] = {"": ("missing", {})}
+    rows = []
     for cell in sweep["cells"]:
         levels = tuple(cell["levels"][factor] for factor in sweep["factors"])
         # while its settings are tuned, a cell has no trials yet
         trials = cell["trials"] or dict.fromkeys(map(str, sweep["seeds"]), "")
         for seed, trial in trials.items():
-            if not trial:
-                results[trial] = "missing", {}
-            if trial not in results:
+            if trial not in results:  # several cells may share a trial
                 results[trial] = _read_result(store, trial, timings)
-            status, result = results[trial]
-            yield _make_row(levels, int(seed), trial, status, result)
+            rows.append(_make_row(levels, int(seed), trial, *results[trial]))
+
+    def sort_key(row: TrialRow) -> tuple[list[int], int]:
+        return [n[level] for n, level in zip(places, row.levels, strict=True)], row.seed
+
+    return sorted(rows, key=sort_key)
 
 
 def _read_result(
@@ -200,7 +192,7 @@ def describe_shared_timings(rows: Iterable[TrialRow]) -> str:
 
 
 def describe_timing_obstacle(
-    rows: Iterable[TrialRow], cells: Mapping[Levels, Mapping[int, TrialRow]], baseline: Levels
+    cells: Mapping[Levels, Mapping[int, TrialRow]], baseline: Levels
 ) -> str:
     """Say why the times of different cells do not compare; empty if they do.
 
@@ -209,19 +201,18 @@ def describe_timing_obstacle(
     Trials that were timed again in one session alternate from round to round.
 
     Args:
-        rows: The trials that are done.
         cells: The trials of every cell by seed.
         baseline: The baseline cell.
     """
-    rows = list(rows)
+    rows = [row for by_seed in cells.values() for row in by_seed.values() if row.is_done]
     if shared := describe_shared_timings(rows):
         return shared
     firsts = [row for row in rows if not is_timed_again(row)]
     if any(row.record["provenance"].get("timings") is None for row in firsts):
         return "The record does not say whether the trials were timed alone"
     spans = {levels: _finish_span(by_seed.values()) for levels, by_seed in cells.items()}
-    base = spans.get(baseline)
-    apart = [c for c, span in spans.items() if span and base and not _overlap(span, base)]
+    first, last = spans.get(baseline) or ("", "~")
+    apart = [span for span in spans.values() if span and (span[0] > last or span[1] < first)]
     if apart:
         return (
             f"The trials of {format_count(len(apart), 'cell')} were timed before or after all of"
@@ -238,7 +229,3 @@ def _finish_span(rows: Iterable[TrialRow]) -> tuple[str, str] | None:
     records = [row.record for row in rows if row.is_done]
     ends = [str(one.get("timing", one["provenance"]).get("finished", "")) for one in records]
     return (min(ends), max(ends)) if ends else None
-
-
-def _overlap(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]

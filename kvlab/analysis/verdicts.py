@@ -101,6 +101,9 @@ VERDICTS: dict[str, Verdict] = {
 WORSE = ("worse", "worse within")
 """Verdicts by which a cost is shown."""
 
+DIFFERENT = ("better", *WORSE, "higher", "lower")
+"""Verdicts that call a difference."""
+
 CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
 """Verdicts by which a cost is shown to be below the margin, or not to be there."""
 

@@ -47,7 +47,7 @@ def read_outcomes(study: Study) -> Outcomes:
 
     def read(row: TrialRow) -> Mapping[str, bytes]:
         try:
-            return parse_outcomes(study.read_items(row))
+            return parse_outcomes(study.store.items_text(row.trial))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             text = f"items.jsonl.gz of trial {row.trial} does not hold outcomes ({error!r})"
             raise StoreError(f"{text}; move its result.json away, submit again") from None

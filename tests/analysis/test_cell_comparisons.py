@@ -28,7 +28,7 @@ def with_losses(study, changed):
         replace(row, measurements={"loss_served": float(changed[row.levels][row.seed])})
         for row in study.rows
     ]
-    return Study(study._store, study.sweep, rows)
+    return Study(study.store, study.sweep, rows)
 
 
 def noisy_study(seed, **options):
@@ -151,7 +151,7 @@ def test_cells_that_diverged_are_not_judged():
         replace(row, status="diverged") if lost.get(row.levels) == row.seed else row
         for row in study.rows
     ]
-    found = Study(study._store, study.sweep, rows).comparisons
+    found = Study(study.store, study.sweep, rows).comparisons
     assert found["mqa", "rope", "trained"].verdict_name == "diverged"
     assert not found["mqa", "rope", "trained"].has_interval
     assert found["mqa", "rope", "none"].verdict_name == "baseline diverged"

@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.analysis.effects import (
-    estimate_interactions,
-    estimate_main_effects,
-    judge_together,
-)
+from kvlab.analysis.effects import estimate_main_effects, judge_together
+from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.matched_pairs import Setting, largest_balanced_block
 from kvlab.analysis.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.analysis.study import Study

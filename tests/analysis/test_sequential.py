@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.analysis.sequential import (
-    DIFFERENT,
     ClaimState,
     Looks,
     repeated_test_error,
     spent_alpha,
     t_bounds,
 )
+from kvlab.analysis.verdicts import DIFFERENT
 
 SIZES = (3, 5, 7, 10)
 

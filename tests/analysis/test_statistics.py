@@ -165,32 +165,10 @@ def every_pattern(differences):
 def test_sign_flips_are_all_patterns():
     random = np.random.default_rng(10)
     for count in (1, 2, 5, 9):
-        differences = random.normal(0.4, 1, count).tolist()
+        differences = random.integers(-3, 5, count).tolist()
         assert sign_flip_test(differences) == pytest.approx(every_pattern(differences), **EXACT)
-    assert sign_flip_test([0.0, 0.0]) == 1.0
-    assert sign_flip_test([0.1] * 6 + [0.0]) == 2**-5
-
-
-def test_sign_flips_of_whole_numbers_are_exact_however_many():
-    """Against McNemar's exact test, and against fewer numbers counted one by one."""
+    assert sign_flip_test([0, 0]) == 1.0
+    assert sign_flip_test([1] * 6 + [0]) == 2**-5
     assert sign_flip_test([1] * 70 + [-1] * 40) == pytest.approx(
         stats.binomtest(70, 110).pvalue, **EXACT
     )
-    numbers = [2, -1, 3, 1, 1, -2, 2, 4]
-    padded = [*numbers, *[0] * 30]
-    assert sign_flip_test(padded) == pytest.approx(every_pattern(numbers), **EXACT)
-    many = np.random.default_rng(3).integers(-3, 5, 60)
-    drawn = stats.permutation_test(
-        (many,), np.sum, permutation_type="samples", n_resamples=20_000, rng=1
-    )
-    assert sign_flip_test(many) == pytest.approx(drawn.pvalue, abs=0.005)
-
-
-def test_many_sign_flips_are_drawn_and_repeat_exactly():
-    differences = np.random.default_rng(2).normal(0.25, 1, 40)
-    found = sign_flip_test(differences)
-    assert found == sign_flip_test(differences)
-    drawn = stats.permutation_test(
-        (differences,), np.sum, permutation_type="samples", n_resamples=50_000, rng=1
-    )
-    assert found == pytest.approx(drawn.pvalue, rel=0.1)

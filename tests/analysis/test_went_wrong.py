@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from kvlab.analysis.divergence import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.analysis.went_wrong import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.store import Store
 
 

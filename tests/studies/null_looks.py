@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.analysis.sequential import DIFFERENT, ClaimState, Looks
+from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.statistics import t_cdf
+from kvlab.analysis.verdicts import DIFFERENT
 from kvlab.sweep.planning.looks import WORSE
 from tests.support.holm import holm_correction
 

@@ -20,11 +20,11 @@ from typing import Literal
 
 import numpy as np
 
+from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.analysis.went_wrong import find_wrong_trainings
 from tests.studies.null_looks import list_names, print_tallies
 from tests.support.holm import holm_correction
 

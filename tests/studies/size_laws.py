@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.analysis.scaling import SizeLaw, slope_errors
+from kvlab.analysis.scaling import SizeLaw
+from kvlab.analysis.standard_errors import pool_errors
 from kvlab.analysis.statistics import ALPHA, estimate
 from kvlab.analysis.verdicts import judge_family
 
@@ -104,7 +105,7 @@ def claims_trend(rng: np.random.Generator, noise: Noise, spread, seeds: int, lev
     values = lines + draws  # level 0 is the baseline level
     shares = (logs - logs.mean()) / np.square(logs - logs.mean()).sum()
     slopes = (values[1:] - values[0]) @ shares
-    errors = slope_errors(
+    errors = pool_errors(
         [dict(enumerate(map(float, row))) for row in slopes],
         [
             {(level, n): sign * shares[n] for level, sign in ((own, 1), (0, -1)) for n in (0, 2)}

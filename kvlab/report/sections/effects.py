@@ -1,11 +1,12 @@
 """What each level costs against its factor's baseline level, and whether costs add up."""
 
-from kvlab.analysis.effects import SPLIT_SHARE, Effect, judge_together
+from kvlab.analysis.divergence import MOST_DEVIATIONS
+from kvlab.analysis.effects import Effect, judge_together
+from kvlab.analysis.interactions import SPLIT_SHARE
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.analysis.went_wrong import MOST_DEVIATIONS
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt

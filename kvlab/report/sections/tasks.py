@@ -139,7 +139,7 @@ def _read_outcomes(study: Study, metrics: Sequence[str]) -> tuple[hellaswag.Outc
     Trials that answered other items of a task than the baseline did are left out, and counted.
     """
     rows = {row.trial: row for row in study.done_rows}
-    tasks_by_trial = {trial: study.read_tasks(row) for trial, row in rows.items()}
+    tasks_by_trial = {trial: study.store.tasks(row.trial) for trial, row in rows.items()}
     base = [row.trial for row in study.cells[study.baseline].values() if row.trial in rows]
     items: dict[str, str] = {}
     for trial in [*base, *tasks_by_trial]:
