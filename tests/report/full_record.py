@@ -149,7 +149,7 @@ class FullRecord(Record):
             result["training_record"]["start"] = {
                 "source": "made", **names, "fresh": {"e": "another shape"},
             }  # fmt: skip
-            result["needle"] = [needle_line(length, depth, levels, seed) for length in (32, 64)
+            result["needle"] = [needle_line(length, depth, levels, seed) for length in NEEDLE_LENGTHS
                                 for depth in NEEDLE_DEPTHS]  # fmt: skip
         if status == "pruned":
             result["pruned"] = {"step": 30, "steps": 150, "loss": 5.5}
@@ -158,33 +158,9 @@ class FullRecord(Record):
 
 
 NEEDLE_DEPTHS = (0.0, 0.5, 1.0)
+NEEDLE_LENGTHS = (64,)
 RECORD = FullRecord()
 BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
-
-TEXTS = {
-    "factors": ("factor", "level", "role", "what it sets"),
-    "quantized-training": ("cell", "int8 products", "other products", "weights", "K/V", "kernel"),
-    "ablation": ("cell", "verdict"),
-    "cells": (*FACTORS, "verdict"),
-    "effects": ("factor", "level", "beside", "against", "verdict", "error"),
-    "interval-widths": ("level", "helps most"),
-    "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
-    "interactions": ("levels together", "verdict"),
-    "pareto": ("cell", "verdict", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
-    "equal-memory": ("best cell", "verdict", "may be best instead"),
-    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as", "trained with"), "eviction": ("cell", "keeps"), "serving-divergence": ("cell",),
-    "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
-    "hellaswag-one-shot": ("cell", "these weights"),
-    "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),
-    "needle": ("cell", "scored"), "needle-accuracy": ("cell", "scored"),
-    "reuse": ("cell",), "reuse-budgets": ("cell",),
-    "recall": ("cell", "scored"), "positions": ("cell", "scored"),
-    "roofline": ("cell", "bound by"),
-    "starts": ("cell", "starts from"), "provenance": ("what", "value"),
-    "failures": ("cell", "trial", "status", "class", "error", "traceback"),
-    "pruned": ("cell", "trial"),
-}  # fmt: skip
-"""Table -> its columns that are no numbers."""
 
 
 def levels_of(label):

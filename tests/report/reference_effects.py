@@ -53,12 +53,12 @@ class Sweep:
         return dict(self.description["factors"])
 
     @property
-    def alpha(self) -> float:
-        return float(self.description["decide"]["alpha"])
+    def decide(self) -> Mapping[str, Any]:
+        return self.description["decide"]
 
     @property
-    def margin(self) -> float | None:
-        return self.description["decide"]["margin"]
+    def alpha(self) -> float:
+        return float(self.decide["alpha"])
 
     @property
     def looks(self) -> list[int] | None:
@@ -66,14 +66,13 @@ class Sweep:
         return declared["looks"]["seeds"]["looks"] if "looks" in declared else None
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        """The cells in the order of the rows."""
-        return list(dict.fromkeys(self._names))
-
-    @property
-    def _names(self) -> list[Cell]:
+    def row_cells(self) -> list[Cell]:
         columns = [self.results[f"factor.{name}"].astype(str) for name in self.factors]
         return list(zip(*columns, strict=True))
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return list(dict.fromkeys(self.row_cells))
 
     @cached_property
     def baseline(self) -> Cell:
@@ -81,23 +80,22 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """The metric that is decided."""
         served = "loss_served" if "measured.loss_served" in self.results else "loss"
-        return self.description["decide"]["metric"] or served
+        return self.decide["metric"] or served
 
-    def values(self, metric: str) -> dict[Cell, BySeed]:
+    def values(self, metric: str, seeds: Iterable[int] | None = None) -> dict[Cell, BySeed]:
         """Return the measured values of every cell by seed."""
         found: dict[Cell, BySeed] = {cell: {} for cell in self.cells}
         column = self.results[f"measured.{metric}"]
-        for cell, seed, value in zip(self._names, self.results["seed"], column, strict=True):
-            if not math.isnan(value):
+        for cell, seed, value in zip(self.row_cells, self.results["seed"], column, strict=True):
+            if not math.isnan(value) and (seeds is None or seed in seeds):
                 found[cell][int(seed)] = float(value)
         return found
 
     @cached_property
     def trainings(self) -> dict[Cell, set[str]]:
         found: dict[Cell, set[str]] = {cell: set() for cell in self.cells}
-        for cell, training in zip(self._names, self.results["training"], strict=True):
+        for cell, training in zip(self.row_cells, self.results["training"], strict=True):
             found[cell].add(training)
         return found
 
@@ -107,14 +105,9 @@ class Sweep:
         own = self.trainings
         return {cell: next(one for one in self.cells if own[one] & own[cell]) for cell in own}
 
-    @cached_property
-    def kv_bytes(self) -> dict[Cell, int]:
-        return dict(zip(self._names, self.results["kv.bytes_at_block_size"], strict=True))
-
     # What is compared with what
 
     def settings_of(self, cell: Cell, factors: Iterable[str]) -> dict[str, Any]:
-        """Return the keys that the levels of some factors set."""
         named = dict(zip(self.factors, cell, strict=True))
         found: dict[str, Any] = {}
         for factor in factors:
@@ -123,7 +116,7 @@ class Sweep:
 
     def is_served_otherwise(self, cell: Cell) -> bool:
         """Whether a cell is served neither as the baseline nor as it was trained."""
-        over = self.description["decide"].get("over") or {}
+        over = self.decide.get("over") or {}
         factors = [factor for factor in self.factors if factor not in over]
         own, base = self.settings_of(cell, factors), self.settings_of(self.baseline, factors)
         for key in own.keys() | base.keys():
@@ -136,7 +129,7 @@ class Sweep:
         return False
 
     def enters_means(self, cell: Cell) -> bool:
-        over = self.description["decide"].get("over") or {}
+        over = self.decide.get("over") or {}
         named = zip(self.factors, cell, strict=True)
         declared = all(level in over.get(factor, [level]) for factor, level in named)
         return declared and not self.is_served_otherwise(cell)
@@ -184,12 +177,13 @@ class Sweep:
         base, factor = self.baseline[index], list(self.factors)[index]
         if level == base:
             return False
-        kept = list(self.description["decide"].get("reference") or [])
+        kept = list(self.decide.get("reference") or [])
         kept += ["match"] if len(self.description.get("match") or []) > 1 else []
         kept += [(self.description.get("size") or {}).get("factor")]
+        size = dict(zip(self.row_cells, self.results["kv.bytes_at_block_size"], strict=True))
         own = [cell for cell in self.cells if cell[index] == level]
         pairs = [(cell, (*cell[:index], base, *cell[index + 1 :])) for cell in own]
-        sizes = [(self.kv_bytes[a], self.kv_bytes[b]) for a, b in pairs if b in self.cells]
+        sizes = [(size[a], size[b]) for a, b in pairs if b in self.cells]
         return factor in kept or (bool(sizes) and all(one == other for one, other in sizes))
 
     # Differences
@@ -282,8 +276,7 @@ class Sweep:
 
     def main_effects(self, metric: str, seeds: Iterable[int] | None = None) -> list[Difference]:
         """Return every level's mean difference over settings, with its error, not yet judged."""
-        values = self._at(metric, seeds)
-        found = []
+        values, found = self.values(metric, seeds), []
         for factor, levels in self.factors.items():
             for level in levels[1:]:
                 change = ((factor, level),)
@@ -291,16 +284,6 @@ class Sweep:
                 assert one is not None, f"{factor}={level} has no pair: a contrast is needed"
                 found.append(replace(one, metric=metric))
         return self.with_errors(found, values)
-
-    def _at(self, metric: str, seeds: Iterable[int] | None) -> dict[Cell, BySeed]:
-        values = self.values(metric)
-        if seeds is None:
-            return values
-        kept = set(seeds)
-        return {
-            cell: {seed: value for seed, value in by_seed.items() if seed in kept}
-            for cell, by_seed in values.items()
-        }
 
     def interactions(self, metric: str) -> list[Difference]:
         """Return what every two levels do beyond their sum, judged at a fifth of the error."""
@@ -310,23 +293,22 @@ class Sweep:
                 change = ((first, one), (second, other))
                 difference = self.difference(values, change, self.pairs(change))
                 found += [difference] if difference is not None else []
-        margin = self.margin if metric == self.metric else None
+        margin = self.decide["margin"] if metric == self.metric else None
         return judge(self.with_errors(found, values), 0.2 * self.alpha, margin)
 
     # Effects as they are printed
 
     def effects(self, metric: str) -> list[Difference]:
         """Return the rows of the table of effects."""
-        if metric != self.metric:
-            margin, claims = None, None
-        else:
-            margin, claims = self.margin, self.description["decide"]["claims"]
+        is_decided = metric == self.metric
+        margin = self.decide["margin"] if is_decided else None
+        claims = self.decide["claims"] if is_decided else None
         interactions, values = self.interactions(metric), self.values(metric)
         effects = [
             replace(one, is_claimed=claims is None or one.claim in claims)
             for one in self.main_effects(metric)
         ]
-        if metric == self.metric and self.looks is not None:
+        if is_decided and self.looks is not None:
             return [part for one in effects for part in self._judge_by_looks(one, interactions)]
         parts = [self._parts(one, interactions, values) for one in effects]
         if any(len(own) > 1 for own in parts):
@@ -379,7 +361,7 @@ class Sweep:
         then = next(
             one for one in self.main_effects(self.metric, seeds) if one.change == effect.change
         )
-        values = self._at(self.metric, seeds)
+        values = self.values(self.metric, seeds)
         parts = self._parts(then, interactions, values)
         sizes, level = tuple(state["sizes"]), self.alpha / len(states)
         if len(parts) == 1 and math.isclose(then.value, state["value"], abs_tol=1e-9):
@@ -392,7 +374,7 @@ class Sweep:
         if len(parts) > 1:
             parts = self.with_errors(parts, values)
         share = spent_share(self.looks, sizes[-1], self.alpha) / len(states)
-        judged = judge(parts, self.alpha * share, self.margin)
+        judged = judge(parts, self.alpha * share, self.decide["margin"])
         return [replace(one, p=min(1.0, one.p / share)) for one in judged]
 
     # Cells
@@ -400,18 +382,18 @@ class Sweep:
     def cell_differences(self, effects: Sequence[Difference]) -> dict[Cell, Difference]:
         """Return every cell minus its reference, judged together; an effect where it is one."""
         values = self.values(self.metric)
-        found = {}
-        for cell in self.cells:
-            reference = self.reference(cell)
-            if cell != reference:
-                found[cell] = self.cell_difference(values, cell, reference)
+        found = {
+            cell: self.cell_difference(values, cell, reference)
+            for cell in self.cells
+            if (reference := self.reference(cell)) != cell
+        }
         tested = self._with_cell_errors(found, values)
         shares = [1.0] * len(tested)
         if self.looks is not None:
             counts = [len(one.by_seed) for one in tested.values()]
             shares = [spent_share(self.looks, count, self.alpha) for count in counts]
         weights = [share / len(tested) for share in shares]
-        judged = holm(list(tested.values()), weights, self.alpha, self.margin)
+        judged = holm(list(tested.values()), weights, self.alpha, self.decide["margin"])
         found.update(zip(tested, judged, strict=True))
         for effect in effects:
             for cell, one in found.items():
@@ -458,10 +440,9 @@ class Sweep:
 
     def gaps(self) -> dict[Cell, Difference]:
         """Return the serving gap of every cell, judged together; of rounding there is no test."""
-        by_cell = self.values("serving_gap")
         gaps = {
             cell: Difference((), gaps, {}, {}, 1.0).with_own_error()
-            for cell, gaps in by_cell.items()
+            for cell, gaps in self.values("serving_gap").items()
             if gaps
         }
         tested = {

@@ -21,37 +21,22 @@ SIMULATED_SWEEPS = 1_000_000
 
 @dataclass(frozen=True)
 class Difference:
-    """A weighted sum of cells over seeds.
+    """A weighted sum of cells over seeds."""
 
-    Attributes:
-        change: The level, or the two levels; empty for a cell minus its reference.
-        by_seed: The difference at every seed.
-        weights: The weight of every cell.
-        settings: Mean difference by setting, which is the cell with the baseline's levels.
-        scale: Largest magnitude of a value in it.
-        metric: What is compared.
-        at: Levels of other factors beside which it is.
-        error: Standard error that it is tested with.
-        df: Degrees of freedom of it.
-        low, high, p: Simultaneous interval and corrected p-value, once it is judged.
-        is_claimed: Whether the sweep claims anything of it.
-        shift: What trainings at further seeds add to the mean over `by_seed`.
-    """
-
-    change: Change
+    change: Change  # the level, or the two levels; empty for a cell minus its reference
     by_seed: BySeed
     weights: dict[Cell, float]
-    settings: dict[Cell, float]
-    scale: float
+    settings: dict[Cell, float]  # mean difference by the cell with the baseline's levels
+    scale: float  # largest magnitude of a value in it
     metric: str = ""
-    at: Change = ()
+    at: Change = ()  # levels of other factors beside which it is
     error: float = math.nan
     df: float = math.nan
-    low: float = math.nan
+    low: float = math.nan  # the simultaneous interval and the corrected p-value, once judged
     high: float = math.nan
     p: float = math.nan
     is_claimed: bool = True
-    shift: float = 0.0
+    shift: float = 0.0  # what trainings at further seeds add to the mean over `by_seed`
 
     @property
     def claim(self) -> str:
@@ -83,6 +68,10 @@ class Difference:
         return replace(self, error=math.sqrt(self.variance / seeds), df=seeds - 1)
 
 
+Weighted = Sequence[tuple[Difference, Mapping[Cell, float]]]
+"""Differences, each with the weight of every training in it."""
+
+
 @dataclass(frozen=True)
 class PooledVariance:
     variance: float
@@ -95,10 +84,7 @@ class PooledVariance:
 
     @classmethod
     def of(
-        cls,
-        differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
-        values: Mapping[Cell, BySeed],
-        all_seeds: bool = False,
+        cls, differences: Weighted, values: Mapping[Cell, BySeed], all_seeds: bool = False
     ) -> "PooledVariance | None":
         """Average the variance of one training over differences, or over trainings.
 
@@ -157,9 +143,7 @@ def do_seeds_explain(values: Mapping[Cell, BySeed]) -> bool:
     return bool(f.sf(value, seeds - 1, left_df) < 0.05)
 
 
-def pool_within_seeds(
-    differences: Sequence[tuple[Difference, Mapping[Cell, float]]], values: Mapping[Cell, BySeed]
-) -> tuple[float, float]:
+def pool_within_seeds(differences: Weighted, values: Mapping[Cell, BySeed]) -> tuple[float, float]:
     """Return the variance of a training from differences within a seed, and its freedom."""
     total = degrees = 0.0
     for one, weights in differences:
@@ -180,16 +164,11 @@ def pool_within_seeds(
 
 
 def pool_over_trainings(
-    differences: Sequence[tuple[Difference, Mapping[Cell, float]]],
-    values: Mapping[Cell, BySeed],
-    own: Mapping[Cell, tuple[float, int]],
+    differences: Weighted, values: Mapping[Cell, BySeed], own: Mapping[Cell, tuple[float, int]]
 ) -> tuple[float, float]:
     """Return the variance of a training from those of each difference's trainings, and its freedom.
 
-    Args:
-        differences: Each with the weight of every training in it.
-        values: Values of every training in them by seed.
-        own: The variance of every training over its seeds, with its degrees of freedom.
+    ``own`` is the variance of every training over its seeds, with its degrees of freedom.
     """
     shares: dict[Cell, float] = {}
     degrees = sum(len(one.by_seed) - 1 for one, _ in differences)
@@ -221,11 +200,9 @@ def shared_freedom(seeds: Sequence[int], others: Sequence[int]) -> float:
 
     It is the sum of products of the elements of both centring matrices.
     """
+    shared = [seed for seed in seeds if seed in others]
     return sum(
-        ((a == b) - 1 / len(seeds)) * ((a == b) - 1 / len(others))
-        for a in seeds
-        for b in seeds
-        if a in others and b in others
+        ((a == b) - 1 / len(seeds)) * ((a == b) - 1 / len(others)) for a in shared for b in shared
     )
 
 

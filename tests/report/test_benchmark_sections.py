@@ -2,16 +2,15 @@
 
 import pytest
 
-from kvlab.analysis.study import Study
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
-from kvlab.report.document import Table
 from kvlab.report.formatting import format_ratio
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
 from kvlab.report.sections.speed import report_benchmark_curves, report_roofline, report_speed
 from kvlab.spec import ServingConfig, load_served_model
+from tests.report.reading import figures, load, tables
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
@@ -69,19 +68,13 @@ class Measured(Record):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    store = Measured(factors=FACTORS, seeds=(0, 1)).write(tmp_path_factory.mktemp("store"))
-    return Study.load(store, "made")
+    return load(Measured(factors=FACTORS, seeds=(0, 1)), tmp_path_factory.mktemp("store"))
 
 
 def table(section, name):
-    (found,) = (c for c in section.contents if isinstance(c, Table) and c.name == name)
+    found = tables(section)[name]
     heads = [column.title for column in found.columns]
     return [dict(zip(heads, (cell.value for cell in row.cells), strict=True)) for row in found.rows]
-
-
-def test_without_lines_there_are_no_sections(tmp_path):
-    study = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
-    assert [make(study) for make in (report_benchmark_curves, report_roofline)] == [None] * 2
 
 
 def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
@@ -95,7 +88,7 @@ def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
 
 def test_every_curve_is_drawn(study):
     section = report_benchmark_curves(study)
-    drawn = {content.name: content for content in section.contents if hasattr(content, "plot")}
+    drawn = figures(section)
     assert list(drawn) == [
         "first-token", "token-by-context", "token-without-cache", "throughput-by-batch",
     ]  # fmt: skip
@@ -105,15 +98,12 @@ def test_every_curve_is_drawn(study):
     assert [point.y for point in layers["mqa"].points] == pytest.approx([0.525, 0.525])
 
 
-def test_the_roofline_names_its_ceilings_and_shares(study):
+def test_the_sections_name_ceilings_shares_and_kernels(study):
     rows = table(report_roofline(study), "roofline")
     assert [row["cell"] for row in rows] == ["baseline", "trained", "mqa"]
     assert rows[0]["measured (ms)"] == pytest.approx(1.05)
     assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(40.0), "memory")
     assert "1.00 GB/s" in report_roofline(study).contents[0].spans[0]
-
-
-def test_the_times_name_their_attention_kernels(study):
     assert "cpu_tiled, flash_attention" in report_speed(study).contents[0].spans[0]
 
 
@@ -156,8 +146,3 @@ def test_where_nothing_is_trained_no_loss_is_compared(study):
     assert "baseline's cache holds 1 MiB" in text
     assert f"'mqa') {format_ratio(4)}" in text.replace('"', "'")
     assert "nats" not in text, "losses of untrained weights are not for conclusions"
-
-
-def test_a_study_with_trained_weights_compares_losses(tmp_path):
-    trained = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
-    assert "effects" in make_document(trained).sections

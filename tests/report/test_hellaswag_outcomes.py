@@ -1,5 +1,6 @@
 """HellaSwag outcomes from trials' lines: read fast where all are alike, and the same either way."""
 
+import gzip
 import json
 import random
 
@@ -45,35 +46,18 @@ def expected(items):
     return {style: bits for style, bits in found.items() if bits}
 
 
+def forbid_decoding(monkeypatch):
+    """Let the test fail where lines are decoded one by one."""
+    monkeypatch.setattr(hellaswag_outcomes, "_decode_line", None)
+
+
 @pytest.mark.parametrize("ways", [("one_shot",), ("one_shot", "served"), ("served",)])
 @pytest.mark.parametrize("parts", [("completion",), ("completion", "lmeval")])
-def test_lines_that_are_alike(monkeypatch, ways, parts):
+def test_lines_that_are_alike_are_not_decoded(monkeypatch, ways, parts):
     items = made(500, ways=ways, parts=parts)
-    monkeypatch.setattr(
-        hellaswag_outcomes, "_decode_line", None
-    )  # lines that are alike are not decoded
+    forbid_decoding(monkeypatch)
     assert parse_outcomes(lines(items)) == expected(items)
     assert all(0 < sum(right) < 500 for right in expected(items).values())
-
-
-def unlike():
-    """Records that differ from line to line in every way that JSON allows."""
-    half = made(20)
-    for item in half[::2]:
-        del item["completion"]["served"]
-    turned = made(20)
-    for item in turned[::3]:
-        item["completion"] = dict(reversed(item["completion"].items()))
-    text = made(20)
-    text[3]["note"] = '"label": 1, "prediction_norm": 2}'
-    large = made(20)
-    large[5]["label"] = 12
-    other = [dict(reversed(item.items())) for item in made(20)]
-    swapped = made(20, ways=("served", "one_shot"), parts=("lmeval", "completion"))
-    return {
-        "half": half, "turned": turned, "text": text, "large": large, "other": other,
-        "swapped": swapped,
-    }  # fmt: skip
 
 
 def test_an_item_as_the_evaluation_writes_it(monkeypatch):
@@ -87,9 +71,24 @@ def test_an_item_as_the_evaluation_writes_it(monkeypatch):
         b' 1, "prediction_norm": 3}, "served": {"scores": [-102.4, -72.8, -79.0, -94.7],'
         b' "prediction": 1, "prediction_norm": 3}}}\n'
     )
-    monkeypatch.setattr(hellaswag_outcomes, "_decode_line", None)
+    forbid_decoding(monkeypatch)
     found = parse_outcomes(line * 2)
     assert found == dict(zip(COMPARED_METRICS, (b"\1\1", b"\0\0"), strict=True))
+
+
+def unlike():
+    """Records that differ from line to line in every way that JSON allows."""
+    half, turned, text, large = (made(20) for _ in range(4))
+    for item in half[::2]:
+        del item["completion"]["served"]
+    for item in turned[::3]:
+        item["completion"] = dict(reversed(item["completion"].items()))
+    text[3]["note"] = '"label": 1, "prediction_norm": 2}'
+    large[5]["label"] = 12
+    other = [dict(reversed(item.items())) for item in made(20)]
+    swapped = made(20, ways=("served", "one_shot"), parts=("lmeval", "completion"))
+    return {"half": half, "turned": turned, "text": text, "large": large, "other": other,
+            "swapped": swapped}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(unlike()))
@@ -105,26 +104,20 @@ def test_without_the_last_lines_end_and_with_other_spacing():
     assert parse_outcomes(b"") == {}
 
 
-def test_of_a_whole_study_each_trial_once(tmp_path):
-    record = Record(items=20, seeds=(0, 1), status=lambda _l, seed: "failed" if seed else "done")
-    study = Study.load(record.write(tmp_path), "made")
+@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"label": 1}\n[]\n')])
+def test_of_a_whole_study_each_intact_trial_once(tmp_path, damage):
+    record = Record(
+        factors={"heads": ("mha", "mqa")}, items=20, seeds=(0, 1, 2),
+        status=lambda _, seed: "failed" if seed == 2 else "done",
+    )  # fmt: skip
+    store = record.write(tmp_path)
+    damaged = record.trial(record.cells()[0], 0)
+    (store.trial_directory(damaged) / "items.jsonl.gz").write_bytes(damage)
+    study = Study.load(store, "made")
+    assert {row.trial for row in study.rows if row.status == "damaged"} == {damaged}
     bits = read_outcomes(study)
-    assert bits[COMPARED_METRICS[0]].keys() == {row.trial for row in study.done_rows}
+    assert bits[COMPARED_METRICS[0]].keys() == {row.trial for row in study.done_rows} - {damaged}
     for row in study.done_rows:
         levels = dict(zip(study.factors, row.levels, strict=True))
         right = expected(record.outcomes(levels, row.seed))
         assert {style: bits[style][row.trial] for style in COMPARED_METRICS} == right
-
-
-@pytest.mark.parametrize("damage", [b"no gzip", b"\x1f\x8b\x08", None])
-def test_a_trial_with_damaged_items_is_left_out_as_damaged(tmp_path, damage):
-    import gzip
-
-    record = Record(items=5, seeds=(0,))
-    store = record.write(tmp_path)
-    trial = record.trial(record.cells()[0], 0)
-    content = gzip.compress(b'{"label": 1}\n[]\n') if damage is None else damage
-    (store.trial_directory(trial) / "items.jsonl.gz").write_bytes(content)
-    study = Study.load(store, "made")
-    assert {row.trial for row in study.rows if row.status == "damaged"} == {trial}
-    assert trial not in read_outcomes(study)[COMPARED_METRICS[0]]

@@ -1,22 +1,21 @@
-"""The first screen: one sentence that agrees with the table, facts of the record, paired figures."""
+"""The first screen: sentences that agree with the table, facts of the record, paired figures."""
+
+from dataclasses import replace
 
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import EMPTY_CELL, Figure, Line, Table
+from kvlab.analysis.verdicts import judge_interval
+from kvlab.report.document import EMPTY_CELL, Figure, Line, Strong, Table
 from kvlab.report.lead import write_lead
 from kvlab.report.overview import ablation_table, report_overview, select_cells
 from kvlab.report.report_files import make_document
+from tests.report.reading import load
+from tests.studies.null_answers import write_sentences
 from tests.support.record_factory import TIED_GAP, Record, no_learned_hybrid
 
 HEADS = {"heads": ("mha", "mqa")}
-
-
-def load(record, folder, **changes):
-    store = record.write(folder)
-    if changes:
-        store.write_sweep({**store.sweep("made"), **changes})
-    return Study.load(store, "made")
+MARGIN = 0.05
 
 
 def contents(study, kind):
@@ -56,27 +55,23 @@ def test_the_lead_claims_nothing_that_was_not_measured(tmp_path):
     assert " to " not in lead.spans[-1], "one seed has no interval"
 
 
-def test_facts_are_those_of_the_record(tmp_path):
-    study = load(Record(factors=HEADS), tmp_path)
-    (facts,) = (c for c in report_overview(study) if getattr(c, "tone", "") == "muted")
-    (text,) = facts.spans
-    assert text.startswith("970 k to 1 M parameters · 614 k training tokens · 3 seeds · 6 of 6")
-
-
 def test_figures_pair_with_the_table(tmp_path):
     """Bars are the intervals of the table, around paired differences; seeds average to them."""
     study = load(Record(exclude=no_learned_hybrid), tmp_path)
-    figures, (table,) = contents(study, Figure), contents(study, Table).values()
-    assert list(figures) == ["pareto", "effects"]
+    (facts,) = (c for c in report_overview(study) if getattr(c, "tone", "") == "muted")
+    assert facts.spans[0].startswith(
+        "970 k to 1 M parameters · 614 k training tokens · 3 seeds · 54 of 54"
+    )
+    found, (table,) = contents(study, Figure), contents(study, Table).values()
+    assert list(found) == ["pareto", "effects"]
     rows = {row.cells[0].text: row for row in table.rows}
     size = [column.title for column in table.columns].index("K/V cache")
     inside, beyond, steps, front, references = (
         layer.points if not isinstance(layer, Line) else layer
-        for layer in figures["pareto"].plot.layers
+        for layer in found["pareto"].plot.layers
     )
     # rotary positions save no byte, so their cell is the reference of those that have them
     assert [(one.y, one.y_range) for one in references] == [(0.0, None)] * 2
-    assert "baseline" in [one.label for one in references]
     assert len(front) > 2
     for point in front:
         row = rows[point.label]
@@ -88,25 +83,82 @@ def test_figures_pair_with_the_table(tmp_path):
     for one, other in zip(steps.points, steps.points[1:], strict=False):
         assert one.x == other.x or one.y == other.y, "no sloping line"
     # cells with an untrained tie are far worse, and named where they are cut
-    assert beyond
-    assert max(p.y for p in beyond) < 1.0
+    assert 0 < max(p.y for p in beyond) < 1.0
     assert all("tied" in p.tip[0] for p in beyond)
-    forest = [p for layer in figures["effects"].plot.layers for p in layer.points]
+    forest = [p for layer in found["effects"].plot.layers for p in layer.points]
     assert len(forest) == 5
     for point in forest:
         assert sum(point.seeds) / 3 == pytest.approx(point.x)
 
 
 def test_a_figure_is_shown_once_in_any_choice_of_sections(tmp_path):
-    record = Record(factors=HEADS)
     for sections, places in (
         (["answer", "effects", "pareto"], {"answer": ["pareto", "effects"]}),
         (["effects", "pareto"], {"effects": ["effects"], "pareto": ["pareto"]}),
     ):
-        study = Study.load(record.write(tmp_path / sections[0]), "made", sections)
-        document = make_document(study)
+        document = make_document(load(Record(factors=HEADS), tmp_path / sections[0], *sections))
         for name, figures in places.items():
             found = [c.name for c in document.sections[name].contents if isinstance(c, Figure)]
             assert found[: len(figures)] == figures
         names = [figure.name for figure in document.figures]
         assert len(names) == len(set(names))
+
+
+# What the first sentences say does not turn on the last digit of an interval's end.
+
+
+@pytest.fixture(name="study")
+def _study(tmp_path) -> Study:
+    """Two smaller caches: of 2 and of 4 times less."""
+    record = Record(factors={"kv": ("none", "trained", "mqa")})
+    return load(record, tmp_path, decide={"margin": MARGIN})
+
+
+def with_ends(study: Study, **ends: tuple[float, float]) -> Study:
+    """Return a study whose cells have these intervals and the verdicts that follow."""
+    judged = {}
+    for levels, found in study.comparisons.items():
+        low, high = ends[levels[0]]
+        estimate = replace(found.estimate, low=low, high=high, value=(low + high) / 2)
+        name = judge_interval(low, high, "lower", MARGIN)
+        judged[levels] = replace(found, estimate=estimate, effect=None, verdict_name=name)
+    study.__dict__["comparisons"] = judged
+    return study
+
+
+def named(study: Study) -> list[str]:
+    """Return the cells that the first sentences name, in order."""
+    return [span.text for span in write_lead(study)[0].spans if isinstance(span, Strong)]
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        pytest.param((-0.0536, 0.0490), (-0.0523, 0.0503), id="an upper end at the margin"),
+        pytest.param((-0.001, 0.2), (0.001, 0.2), id="a lower end at zero"),
+    ],
+)
+def test_an_end_just_below_or_above_a_bound_gives_the_same_sentences(study, below, above):
+    verdicts, sentences = [], []
+    for mqa in (below, above):
+        found = with_ends(study, trained=(-0.03, 0.02), mqa=mqa)
+        verdicts.append(found.comparisons["mqa",].verdict_name)
+        sentences.append(write_sentences(found))
+    assert verdicts[0] != verdicts[1]
+    assert sentences[0] == sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("trained", "mqa", "cells"),
+    [
+        pytest.param((-0.1, 0.2), (0.01, 0.03), ["mqa", "trained"], id="cheap, though it costs"),
+        pytest.param((0.01, 0.03), (0.2, 0.3), ["trained"], id="the other is shown to cost"),
+        pytest.param((0.2, 0.3), (0.1, 0.4), ["trained"], id="all cost: the cheapest at worst"),
+        pytest.param((-0.2, 0.2), (-0.2, 0.2), ["mqa", "trained"], id="none is cheap"),
+        pytest.param((-0.03, 0.02), (-0.053, 0.049), ["trained", "mqa"], id="what is close"),
+    ],
+)
+def test_cheap_cells_come_first_and_then_those_that_are_not_shown_to_cost(
+    study, trained, mqa, cells
+):
+    assert named(with_ends(study, trained=trained, mqa=mqa)) == cells

@@ -17,6 +17,8 @@ from kvlab.report.paper import (
     write_table,
 )
 from kvlab.report.report_files import make_document
+from tests.report.reading import load
+from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
 from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest, two_objectives
 from tests.support.search_record import settings as search_settings
@@ -67,7 +69,7 @@ def assert_balanced(tex: str) -> None:
     assert not opened
 
 
-def write(store, folder, sections=("pareto", "effects", "curves")) -> None:
+def write(store, folder, sections=("pareto", "curves")) -> None:
     study = Study.load(store, "made", sections)
     write_paper(study, make_document(study), PaperFolder(folder))
 
@@ -81,41 +83,42 @@ def paper(tmp_path_factory):
     return store, folder / "paper"
 
 
-def test_every_part_is_balanced(paper):
+def cited_and_listed(folder):
+    """Return what the text cites, and the entries of the bibliography."""
+    bib = (folder / "made" / "references.bib").read_text()
+    text = "".join(path.read_text() for path in (folder / "made").glob("*.tex"))
+    return list_citations(text), re.findall(r"^@\w+\{([^,]+),", bib, re.MULTILINE)
+
+
+def test_every_part_is_balanced_and_the_bibliography_holds_exactly_what_is_cited(paper):
     _, folder = paper
     for path in (folder / "main.tex", *sorted((folder / "made").glob("*.tex"))):
         assert_balanced(path.read_text())
     assert r"\input{made/ablation}" in (folder / "main.tex").read_text()
-
-
-def test_the_bibliography_holds_exactly_what_is_cited(paper):
-    _, folder = paper
-    bib = (folder / "made" / "references.bib").read_text()
-    keys = re.findall(r"^@\w+\{([^,]+),", bib, re.MULTILINE)
-    text = "".join(path.read_text() for path in (folder / "made").glob("*.tex"))
-    assert keys == list_citations(text)
+    cited, keys = cited_and_listed(folder)
+    assert keys == cited
     assert {"shazeer2019mqa", "su2024roformer", "brandon2024cla", "holm1979procedure"} <= {*keys}
     assert not {"ainslie2023gqa", "beltagy2020longformer", "zellers2019hellaswag"} & {*keys}
 
 
-def test_methods_hold_the_numbers_of_the_record(paper):
-    store, _ = paper
-    text = write_methods(Study.load(store, "made"))
-    for number in ("6 layers", "64", "256 tokens", "614,400 tokens", "4,096 tokens"):
-        assert number in text
-    assert "970,000 to 1,000,000 parameters" in text
-    assert "The 24 trials rest on 12 trainings, since" in text
-    assert "PyTorch 2.11.0" in text
-    assert "in some with one scale a token and head" in text
-    assert "in some keys have a scale and a minimum for each channel and block" in text
-    assert "reads keys and values as a cache in int4 gives them back" in text
+def test_methods_hold_the_facts_of_the_record(paper):
+    text = write_methods(Study.load(paper[0], "made"))
+    for words in (
+        "6 layers", "64", "256 tokens", "614,400 tokens", "4,096 tokens",
+        "970,000 to 1,000,000 parameters",
+        "The 24 trials rest on 12 trainings, since",
+        "PyTorch 2.11.0",
+        "in some with one scale a token and head",
+        "in some keys have a scale and a minimum for each channel and block",
+        "reads keys and values as a cache in int4 gives them back",
+        r"received the most attention~\cite{zhang2023h2o}",
+    ):  # fmt: skip
+        assert words in text
     assert "!!" not in text
-    assert r"received the most attention~\cite{zhang2023h2o}" in text
 
 
 def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
-    store, _ = paper
-    study = Study.load(store, "made")
+    study = Study.load(paper[0], "made")
     narrow, wide = write_table(study, COLUMN_WIDTH), write_table(study, 6.75)
     assert r"\ifdim\wd0>\columnwidth\resizebox" in narrow
     assert r"\begin{table*}" in wide
@@ -125,29 +128,23 @@ def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
     assert "+1.5000" in narrow, "the gap of ties"
 
 
-def test_figures_have_the_width_of_a_column_and_embedded_fonts(paper):
-    _, folder = paper
-    names = [path.name for path in sorted((folder / "made" / "figures").iterdir())]
-    assert names == ["curves.pdf", "effects.pdf", "pareto.pdf"]
-    for path in (folder / "made" / "figures").iterdir():
-        pdf = path.read_bytes()
+def test_the_same_record_gives_the_same_bytes_with_figures_as_wide_as_a_column(paper, tmp_path):
+    store, folder = paper
+    write(store, tmp_path)
+    first = read_files(folder)
+    assert first == read_files(tmp_path)
+    pictures = {name: pdf for name, pdf in first.items() if "figures/" in name}
+    assert list(pictures) == ["made/figures/curves.pdf", "made/figures/pareto.pdf"]
+    for pdf in pictures.values():
         assert b"/MediaBox [ 0 0 234 " in pdf
         assert b"/FontFile2" in pdf, "TrueType"
         assert b"/Type3" not in pdf
         assert b"CreationDate" not in pdf
 
 
-def test_the_same_record_gives_the_same_bytes(paper, tmp_path):
-    store, folder = paper
-    write(store, tmp_path / "paper")
-    first = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
-    again = tmp_path / "paper"
-    assert first == {path.relative_to(again): path.read_bytes() for path in again.rglob("*.*")}
-
-
 def test_names_cannot_be_commands(tmp_path):
     record = FullRecord(factors={"heads": HOSTILE}, question=r"Is \write18{x} 100% safe?")
-    study = Study.load(record.write(tmp_path), "made")
+    study = load(record, tmp_path)
     for text in (write_table(study, COLUMN_WIDTH), write_methods(study)):
         assert_balanced(text)
         assert r"\input{evil}" not in text
@@ -157,28 +154,21 @@ def test_names_cannot_be_commands(tmp_path):
 def test_an_authors_document_is_kept(tmp_path):
     store = Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1)).write(tmp_path / "store")
     (tmp_path / "main.tex").write_text("mine")
-    write(store, tmp_path, ["answer"])
+    write(store, tmp_path, ["cells"])
     assert (tmp_path / "main.tex").read_text() == "mine"
     assert (tmp_path / "made" / "ablation.tex").exists()
 
 
-def test_one_seed_claims_nothing(tmp_path):
-    study = Study.load(Record(factors=FACTORS, seeds=(0,)).write(tmp_path), "made")
+def test_one_seed_claims_nothing_and_what_is_not_there_is_not_told(tmp_path):
+    study = load(Record(factors={"heads": ("mha", "mqa"), "kept": ("all",)}, seeds=(0,)), tmp_path)
     text = write_methods(study)
     assert "no difference is tested" in text
-    assert "holm1979procedure" not in text
-    assert r"\textbf" not in write_table(study, COLUMN_WIDTH)
-
-
-def test_what_is_not_there_is_not_told(tmp_path):
-    factors = {"heads": ("mha", "mqa"), "kept": ("all",)}
-    record = Record(factors=factors, seeds=(0,), status=lambda *_: "done")
-    text = write_methods(Study.load(record.write(tmp_path), "made"))
     assert "varies heads (mha, mqa); the first" in text
     assert "Each cell has 1 seed." in text
-    assert "share weights" not in text
-    assert "are not measured" not in text
-    table = write_table(Study.load(record.write(tmp_path), "made"), COLUMN_WIDTH)
+    for words in ("holm1979procedure", "share weights", "are not measured"):
+        assert words not in text
+    table = write_table(study, COLUMN_WIDTH)
+    assert r"\textbf" not in table
     assert re.search(r"mqa & \d\.\d{4} & [+$-]+0\.\d{4} & \\textendash", table)
 
 
@@ -203,9 +193,8 @@ def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(t
         assert words in methods
     assert "ablation" not in methods
     assert "factorial" not in methods
-    cited = list_citations(methods)
-    entries = re.findall(r"^@\w+\{([^,]+),", (own / "references.bib").read_text(), re.M)
-    assert sorted(entries) == cited
+    cited, keys = cited_and_listed(folder)
+    assert keys == cited
     assert {path.stem for path in (own / "figures").glob("*.pdf")} == {
         "front-memory", "history-loss-served",
     }  # fmt: skip
@@ -213,22 +202,22 @@ def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(t
 
 
 def test_of_several_objectives_the_table_is_the_front(tmp_path):
-    study = Study.load(two_objectives().write(tmp_path), "made")
-    table = write_table(study, COLUMN_WIDTH)
+    table = write_table(load(two_objectives(), tmp_path), COLUMN_WIDTH)
     assert "3 configurations on the front of served loss and KV cache" in table
     assert re.findall(r"^(\d) & ", table, re.M) == ["1", "3", "4"]
 
 
-def test_a_search_without_a_measured_configuration_is_no_paper(tmp_path):
-    record = SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")])
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")]),
+         "measured configuration within the limits, and made has"),
+        (Record(seeds=(0,), status=lambda *_: "missing"), "no trial of made is done"),
+    ],
+)  # fmt: skip
+def test_nothing_measured_is_no_paper(tmp_path, record, words):
     store = record.write(tmp_path / "store")
-    with pytest.raises(UsageError, match="measured configuration within the limits, and made has"):
-        write_report(store, "made", tmp_path, None, PaperFolder(tmp_path / "paper"))
-
-
-def test_nothing_measured_is_no_paper(tmp_path):
-    store = Record(status=lambda *_: "missing").write(tmp_path / "store")
-    with pytest.raises(UsageError, match="no trial of made is done"):
+    with pytest.raises(UsageError, match=words):
         write_report(store, "made", tmp_path, ["answer"], PaperFolder(tmp_path / "paper"))
     assert not (tmp_path / "paper").exists()
 

@@ -35,9 +35,8 @@ def read_table(folder, name):
 
 
 def column(table, start):
-    """Return the column of that head, or the only one whose head begins so."""
-    names = list(table.columns)
-    (found,) = [n for n in names if n == start] or [n for n in names if n.startswith(start)]
+    """Return the only column whose head begins so."""
+    (found,) = (name for name in table.columns if name.startswith(start))
     return table[found]
 
 
@@ -72,7 +71,7 @@ def check_effects(folder: Path, sweep: Sweep):
         assert (beside if isinstance(beside, str) else "") == expected
         assert_number(table["difference"][row], effect.value)
         for seed, value in effect.by_seed.items():
-            assert_number(column(table, f"difference at seed {seed}")[row], value)
+            assert_number(table[f"difference at seed {seed}"][row], value)
         if len(effect.settings) > 1:
             assert_number(table["over settings low"][row], min(effect.settings.values()))
             assert_number(table["over settings high"][row], max(effect.settings.values()))

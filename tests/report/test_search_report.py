@@ -10,12 +10,12 @@ from kvlab.analysis.study import Study
 from kvlab.errors import StoreError, UsageError
 from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
-from kvlab.report.markdown import render_markdown
-from kvlab.report.report_files import make_document, results_csv, write_report
-from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS
+from kvlab.report.report_files import results_csv, write_report
+from kvlab.report.sections import SEARCH_SECTIONS
 from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep
 from tests.contracts.section_contract import ReportSectionContract
+from tests.report.reading import load, markdown
 from tests.support.record_factory import Record
 from tests.support.search_record import (
     EVERY_OUTCOME,
@@ -34,7 +34,7 @@ FALSE_OF_A_SEARCH = (
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return Study.load(EVERY_OUTCOME.write(tmp_path_factory.mktemp("store")), "made")
+    return load(EVERY_OUTCOME, tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module", params=[n for n in SEARCH_SECTIONS if n != "starts"])
@@ -46,16 +46,15 @@ def name(request):
 def empty_study(tmp_path_factory):
     record = SearchRecord(search={"stop_reason": ""})
     record.suggestions = []
-    return Study.load(record.write(tmp_path_factory.mktemp("empty")), "made")
+    return load(record, tmp_path_factory.mktemp("empty"))
 
 
 class TestSearchSections(ReportSectionContract):
     table = SEARCH_SECTIONS
 
 
-def read(record, folder, sections=None):
-    study = Study.load(record.write(folder), "made", sections)
-    return render_markdown(make_document(study)).replace("\\_", "_")
+def read(record, folder):
+    return markdown(load(record, folder)).replace("\\_", "_")
 
 
 def section(text, title):
@@ -71,7 +70,7 @@ def table_rows(text, *, first):
 
 @pytest.fixture(scope="module")
 def report(study):
-    return render_markdown(make_document(study)).replace("\\_", "_")
+    return markdown(study).replace("\\_", "_")
 
 
 def test_nothing_in_it_is_false_of_a_search(report):
@@ -81,8 +80,7 @@ def test_nothing_in_it_is_false_of_a_search(report):
 def test_the_answer_as_text_has_the_best_and_the_warning(study, empty_study, tmp_path):
     best, _ = answer_text(study).splitlines()
     assert "of trial 2: n_kv_head=2 learning_rate=0.002" in best
-    front = Study.load(two_objectives().write(tmp_path), "made")
-    assert answer_text(front).count("\n- ") == 2
+    assert answer_text(load(two_objectives(), tmp_path)).count("\n- ") == 2
     assert len(answer_text(empty_study).splitlines()) == 2
 
 
@@ -103,31 +101,29 @@ def test_several_objectives_have_a_front_and_a_best_under_each(tmp_path):
     assert "**trial 1**" in best, "a larger loss is better"
 
 
-def test_a_search_that_was_stopped_says_so(tmp_path):
-    record = SearchRecord(
-        suggestions=[suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")],
-        search={"stop_reason": ""},
-    )
-    answer = section(read(record, tmp_path), "The answer")
-    assert "The search has not ended:** 1 of 8 trials ended" in answer
+BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
 
 
 @pytest.mark.parametrize(
-    ("suggestions", "words"),
+    ("suggestions", "search", "words"),
     [
-        ([suggest(settings(1, 1e-3), "lost")], "No trial has been measured yet"),
         (
-            [suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})],
+            [suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")],
+            {"stop_reason": ""},
+            "The search has not ended:** 1 of 8 trials ended",
+        ),
+        ([suggest(settings(1, 1e-3), "lost")], {}, "No trial has been measured yet"),
+        (
+            [BEYOND],
+            {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}},
             "None of 1 measured trial keeps the limits (KV cache of one sequence at most 1 KiB)",
         ),
     ],
 )
-def test_a_search_without_an_answer_says_why(tmp_path, suggestions, words):
-    limits = {"kv_bytes": {"at_most": 1024, "at_least": None}}
-    record = SearchRecord(suggestions=suggestions, search={"limits": limits})
-    text = read(record, tmp_path)
+def test_a_search_without_an_answer_says_why(tmp_path, suggestions, search, words):
+    text = read(SearchRecord(suggestions=suggestions, search=search), tmp_path)
     assert words in section(text, "The answer")
-    assert "What to do next" not in text
+    assert ("What to do next" in text) == ("stop_reason" in search)
 
 
 def test_rows_of_results_have_the_settings(study):
@@ -139,13 +135,13 @@ def test_rows_of_results_have_the_settings(study):
 
 
 def test_what_a_table_of_sections_lacks_is_refused(tmp_path):
-    store = EVERY_OUTCOME.write(tmp_path / "search")
-    with pytest.raises(UsageError, match="effects is not a section of a search's report; use answ"):
-        write_report(store, "made", tmp_path / "out", ["effects"])
-    store = Record(name="made").write(tmp_path / "design")
-    with pytest.raises(UsageError, match="history is not a section of a design's report"):
-        write_report(store, "made", tmp_path / "out", ["history"])
-    assert not SECTIONS.keys() >= SEARCH_SECTIONS.keys()
+    for record, name, kind in (
+        (EVERY_OUTCOME, "effects", "a search"),
+        (Record(name="made", seeds=(0,)), "history", "a design"),
+    ):
+        store = record.write(tmp_path / name)
+        with pytest.raises(UsageError, match=f"{name} is not a section of {kind}'s report; use"):
+            write_report(store, "made", tmp_path / "out", [name])
 
 
 def test_a_search_of_an_earlier_version_is_not_taken_for_a_design(tmp_path):

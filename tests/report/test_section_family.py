@@ -1,11 +1,13 @@
 """Every section of the table holds to the contract of report sections."""
 
+import re
+
 import pytest
 
-from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
+from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
     LmEvalRecord,
     MatchedRecord,
@@ -15,6 +17,20 @@ from tests.support.record_factory import (
     TunedRecord,
 )
 
+OWN_RECORDS = {
+    "size-trends": SizedRecord(),
+    "tuned": TunedRecord(),
+    "matched": MatchedRecord(),
+    "quantized-training": QuantizedTrainingRecord(),
+    "lm-eval": LmEvalRecord(),
+    "divergence": Record(
+        status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done"
+    ),
+}
+"""Section -> a record that it reports; the others report the full one."""
+
+RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")
+
 
 @pytest.fixture(scope="module", params=list(SECTIONS))
 def name(request):
@@ -23,67 +39,27 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def full_study(tmp_path_factory):
-    return Study.load(RECORD.write(tmp_path_factory.mktemp("store")), "made")
+    return load(RECORD, tmp_path_factory.mktemp("full"))
 
 
 @pytest.fixture(scope="module")
-def sized_study(tmp_path_factory):
-    return Study.load(SizedRecord().write(tmp_path_factory.mktemp("sizes")), "made")
-
-
-@pytest.fixture(scope="module")
-def tuned_study(tmp_path_factory):
-    return Study.load(TunedRecord().write(tmp_path_factory.mktemp("tuned")), "made")
-
-
-@pytest.fixture(scope="module")
-def matched_study(tmp_path_factory):
-    return Study.load(MatchedRecord().write(tmp_path_factory.mktemp("matched")), "made")
-
-
-@pytest.fixture(scope="module")
-def task_study(tmp_path_factory):
-    return Study.load(LmEvalRecord().write(tmp_path_factory.mktemp("tasks")), "made")
-
-
-@pytest.fixture(scope="module")
-def diverged_study(tmp_path_factory):
-    record = Record(status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done")
-    return Study.load(record.write(tmp_path_factory.mktemp("diverged")), "made")
-
-
-@pytest.fixture(scope="module")
-def quantized_study(tmp_path_factory):
-    return Study.load(QuantizedTrainingRecord().write(tmp_path_factory.mktemp("int8")), "made")
-
-
-@pytest.fixture(scope="module")
-def study(
-    name,
-    full_study,
-    sized_study,
-    tuned_study,
-    matched_study,
-    diverged_study,
-    task_study,
-    quantized_study,
-):
-    special = {
-        "size-trends": sized_study,
-        "tuned": tuned_study,
-        "matched": matched_study,
-        "quantized-training": quantized_study,
-        "divergence": diverged_study,
-        "lm-eval": task_study,
-    }
-    return special.get(name, full_study)
+def study(name, full_study, tmp_path_factory):
+    own = OWN_RECORDS.get(name)
+    return full_study if own is None else load(own, tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
 def empty_study(tmp_path_factory):
-    record = Record(status=lambda _levels, _seed: "missing")
-    return Study.load(record.write(tmp_path_factory.mktemp("empty")), "made")
+    return load(Record(status=lambda *_: "missing"), tmp_path_factory.mktemp("empty"))
 
 
 class TestSections(ReportSectionContract):
-    pass
+    def test_a_column_of_a_csv_is_text_or_numbers_alone(self, name, study):
+        section = self.table[name].make(study)
+        for table in tables(section).values():
+            texts = {head for c in table.columns if not c.numeric for head in c.csv or (c.title,)}
+            for row in rows(section, table.name):
+                for head, text in row.items():
+                    if text and head not in {*texts, "unit"}:
+                        float(text)
+                    assert not (head in texts and RANGE.search(text)), (table.name, head)

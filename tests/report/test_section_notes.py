@@ -7,10 +7,8 @@ from string import Formatter
 
 import pytest
 
-from kvlab.analysis.study import Study
 from kvlab.report import texts
-from kvlab.report.markdown import render_markdown
-from kvlab.report.report_files import make_document
+from tests.report.reading import load, markdown
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
@@ -30,9 +28,8 @@ class Changed(Record):
         return found
 
 
-def markdown(change, folder, *sections):
-    store = Changed(change).write(folder)
-    return render_markdown(make_document(Study.load(store, "made", sections)))
+def text_of(change, folder, *sections):
+    return markdown(load(Changed(change), folder, *sections))
 
 
 def accuracies(*shares):
@@ -80,23 +77,18 @@ def timed(how):
         ("hellaswag", accuracies(0.3, 0.37, 0.2), accuracies(0.6, 0.6, 0.6), "above chance"),
         ("pareto", accuracies(0.3, 0.37, 0.2), accuracies(0.6, 0.6, 0.6), "no front of HellaSwag"),
         ("provenance", leaked(0.305), leaked(0.0058), "Leaked text:"),
-        ("answer", beats_bigrams_by(-0.01), beats_bigrams_by(0.05), "6 of 12 trained models"),
+        ("answer", beats_bigrams_by(-0.01), beats_bigrams_by(0.05), "\n\n**6 of 12 trained models"),
         ("curves", scored_tokens(16_384), scored_tokens(8192), "does not end at its cell's loss"),
         ("effects", timed("shared"), timed("exclusive"), "4 of 12 trials were timed while"),
     ],
 )
 def test_numbers_that_are_no_finding_are_said_to_be_none(tmp_path, section, bad, good, words):
-    assert words in markdown(bad, tmp_path / "bad", section)
-    assert words not in markdown(good, tmp_path / "good", section)
-
-
-def test_models_that_do_not_beat_a_bigram_table_are_said_before_any_verdict(tmp_path):
-    text = markdown(beats_bigrams_by(-0.01), tmp_path, "answer")
-    assert text.split("\n\n")[3].startswith("**6 of 12")
+    assert words in text_of(bad, tmp_path / "bad", section)
+    assert words not in text_of(good, tmp_path / "good", section)
 
 
 def test_the_error_of_accuracies_is_the_largest_of_the_table(tmp_path):
-    text = markdown(accuracies(0.5, 0.3, 0.2), tmp_path, "hellaswag")
+    text = text_of(accuracies(0.5, 0.3, 0.2), tmp_path, "hellaswag")
     shown = [float(error) for error in re.findall("\N{PLUS-MINUS SIGN} ([0-9.]+)", text)]
     error, least = re.search(r"up to ([0-9.]+) points.*about ([0-9.]+) points", text).groups()
     assert float(error) == max(shown) == 7.14
@@ -107,12 +99,12 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
     def change(found, *_):
         found["measurements"] |= {"loss": 9.0, "loss_tokens": 16_384, "served_tokens": 4096}
 
-    store = Changed(change).write(tmp_path)
-    tied = ("mha", "tied")
     for section in ("cells", "serving-gap"):
-        study = Study.load(store, "made", (section,))
-        same = study.mean(tied, "loss_served") - study.mean(tied, "serving_gap")
-        text = render_markdown(make_document(study))
+        study = load(Changed(change), tmp_path / section, section)
+        same = study.mean(("mha", "tied"), "loss_served") - study.mean(
+            ("mha", "tied"), "serving_gap"
+        )
+        text = markdown(study)
         assert f"{same:.4f}" in text
         assert "9.0000" not in text
 
