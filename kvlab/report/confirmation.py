@@ -12,31 +12,31 @@ from kvlab.fs.atomic_files import write_atomic
 from kvlab.spec import load_sweep
 from kvlab.store.metrics import METRICS
 
-CONFIRMED_TRIALS = 3
+MAX_TRIALS = 3
 """Trials that a confirmation compares with the base experiment, at most; of a front, one more."""
 
-CONFIRMATION_SEEDS = 5
+SEEDS = 5
 
 
-def trials_to_confirm(search: SearchResults) -> tuple[SuggestedTrial, ...]:
+def choose_trials(search: SearchResults) -> tuple[SuggestedTrial, ...]:
     """Return the trials that deserve fresh seeds: the best few, or the front spread out."""
     if len(search.objectives) == 1:
-        return tuple(search.ranked(0)[:CONFIRMED_TRIALS])
-    front, count = search.best, CONFIRMED_TRIALS + 1
+        return tuple(search.ranked(0)[:MAX_TRIALS])
+    front, count = search.best, MAX_TRIALS + 1
     if len(front) <= count:
         return front
     step = (len(front) - 1) / (count - 1)
     return tuple(front[round(step * index)] for index in range(count))
 
 
-def confirmation_path(study: Study) -> str:
+def sweep_path(study: Study) -> str:
     """Return where the sweep belongs: beside the search's own file, as it was submitted."""
     words = str(study.sweep.get("command") or "").split()
     folder = next((PurePosixPath(w).parent for w in words if w.endswith((".yaml", ".yml"))), None)
     return str((folder or PurePosixPath("sweeps")) / f"{study.name}-confirm.yaml")
 
 
-def confirmation_yaml(study: Study, search: SearchResults) -> str:
+def sweep_yaml(study: Study, search: SearchResults) -> str:
     """Return a sweep that compares the best trials with the base experiment on fresh seeds.
 
     It belongs into the folder of the search's own file.
@@ -57,10 +57,10 @@ def confirmation_yaml(study: Study, search: SearchResults) -> str:
         "  configuration:",
         "    base: {}",
     ]
-    for one in trials_to_confirm(search):
+    for one in choose_trials(search):
         settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in one.settings.items())
         lines.append(f"    trial-{one.number}: {{{settings}}}")
-    lines.append(f"seeds: {list(range(first, first + CONFIRMATION_SEEDS))}")
+    lines.append(f"seeds: {list(range(first, first + SEEDS))}")
     measured = [one.name for one in search.objectives if one.name in METRICS]
     if measured and measured[0] != "loss_served":  # what sweeps decide by default
         lines.append(f"decide: {{metric: {measured[0]}}}")
@@ -68,7 +68,7 @@ def confirmation_yaml(study: Study, search: SearchResults) -> str:
 
 
 def write_confirmation(study: Study, path: Path) -> None:
-    """Write the sweep of `confirmation_yaml` to a file that does not exist yet.
+    """Write the sweep of `sweep_yaml` to a file that does not exist yet.
 
     Raises:
         UsageError: The sweep is no search or has no trial to confirm, the file exists, or the base
@@ -77,7 +77,7 @@ def write_confirmation(study: Study, path: Path) -> None:
     search, name = study.search, study.name
     if search is None:
         raise UsageError(f"--confirm = {path} is for searches, and {name} is none; leave it out")
-    text = confirmation_yaml(study, search)
+    text = sweep_yaml(study, search)
     if not text:
         rule = f"needs a measured trial within the limits, and {name} has none yet"
         raise UsageError(f"--confirm = {path} {rule}; submit the search again to go on")

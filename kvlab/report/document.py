@@ -328,3 +328,60 @@ def cell(text: str, value: Scalar = None, tone: Tone = "", csv: tuple[Scalar, ..
 
 EMPTY_CELL = Cell("\N{EN DASH}", None, "muted")
 """A cell without a value."""
+
+
+# Tables whose columns stand beside their cells: one place says a head and its number
+
+Value = Cell | str | int
+Entries = Iterable[tuple[Column | str, Value] | tuple[str, Value, str]]
+"""A row: each column, or its head, with its cell, text or count, and a hint. All rows of a table
+have the same columns."""
+
+
+@dataclass(frozen=True)
+class KeyedRow:
+    """A row, the design's cell or change that it is about, and its emphasis."""
+
+    entries: Entries
+    key: str = ""
+    tone: Tone = ""
+
+
+def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> Table:
+    """Return a table. A column that is given by its head has numbers if its cells have."""
+    heads: list[tuple[Column | str, str]] = []
+    made = []
+    for row in rows:
+        entries = tuple(row.entries)
+        heads = [(entry[0], entry[2] if len(entry) == 3 else "") for entry in entries]
+        made.append(Row(tuple(_make_cell(entry[1]) for entry in entries), row.key, row.tone))
+    columns = []
+    for index, (head, hint) in enumerate(heads):
+        if isinstance(head, str):
+            values = (row.cells[index].value for row in made)
+            head = Column(head, any(isinstance(value, int | float) for value in values), hint)
+        columns.append(head)
+    return Table(name, caption, tuple(columns), tuple(made))
+
+
+def _make_cell(value: Value) -> Cell:
+    if isinstance(value, str):
+        return cell(value)
+    return value if isinstance(value, Cell) else cell(f"{value:,}", value)
+
+
+# Lines of figures
+
+
+def draw_series(number: int, name: str, points: Iterable[Point]) -> Line:
+    """Return a line in the colour of its number; every other one is dashed."""
+    return Line(name, tuple(points), SERIES[number], dashed=number % 2 == 1)
+
+
+def draw_steps(places: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
+    """Return the corners of the stairs through these places."""
+    steps: list[Point] = []
+    for x, y in places:
+        steps += [Point(x, steps[-1].y)] if steps else []
+        steps.append(Point(x, y))
+    return tuple(steps)

@@ -18,7 +18,6 @@ _DECIMALS = {"nats/token": 4, "bits/byte": 4}
 _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
 
-_UNKNOWN_METRIC = Metric("", "")
 _SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall_", "reuse_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
@@ -48,10 +47,7 @@ def round_to_shared_digits(value: Any) -> Any:
 
 
 def _find_metric(name: str) -> Metric:
-    try:
-        return METRICS[name]
-    except KeyError:
-        return _UNKNOWN_METRIC
+    return METRICS[name] if name in METRICS else Metric("", "")
 
 
 def _unit(metric: str) -> str:
@@ -121,6 +117,11 @@ def format_difference(metric: str, value: float) -> str:
     return text if text.startswith(MINUS) or value == 0 else f"+{text}"
 
 
+def difference_with_unit(metric: str, value: float) -> str:
+    """Format a difference with its sign and its unit, such as ``+0.0123 nats/token``."""
+    return f"{format_difference(metric, value)} {difference_unit(metric)}".strip()
+
+
 def format_interval(metric: str, low: float, high: float) -> str:
     """Format the ends of an interval of differences, such as ``+0.01 to +0.03``."""
     return f"{format_difference(metric, low)} to {format_difference(metric, high)}"
@@ -155,16 +156,18 @@ def short_title(metric: str) -> str:
     return _SHORT_TITLES.get(metric, _find_metric(metric).title)
 
 
-def _strip_zeros(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def format_binary_size(count: float) -> str:
     """Format bytes in the largest binary unit of which there is one: ``512 B``, ``24 KiB``."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 2**power:
-            return f"{_strip_zeros(format_significant(count / 2**power, 4))} {unit}"
+            text = format_significant(count / 2**power, 4)
+            return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
     return f"{count:,.0f} B"
+
+
+def format_confidence(alpha: float) -> str:
+    """Return the confidence that an error of ``alpha`` leaves, such as ``95%``."""
+    return f"{100 * (1 - alpha):g}%"
 
 
 def format_ratio(ratio: float) -> str:

@@ -13,7 +13,7 @@ from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
-from kvlab.report import table_columns as parts
+from kvlab.report import table_columns as cols
 from kvlab.report.lead import write_lead
 from kvlab.report.pareto_front import CellPoint, is_relative, memory_front
 from kvlab.store.metrics import METRICS
@@ -79,10 +79,7 @@ def front_figure(study: Study) -> doc.Figure | None:
     rest = [p for p in points if not p.is_on_front and p.levels not in references]
     beaten = [_front_point(study, p, False) for p in rest]
     inside, outside = _split_by_scale(metric, beaten, better + bases)
-    steps: list[doc.Point] = []
-    for point in front:
-        steps += [doc.Point(point.cost, steps[-1].y)] if steps else []
-        steps.append(doc.Point(point.cost, fmt.in_display_unit(metric, point.quality)))
+    steps = doc.draw_steps((p.cost, fmt.in_display_unit(metric, p.quality)) for p in front)
     name = "its reference" if several else "the baseline"
     size = doc.Axis("K/V cache of one sequence at block size", "bytes")
     if is_relative(study):
@@ -93,16 +90,14 @@ def front_figure(study: Study) -> doc.Figure | None:
         (
             doc.Points("dominated", tuple(inside), "muted"),
             doc.Points("beyond the scale", tuple(outside), "muted", "triangle"),
-            doc.Line("", tuple(steps), "c0", dashed=True),
+            doc.Line("", steps, "c0", dashed=True),
             doc.Points("on the front", tuple(better), "c0"),
             doc.Points("references" if several else "baseline", tuple(bases), "c1", "diamond"),
         ),
         (doc.Reference("y", 0.0), *_margin(study, "y")),
     )
-    caption = (
-        f"Cache size against quality: paired differences from {name}"
-        f"{_describe_marks(study)} The dashed steps are the front."
-    )
+    caption = f"Cache size against quality: paired differences from {name}"
+    caption += f"{_describe_marks(study)} The dashed steps are the front."
     if outside:
         caption += " Triangles at the edge are cells beyond the scale."
     listed = "; ".join(
@@ -147,22 +142,21 @@ def _split_by_scale(
 def _describe_marks(study: Study) -> str:
     if len(study.seeds) == 1:
         return ", at one seed."
-    bars = f"simultaneous {100 * (1 - study.decide.alpha):g}% intervals"
+    bars = f"simultaneous {fmt.format_confidence(study.decide.alpha)} intervals"
     return f", with {bars} and a small dot for each seed."
 
 
 def _front_point(study: Study, point: CellPoint, is_named: bool) -> doc.Point:
     """Return a mark; a named one has a label, its interval and its differences seed by seed."""
     metric, levels = study.primary_metric, point.levels
-    found, factor = study.comparisons.get(levels), parts.size_factor(study, levels)
+    found, factor = study.comparisons.get(levels), cols.size_factor(study, levels)
     smaller = f" ({fmt.format_ratio(factor)} less)" if factor else ""
     tip = [study.label(levels), f"{_size_text(study, point)}{smaller}"]
     tip.append(f"{fmt.short_title(metric)} {fmt.format_metric(metric, point.mean)}")
     ends: tuple[float, float] | None = None
     seeds: tuple[float, ...] = ()
     if found is not None:
-        unit = fmt.difference_unit(metric)
-        tip.append(f"{fmt.format_difference(metric, found.value)} {unit}".strip())
+        tip.append(fmt.difference_with_unit(metric, found.value))
         tip += [found.verdict] if found.verdict else []
     if is_named and found is not None:
         base, own = study.values(found.reference, metric), study.values(levels, metric)
@@ -192,7 +186,7 @@ def effects_figure(study: Study) -> doc.Figure | None:
     estimated = [effect for effect in study.effects(metric) if effect.estimate]
     if not estimated:
         return None
-    unit, groups = fmt.difference_unit(metric), defaultdict[str, list[doc.Point]](list)
+    groups = defaultdict[str, list[doc.Point]](list)
     for index, effect in enumerate(estimated):
         group = "open" if effect.is_tested else "untested"
         if effect.is_significant:
@@ -201,7 +195,7 @@ def effects_figure(study: Study) -> doc.Figure | None:
             group = "bounded"
         groups[group].append(_effect_point(study, effect, index))
     plot = doc.Plot(
-        doc.Axis(f"difference in {fmt.short_title(metric)} ({unit})"),
+        doc.Axis(f"difference in {fmt.short_title(metric)} ({fmt.difference_unit(metric)})"),
         doc.Axis("", "names", tuple(effect.name for effect in estimated)),
         (
             doc.Points("differs", tuple(groups["differs"]), "c1", "diamond"),
@@ -212,7 +206,7 @@ def effects_figure(study: Study) -> doc.Figure | None:
         (doc.Reference("x", 0.0), *_margin(study, "x")),
     )
     alt = "; ".join(
-        f"{one.name}: {fmt.format_difference(metric, one.value)} {unit}, {one.verdict}"
+        f"{one.name}: {fmt.difference_with_unit(metric, one.value)}, {one.verdict}"
         for one in estimated
     )
     caption = f"Effect of each level against its factor's baseline level{_describe_marks(study)}"
@@ -223,11 +217,10 @@ def effects_figure(study: Study) -> doc.Figure | None:
 
 def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
     metric = effect.metric
-    difference = fmt.format_difference(metric, effect.value)
-    tip = [effect.name, f"{difference} {fmt.difference_unit(metric)}"]
+    tip = [effect.name, fmt.difference_with_unit(metric, effect.value)]
     if effect.has_interval:
         interval = fmt.format_interval(metric, effect.low, effect.high)
-        tip.append(f"simultaneous {100 * (1 - effect.alpha):g}% {interval}")
+        tip.append(f"simultaneous {fmt.format_confidence(effect.alpha)} {interval}")
         tip.append(f"p (corrected) {fmt.format_p_value(effect.corrected_p)}")
     ends = fmt.in_display_unit(metric, effect.low), fmt.in_display_unit(metric, effect.high)
     seeds = tuple(fmt.in_display_unit(metric, value) for _, value in effect.by_seed)
@@ -247,29 +240,49 @@ def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
 def ablation_table(study: Study) -> doc.Table:
     """Return the compact ablation: each cell against its reference, with its cache."""
     cells = select_cells(study, MAX_ROWS)
-    counts, base = [study.parameters(levels) for levels in cells], study.parameters(study.baseline)
-    has_size = any(count and base and count != base for count in counts)
-    gaps = [study.serving_gaps[levels] for levels in cells if levels in study.serving_gaps]
-    has_gap = any(abs(gap.value) >= GAP_ROUNDING for gap in gaps)
-    metric = study.primary_metric
-    columns = [
-        doc.Column("cell"),
-        doc.Column(parts.title_with_unit(metric, fmt.short_title(metric)), True),
-        *parts.reference_columns(study),
-        parts.size_column("K/V cache"),
-        doc.Column("smaller", True),
-    ]
-    if has_size:
-        columns.append(doc.Column("parameters", True, csv=("change in parameters",)))
-    if has_gap:
-        columns.append(doc.Column("serving gap (nats/token)", True))
     of = "its reference" if len(study.estimand.references) > 1 else "the baseline"
     caption = f"The ablation: each cell against {of}, with the size of its cache."
     if len(cells) < len(study.cells):
         caption += f" {len(cells)} of {format_count(len(study.cells), 'cell')}: the front and"
         caption += " single changes first; the section of cells has all."
-    rows = tuple(_ablation_row(study, levels, has_size, has_gap) for levels in cells)
-    return doc.Table("ablation", caption, tuple(columns), rows)
+    rows = (
+        doc.KeyedRow(
+            (("cell", study.label(levels)), *_ablation_entries(study, levels, cells)),
+            study.cell_key(levels),
+            "muted" if study.mean(levels, study.primary_metric) is None else "",
+        )
+        for levels in cells
+    )
+    return doc.make_table("ablation", caption, rows)
+
+
+def _ablation_entries(study: Study, levels: Levels, cells: list[Levels]) -> doc.Entries:
+    metric = study.primary_metric
+    value, count, base = (
+        study.mean(levels, metric),
+        *map(study.parameters, (levels, study.baseline)),
+    )
+    mean = doc.EMPTY_CELL if value is None else cols.value_cell(metric, value)
+    yield doc.Column(cols.metric_title(metric), True), mean
+    yield from cols.reference_entries(study, levels)
+    yield cols.size_column("K/V cache"), cols.size_cell(study.kv_bytes(levels))
+    yield doc.Column("smaller", True), cols.smaller_cell(study, levels)
+    if any(own and base and own != base for own in map(study.parameters, cells)):
+        count = study.parameters(levels)
+        change = count / base - 1 if count and base else None
+        text = "" if change is None else fmt.format_percent(change)
+        size = doc.Cell(f"+{text}" if change and change > 0 else text, change)
+        column = doc.Column("parameters", True, csv=("change in parameters",))
+        yield column, doc.EMPTY_CELL if change is None else size
+    gaps = study.serving_gaps
+    if any(abs(gaps[one].value) >= GAP_ROUNDING for one in cells if one in gaps):
+        gap, shown = gaps.get(levels), doc.EMPTY_CELL
+        if gap is not None:
+            text = fmt.format_magnitude("serving_gap", 0.0)
+            if abs(gap.value) >= GAP_ROUNDING:
+                text = fmt.format_difference("serving_gap", gap.value)
+            shown = doc.Cell(text, gap.value, "bad" if gap.is_found and gap.value > 0 else "")
+        yield doc.Column("serving gap (nats/token)", True), shown
 
 
 def select_cells(study: Study, most: int) -> list[Levels]:
@@ -290,30 +303,3 @@ def select_cells(study: Study, most: int) -> list[Levels]:
         return 0 if not changed else 2 if changed == 1 else 3, study.cell_index(levels)
 
     return sorted(sorted(cells, key=rank)[:most], key=study.cell_index)
-
-
-def _ablation_row(study: Study, levels: Levels, has_size: bool, has_gap: bool) -> doc.Row:
-    value, size = study.mean(levels, study.primary_metric), study.kv_bytes(levels)
-    cells = [
-        doc.cell(study.label(levels)),
-        doc.EMPTY_CELL if value is None else parts.value_cell(study.primary_metric, value),
-        *parts.reference_cells(study, levels),
-        doc.EMPTY_CELL if size is None else parts.size_cell(size),
-        parts.smaller_cell(study, levels),
-    ]
-    if has_size:
-        count, base = study.parameters(levels), study.parameters(study.baseline)
-        change = count / base - 1 if count and base else None
-        text = "" if change is None else fmt.format_percent(change)
-        text = f"+{text}" if change and change > 0 else text
-        cells.append(doc.EMPTY_CELL if change is None else doc.Cell(text, change))
-    if has_gap:
-        gap = study.serving_gaps.get(levels)
-        if gap is None:
-            cells.append(doc.EMPTY_CELL)
-        else:
-            text = fmt.format_magnitude("serving_gap", 0.0)
-            if abs(gap.value) >= GAP_ROUNDING:
-                text = fmt.format_difference("serving_gap", gap.value)
-            cells.append(doc.Cell(text, gap.value, "bad" if gap.is_found and gap.value > 0 else ""))
-    return doc.Row(tuple(cells), study.cell_key(levels), "muted" if value is None else "")

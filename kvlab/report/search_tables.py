@@ -1,16 +1,16 @@
 """What the sections of a search share: its numbers and its settings as text and in tables."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_number
+from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
-from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
-from kvlab.report.table_columns import size_cell, size_column
+from kvlab.report import table_columns as cols
 from kvlab.spec.search_config import format_setting, short_keys
 
 _PLANNED = {
@@ -32,8 +32,7 @@ def objective_unit(name: str) -> str:
 
 def title_with_unit(name: str) -> str:
     """Return the head of a column or an axis, such as ``served loss (nats/token)``."""
-    unit = objective_unit(name)
-    return f"{objective_title(name)} ({unit})" if unit else objective_title(name)
+    return cols.with_unit(objective_title(name), objective_unit(name))
 
 
 def in_objective_unit(name: str, value: float) -> float:
@@ -112,83 +111,67 @@ def cell_key(study: Study, one: SuggestedTrial) -> str:
 # Tables
 
 
-def settings_columns(search: SearchResults) -> tuple[Column, ...]:
-    """Return one column for each varied key."""
-    columns = []
+def settings_entries(search: SearchResults, settings: Mapping[str, Any]) -> doc.Entries:
+    """Yield a column for each varied key."""
     for key, name in short_keys(search.keys).items():
         choices = search.config["choices"].get(key, ())
         is_numeric = all(isinstance(value, int | float) for value in choices)
-        columns.append(Column(name, is_numeric, key if name != key else ""))
-    return tuple(columns)
+        shown = doc.EMPTY_CELL
+        if key in settings:
+            value = settings[key]
+            is_scalar = isinstance(value, str | int | float | bool)
+            shown = doc.Cell(format_setting(value), value if is_scalar else json.dumps(value))
+        yield doc.Column(name, is_numeric, key if name != key else ""), shown
 
 
-def settings_cells(search: SearchResults, one: SuggestedTrial) -> tuple[Cell, ...]:
-    return tuple(
-        _setting_cell(one.settings[key]) if key in one.settings else EMPTY_CELL
-        for key in search.keys
-    )
-
-
-def _setting_cell(value: Any) -> Cell:
-    is_scalar = isinstance(value, str | int | float | bool)
-    return Cell(format_setting(value), value if is_scalar else json.dumps(value))
-
-
-def objective_column(name: str) -> Column:
-    """Return a column of `objective_cell` cells."""
+def objective_entry(name: str, value: float | None) -> tuple[doc.Column, doc.Cell]:
     if _is_size(name):
-        return size_column(objective_title(name))
-    return Column(title_with_unit(name), True)
-
-
-def objective_cell(name: str, value: float | None) -> Cell:
-    if value is None:
-        return EMPTY_CELL
-    if _is_size(name):
-        return size_cell(round(value))
-    return cell(format_objective(name, value), in_objective_unit(name, value))
+        size = cols.size_cell(None if value is None else round(value))
+        return cols.size_column(objective_title(name)), size
+    shown = doc.EMPTY_CELL
+    if value is not None:
+        shown = doc.cell(format_objective(name, value), in_objective_unit(name, value))
+    return doc.Column(title_with_unit(name), True), shown
 
 
 def trials_table(
     study: Study, search: SearchResults, name: str, caption: str, trials: Sequence[SuggestedTrial]
-) -> Table:
+) -> doc.Table:
     """Return a table of measured trials: number, objectives and limits, settings, id.
 
     The base experiment comes last, as it is what the trials are compared with.
     """
     objectives = (objective.name for objective in search.objectives)
     shown = tuple(dict.fromkeys((*objectives, *search.config["limits"], "kv_bytes")))
+
+    def entries(
+        label: doc.Cell, row: TrialRow | None, settings: Mapping[str, Any], trial: str
+    ) -> doc.Entries:
+        yield doc.Column("trial", True), label
+        for objective in shown:
+            value = None if row is None else objective_of_row(objective, row)
+            yield objective_entry(objective, value)
+        yield from settings_entries(search, settings)
+        yield doc.Column("id"), doc.Cell(trial[:8], trial)
+
     rows = []
     for one in trials:
-        row = row_of(study, one)
-        cells = [cell(str(one.number), one.number), *_shown_cells(shown, row)]
-        cells += [*settings_cells(search, one), Cell(one.trial[:8], one.trial)]
-        rows.append(Row(tuple(cells), cell_key(study, one)))
+        label = doc.cell(str(one.number), one.number)
+        found = entries(label, row_of(study, one), one.settings, one.trial)
+        rows.append(doc.KeyedRow(found, cell_key(study, one)))
     base = base_row(study)
     if base is not None:
-        cells = [cell("base"), *_shown_cells(shown, base)]
-        cells += [_base_setting(base, key) for key in search.keys]
-        cells.append(Cell(base.trial[:8], base.trial))
-        rows.append(Row(tuple(cells), study.cell_key(study.baseline), "muted"))
-    columns = (
-        Column("trial", True),
-        *map(objective_column, shown),
-        *settings_columns(search),
-        Column("id"),
-    )
-    return Table(name, caption, columns, tuple(rows))
+        settings = dict(_base_settings(search, base))
+        found = entries(doc.cell("base"), base, settings, base.trial)
+        rows.append(doc.KeyedRow(found, study.cell_key(study.baseline), "muted"))
+    return doc.make_table(name, caption, rows)
 
 
-def _shown_cells(shown: Sequence[str], row: TrialRow | None) -> Iterator[Cell]:
-    for name in shown:
-        yield objective_cell(name, None if row is None else objective_of_row(name, row))
-
-
-def _base_setting(base: TrialRow, key: str) -> Cell:
-    """Return what the base experiment has for a varied key."""
-    value: Any = base.record.get("experiment", {})
-    for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return EMPTY_CELL
-        value = value[part]
-    return EMPTY_CELL if value is None or isinstance(value, dict) else _setting_cell(value)
+def _base_settings(search: SearchResults, base: TrialRow) -> Iterator[tuple[str, Any]]:
+    """Yield what the base experiment has for the varied keys."""
+    for key in search.keys:
+        value: Any = base.record.get("experiment", {})
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            yield key, value

@@ -1,29 +1,69 @@
-"""Columns and cells of tables: means with their spread, intervals, effects and their aliases.
+"""Columns and cells of tables: means with their spread, intervals, sizes and what differs.
 
 A cell holds the text that readers see and the unrounded numbers for the CSV.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.statistics import sum_squares
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report import formatting as fmt
-from kvlab.report.document import EMPTY_CELL, Cell, Column, cell
+from kvlab.report.document import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Entries,
+    KeyedRow,
+    Table,
+    cell,
+    make_table,
+)
+from kvlab.store.metrics import METRICS
 
 MAX_NAMED_ALIASES = 8
 """Aliases named for one effect; the CSV of the table of effects has all of them."""
 
-MAX_LISTED_SEEDS = 4
-"""Differences are listed seed by seed up to this number of seeds."""
-
 MAX_LISTED_CELLS = 3
 """Cells are named up to this number, and one more."""
+
+
+def cells_table(
+    study: Study,
+    name: str,
+    caption: str,
+    entries: Callable[[Levels], Entries],
+    cells: Iterable[Levels] | None = None,
+) -> Table:
+    """Return a table of one row for each cell of the design.
+
+    Args:
+        study: The study.
+        name: Of the table.
+        caption: Of the table.
+        entries: Returns a cell's columns after its name. A cell without any value is left out.
+        cells: The cells, by default all.
+    """
+    rows = []
+    for levels in study.cells if cells is None else cells:
+        found = tuple(entries(levels))
+        if any(entry[1] is not EMPTY_CELL for entry in found):
+            rows.append(KeyedRow((("cell", study.label(levels)), *found), study.cell_key(levels)))
+    return make_table(name, caption, rows)
+
+
+def csv_only(column: Column | str) -> Column:
+    """Return a column that is in the CSV alone."""
+    return replace(Column(column) if isinstance(column, str) else column, is_csv_only=True)
+
+
+# Means and other numbers
 
 
 def mean_column(title: str, unit: str = "", hint: str = "") -> Column:
@@ -36,22 +76,29 @@ def mean_column(title: str, unit: str = "", hint: str = "") -> Column:
     """
     name, title_unit = _split_unit(title)
     unit = title_unit or unit
-    return Column(title, True, hint, (_append_unit(name, unit), _append_unit(f"{name} sd", unit)))
+    return Column(title, True, hint, (with_unit(name, unit), with_unit(f"{name} sd", unit)))
 
 
 def mean_cell(study: Study, levels: Levels, metric: str) -> Cell:
     """Return a cell's mean over seeds, with its standard deviation if there are several."""
-    values = list(study.values(levels, metric).values())
+    return spread_cell(metric, list(study.values(levels, metric).values()))
+
+
+def spread_cell(
+    metric: str,
+    values: Sequence[float],
+    show: Callable[[str, float], str] = fmt.format_metric,
+    show_spread: Callable[[str, float], str] = fmt.format_metric,
+) -> Cell:
+    """Return a mean of a metric with its standard deviation; empty without values."""
     if not values:
         return EMPTY_CELL
     mean, spread = mean_and_spread(values)
-    text = fmt.format_metric(metric, mean)
-    if spread is not None:
-        text += f" {fmt.PLUS_MINUS} {fmt.format_metric(metric, spread)}"
-    value = fmt.in_display_unit(metric, mean)
-    return Cell(
-        text, value, csv=(value, None if spread is None else fmt.in_display_unit(metric, spread))
-    )
+    text, value = show(metric, mean), fmt.in_display_unit(metric, mean)
+    if spread is None:
+        return Cell(text, value, csv=(value, None))
+    text += f" {fmt.PLUS_MINUS} {show_spread(metric, spread)}"
+    return Cell(text, value, csv=(value, fmt.in_display_unit(metric, spread)))
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -62,12 +109,43 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(sum_squares(values, mean) / (len(values) - 1))
 
 
+def number_cell(value: float | None, show: Callable[[float], str]) -> Cell:
+    """Return a cell of a number that may be absent."""
+    return EMPTY_CELL if value is None else cell(show(value), value)
+
+
+def value_cell(metric: str, value: float) -> Cell:
+    return Cell(fmt.format_metric(metric, value), fmt.in_display_unit(metric, value))
+
+
+def size_column(title: str, hint: str = "") -> Column:
+    """Return a column of `size_cell` cells; its CSV has exact bytes."""
+    return Column(title, True, hint, (f"{title} (bytes)",))
+
+
+def size_cell(count: int | None) -> Cell:
+    """Return a cell of exact bytes."""
+    return number_cell(count, fmt.format_binary_size)
+
+
+def text_metric(study: Study, loss: float) -> tuple[str, float] | None:
+    """Return a loss of the primary metric as bits per byte or perplexity; None of other metrics."""
+    if METRICS[study.primary_metric].unit != "nats/token":
+        return None
+    if study.tokenizers == {"bytes"}:
+        return "bits/byte", loss / math.log(2)
+    return "perplexity", math.exp(min(loss, 700.0))
+
+
+# Differences and their intervals
+
+
 def range_column(
     title: str, unit: str = "", hint: str = "", ends: tuple[str, str] = ("low", "high")
 ) -> Column:
     """Return a column of pairs of numbers, such as intervals; it sorts by the first."""
     name, title_unit = _split_unit(title)
-    csv = tuple(_append_unit(f"{name} {end}", title_unit or unit) for end in ends)
+    csv = tuple(with_unit(f"{name} {end}", title_unit or unit) for end in ends)
     return Column(title, True, hint, csv)
 
 
@@ -77,15 +155,19 @@ def range_cell(metric: str, low: float, high: float) -> Cell:
     return Cell(fmt.format_interval(metric, low, high), ends[0], csv=ends)
 
 
-def interval_column(metric: str, hint: str = "") -> Column:
-    """Return a column of 95% intervals of a difference in a metric."""
-    return range_column("95% CI", fmt.difference_unit(metric), hint)
-
-
 def simultaneous_column(metric: str, alpha: float, hint: str = "") -> Column:
     """Return a column of intervals that hold for all rows of their table together."""
-    title = f"simultaneous {100 * (1 - alpha):g}%"
+    title = f"simultaneous {fmt.format_confidence(alpha)}"
     return range_column(title, fmt.difference_unit(metric), hint)
+
+
+def simultaneous_cell(metric: str, found: Effect | CellComparison) -> Cell:
+    """Return the interval that the verdict is read from, if there was a fair test."""
+    return range_cell(metric, found.low, found.high) if found.has_interval else EMPTY_CELL
+
+
+def verdict_cell(effect: Effect) -> Cell:
+    return cell(effect.verdict, tone=VERDICTS[effect.verdict_name].tone)
 
 
 def difference_cell(metric: str, value: float) -> Cell:
@@ -108,42 +190,32 @@ _SCOPES = {
 }
 
 
-def reference_columns(study: Study) -> tuple[Column, ...]:
-    """Return the columns of `reference_cells`: against what, the difference and what it says."""
-    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
-    has_several = len(study.estimand.references) > 1
-    title = "against it" if has_several else "against baseline"
-    hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
-    reference = "the cell with the same levels of all factors that save no byte"
-    named = (Column("compared with", hint=reference),) if has_several else ()
-    effects = study.effects(metric)
-    has_more_seeds = any(effect.error is not None and effect.error.shift for effect in effects)
+def reference_entries(study: Study, levels: Levels) -> Entries:
+    """Yield a cell's reference, its primary metric minus the reference's, and what that says."""
+    metric, found = study.primary_metric, study.comparisons.get(levels)
+    against = difference = interval = verdict = EMPTY_CELL
+    if found is not None:
+        words = found.verdict
+        if found.token_factor is not None and found.token_factor != 1.0:
+            words += f", on {fmt.format_significant(found.token_factor, 4)}{fmt.TIMES} the tokens"
+        if found.later is not None:
+            words += f"; at all seeds {fmt.format_difference(metric, found.later.value)}"
+        against = cell(study.label(found.reference), tone="muted")
+        difference = difference_cell(metric, found.value)
+        interval = simultaneous_cell(metric, found)
+        tone = VERDICTS[found.verdict_name].tone if found.verdict_name else ""
+        verdict = cell(words, tone=tone)
+    title = "against baseline"
+    if len(study.estimand.references) > 1:
+        hint = "the cell with the same levels of all factors that save no byte"
+        yield Column("compared with", hint=hint), against
+        title = "against it"
+    has_more_seeds = any(one.error and one.error.shift for one in study.effects(metric))
     how = "of means over all seeds of each" if has_more_seeds else "paired by seed"
-    return (
-        *named,
-        Column(f"{title} ({unit})" if unit else title, True, how),
-        simultaneous_column(metric, study.decide.alpha, hint),
-        Column("verdict"),
-    )
-
-
-def reference_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
-    """Return a cell's reference, its primary metric minus the reference's, and what that says."""
-    has_several = len(study.estimand.references) > 1
-    found = study.comparisons.get(levels)
-    if found is None:
-        return (EMPTY_CELL,) * (4 if has_several else 3)
-    metric, words = study.primary_metric, found.verdict
-    if found.token_factor is not None and found.token_factor != 1.0:
-        words += f", on {fmt.format_significant(found.token_factor, 4)}{fmt.TIMES} the tokens"
-    if found.later is not None:
-        words += f"; at all seeds {fmt.format_difference(metric, found.later.value)}"
-    return (
-        *((cell(study.label(found.reference), tone="muted"),) if has_several else ()),
-        difference_cell(metric, found.value),
-        range_cell(metric, found.low, found.high) if found.has_interval else EMPTY_CELL,
-        cell(words, tone=VERDICTS[found.verdict_name].tone if found.verdict_name else ""),
-    )
+    yield Column(with_unit(title, fmt.difference_unit(metric)), True, how), difference
+    hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
+    yield simultaneous_column(metric, study.decide.alpha, hint), interval
+    yield Column("verdict"), verdict
 
 
 def size_factor(study: Study, levels: Levels) -> float | None:
@@ -154,13 +226,10 @@ def size_factor(study: Study, levels: Levels) -> float | None:
 
 def smaller_cell(study: Study, levels: Levels) -> Cell:
     """Return by how much a cell's cache is smaller than that of its reference."""
-    factor = size_factor(study, levels)
-    return cell(fmt.format_ratio(factor), factor) if factor else EMPTY_CELL
+    return number_cell(size_factor(study, levels), fmt.format_ratio)
 
 
-def verdict_words(name: str, margin: float | None) -> str:
-    """Return the words of a verdict, such as ``costs less than 0.05``."""
-    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}")
+# Heads and names
 
 
 def names_cell(study: Study, cells: Sequence[Levels]) -> Cell:
@@ -178,38 +247,17 @@ def join_names(names: Sequence[str]) -> str:
     return f"{text} and {rest:,} more" if rest else text
 
 
-def divergence_columns(study: Study) -> tuple[Column, ...]:
-    """Return the column of `divergence_cells`; none if no trial diverged."""
-    hint = "trials that diverged, of all; such a cell is never the best"
-    column = Column("diverged", True, hint, ("diverged", "trials"))
-    return (column,) if study.diverged_cells else ()
+def metric_title(metric: str) -> str:
+    """Return a metric's short title with its unit, such as ``served loss (nats/token)``."""
+    return with_unit(fmt.short_title(metric), fmt.display_unit(metric))
 
 
-def divergence_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
-    if not study.diverged_cells:
-        return ()
-    count, total = study.diverged_cells.get(levels, 0), len(study.cells[levels])
-    text = f"{count} of {total}" if count else "0"
-    return (Cell(text, count, "bad" if count else "muted", csv=(count, total)),)
+def difference_title(metric: str) -> str:
+    return with_unit("difference", fmt.difference_unit(metric))
 
 
-def size_column(title: str, hint: str = "") -> Column:
-    """Return a column of `size_cell` cells; its CSV has exact bytes."""
-    return Column(title, True, hint, (f"{title} (bytes)",))
-
-
-def size_cell(count: int) -> Cell:
-    """Return a cell of exact bytes."""
-    return Cell(fmt.format_binary_size(count), count)
-
-
-def value_cell(metric: str, value: float) -> Cell:
-    return Cell(fmt.format_metric(metric, value), fmt.in_display_unit(metric, value))
-
-
-def title_with_unit(metric: str, title: str) -> str:
-    """Return a head with its metric's unit, such as ``loss (nats/token)``."""
-    return _append_unit(title, fmt.display_unit(metric))
+def with_unit(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit else name
 
 
 def _split_unit(title: str) -> tuple[str, str]:
@@ -218,111 +266,14 @@ def _split_unit(title: str) -> tuple[str, str]:
     return (name, rest.removesuffix(")")) if bracket and rest.endswith(")") else (title, "")
 
 
-def _append_unit(name: str, unit: str) -> str:
-    return f"{name} ({unit})" if unit else name
+# Effects
 
 
-# Effects and interactions
-
-
-def groups_column() -> Column:
-    hint = "independent conditions, and seeds"
-    return Column(f"groups {fmt.TIMES} seeds", True, hint, ("groups", "seeds"))
-
-
-def groups_cell(effect: Effect) -> Cell:
+def groups_entry(effect: Effect) -> tuple[Column, Cell]:
     groups, seeds = effect.groups, len(effect.seeds)
-    return Cell(f"{groups} {fmt.TIMES} {seeds}", groups, csv=(groups, seeds))
-
-
-def simultaneous_cell(effect: Effect) -> Cell:
-    """Return the interval that the verdict is read from, if the effect was tested fairly."""
-    if not effect.has_interval:
-        return EMPTY_CELL
-    return range_cell(effect.metric, effect.low, effect.high)
-
-
-def csv_only(column: Column) -> Column:
-    """Return a column that is in the CSV alone."""
-    return replace(column, is_csv_only=True)
-
-
-def own_interval_cell(effect: Effect) -> Cell:
-    """Return the interval of the effect's own paired t-test, for this effect alone."""
-    if effect.estimate is None or not effect.is_tested:
-        return EMPTY_CELL
-    return range_cell(effect.metric, effect.estimate.low, effect.estimate.high)
-
-
-def verdict_cell(effect: Effect) -> Cell:
-    return cell(effect.verdict, tone=VERDICTS[effect.verdict_name].tone)
-
-
-def diverged_column() -> Column:
-    hint = "pairs in which only the level, and only its partner, diverged"
-    return Column("diverged", True, hint, ("diverged", "partner diverged"))
-
-
-def diverged_cell(effect: Effect) -> Cell:
-    found = effect.divergence
-    if found is None:
-        return Cell("0", 0, csv=(0, 0))
-    text = f"{found.level} of {found.pairs}, partner {found.partner}"
-    return Cell(text, found.level, "bad" if found.level else "", csv=(found.level, found.partner))
-
-
-def p_cell(effect: Effect, p: float) -> Cell:
-    """Return one p-value of an effect, if it was tested."""
-    return Cell(fmt.format_p_value(p), p) if effect.is_tested else EMPTY_CELL
-
-
-def detectable_column(unit: str, hint: str) -> Column:
-    return Column("detectable", True, hint, (f"detectable ({unit})",))
-
-
-def detectable_cell(effect: Effect) -> Cell:
-    size = effect.detectable
-    if size is None:
-        return EMPTY_CELL
-    return Cell(fmt.format_magnitude(effect.metric, size), fmt.in_display_unit(effect.metric, size))
-
-
-def settings_cell(effect: Effect) -> Cell:
-    """Return the smallest and the largest difference of a setting."""
-    values = [value for _, value in effect.by_setting]
-    return range_cell(effect.metric, min(values), max(values)) if len(values) > 1 else EMPTY_CELL
-
-
-def seeds_column(seeds: tuple[int, ...], unit: str) -> Column:
-    """Return a column of `seeds_cell` cells; its CSV has the difference at every seed."""
-    csv = tuple(f"difference at seed {seed} ({unit})" for seed in seeds)
-    return Column("by seed", True, "mean difference at each seed", csv)
-
-
-def seeds_cell(effect: Effect, seeds: tuple[int, ...]) -> Cell:
-    """Return the difference at each seed, or with many seeds how many are above zero."""
-    by_seed = dict(effect.by_seed)
-    csv = tuple(
-        fmt.in_display_unit(effect.metric, by_seed[s]) if s in by_seed else None for s in seeds
-    )
-    if len(by_seed) <= MAX_LISTED_SEEDS:
-        text = ", ".join(fmt.format_difference(effect.metric, value) for value in by_seed.values())
-        return Cell(text, max(by_seed.values(), default=None), csv=csv)
-    positive = sum(value > 0 for value in by_seed.values())
-    return Cell(f"{positive} of {len(by_seed)} above 0", positive, csv=csv)
-
-
-def pairs_column() -> Column:
-    hint = "matched pairs used, of those in the design"
-    return Column("pairs", True, hint, ("pairs used", "pairs designed"))
-
-
-def pairs_cell(effect: Effect) -> Cell:
-    """Return how many pairs were used. A contrast has seeds instead of pairs."""
-    used, designed = effect.pairs_used, effect.pairs_designed
-    unit = " seeds" if effect.is_contrast else ""
-    csv = (None, None) if effect.is_contrast else (used, designed)
-    return Cell(f"{used} of {designed}{unit}", used, csv=csv)
+    hint = "independent conditions, and seeds"
+    column = Column(f"groups {fmt.TIMES} seeds", True, hint, ("groups", "seeds"))
+    return csv_only(column), Cell(f"{groups} {fmt.TIMES} {seeds}", groups, csv=(groups, seeds))
 
 
 def name_aliases(effect: Effect, separator: str) -> str:
@@ -330,10 +281,3 @@ def name_aliases(effect: Effect, separator: str) -> str:
     more = len(effect.aliases) - MAX_NAMED_ALIASES
     names = separator.join(map(change_name, effect.aliases[:MAX_NAMED_ALIASES]))
     return f"{names} and {more} more" if more > 0 else names
-
-
-def alias_cell(effect: Effect) -> Cell:
-    if not effect.aliases:
-        return EMPTY_CELL
-    names = "; ".join(map(change_name, effect.aliases))
-    return Cell(name_aliases(effect, "; "), names)

@@ -10,11 +10,11 @@ from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import report_overview
 from kvlab.report.record_warnings import list_confounds, list_warnings
-from kvlab.report.table_rows import text_metric
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -68,7 +68,7 @@ def _describe_cost(study: Study) -> list[doc.Content]:
     title, base = METRICS[metric].title, study.mean(study.baseline, metric)
     if base is not None:
         value = f"{fmt.format_metric(metric, base)} {fmt.display_unit(metric)}".strip()
-        if (of_text := text_metric(study, base)) is not None:
+        if (of_text := cols.text_metric(study, base)) is not None:
             number = fmt.format_significant(of_text[1], 4)
             is_bits = of_text[0] == "bits/byte"
             value += f" ({f'{number} bits/byte' if is_bits else f'perplexity {number}'})"

@@ -9,7 +9,6 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.pareto_front import memory_front
-from kvlab.report.table_rows import Entries, KeyedRow, make_table, text_metric
 from kvlab.store.metrics import METRICS
 
 MAX_OPEN_ROWS = 24
@@ -25,14 +24,14 @@ def report_cells(study: Study) -> doc.Section | None:
         return None
     caption = f"{format_count(len(study.cells), 'cell')}; the baseline is the first."
     rows = [
-        KeyedRow(
+        doc.KeyedRow(
             _cell_entries(study, levels),
             study.cell_key(levels),
             "" if study.values(levels, study.primary_metric) else "muted",
         )
         for levels in study.cells
     ]
-    table: doc.Content = make_table("cells", caption, rows)
+    table: doc.Content = doc.make_table("cells", caption, rows)
     if len(rows) > MAX_OPEN_ROWS:
         table = doc.Fold(format_count(len(rows), "cell"), (table,))
     reference = "its reference" if len(study.estimand.references) > 1 else "baseline"
@@ -44,44 +43,44 @@ def report_cells(study: Study) -> doc.Section | None:
 
 def _describe_intervals(study: Study) -> str:
     """Say what the intervals of the differences hold for, and what their error is."""
-    scope, confidence = cols.interval_scope(study), f"{100 * (1 - study.decide.alpha):g}%"
-    level = " " + texts.fill("cells with the interval of a level", confidence=confidence)
+    scope, confidence = cols.interval_scope(study), fmt.format_confidence(study.decide.alpha)
+    level = texts.fill("cells with the interval of a level", confidence=confidence)
     if scope == "levels":
-        return level.strip()
+        return level
     text = texts.fill("intervals of cells", confidence=confidence)
     more = " The effects use all matched pairs, so their intervals are narrower."
-    return f"{text}{level if scope == 'both' else ''}{more}"
+    return f"{text}{f' {level}' if scope == 'both' else ''}{more}"
 
 
-def _cell_entries(study: Study, levels: Levels) -> Entries:
+def _cell_entries(study: Study, levels: Levels) -> doc.Entries:
     metric = study.primary_metric
     for factor, level, base in zip(study.factors, levels, study.baseline, strict=True):
         yield doc.Column(factor), doc.cell(level, tone="muted" if level == base else "")
     yield "n", len(study.values(levels, metric)), "trials measured"
-    diverged = cols.divergence_cells(study, levels)
-    yield from zip(cols.divergence_columns(study), diverged, strict=True)
-    stored = study.kv_bytes(levels)
-    size = doc.EMPTY_CELL if stored is None else cols.size_cell(stored)
-    yield cols.size_column("K/V cache", "one sequence at block size"), size
+    if study.diverged_cells:
+        hint = "trials that diverged, of all; such a cell is never the best"
+        count, total = study.diverged_cells.get(levels, 0), len(study.cells[levels])
+        text, csv = f"{count} of {total}" if count else "0", (count, total)
+        diverged = doc.Cell(text, count, "bad" if count else "muted", csv=csv)
+        yield doc.Column("diverged", True, hint, ("diverged", "trials")), diverged
+    size = cols.size_column("K/V cache", "one sequence at block size")
+    yield size, cols.size_cell(study.kv_bytes(levels))
     hint = "the reference's KV bytes divided by the cell's"
     yield "smaller", cols.smaller_cell(study, levels), hint
-    title = cols.title_with_unit(metric, fmt.short_title(metric))
-    column = cols.mean_column(title, hint=METRICS[metric].title)
+    column = cols.mean_column(cols.metric_title(metric), hint=METRICS[metric].title)
     yield column, cols.mean_cell(study, levels, metric)
-    if (of_zero := text_metric(study, 0.0)) is not None:
+    if (of_zero := cols.text_metric(study, 0.0)) is not None:
         is_bits, loss = of_zero[0] == "bits/byte", study.mean(levels, metric)
         hint = "the loss divided by ln 2: a token is a byte" if is_bits else "exp of the loss"
-        found = None if loss is None else text_metric(study, loss)
-        cell = doc.EMPTY_CELL
-        if found is not None:
-            cell = doc.cell(fmt.format_significant(found[1], 4), found[1])
-        yield doc.Column(of_zero[0], True, hint), cell
+        found = None if loss is None else cols.text_metric(study, loss)
+        number = cols.number_cell(found and found[1], lambda n: fmt.format_significant(n, 4))
+        yield doc.Column(of_zero[0], True, hint), number
     one_shot = study.one_shot_metric
     if one_shot != metric:
         info = METRICS[one_shot]
         column = cols.mean_column(fmt.short_title(one_shot), info.unit, info.title)
         yield cols.csv_only(column), cols.mean_cell(study, levels, one_shot)
-    yield from zip(cols.reference_columns(study), cols.reference_cells(study, levels), strict=True)
+    yield from cols.reference_entries(study, levels)
 
 
 # Curves
@@ -101,17 +100,13 @@ def report_loss_curves(study: Study) -> doc.Section | None:
         trainings = {row.training for row in study.cells[levels].values() if row.curve}
         if trainings and not trainings & drawn and len(lines) < len(doc.SERIES):
             drawn |= trainings
-            role, is_dashed = doc.SERIES[len(lines)], len(lines) % 2 == 1
-            points = _mean_curve(study, levels)
-            lines.append(doc.Line(study.label(levels), points, role, dashed=is_dashed))
+            curve = _mean_curve(study, levels)
+            lines.append(doc.draw_series(len(lines), study.label(levels), curve))
     if not lines:
         return None
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
-    text = texts.fill(
-        "loss curves",
-        curves=format_count(len(lines), "curve"),
-        cells=format_count(n_curved, "cell"),
-    )
+    counts = format_count(len(lines), "curve"), format_count(n_curved, "cell")
+    text = texts.fill("loss curves", curves=counts[0], cells=counts[1])
     pairs = {
         (during, int(final))
         for row in study.done_rows
@@ -135,14 +130,10 @@ def _mean_curve(study: Study, levels: Levels) -> tuple[doc.Point, ...]:
     rows = [row for row in study.cells[levels].values() if row.curve]
     shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
     tokens = {step: count for row in rows for step, count, _ in row.curve if step in shared}
-    sums = dict.fromkeys(sorted(shared), 0.0)
-    for row in rows:
-        for step, _, loss in row.curve:
-            if step in shared:
-                sums[step] += loss
+    losses = [{step: loss for step, _, loss in row.curve} for row in rows]
     points = []
-    for step, total in sums.items():
-        loss = total / len(rows)
+    for step in sorted(shared):
+        loss = sum(of_seed[step] for of_seed in losses) / len(rows)
         position = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
         tip = (study.label(levels), position, f"loss {fmt.format_metric('loss', loss)}")
         points.append(doc.Point(tokens[step] / 10**6, loss, tip, study.cell_key(levels)))
@@ -166,16 +157,15 @@ def report_interval_widths(study: Study) -> doc.Section | None:
     fall = measure_final_fall(study, LAST_SHARE)
     reaches = [e.high - e.low for e in effects if e.has_interval]
     if fall is not None and reaches and fall > min(reaches) / 2:
-        text += " " + texts.fill(
-            "loss still falls", share=LAST_SHARE, fall=fmt.format_magnitude("loss", fall)
-        )
-    rows = (KeyedRow(_width_entries(one), study.change_key(one.effect.change)) for one in found)
+        amount = fmt.format_magnitude("loss", fall)
+        text += " " + texts.fill("loss still falls", share=LAST_SHARE, fall=amount)
+    rows = (doc.KeyedRow(_width_entries(one), study.change_key(one.effect.change)) for one in found)
     title = "What would narrow the intervals"
-    table = make_table("interval-widths", f"{title}.", rows)
+    table = doc.make_table("interval-widths", f"{title}.", rows)
     return doc.Section(title, (doc.paragraph(text), table), is_appendix=True)
 
 
-def _width_entries(one: Precision) -> Entries:
+def _width_entries(one: Precision) -> doc.Entries:
     metric = one.effect.metric
     yield "level", one.effect.name
     for title, hint, number in (

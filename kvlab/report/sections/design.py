@@ -16,7 +16,6 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_signed
 from kvlab.report.record_warnings import list_confounds
-from kvlab.report.table_rows import Entries, KeyedRow, make_table, number_cell
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR, SIZES
 
@@ -47,16 +46,16 @@ def report_factors(study: Study) -> doc.Section:
         baseline=baseline,
     )
     rows = [
-        KeyedRow(_level_entries(study, factor, level))
+        doc.KeyedRow(_level_entries(study, factor, level))
         for factor, levels in study.factors.items()
         for level in levels
     ]
-    table = make_table("factors", "Factors and their levels.", rows)
+    table = doc.make_table("factors", "Factors and their levels.", rows)
     contents = (doc.paragraph(text), table, doc.Bullets(tuple(_notes(study))))
     return doc.Section("Baseline and factors", contents, is_appendix=True)
 
 
-def _level_entries(study: Study, factor: str, level: str) -> Entries:
+def _level_entries(study: Study, factor: str, level: str) -> doc.Entries:
     yield "factor", factor
     yield "level", level
     is_base = level == study.factors[factor][0]
@@ -179,12 +178,12 @@ def report_tuned_settings(study: Study) -> doc.Section | None:
     contents: list[doc.Content] = [start]
     if warnings := tuple(_warn_of_tuning(study, tuning)):
         contents.append(doc.Bullets(warnings))
-    rows = [KeyedRow(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
-    contents.append(make_table("tuned", "What was found for each architecture.", rows))
+    rows = [doc.KeyedRow(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
+    contents.append(doc.make_table("tuned", "What was found for each architecture.", rows))
     points = [(entry, *point) for entry in entries for point in _typical_losses(entry)]
-    rows = [KeyedRow(_loss_entries(study, *point), _key(study, point[0])) for point in points]
+    rows = [doc.KeyedRow(_loss_entries(study, *point), _key(study, point[0])) for point in points]
     if any(losses for _, _, losses, _ in points):
-        contents.append(make_table("tuned-losses", "Losses while tuning.", rows))
+        contents.append(doc.make_table("tuned-losses", "Losses while tuning.", rows))
         contents += _draw_losses(study, entries, tuning["key"])
     return doc.Section("Tuned settings", tuple(contents), is_appendix=True)
 
@@ -217,18 +216,18 @@ def _key(study: Study, entry: Architecture) -> str:
     return study.cell_key(_levels(study, entry))
 
 
-def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) -> Entries:
+def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) -> doc.Entries:
     grid = tuning["grid"]
     step = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
     optimum = Optimum(**entry["optimum"]) if entry["optimum"] else Optimum(None)
     yield "architecture", doc.cell(_label(study, entry)), "the cell that was tuned"
     yield "cells", len(entry["cells"]), "that take this value"
     yield "recipe", doc.cell(f"{entry['recipe']:g}", entry["recipe"]), "the value of the experiment"
-    yield "tuned", number_cell(optimum.value, "{:g}".format)
+    yield "tuned", cols.number_cell(optimum.value, "{:g}".format)
     error = None if optimum.log_error is None else 100 * optimum.log_error
     hint = "standard error of the tuned value over seeds"
-    yield "error (%)", number_cell(error, "{:.1f}".format), hint
-    loss = number_cell(optimum.loss, lambda loss: format_metric("loss", loss))
+    yield "error (%)", cols.number_cell(error, "{:.1f}".format), hint
+    loss = cols.number_cell(optimum.loss, lambda loss: format_metric("loss", loss))
     yield "loss (nats/token)", loss, "at the vertex; where there is none, the least measured"
     for side, ratio in (("lower", 1 / step), ("higher", step)):
         hint = (
@@ -258,7 +257,7 @@ def _typical_losses(entry: Architecture) -> list[tuple[float, list[float], float
 
 def _loss_entries(
     study: Study, entry: Architecture, value: float, losses: Sequence[float], typical: float
-) -> Entries:
+) -> doc.Entries:
     yield "architecture", _label(study, entry)
     yield "value", doc.cell(f"{value:g}", value)
     yield "seeds", len(losses), "of trials that have ended, diverged ones included"

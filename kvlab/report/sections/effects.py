@@ -1,7 +1,7 @@
 """What each level costs against its factor's baseline level, and whether costs add up."""
 
 from kvlab.analysis.divergence import MOST_DEVIATIONS
-from kvlab.analysis.effects import Effect, judge_together
+from kvlab.analysis.effects import Effect, change_name, judge_together
 from kvlab.analysis.interactions import SPLIT_SHARE
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
@@ -13,7 +13,6 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.overview import effects_figure
-from kvlab.report.table_rows import Entries, KeyedRow, make_table
 from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
 
 OTHER_METRICS = (
@@ -33,6 +32,9 @@ MAX_INTERACTIONS = 60
 MAX_OPEN_ROWS = 12
 """Rows of a table of interactions that is not folded."""
 
+MAX_LISTED_SEEDS = 4
+"""Differences are listed seed by seed up to this number of seeds."""
+
 
 def report_effects(study: Study) -> doc.Section | None:
     """Report every level's effect on the primary metric, and on other measurements."""
@@ -42,15 +44,14 @@ def report_effects(study: Study) -> doc.Section | None:
     if not estimated:
         return None
     rows = (
-        KeyedRow(
+        doc.KeyedRow(
             _effect_entries(study, effects, one), _key(study, one), "" if one.estimate else "muted"
         )
         for one in effects
     )
-    table = make_table("effects", f"Effects on the {METRICS[metric].title}.", rows)
     contents: list[doc.Content] = [
         doc.paragraph(_introduce(study, estimated)),
-        table,
+        doc.make_table("effects", f"Effects on the {METRICS[metric].title}.", rows),
         *_report_wrong_trainings(study, estimated),
         *([figure] if (figure := effects_figure(study)) else []),
         doc.Fold("How effects are estimated, and what verdicts say", _explain(study, estimated)),
@@ -63,8 +64,8 @@ def report_effects(study: Study) -> doc.Section | None:
         caption = "The same comparison for other measurements."
         if any(effect.metric.startswith("hellaswag_") for effect in others):
             caption += " HellaSwag's error is over seeds here, and over items in its own section."
-        rows = (KeyedRow(_other_entries(study, one), _key(study, one)) for one in others)
-        folded.append(make_table("effects-other", caption, rows))
+        rows = (doc.KeyedRow(_other_entries(study, one), _key(study, one)) for one in others)
+        folded.append(doc.make_table("effects-other", caption, rows))
         contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
     return doc.Section("What each level does", tuple(contents))
 
@@ -83,7 +84,7 @@ def _introduce(study: Study, estimated: list[Effect]) -> str:
     if apart:
         text += " " + texts.fill("levels apart", levels=", ".join(apart))
     if any(effect.has_interval for effect in estimated):
-        confidence = f"{100 * (1 - study.decide.alpha):g}%"
+        confidence = fmt.format_confidence(study.decide.alpha)
         text += " " + texts.fill("intervals of effects", confidence=confidence)
     elif len(study.seeds) == 1:
         text += " There is one seed, so no difference is tested."
@@ -100,13 +101,13 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
         f"{study.label(row.levels)} at seed {row.seed} ({wrong[training]:.0f} deviations)"
         for training, row in reversed(first_rows.items())
     ]
-    text = " " + texts.fill(
-        "wrong trainings",
-        trainings=format_count(len(wrong), "training"),
-        named="; ".join(named),
-        most=MOST_DEVIATIONS,
+    count = format_count(len(wrong), "training")
+    text = texts.fill(
+        "wrong trainings", trainings=count, named="; ".join(named), most=MOST_DEVIATIONS
     )
-    contents: list[doc.Content] = [doc.paragraph(doc.Strong("Trainings that went wrong."), text)]
+    contents: list[doc.Content] = [
+        doc.paragraph(doc.Strong("Trainings that went wrong."), f" {text}")
+    ]
     without = {effect.name: effect for effect in study.without_wrong.effects(metric)}
     interval = cols.simultaneous_column(metric, study.decide.alpha, "without them")
     rows = []
@@ -119,13 +120,14 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
                 ("difference", cols.difference_cell(metric, effect.value)),
                 ("verdict", effect.verdict),
                 ("without them", cols.difference_cell(metric, other.value)),
-                (interval, cols.simultaneous_cell(other)),
+                (interval, cols.simultaneous_cell(metric, other)),
                 ("verdict without them", other.verdict),
             )
-            rows.append(KeyedRow(entries, _key(study, effect)))
+            rows.append(doc.KeyedRow(entries, _key(study, effect)))
     if rows:
         caption = "Levels with and without the trainings that went wrong."
-        contents.append(doc.Fold("Without them", (make_table("went-wrong", caption, rows),)))
+        table = doc.make_table("went-wrong", caption, rows)
+        contents.append(doc.Fold("Without them", (table,)))
     return contents
 
 
@@ -133,7 +135,7 @@ def _key(study: Study, effect: Effect) -> str:
     return study.change_key((*effect.change, *effect.at))
 
 
-def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> Entries:
+def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.Entries:
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     estimate, (factor, level) = effect.estimate, effect.change[0]
     is_apart = any(one.at for one in effects)
@@ -142,49 +144,67 @@ def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> Entr
     if is_apart:
         beside = ", ".join(f"{name}={other}" for name, other in effect.at)
         yield "beside", doc.cell(beside, tone="muted")
-    baseline = doc.cell(study.factors[factor][0], tone="muted")
-    yield cols.csv_only(doc.Column("against")), baseline
-    title = f"difference ({unit})" if unit else "difference"
-    yield title, _difference_cell(effect, effect.value)
-    yield cols.simultaneous_column(metric, study.decide.alpha), cols.simultaneous_cell(effect)
+    yield cols.csv_only("against"), doc.cell(study.factors[factor][0], tone="muted")
+    yield cols.difference_title(metric), _difference_cell(effect, effect.value)
+    interval = cols.simultaneous_column(metric, study.decide.alpha)
+    yield interval, cols.simultaneous_cell(metric, effect)
     yield "verdict", cols.verdict_cell(effect)
     yield "p (corrected)", _p_cell(effect), "for all levels of this table"
     if any(one.divergence is not None for one in effects):
-        yield cols.diverged_column(), cols.diverged_cell(effect)
+        hint = "pairs in which only the level, and only its partner, diverged"
+        column = doc.Column("diverged", True, hint, ("diverged", "partner diverged"))
+        yield column, _diverged_cell(effect)
     hint = "the larger one: pooled over all levels that change training, or the level's own"
-    error = doc.EMPTY_CELL
-    if effect.is_tested:
+    error = own_interval = own_p = groups = doc.EMPTY_CELL
+    if estimate is not None and effect.is_tested:
         error = doc.cell("pooled" if effect.tested_error.is_pooled else "own")
+        own_interval = cols.range_cell(metric, estimate.low, estimate.high)
+        own_p = doc.cell(fmt.format_p_value(estimate.p), estimate.p)
     yield cols.csv_only(doc.Column("error", False, hint)), error
-    interval = cols.interval_column(metric, "of the level's own paired t-test, for it alone")
-    yield cols.csv_only(interval), cols.own_interval_cell(effect)
-    own_p = by_seed = groups = doc.EMPTY_CELL
-    if estimate is not None:
-        own_p, groups = cols.p_cell(effect, estimate.p), cols.groups_cell(effect)
-        by_seed = cols.seeds_cell(effect, study.seeds)
+    hint = "of the level's own paired t-test, for it alone"
+    yield cols.csv_only(cols.range_column("95% CI", unit, hint)), own_interval
     hint = "of the level's own paired t-test, uncorrected"
     yield cols.csv_only(doc.Column("p", True, hint)), own_p
     hint = "baseline level's KV bytes divided by the level's"
     savings = cols.range_column("KV smaller", hint=hint, ends=("least", "most"))
     yield savings, _savings_cell(study, effect)
-    yield cols.pairs_column(), cols.pairs_cell(effect)
-    yield cols.csv_only(cols.groups_column()), groups
+    hint = "matched pairs used, of those in the design"
+    used, designed = effect.pairs_used, effect.pairs_designed
+    text, csv = f"{used} of {designed}", (used, designed)
+    pairs = doc.Cell(text, used, csv=csv)
+    if effect.is_contrast:  # it has seeds instead of pairs
+        pairs = doc.Cell(f"{text} seeds", used, csv=(None, None))
+    yield doc.Column("pairs", True, hint, ("pairs used", "pairs designed")), pairs
+    column, groups = cols.groups_entry(effect)
+    yield column, groups if estimate is not None else doc.EMPTY_CELL
     hint = "smallest and largest mean difference of a setting"
-    yield cols.range_column("over settings", unit, hint), cols.settings_cell(effect)
+    values, settings = [value for _, value in effect.by_setting], doc.EMPTY_CELL
+    if len(values) > 1:
+        settings = cols.range_cell(metric, min(values), max(values))
+    yield cols.range_column("over settings", unit, hint), settings
     if is_apart:
         over_all = effect.value if effect.over_all is None else effect.over_all.value
         column = doc.Column(f"mean over all settings ({unit})", True)
         yield cols.csv_only(column), _difference_cell(effect, over_all)
-    yield cols.csv_only(cols.seeds_column(study.seeds, unit)), by_seed
+    csv_heads = tuple(f"difference at seed {seed} ({unit})" for seed in study.seeds)
+    column = doc.Column("by seed", True, "mean difference at each seed", csv_heads)
+    yield cols.csv_only(column), _seeds_cell(study, effect)
     yield from _last_entries(effects, effect, "difference")
 
 
-def _last_entries(effects: list[Effect], effect: Effect, what: str) -> Entries:
-    unit, hint = fmt.difference_unit(effect.metric), f"true {what} called with 80% power"
-    detectable = doc.EMPTY_CELL if effect.estimate is None else cols.detectable_cell(effect)
-    yield cols.csv_only(cols.detectable_column(unit, hint)), detectable
+def _last_entries(effects: list[Effect], effect: Effect, what: str) -> doc.Entries:
+    metric, hint = effect.metric, f"true {what} called with 80% power"
+    title, smallest = "detectable", doc.EMPTY_CELL
+    if effect.estimate is not None and (size := effect.detectable) is not None:
+        number = fmt.in_display_unit(metric, size)
+        smallest = doc.Cell(fmt.format_magnitude(metric, size), number)
+    heads = (f"{title} ({fmt.difference_unit(metric)})",)
+    yield cols.csv_only(doc.Column(title, True, hint, heads)), smallest
     if any(one.aliases for one in effects):
-        yield "aliased with", cols.alias_cell(effect), "a part of these is in the difference"
+        aliases, names = doc.EMPTY_CELL, "; ".join(map(change_name, effect.aliases))
+        if names:
+            aliases = doc.Cell(cols.name_aliases(effect, "; "), names)
+        yield "aliased with", aliases, "a part of these is in the difference"
 
 
 def _difference_cell(effect: Effect, value: float) -> doc.Cell:
@@ -194,7 +214,33 @@ def _difference_cell(effect: Effect, value: float) -> doc.Cell:
 
 
 def _p_cell(effect: Effect) -> doc.Cell:
-    return cols.p_cell(effect, effect.corrected_p) if effect.has_interval else doc.EMPTY_CELL
+    p = effect.corrected_p if effect.has_interval and effect.is_tested else None
+    return cols.number_cell(p, fmt.format_p_value)
+
+
+def _diverged_cell(effect: Effect) -> doc.Cell:
+    found = effect.divergence
+    if found is None:
+        return doc.Cell("0", 0, csv=(0, 0))
+    text = f"{found.level} of {found.pairs}, partner {found.partner}"
+    tone: doc.Tone = "bad" if found.level else ""
+    return doc.Cell(text, found.level, tone, csv=(found.level, found.partner))
+
+
+def _seeds_cell(study: Study, effect: Effect) -> doc.Cell:
+    """Return the difference at each seed, or with many seeds how many are above zero."""
+    if effect.estimate is None:
+        return doc.EMPTY_CELL
+    metric, by_seed = effect.metric, dict(effect.by_seed)
+    values = by_seed.values()
+    csv = tuple(
+        fmt.in_display_unit(metric, by_seed[s]) if s in by_seed else None for s in study.seeds
+    )
+    if len(by_seed) <= MAX_LISTED_SEEDS:
+        text = ", ".join(fmt.format_difference(metric, value) for value in values)
+        return doc.Cell(text, max(values, default=None), csv=csv)
+    positive = sum(value > 0 for value in values)
+    return doc.Cell(f"{positive} of {len(by_seed)} above 0", positive, csv=csv)
 
 
 def _savings_cell(study: Study, effect: Effect) -> doc.Cell:
@@ -203,9 +249,10 @@ def _savings_cell(study: Study, effect: Effect) -> doc.Cell:
     index = list(study.factors).index(factor)
     ratios = []
     for others, _ in effect.by_setting:
-        levels = (*others[:index], level, *others[index:])
-        base = (*others[:index], study.factors[factor][0], *others[index:])
-        small, large = study.kv_bytes(levels), study.kv_bytes(base)
+        small, large = (
+            study.kv_bytes((*others[:index], one, *others[index:]))
+            for one in (level, study.factors[factor][0])
+        )
         if small and large:
             ratios.append(large / small)
     if not ratios:
@@ -239,22 +286,18 @@ def _explain_intervals(study: Study, tested: list[Effect]) -> str:
     if errors and (seeds := study.seed_effect) is not None:
         paired = {error.is_paired for error in errors}
         kind = "of differences within a seed" if True in paired else "of the trainings"
-        text += " " + texts.fill(
-            "pairing",
-            ratio=fmt.format_fixed(seeds.spread_ratio, 2),
-            p=fmt.format_p_value(seeds.p),
-            kind="of either kind" if len(paired) > 1 else kind,
-        )
+        kind = "of either kind" if len(paired) > 1 else kind
+        ratio, p = fmt.format_fixed(seeds.spread_ratio, 2), fmt.format_p_value(seeds.p)
+        text += " " + texts.fill("pairing", ratio=ratio, p=p, kind=kind)
     if any(error.shift for error in errors):
         text += " " + texts.fill("further seeds")
     if study.declared_looks is not None:
         text += " " + texts.fill("claims of looks")
     freedoms = [effect.tested_error.df for effect in tested if effect.tested_error.df >= 2]
     if freedoms:
-        low, high = (fmt.format_significant(one, 2) for one in spread_factors(min(freedoms)))
-        text += " " + texts.fill(
-            "power", df=fmt.format_significant(min(freedoms), 2), low=low, high=high
-        )
+        df = min(freedoms)
+        df_text, low, high = (fmt.format_significant(n, 2) for n in (df, *spread_factors(df)))
+        text += " " + texts.fill("power", df=df_text, low=low, high=high)
     return text
 
 
@@ -275,18 +318,18 @@ def judge_other_metrics(study: Study) -> list[Effect]:
     return judge_together(found, study.decide.alpha)
 
 
-def _other_entries(study: Study, effect: Effect) -> Entries:
+def _other_entries(study: Study, effect: Effect) -> doc.Entries:
     metric, value = effect.metric, effect.value
     unit, number = fmt.difference_unit(metric), fmt.in_display_unit(metric, value)
-    yield "measurement", doc.cell(fmt.short_title(metric))
+    yield "measurement", fmt.short_title(metric)
     yield "factor", effect.change[0][0]
-    yield "level", doc.cell(effect.name.partition("=")[2])
-    text = f"{fmt.format_difference(metric, value)} {unit}".strip()
+    yield "level", effect.name.partition("=")[2]
     difference = doc.Column("difference", True, csv=("difference", "unit"))
+    text = fmt.difference_with_unit(metric, value)
     yield difference, doc.Cell(text, number, csv=(number, unit))
-    title = f"simultaneous {100 * (1 - study.decide.alpha):g}%"
+    title = f"simultaneous {fmt.format_confidence(study.decide.alpha)}"
     interval = cols.range_column(title, hint="in the unit of the difference")
-    yield interval, cols.simultaneous_cell(effect)
+    yield interval, cols.simultaneous_cell(metric, effect)
     yield "verdict", cols.verdict_cell(effect)
     yield "p (corrected)", _p_cell(effect), "for all rows of this table"
     hint = "matched pairs, or seeds where there are none"
@@ -306,17 +349,19 @@ def report_interactions(study: Study) -> doc.Section | None:
     shown = strongest[:MAX_INTERACTIONS]
     cut_note = f" The {MAX_INTERACTIONS} strongest." if len(strongest) > len(shown) else ""
     caption = f"{format_count(len(effects), 'interaction')}, the clearest first.{cut_note}"
-    rows = (KeyedRow(_sum_entries(study, shown, one), _key(study, one)) for one in shown)
-    table = make_table("interactions", caption, rows)
+    rows = (doc.KeyedRow(_sum_entries(study, shown, one), _key(study, one)) for one in shown)
+    table = doc.make_table("interactions", caption, rows)
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
     text = texts.fill("interactions", share=SPLIT_SHARE)
     if any(effect.is_contrast for effect in effects):
         text += " " + texts.fill("contrasts of interactions")
-    contents: list[doc.Content] = [_summarize_interactions(study, strongest)]
-    contents.append(table if is_open else doc.Fold("All interactions", (table,)))
-    contents.append(doc.Fold("How interactions are estimated", (doc.paragraph(text),)))
-    return doc.Section("Do the costs add up?", tuple(contents))
+    contents = (
+        _summarize_interactions(study, strongest),
+        table if is_open else doc.Fold("All interactions", (table,)),
+        doc.Fold("How interactions are estimated", (doc.paragraph(text),)),
+    )
+    return doc.Section("Do the costs add up?", contents)
 
 
 def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragraph:
@@ -327,7 +372,7 @@ def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragr
     n_found = sum(effect.is_significant for effect in strongest)
     n_tested = sum(effect.has_interval for effect in strongest)
     if n_found or len(strongest) == 1:
-        size = f"{fmt.format_difference(metric, first.value)} {fmt.difference_unit(metric)}".strip()
+        size = fmt.difference_with_unit(metric, first.value)
         if n_found:
             count = format_count(len(strongest), "sum")
             spans.append(f"Beyond the noise: {n_found:,} of {count}. The clearest is ")
@@ -343,17 +388,17 @@ def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragr
     return doc.paragraph(*spans)
 
 
-def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> Entries:
-    metric, unit = effect.metric, fmt.difference_unit(effect.metric)
-    yield "levels together", doc.cell(_name(effect))
-    title = f"beyond the sum ({unit})" if unit else "beyond the sum"
+def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.Entries:
+    metric = effect.metric
+    yield "levels together", _name(effect)
+    title = cols.with_unit("beyond the sum", fmt.difference_unit(metric))
     yield title, cols.difference_cell(metric, effect.value)
     alpha, hint = SPLIT_SHARE * study.decide.alpha, "for all rows together"
-    yield cols.simultaneous_column(metric, alpha, hint), cols.simultaneous_cell(effect)
-    tone = VERDICTS[effect.verdict_name].tone
-    yield "verdict", doc.cell(_sum_verdict(effect), tone=tone)
+    interval = cols.simultaneous_column(metric, alpha, hint)
+    yield interval, cols.simultaneous_cell(metric, effect)
+    yield "verdict", doc.cell(_sum_verdict(effect), tone=VERDICTS[effect.verdict_name].tone)
     yield "p (corrected)", _p_cell(effect), "for all interactions"
-    yield cols.csv_only(cols.groups_column()), cols.groups_cell(effect)
+    yield cols.groups_entry(effect)
     yield from _last_entries(effects, effect, "interaction")
 
 

@@ -1,6 +1,9 @@
 """Pareto fronts of quality against bytes and time per token, and the best at equal memory."""
 
+from functools import partial
+
 from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
@@ -10,7 +13,6 @@ from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
-from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table
 from kvlab.store.metrics import METRICS
 
 
@@ -31,13 +33,8 @@ def report_pareto(study: Study) -> doc.Section | None:
         doc.Strong(cols.join_names([study.label(levels) for levels in on_front])),
         f". No other cell stores as few bytes{relative} with {than}{diverged}.",
     )
-    table = cells_table(
-        study,
-        "pareto",
-        "The cells on the front.",
-        lambda levels: _front_entries(study, on_front[levels]),
-        on_front,
-    )
+    entries = partial(_front_entries, study, on_front)
+    table = cols.cells_table(study, "pareto", "The cells on the front.", entries, on_front)
     method = texts.fill("membership of fronts", alpha=study.decide.alpha)
     contents: list[doc.Content] = [note, *([figure] if figure else [])]
     contents.append(doc.Fold("Cells on the front", (table, doc.paragraph(method))))
@@ -56,15 +53,15 @@ def report_pareto(study: Study) -> doc.Section | None:
     return doc.Section("Memory against quality", tuple(contents))
 
 
-def _front_entries(study: Study, point: CellPoint) -> Entries:
-    metric, levels = study.primary_metric, point.levels
+def _front_entries(study: Study, on_front: dict[Levels, CellPoint], levels: Levels) -> doc.Entries:
+    metric, point = study.primary_metric, on_front[levels]
     size = cols.size_column("K/V cache", "one sequence at block size")
     yield size, cols.size_cell(study.kv_bytes(levels) or 0)
     hint = "the reference's KV bytes divided by the cell's"
     yield "smaller", cols.smaller_cell(study, levels), hint
-    title = cols.title_with_unit(metric, fmt.short_title(metric))
-    yield doc.Column(title, True, "as ranked"), cols.value_cell(metric, point.mean)
-    yield from zip(cols.reference_columns(study), cols.reference_cells(study, levels), strict=True)
+    column = doc.Column(cols.metric_title(metric), True, "as ranked")
+    yield column, cols.value_cell(metric, point.mean)
+    yield from cols.reference_entries(study, levels)
     hint = "cells of at most its bytes that may be as good"
     yield doc.Column("not told apart from", hint=hint), cols.names_cell(study, point.rivals)
 
@@ -102,17 +99,14 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
     def marks(shown: list[CellPoint], is_named: bool) -> tuple[doc.Point, ...]:
         return tuple(_mark(study, metric, name, point, is_named) for point in shown)
 
-    steps: list[doc.Point] = []  # the best quality at each cost
-    for point in front:
-        quality = fmt.in_display_unit(metric, point.mean)
-        steps += [doc.Point(point.cost, steps[-1].y)] if steps else []
-        steps.append(doc.Point(point.cost, quality))
+    # the best quality at each cost
+    steps = doc.draw_steps((p.cost, fmt.in_display_unit(metric, p.mean)) for p in front)
     plot = doc.Plot(
         doc.Axis(cost.title, cost.scale),
-        doc.Axis(f"{fmt.short_title(metric)} ({fmt.display_unit(metric)})"),
+        doc.Axis(cols.metric_title(metric)),
         (
             doc.Points("dominated", marks(beaten, False), "muted", "ring"),
-            doc.Line("", tuple(steps), "c0", True),
+            doc.Line("", steps, "c0", True),
             doc.Points("on the front", marks(front, True), "c0", "dot"),
             doc.Points("baseline", marks(base, True), "c1", "diamond"),
         ),
@@ -128,23 +122,22 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
 
 
 def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool) -> doc.Point:
-    values = list(study.values(point.levels, metric).values())
+    """Return a cell's mark; a named one has a label and a bar of one standard deviation."""
+    values, label = list(study.values(point.levels, metric).values()), study.label(point.levels)
     _, spread = cols.mean_and_spread(values)
     quality = fmt.format_metric(metric, point.mean)
     if spread is not None:
         quality += f" {fmt.PLUS_MINUS} {fmt.format_metric(metric, spread)}"
-    label = study.label(point.levels)
     tip = (
         label,
         COSTS[name].format(point.cost),
         f"{quality} {fmt.display_unit(metric)} (n = {len(values)})",
         _membership(point) if point.is_on_front else "dominated",
     )
-    mean, bar = fmt.in_display_unit(metric, point.mean), None
+    mean, key, bar = fmt.in_display_unit(metric, point.mean), study.cell_key(point.levels), None
     if is_named and spread:
         reach = fmt.in_display_unit(metric, spread)
         bar = (mean - reach, mean + reach)
-    key = study.cell_key(point.levels)
     return doc.Point(point.cost, mean, tip, key, label if is_named else "", y_range=bar)
 
 
@@ -163,11 +156,10 @@ def _membership_table(
         found = {title: points.get(levels) for title, points in members.items()}
         count = sum(point is not None for point in found.values())
         if count:
-            entries: list[tuple[doc.Column | str, Value]] = [("cell", study.label(levels))]
-            entries += ((title, _membership(point)) for title, point in found.items())
-            entries.append(("fronts", count))
-            rows.append(KeyedRow(entries, study.cell_key(levels)))
-    return make_table("fronts", texts.fill("caption of the fronts"), rows)
+            membership = ((title, _membership(point)) for title, point in found.items())
+            entries = (("cell", study.label(levels)), *membership, ("fronts", count))
+            rows.append(doc.KeyedRow(entries, study.cell_key(levels)))
+    return doc.make_table("fronts", texts.fill("caption of the fronts"), rows)
 
 
 def _membership(point: CellPoint | None) -> str:
@@ -184,24 +176,21 @@ def report_equal_memory(study: Study) -> doc.Section | None:
     base = fmt.format_binary_size(fronts.bytes_per_context(study)[study.baseline])
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     sizes = " or ".join(f"{block:,}" for block in blocks)
-    text = texts.fill(
-        "equal memory",
-        metric=METRICS[study.primary_metric].title,
-        context=BUDGET_CONTEXT,
-        blocks=sizes,
-        base=base,
-    )
+    title = METRICS[study.primary_metric].title
+    text = texts.fill("equal memory", metric=title, context=BUDGET_CONTEXT, blocks=sizes, base=base)
     if study.diverged_cells:
         diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
         text += f" Some cells are left out{diverged}."
     method = texts.fill("best of a budget", confidence=100 * (1 - study.decide.alpha))
-    rows = (KeyedRow(_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices)
-    table = make_table("equal-memory", "The best cell in every budget.", rows)
+    rows = (
+        doc.KeyedRow(_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices
+    )
+    table = doc.make_table("equal-memory", "The best cell in every budget.", rows)
     contents = (doc.paragraph(text), table, doc.paragraph(method))
     return doc.Section("At equal memory", contents, is_appendix=True)
 
 
-def _budget_entries(study: Study, best: BudgetBest) -> Entries:
+def _budget_entries(study: Study, best: BudgetBest) -> doc.Entries:
     metric, point = study.primary_metric, best.point
     title = f"budget per {BUDGET_CONTEXT:,} tokens"
     yield cols.size_column(title), cols.size_cell(best.budget)
@@ -209,14 +198,12 @@ def _budget_entries(study: Study, best: BudgetBest) -> Entries:
     yield "best cell", study.label(point.levels)
     size = cols.size_column("its K/V cache", f"per {BUDGET_CONTEXT:,} tokens")
     yield size, cols.size_cell(round(point.cost))
-    title = cols.title_with_unit(metric, fmt.short_title(metric))
-    yield doc.Column(title, True), cols.value_cell(metric, point.mean)
-    references = cols.reference_cells(study, point.levels)
-    yield from zip(cols.reference_columns(study), references, strict=True)
+    yield doc.Column(cols.metric_title(metric), True), cols.value_cell(metric, point.mean)
+    yield from cols.reference_entries(study, point.levels)
     hint = "cells that are not told apart from the best"
     rivals = cols.names_cell(study, best.choice.rivals)
     yield doc.Column("may be best instead", hint=hint), rivals
-    hint = f"{100 * (1 - study.decide.alpha):g}%, for all budgets together"
+    hint = f"{fmt.format_confidence(study.decide.alpha)}, for all budgets together"
     title = f"worse than the best by at most ({fmt.difference_unit(metric)})"
     loss, bound = best.choice.largest_loss, doc.EMPTY_CELL
     if loss is not None:

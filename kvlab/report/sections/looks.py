@@ -12,7 +12,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.table_rows import Entries, KeyedRow, Value, make_table
 from kvlab.spec.seeds_config import SeedLooks
 
 
@@ -21,31 +20,23 @@ def report_looks(study: Study) -> doc.Section | None:
     seeds, alpha, contents = study.declared_looks, study.decide.alpha, list[doc.Content]()
     if study.reported_sizes:
         sizes = (*study.reported_sizes, len(study.seeds))
-        text = texts.fill(
-            "added seeds",
-            before=", ".join(map(str, sizes[:-1])),
-            count=sizes[-1],
-            error=repeated_test_error(sizes, alpha),
-            alpha=alpha,
-        )
+        before, error = ", ".join(map(str, sizes[:-1])), repeated_test_error(sizes, alpha)
+        text = texts.fill("added seeds", before=before, count=sizes[-1], error=error, alpha=alpha)
         setting = doc.Code(f"seeds: {{looks: [{', '.join(map(str, sizes))}]}}")
         contents.append(doc.paragraph(text, setting, "."))
     if seeds is None:
         title = "Looks that were not declared"
         return doc.Section(title, tuple(contents)) if contents else None
-    sizes_text = ", ".join(map(str, seeds.looks))
-    text = texts.fill(
-        "looks",
-        sizes=sizes_text,
-        claims=format_count(len(study.claims), "claim"),
-        savings=_describe_savings(study, seeds),
-    )
-    contents.append(doc.paragraph(text))
+    sizes_text, claims = ", ".join(map(str, seeds.looks)), format_count(len(study.claims), "claim")
+    savings = _describe_savings(study, seeds)
     rows = _look_rows(study, seeds)
-    contents.append(make_table("looks", "Looks, as declared and as taken.", rows))
+    contents += [
+        doc.paragraph(texts.fill("looks", sizes=sizes_text, claims=claims, savings=savings)),
+        doc.make_table("looks", "Looks, as declared and as taken.", rows),
+    ]
     if study.taken_looks:
         caption = "Claims at the looks at which they had new seeds, up to their decision."
-        table = make_table("claims", caption, _claim_rows(study))
+        table = doc.make_table("claims", caption, _claim_rows(study))
         contents.append(doc.Fold("Every claim at every look", (table,)))
     contents.append(doc.Fold("How looks decide", (doc.paragraph(_explain(study)),)))
     return doc.Section("Looks", tuple(contents))
@@ -74,15 +65,15 @@ def _describe_savings(study: Study, seeds: SeedLooks) -> str:
     return f"{text}."
 
 
-def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[KeyedRow]:
+def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[doc.KeyedRow]:
     alpha, maximum = study.decide.alpha, seeds.looks[-1]
     bounds = t_bounds(seeds.looks, maximum, alpha / len(study.claims))
     taken = {look.number: look for look in study.taken_looks}
     before: set[str] = set()
     for number, size in enumerate(seeds.looks, 1):
-        decided: Value = doc.EMPTY_CELL
-        n_left: Value = doc.EMPTY_CELL
-        n_futile: Value = doc.EMPTY_CELL
+        decided: doc.Value = doc.EMPTY_CELL
+        n_left: doc.Value = doc.EMPTY_CELL
+        n_futile: doc.Value = doc.EMPTY_CELL
         if number in taken:
             states = taken[number].states
             new = [name for name, s in states.items() if s.outcome and name not in before]
@@ -102,10 +93,10 @@ def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[KeyedRow]:
             ("undecided", n_left),
             ("given up", n_futile, "of them: more seeds would hardly decide them"),
         )
-        yield KeyedRow(entries, tone="" if number in taken else "muted")
+        yield doc.KeyedRow(entries, tone="" if number in taken else "muted")
 
 
-def _claim_rows(study: Study) -> Iterator[KeyedRow]:
+def _claim_rows(study: Study) -> Iterator[doc.KeyedRow]:
     """Yield every claim at the looks at which it was tested."""
     for claim in study.claims:
         sizes: tuple[int, ...] = ()
@@ -114,10 +105,10 @@ def _claim_rows(study: Study) -> Iterator[KeyedRow]:
                 sizes = look.states[claim].sizes
                 factor, _, level = claim.partition("=")
                 key = study.change_key(((factor, level),))
-                yield KeyedRow(_claim_entries(study, claim, look), key)
+                yield doc.KeyedRow(_claim_entries(study, claim, look), key)
 
 
-def _claim_entries(study: Study, claim: str, look: TakenLook) -> Entries:
+def _claim_entries(study: Study, claim: str, look: TakenLook) -> doc.Entries:
     state, metric, unit = look.states[claim], look.metric, fmt.difference_unit(look.metric)
     yield "claim", claim
     yield "look", look.number
@@ -129,8 +120,9 @@ def _claim_entries(study: Study, claim: str, look: TakenLook) -> Entries:
     yield "bound on |t|", _t_cell(state.bound), "at the claim's level there"
     decision = doc.cell("goes on" if state.is_open else "undecided", tone="muted")
     if state.outcome:
-        words = cols.verdict_words(state.outcome, study.decide.margin)
-        decision = doc.cell(words, tone=VERDICTS[state.outcome].tone)
+        margin, verdict = study.decide.margin or 0.0, VERDICTS[state.outcome]
+        words = verdict.words.format(margin=f"{margin:g}")
+        decision = doc.cell(words, tone=verdict.tone)
     yield "decision", decision
 
 

@@ -11,7 +11,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.table_rows import KeyedRow, Value, make_table
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
 _POSITIONS = {f"loss_part{i}": f"{i}/8" for i in range(1, 9)} | {"loss_beyond": "beyond"}
@@ -54,24 +53,22 @@ def _report_recall(study: Study) -> list[doc.Content]:
 def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str]) -> doc.Table:
     """Tabulate metrics of every cell, one-shot and served."""
     rows = []
-    for levels in study.cells:
-        for ending, scoring in _SCORINGS.items():
-            entries = [
-                (
-                    cols.mean_column(head, fmt.display_unit(metric)),
-                    cols.mean_cell(study, levels, f"{metric}{ending}"),
-                )
-                for metric, head in heads.items()
-                if metric in study.measured_metrics
-            ]
-            if any(entry is not doc.EMPTY_CELL for _, entry in entries):
-                label = ("cell", study.label(levels))
-                scored = ("scored", scoring)
-                rows.append(KeyedRow((label, scored, *entries), study.cell_key(levels)))
+    for levels, (ending, scoring) in product(study.cells, _SCORINGS.items()):
+        entries = [
+            (
+                cols.mean_column(head, fmt.display_unit(metric)),
+                cols.mean_cell(study, levels, f"{metric}{ending}"),
+            )
+            for metric, head in heads.items()
+            if metric in study.measured_metrics
+        ]
+        if any(entry is not doc.EMPTY_CELL for _, entry in entries):
+            named = (("cell", study.label(levels)), ("scored", scoring), *entries)
+            rows.append(doc.KeyedRow(named, study.cell_key(levels)))
     if len(study.seeds) > 1:
         caption += f" {format_count(len(study.seeds), 'seed')}."
         caption += f" {fmt.PLUS_MINUS} is the standard deviation."
-    return make_table(name, caption, rows)
+    return doc.make_table(name, caption, rows)
 
 
 def _report_positions(study: Study) -> list[doc.Content]:
@@ -98,8 +95,7 @@ def _draw_positions(study: Study) -> Iterator[doc.Figure]:
                 tip = (label, f"eighth {part} of 8", f"loss {fmt.format_metric('loss', mean)}")
                 points.append(doc.Point(float(part), mean, tip, study.cell_key(levels)))
         if points and len(lines) < len(doc.SERIES):
-            role, is_dashed = doc.SERIES[len(lines)], len(lines) % 2 == 1
-            lines.append(doc.Line(label, tuple(points), role, dashed=is_dashed))
+            lines.append(doc.draw_series(len(lines), label, points))
     if not lines:
         return
     caption = (
@@ -126,21 +122,18 @@ def _report_needles(study: Study) -> list[doc.Content]:
     counts = " or ".join(f"{count:,}" for count in sorted({line["rows"] for line in lines}))
     chances = [line["chance"] for line in lines]
     ends = dict.fromkeys(fmt.format_fixed(end, 2) for end in (min(chances), max(chances)))
-    text = texts.fill(
-        "needles", rows=counts, chance=" to ".join(ends), summary=_summarize_needles(study, lines)
-    )
+    summary = _summarize_needles(study, lines)
+    text = texts.fill("needles", rows=counts, chance=" to ".join(ends), summary=summary)
     depths = sorted({line["depth"] for line in lines})
-    is_over_seeds = len(study.seeds) > 1
-    over = "standard deviation over seeds" if is_over_seeds else "standard error over rows"
+    over = "standard deviation over seeds" if len(study.seeds) > 1 else "standard error over rows"
     caption = texts.fill(
         "needle table", sign=fmt.PLUS_MINUS, over=over, gain=_FOUND_GAIN, errors=_FOUND_ERRORS
     )
-    losses = make_table("needle", caption, _needle_rows(study, depths, "loss", "nats/token"))
-    caption = (
-        f"Answer tokens of the needle that are the likeliest (%); mean {fmt.PLUS_MINUS} {over}."
-    )
+    losses = doc.make_table("needle", caption, _needle_rows(study, depths, "loss", "nats/token"))
+    caption = "Answer tokens of the needle that are the likeliest (%);"
+    caption += f" mean {fmt.PLUS_MINUS} {over}."
     rows = _needle_rows(study, depths, "accuracy", "%")
-    accuracies = make_table("needle-accuracy", caption, rows)
+    accuracies = doc.make_table("needle-accuracy", caption, rows)
     return [doc.Heading("Needle in a haystack"), doc.paragraph(text), losses, accuracies]
 
 
@@ -176,7 +169,9 @@ def _is_found(lines: list[NeedleLine], ending: str) -> bool:
     )
 
 
-def _needle_rows(study: Study, depths: list[float], metric: str, unit: str) -> Iterator[KeyedRow]:
+def _needle_rows(
+    study: Study, depths: list[float], metric: str, unit: str
+) -> Iterator[doc.KeyedRow]:
     """Yield a row for each cell, length and way of scoring: of the loss, or of the accuracy."""
     for levels in study.cells:
         places = _places(study, levels)
@@ -186,11 +181,8 @@ def _needle_rows(study: Study, depths: list[float], metric: str, unit: str) -> I
             cells = {depth: _needle_cell(by_depth[depth], name, mark) for depth in depths}
             if all(cell is doc.EMPTY_CELL for cell in cells.values()):
                 continue
-            entries: list[tuple[doc.Column | str, Value]] = [
-                ("cell", study.label(levels)),
-                ("length", length),
-                ("scored", scoring),
-            ]
+            entries: list[tuple[doc.Column | str, doc.Value]] = []
+            entries += [("cell", study.label(levels)), ("length", length), ("scored", scoring)]
             if metric == "loss":
                 lines = next(filter(None, by_depth.values()))  # the same at every depth
                 absent = _needle_cell(lines, name.replace("loss", "loss_absent"))
@@ -199,7 +191,7 @@ def _needle_rows(study: Study, depths: list[float], metric: str, unit: str) -> I
             for depth, cell in cells.items():
                 title = f"depth {fmt.format_percent(depth, 0)}"
                 entries.append((_needle_column(title, unit), cell))
-            yield KeyedRow(entries, study.cell_key(levels))
+            yield doc.KeyedRow(entries, study.cell_key(levels))
 
 
 def _needle_column(title: str, unit: str, hint: str = "") -> doc.Column:

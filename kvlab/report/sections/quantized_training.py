@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from kvlab.analysis.study import Study
@@ -12,7 +11,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.table_rows import Entries, KeyedRow, Value, make_table, number_cell, spread_cell
 from kvlab.store.metrics import METRICS
 
 _FLOAT: dict[str, Any] = {"int8": [], "kv_dtype": "model", "kv_group": None, "kv_residual": None}
@@ -43,7 +41,7 @@ def report_quantized_training(study: Study) -> doc.Section | None:
     recipes = {_recipe(other, "precision") for found in pairs.values() for _, other in found}
     beside = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
     rows = (
-        KeyedRow(
+        doc.KeyedRow(
             _entries(study, levels, pairs.get(levels)),
             study.cell_key(levels),
             "" if levels in pairs else "muted",
@@ -53,7 +51,7 @@ def report_quantized_training(study: Study) -> doc.Section | None:
     )
     caption = "Quantized trainings and the same in float; mean over seeds."
     contents: list[doc.Content] = [doc.paragraph(texts.fill("quantized training"))]
-    contents.append(make_table("quantized-training", caption, rows))
+    contents.append(doc.make_table("quantized-training", caption, rows))
     if padded:
         title = f"{format_count(len(padded), 'product')} padded with zeros for the hardware"
         contents.append(doc.Fold(title, tuple(doc.paragraph(line) for line in sorted(padded))))
@@ -89,7 +87,7 @@ def _int8_record(row: TrialRow) -> Mapping[str, Any]:
     return found
 
 
-def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> Entries:
+def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> doc.Entries:
     metric = study.primary_metric
     row = next(row for row in study.cells[levels].values() if row.is_done)
     quantized, record = _quantized(row), _int8_record(row)
@@ -99,24 +97,23 @@ def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> Entr
     yield "K/V", str(quantized.get("kv_dtype", "model"))
     kernel = doc.cell(str(record["kernel"])) if record.get("products") else doc.EMPTY_CELL
     yield "kernel", kernel, "that multiplied the codes"
-    title = cols.title_with_unit(metric, fmt.short_title(metric))
-    column = cols.mean_column(title, hint=METRICS[metric].title)
+    column = cols.mean_column(cols.metric_title(metric), hint=METRICS[metric].title)
     yield column, cols.mean_cell(study, levels, metric)
     changes = [own - other for own, other in _values(metric, pairs)]
-    shown = partial(fmt.format_difference, metric), partial(fmt.format_magnitude, metric)
-    column = cols.mean_column("change", METRICS[metric].unit, "paired difference from float")
-    yield column, spread_cell(changes, *shown)
+    change = cols.spread_cell(metric, changes, fmt.format_difference, fmt.format_magnitude)
+    hint = "paired difference from float"
+    yield cols.mean_column("change", fmt.difference_unit(metric), hint), change
     for name, title in _COSTS.items():
         unit, cell = METRICS[name].unit, cols.mean_cell(study, levels, name)
         if unit == "bytes":
             unit, sizes = "MiB", study.values(levels, name).values()
-            cell = spread_cell([size / 2**20 for size in sizes], fmt.format_significant)
+            cell = cols.spread_cell("", [size / 2**20 for size in sizes])
         yield cols.mean_column(f"{title} ({unit})", hint=METRICS[name].title), cell
         ratios = [own / other for own, other in _values(name, pairs) if other]
         mean = cols.mean_and_spread(ratios)[0] if ratios else None
         hint = "mean of the ratios at each seed"
-        yield f"of float ({title})", number_cell(mean, fmt.format_ratio), hint
-    count: Value = doc.EMPTY_CELL if pairs is None else len(pairs)
+        yield f"of float ({title})", cols.number_cell(mean, fmt.format_ratio), hint
+    count: doc.Value = doc.EMPTY_CELL if pairs is None else len(pairs)
     yield cols.csv_only(doc.Column("pairs", True)), count
 
 

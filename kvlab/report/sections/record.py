@@ -9,10 +9,10 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count, format_number
 from kvlab.report import document as doc
+from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
 from kvlab.report.record_warnings import count_values, list_warnings
-from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table, pair
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -41,14 +41,14 @@ def report_provenance(study: Study) -> doc.Section:
         counts = count_values(recorded)
         heads = ("what", "value", "trials")
         rows = [
-            KeyedRow(pair(heads, name, doc.Cell(value, value, code=True), count))
+            doc.KeyedRow(zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True))
             for name, values in counts.items()
             for value, count in sorted(values.items())
         ]
         n_trials = max(sum(values.values()) for values in counts.values())
         caption = f"What ran, over {format_count(n_trials, 'trial')}."
         contents += [*list_warnings(study), _describe_compute(study)]
-        contents.append(make_table("provenance", caption, rows))
+        contents.append(doc.make_table("provenance", caption, rows))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
@@ -58,11 +58,9 @@ def report_provenance(study: Study) -> doc.Section:
 def _describe_compute(study: Study) -> doc.Paragraph:
     """Say what the sweep has computed in all, and what of that is not recorded."""
     total, tuning = measure_compute(study)
+    counts = format_count(total.trainings, "training"), format_count(total.trials, "trial")
     text = " " + texts.fill(
-        "compute",
-        trainings=format_count(total.trainings, "training"),
-        spent=_format_spent(total),
-        trials=format_count(total.trials, "trial"),
+        "compute", trainings=counts[0], spent=_format_spent(total), trials=counts[1]
     )
     if tuning is not None and tuning.trials:
         trials = format_count(tuning.trials, "trial")
@@ -107,25 +105,26 @@ def report_failures(study: Study) -> doc.Section:
     tables = []
     if failed:
         text += " " + texts.fill("failures", trials=format_count(len(failed), "trial"))
-        rows = [KeyedRow(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
-        tables.append(make_table("failures", "Trials without measurements.", rows))
+        rows = [doc.KeyedRow(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
+        tables.append(doc.make_table("failures", "Trials without measurements.", rows))
     if pruned:
         text += " " + texts.fill("pruned trials", trials=format_count(len(pruned), "trial"))
         rows = [
-            KeyedRow(_pruned_entries(study, r), study.cell_key(r.levels), "muted") for r in pruned
+            doc.KeyedRow(_pruned_entries(study, r), study.cell_key(r.levels), "muted")
+            for r in pruned
         ]
-        tables.append(make_table("pruned", "Trials that the search pruned.", rows))
+        tables.append(doc.make_table("pruned", "Trials that the search pruned.", rows))
     note = doc.paragraph(text.strip())
     return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
 
 
-def _trial_entries(study: Study, row: TrialRow) -> Entries:
+def _trial_entries(study: Study, row: TrialRow) -> doc.Entries:
     yield "cell", study.label(row.levels)
     yield "seed", row.seed
     yield "trial", doc.Cell(row.trial, row.trial, code=True)
 
 
-def _pruned_entries(study: Study, row: TrialRow) -> Entries:
+def _pruned_entries(study: Study, row: TrialRow) -> doc.Entries:
     record = row.record["pruned"]
     yield from _trial_entries(study, row)
     yield "steps", record["step"]
@@ -134,7 +133,7 @@ def _pruned_entries(study: Study, row: TrialRow) -> Entries:
     yield "validation loss there (nats/token)", loss
 
 
-def _failed_entries(study: Study, row: TrialRow) -> Entries:
+def _failed_entries(study: Study, row: TrialRow) -> doc.Entries:
     error = row.record.get("error") or {}
     kind, message = error.get("type") or "", error.get("message") or ""
     full_error = f"{kind}: {message}" if kind else str(message)
@@ -160,17 +159,17 @@ def report_divergence(study: Study) -> doc.Section | None:
     if not effects:
         return None
     diverged = {row.levels for row in study.rows if row.status == "diverged"}
-    text = texts.fill(
-        "divergence",
-        trials=format_count(study.status_counts["diverged"], "trial"),
-        cells=format_count(len(diverged), "cell"),
+    trials = format_count(study.status_counts["diverged"], "trial")
+    text = texts.fill("divergence", trials=trials, cells=format_count(len(diverged), "cell"))
+    rows = (
+        doc.KeyedRow(_divergence_entries(study, one), study.change_key(one.change))
+        for one in effects
     )
-    rows = (KeyedRow(_divergence_entries(study, e), study.change_key(e.change)) for e in effects)
-    table = make_table("divergence", "Diverged trials by level, paired.", rows)
+    table = doc.make_table("divergence", "Diverged trials by level, paired.", rows)
     return doc.Section("Divergence", (doc.paragraph(text), table))
 
 
-def _divergence_entries(study: Study, effect: Effect) -> Entries:
+def _divergence_entries(study: Study, effect: Effect) -> doc.Entries:
     (factor, level), found = effect.change[0], effect.divergence
     assert found is not None, "only levels with diverged trainings are listed"
     yield "factor", factor
@@ -200,7 +199,7 @@ def report_starting_weights(study: Study) -> doc.Section | None:
     if not starts:
         return None
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         start = starts[levels]
         yield "starts from", start["source"]
         for name in ("copied", "pooled", "averaged"):
@@ -210,7 +209,7 @@ def report_starting_weights(study: Study) -> doc.Section | None:
 
     caption = "Parameters by what became of them; the lowest seed of each cell."
     contents: list[doc.Content] = [doc.paragraph(texts.fill("starting weights"))]
-    contents.append(cells_table(study, "starts", caption, entries, starts))
+    contents.append(cols.cells_table(study, "starts", caption, entries, starts))
     shown: set[tuple[str, ...]] = set()
     for levels, start in starts.items():
         own = (f"{name}: own first values, {reason}" for name, reason in start["fresh"].items())

@@ -1,6 +1,7 @@
 """Reuse between turns: hit rates by budget and turn, what they save, and what reuse changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_lines import cell_lines
 from kvlab.report.benchmark_plots import reuse_figures
-from kvlab.report.table_rows import Entries, cells_table, spread_cell
 
 SMALLEST_CHANGE = 1e-7
 """Nats per token. Below, codes or bfloat16 values differ by the rounding of other products."""
@@ -53,12 +53,13 @@ def report_reuse(study: Study) -> doc.Section | None:
     drawn_lines = [line for levels in drawn for line in lines[levels]]
     caption = texts.fill("caption of reuse", budget=budget, sign=fmt.PLUS_MINUS)
     snapshots = sorted({config["snapshot_tokens"] for config in configs if config})
+    method = texts.fill("reuse", snapshots=" or ".join(f"{value:,}" for value in snapshots))
     contents: list[doc.Content] = [
         doc.paragraph(*_summarize(study, rates, budget)),
         *reuse_figures(drawn_lines, keys, f", with {budget}"),
-        cells_table(study, "reuse", caption, partial(_reuse_entries, study), rates),
+        cols.cells_table(study, "reuse", caption, partial(_reuse_entries, study), rates),
         *_budget_table(study, lines),
-        doc.Fold("How reuse is measured", (doc.paragraph(_explain(snapshots)),)),
+        doc.Fold("How reuse is measured", (doc.paragraph(method),)),
     ]
     return doc.Section("Reuse between turns", tuple(contents))
 
@@ -95,19 +96,15 @@ def _summarize(study: Study, rates: Mapping[Levels, float], budget: str) -> Iter
         yield " Reuse changes no cell's replies beyond rounding."
 
 
-def _reuse_entries(study: Study, levels: Levels) -> Entries:
+def _reuse_entries(study: Study, levels: Levels) -> doc.Entries:
     for metric, (head, hint) in _COLUMNS.items():
         if metric not in study.measured_metrics:
             continue
         values = list(study.values(levels, metric).values())
-        cell = cols.mean_cell(study, levels, metric)
-        if metric.endswith("_gap"):
-            shown = partial(fmt.format_difference, metric), partial(fmt.format_metric, metric)
-            cell = spread_cell(values, *shown)
+        show = fmt.format_difference if metric.endswith("_gap") else fmt.format_metric
+        cell = cols.spread_cell(metric, values, show)
         if len(set(values)) == 1:  # most are the load's alone, the same at every seed
-            is_gap = metric.endswith("_gap")
-            show = fmt.format_difference if is_gap else fmt.format_metric
-            cell = doc.Cell(show(metric, values[0]), cell.value, csv=cell.csv)
+            cell = replace(cell, text=show(metric, values[0]))
         yield cols.mean_column(head, fmt.display_unit(metric), hint), cell
 
 
@@ -127,10 +124,10 @@ def _budget_table(
     if not common:
         return
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         each = study.mean(levels, "reuse_conversation_bytes")
         column = cols.size_column("a conversation", "K/V of a conversation at its end")
-        yield column, cols.size_cell(round(each)) if each else doc.EMPTY_CELL
+        yield column, cols.size_cell(round(each) if each else None)
         rates, fits = (
             by_budget(levels, f"budget_{name}") for name in ("hit_rate", "conversations")
         )
@@ -141,8 +138,4 @@ def _budget_table(
             column = doc.Column(fmt.format_binary_size(budget), True, "", heads)
             yield column, doc.Cell(text, hit, csv=(hit, fit))
 
-    yield cells_table(study, "reuse-budgets", texts.fill("caption of budgets"), entries, lines)
-
-
-def _explain(snapshots: Sequence[int]) -> str:
-    return texts.fill("reuse", snapshots=" or ".join(f"{value:,}" for value in snapshots))
+    yield cols.cells_table(study, "reuse-budgets", texts.fill("caption of budgets"), entries, lines)

@@ -7,17 +7,10 @@ from typing import Any
 from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count, format_duration, format_number
+from kvlab.report import confirmation, texts
 from kvlab.report import document as doc
 from kvlab.report import search_tables as tables
-from kvlab.report import texts
-from kvlab.report.confirmation import (
-    CONFIRMATION_SEEDS,
-    confirmation_path,
-    confirmation_yaml,
-    trials_to_confirm,
-)
 from kvlab.report.formatting import format_difference, format_metric, format_percent
-from kvlab.report.table_rows import Entries, KeyedRow, make_table, pair
 from kvlab.spec.search_config import format_setting, format_settings, split_sampler
 from kvlab.store.metrics import METRICS
 
@@ -128,15 +121,15 @@ def report_best_trials(study: Study, search: SearchResults) -> doc.Section | Non
 
 def report_next_sweep(study: Study, search: SearchResults) -> doc.Section | None:
     """Give the sweep that confirms the best trials on fresh seeds."""
-    sweep, path = confirmation_yaml(study, search), confirmation_path(study)
+    sweep, path = confirmation.sweep_yaml(study, search), confirmation.sweep_path(study)
     if not sweep:
         return None
-    count = len(trials_to_confirm(search))
+    count, seeds = len(confirmation.choose_trials(search)), confirmation.SEEDS
     which = "the best" if len(search.objectives) == 1 else "of the front"
-    total = (count + 1) * CONFIRMATION_SEEDS
     trials = f"{format_count(count, 'trial')} ({which})"
+    text = texts.fill("next sweep", trials=trials, seeds=seeds, total=(count + 1) * seeds)
     note = doc.paragraph(
-        texts.fill("next sweep", trials=trials, seeds=CONFIRMATION_SEEDS, total=total) + " ",
+        f"{text} ",
         doc.Code(f"kvlab report {study.name} --confirm {path}"),
         " write it. Then run ",
         doc.Code(f"kvlab submit {path}"),
@@ -158,18 +151,15 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     with_limits = f", with {limits}" if limits else ""
     name, arguments = split_sampler(config["sampler"])
     sampler = [name, *(f"{key}={format_setting(value)}" for key, value in arguments.items())]
-    note = doc.paragraph(
-        f"The search was to {goals}{with_limits}. Suggestions came from Optuna's sampler ",
-        doc.Code(" ".join(sampler)),
-        " "
-        + texts.fill(
-            "search setup",
-            seed=config["seed"],
-            parallel=config["parallel"],
-            pruning=_describe_pruning(config.get("pruning")),
-            seeds=", ".join(map(str, study.seeds)),
-        ),
+    text = texts.fill(
+        "search setup",
+        seed=config["seed"],
+        parallel=config["parallel"],
+        pruning=_describe_pruning(config.get("pruning")),
+        seeds=", ".join(map(str, study.seeds)),
     )
+    start = f"The search was to {goals}{with_limits}. Suggestions came from Optuna's sampler "
+    note = doc.paragraph(start, doc.Code(" ".join(sampler)), f" {text}")
     space = [
         (key, "one of", ", ".join(map(format_setting, v))) for key, v in config["choices"].items()
     ]
@@ -180,10 +170,10 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         space.append((key, kind, f"{interval['low']:g} to {interval['high']:g}{step}"))
     heads = ("parameter", "kind", "values")
     rows = [
-        KeyedRow(pair(heads, doc.Cell(key, key, code=True), kind, values))
+        doc.KeyedRow(zip(heads, (doc.Cell(key, key, code=True), kind, values), strict=True))
         for key, kind, values in space
     ]
-    contents = (note, make_table("space", "The space.", rows), _budget_table(study, search))
+    contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
 
 
@@ -199,25 +189,24 @@ def _describe_pruning(pruning: Mapping[str, Any] | None) -> str:
 
 
 def _budget_table(study: Study, search: SearchResults) -> doc.Table:
-    config = search.config
     limits = {
         name: "" if budget is None else format_number(budget) if budget >= 1e6 else f"{budget:,}"
         for name in ("trials", "flops")
-        for budget in [config.get(name)]
+        for budget in [search.config.get(name)]
     }
-    hours = f"{config['hours']:g} hours" if config.get("hours") else ""
-    flops, seconds = search.spent_flops, search.spent_seconds
+    hours, seconds, flops = search.config.get("hours"), search.spent_seconds, search.spent_flops
+    time, hours_text = format_duration(seconds), f"{hours:g} hours" if hours else ""
     lines: tuple[tuple[str, doc.Cell | int, str], ...] = (
         ("suggestions", len(search.suggestions), ""),
         ("trials", len(search.trials), limits["trials"]),
         ("training FLOPs", doc.cell(format_number(flops), flops), limits["flops"]),
         ("training tokens", _trained_tokens(study, search), ""),
-        ("time of searching", doc.cell(format_duration(seconds), seconds), hours),
+        ("time of searching", doc.cell(time, seconds), hours_text),
     )
     end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
     caption = f"The budget, without the base experiment. {end}"
-    rows = [KeyedRow(pair(("what", "used", "budget"), *line)) for line in lines]
-    return make_table("search-budget", caption, rows)
+    rows = [doc.KeyedRow(zip(("what", "used", "budget"), line, strict=True)) for line in lines]
+    return doc.make_table("search-budget", caption, rows)
 
 
 def _trained_tokens(study: Study, search: SearchResults) -> int:
@@ -278,14 +267,16 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
     contents: list[doc.Content] = [doc.paragraph(text)]
     if others:
         rows = (
-            KeyedRow(
+            doc.KeyedRow(
                 _outcome_entries(study, search, one, kind),
                 tables.cell_key(study, one),
                 "" if kind in ("failed", "diverged") else "muted",
             )
             for one, kind in others
         )
-        contents.append(make_table("not-measured", "Suggestions that cannot be the best.", rows))
+        contents.append(
+            doc.make_table("not-measured", "Suggestions that cannot be the best.", rows)
+        )
     return doc.Section("Pruned, failed and refused", tuple(contents), is_appendix=True)
 
 
@@ -306,15 +297,14 @@ def _outcome(study: Study, one: SuggestedTrial) -> str:
 
 def _outcome_entries(
     study: Study, search: SearchResults, one: SuggestedTrial, kind: str
-) -> Entries:
+) -> doc.Entries:
     why = "; ".join(_reasons(study, search, one, kind))
     shown = why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}..."
     yield "trial", one.number
     tone: doc.Tone = "bad" if kind in ("failed", "diverged") else ""
     yield "what", doc.cell(_OUTCOMES[kind], tone=tone)
     yield "why", doc.Cell(shown, why)
-    settings = tables.settings_cells(search, one)
-    yield from zip(tables.settings_columns(search), settings, strict=True)
+    yield from tables.settings_entries(search, one.settings)
     yield "id", doc.Cell(one.trial[:8], one.trial) if one.trial else doc.EMPTY_CELL
 
 

@@ -7,10 +7,9 @@ from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import search_tables as tables
+from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.formatting import format_percent
-from kvlab.report.table_columns import size_cell, size_column
-from kvlab.report.table_rows import Entries, KeyedRow, make_table, number_cell
 from kvlab.spec.search_config import format_settings, short_keys
 
 MAX_LABELS = 12
@@ -40,18 +39,16 @@ def _history_figure(study: Study, search: SearchResults, number: int) -> doc.Fig
     def marks(trials: Sequence[SuggestedTrial], is_labelled: bool = False) -> tuple[doc.Point, ...]:
         return tuple(_mark(study, search, t, t.number, number, is_labelled) for t in trials)
 
-    steps: list[doc.Point] = []
-    for one in improved:
-        y = tables.in_objective_unit(name, one.values[number])
-        steps += [doc.Point(one.number, steps[-1].y)] if steps else []
-        steps.append(doc.Point(one.number, y))
-    steps.append(doc.Point(search.suggestions[-1].number, steps[-1].y))
+    steps = doc.draw_steps(
+        (one.number, tables.in_objective_unit(name, one.values[number])) for one in improved
+    )
+    steps += (doc.Point(search.suggestions[-1].number, steps[-1].y),)
     plot = doc.Plot(
         doc.Axis("suggestion"),
         doc.Axis(tables.title_with_unit(name)),
         (
             doc.Points("beyond a limit", marks(beyond), "muted", "ring"),
-            doc.Line("", tuple(steps), "c0"),
+            doc.Line("", steps, "c0"),
             doc.Points("measured", marks(others), "c0", "ring"),
             doc.Points("best so far", marks(improved, len(improved) <= MAX_LABELS), "c0", "dot"),
         ),
@@ -184,15 +181,14 @@ def _report_memory(study: Study, search: SearchResults) -> doc.Section | None:
     title = "best of its size or smaller"
     figure = _front_figure(study, search, "front-memory", "kv_bytes", sizes, title, best)
 
-    def entries(one: SuggestedTrial) -> Entries:
-        yield size_column("cache at most"), size_cell(round(sizes[one.number]))
+    def entries(one: SuggestedTrial) -> doc.Entries:
+        yield cols.size_column("cache at most"), cols.size_cell(round(sizes[one.number]))
         yield "trial", one.number
-        value = tables.objective_cell(objective.name, one.values[0])
-        yield tables.objective_column(objective.name), value
+        yield tables.objective_entry(objective.name, one.values[0])
         yield "settings", doc.cell(format_settings(one.settings))
 
-    rows = (KeyedRow(entries(one), tables.cell_key(study, one)) for one in best)
-    table = make_table("best-by-memory", "The best trial within every size of the cache.", rows)
+    rows = (doc.KeyedRow(entries(one), tables.cell_key(study, one)) for one in best)
+    table = doc.make_table("best-by-memory", "The best trial within every size of the cache.", rows)
     return doc.Section("Quality against memory", (doc.paragraph(text), figure, table))
 
 
@@ -204,13 +200,13 @@ def report_importances(_study: Study, search: SearchResults) -> doc.Section | No
     text = texts.fill("importances", trials=format_count(n_measured, "trial"))
     names = short_keys(search.keys)
 
-    def entries(key: str) -> Entries:
+    def entries(key: str) -> doc.Entries:
         yield "setting", doc.cell(names.get(key, key))
         for objective, shares in search.importances.items():
             column = doc.Column(tables.objective_title(objective), True)
-            yield column, number_cell(shares.get(key), format_percent)
+            yield column, cols.number_cell(shares.get(key), format_percent)
 
     keys = dict.fromkeys(key for shares in search.importances.values() for key in shares)
     caption = "Share of the variation of each objective that a setting explains."
-    table = make_table("importances", caption, (KeyedRow(entries(key)) for key in keys))
+    table = doc.make_table("importances", caption, (doc.KeyedRow(entries(key)) for key in keys))
     return doc.Section("What mattered", (doc.paragraph(text), table))

@@ -1,9 +1,11 @@
-"""Serving gap: how decoding through the serving cache changes the loss, and what caches drop."""
+"""Serving gap: how decoding through the serving cache changes losses, predictions and memory."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -11,10 +13,13 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.serving_divergence import serving_divergence
-from kvlab.report.table_rows import Entries, cells_table, number_cell, spread_cell
+from kvlab.store.metrics import KL_ROUNDING, METRICS
 
 _EXACT = "exact K and V"
+_KL, _TOP_CHANGED = "serving_kl", "serving_top_changed"
+
+Interval = tuple[float, float | None, float | None]
+"""A cell's mean, and the ends of its simultaneous interval if it has one."""
 
 
 def report_serving_gap(study: Study) -> doc.Section | None:
@@ -41,25 +46,23 @@ def report_serving_gap(study: Study) -> doc.Section | None:
     if with_gap:
         caption = "Cells whose serving cache changes the loss beyond rounding."
         entries = partial(_gap_entries, study)
-        contents.append(cells_table(study, "serving-gap", caption, entries, with_gap))
-    contents += serving_divergence(study)
+        contents.append(cols.cells_table(study, "serving-gap", caption, entries, with_gap))
+    contents += _report_divergence(study)
     contents += _report_cache_dtype(study)
     contents += _report_eviction(study)
     return doc.Section("Serving gap", tuple(contents))
 
 
-def _gap_entries(study: Study, levels: Levels) -> Entries:
+def _gap_entries(study: Study, levels: Levels) -> doc.Entries:
     metric = "serving_gap"
     gaps, test = list(study.values(levels, metric).values()), study.serving_gaps[levels]
     yield "n", len(gaps)
     for title, name in (("one-shot loss", "loss_paired"), ("served loss", "loss_served")):
-        losses = list(study.values(levels, name).values())
-        loss = spread_cell(losses, partial(fmt.format_metric, name))
-        yield cols.mean_column(title, "nats/token"), loss
-    gap = spread_cell(
-        gaps, partial(fmt.format_difference, metric), partial(fmt.format_metric, metric)
+        yield cols.mean_column(title, "nats/token"), cols.mean_cell(study, levels, name)
+    yield (
+        cols.mean_column("gap (nats/token)"),
+        cols.spread_cell(metric, gaps, fmt.format_difference),
     )
-    yield cols.mean_column("gap (nats/token)"), gap
     heads = ("smallest gap (nats/token)", "largest gap (nats/token)")
     ends = cols.range_cell(metric, min(gaps), max(gaps)) if len(gaps) > 1 else doc.EMPTY_CELL
     yield doc.Column("smallest and largest", True, "gap over seeds", heads), ends
@@ -67,13 +70,145 @@ def _gap_entries(study: Study, levels: Levels) -> Entries:
     is_tested = test.interval is not None
     interval = doc.EMPTY_CELL if test.interval is None else cols.range_cell(metric, *test.interval)
     yield column, interval
-    p = number_cell(test.p if is_tested else None, fmt.format_p_value)
+    p = cols.number_cell(test.p if is_tested else None, fmt.format_p_value)
     yield "p", p, "corrected for all cells"
     verdict = doc.cell("within noise" if is_tested else "not tested", tone="muted")
     if test.is_found:
         is_worse = test.value > 0
         verdict = doc.cell("worse" if is_worse else "better", tone="bad" if is_worse else "good")
     yield "verdict", verdict
+
+
+# Predictions
+
+
+def _report_divergence(study: Study) -> list[doc.Content]:
+    """Report KL divergence and changed top tokens of every cell, with intervals."""
+    means = study.means(_KL)
+    beyond = [levels for levels, mean in means.items() if mean]
+    if not beyond:
+        return []
+    found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
+    found = dict(sorted(found.items(), key=lambda item: item[1][0]))
+    caption = "What serving changes in the distribution of the next token, the least first."
+    entries = partial(_divergence_entries, study, found)
+    positions = (_position_table(study, list(found), metric) for metric in (_KL, _TOP_CHANGED))
+    folded: tuple[doc.Content, ...] = (
+        doc.paragraph(_explain_divergence(study, len(means) - len(beyond))),
+        _draw_divergence(study, found),
+        cols.cells_table(study, "serving-divergence", caption, entries, found),
+        *(table for table in positions if table.rows),
+    )
+    worst = list(found)[-1]
+    text = f": KL(one-shot || served) is {fmt.format_metric(_KL, found[worst][0])} nats/token"
+    if (share := study.mean(worst, _TOP_CHANGED)) is not None:
+        shown = fmt.format_metric(_TOP_CHANGED, share)
+        text += f", and {shown}% of the likeliest tokens differ"
+    name = doc.Strong(study.label(worst))
+    summary = doc.paragraph("Serving changes predictions most at ", name, f"{text}.")
+    return [summary, doc.Fold("Divergence from one-shot predictions", folded)]
+
+
+def _explain_divergence(study: Study, n_rounding: int) -> str:
+    left_out = ""
+    if n_rounding:
+        limit = fmt.format_spread(KL_ROUNDING, 1)
+        left_out = f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
+        left_out += f" {'is' if n_rounding == 1 else 'are'} left out."
+    over = "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
+    return texts.fill("divergence of predictions", left_out=left_out, over=over)
+
+
+def _kl_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
+    """Return the geometric mean over seeds; at one seed the mean, with the error over windows."""
+    values = list(study.values(levels, _KL).values())
+    if min(values) <= 0:
+        return math.fsum(values) / len(values), None, None
+    logs = [math.log(value) for value in values]
+    center, reach = _mean_and_reach(study, levels, logs, _KL, n_cells)
+    if len(values) == 1:  # the error is that of the divergence itself
+        reach /= values[0]
+    if not reach:
+        return math.exp(center), None, None
+    return math.exp(center), math.exp(center - reach), math.exp(center + reach)
+
+
+def _share_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
+    values = list(study.values(levels, _TOP_CHANGED).values())
+    center, reach = _mean_and_reach(study, levels, values, _TOP_CHANGED, n_cells)
+    if not reach:
+        return center, None, None
+    return center, max(0.0, center - reach), min(1.0, center + reach)
+
+
+def _mean_and_reach(
+    study: Study, levels: Levels, values: list[float], metric: str, n_cells: int
+) -> tuple[float, float]:
+    """Return the mean and the half width of its interval: over windows of text at one seed."""
+    count, center = len(values), math.fsum(values) / len(values)
+    if count > 1:
+        error, df = math.sqrt(sum_squares(values, center) / (count - 1) / count), count - 1
+    else:
+        error = study.mean(levels, f"{metric}_stderr") or 0.0
+        windows = (study.mean(levels, "served_tokens") or 0) // (study.block_size(levels) or 1)
+        df = max(1, int(windows) - 1)
+    tail = (1 - CONFIDENCE) / 2 / n_cells
+    return center, error * t_quantile(1 - tail, df) if error else 0.0
+
+
+def _divergence_entries(
+    study: Study, found: Mapping[Levels, Interval], levels: Levels
+) -> doc.Entries:
+    hint = "simultaneous over the cells of the table"
+    share = _share_interval(study, levels, len(found))
+    yield "n", len(study.values(levels, _KL))
+    for metric, title, unit, about, (value, *ends) in (
+        (_KL, "KL", "nats/token", "KL(one-shot || served)", found[levels]),
+        (_TOP_CHANGED, "top changed", "%", "positions whose likeliest token differs", share),
+    ):
+        yield doc.Column(f"{title} ({unit})", True, about), cols.value_cell(metric, value)
+        known = [end for end in ends if end is not None]
+        text = " to ".join(fmt.format_metric(metric, end) for end in known)
+        csv = tuple(fmt.in_display_unit(metric, end) for end in known)
+        interval = doc.Cell(text, csv[0], csv=csv) if known else doc.EMPTY_CELL
+        yield cols.range_column(f"{title} 95% CI", unit, hint), interval
+
+
+def _draw_divergence(study: Study, found: Mapping[Levels, Interval]) -> doc.Figure:
+    points = []
+    for index, (levels, (value, low, high)) in enumerate(found.items()):
+        ends = (low, high) if low is not None and high is not None else None
+        tip = (study.label(levels), f"KL {fmt.format_metric(_KL, value)} nats/token")
+        points.append(doc.Point(value, index, tip, study.cell_key(levels), x_range=ends))
+    plot = doc.Plot(
+        doc.Axis("KL(one-shot || served), nats/token", "log"),
+        doc.Axis("", "names", tuple(map(study.label, found))),
+        (doc.Points("", tuple(points), "c0", "diamond"),),
+    )
+    bars = ", with simultaneous 95% intervals" if any(p.x_range for p in points) else ""
+    caption = f"Divergence of the served predictions from the one-shot ones{bars}."
+    described = "; ".join(": ".join(point.tip) for point in points)
+    return doc.Figure("serving-divergence", caption, f"{caption} {described}.", plot)
+
+
+def _position_table(study: Study, cells: list[Levels], metric: str) -> doc.Table:
+    title, unit, stem = "KL divergence", "nats/token", "kl"
+    if metric == _TOP_CHANGED:
+        title, unit, stem = METRICS[_TOP_CHANGED].title.capitalize(), "%", "top"
+
+    def entries(levels: Levels) -> doc.Entries:
+        for part in range(1, 9):
+            mean = cols.mean_cell(study, levels, f"{metric}_part{part}")
+            yield cols.mean_column(f"{part}/8", unit), mean
+
+    spread = ""
+    if len(study.seeds) > 1:
+        spread = f", mean {fmt.PLUS_MINUS} standard deviation over seeds"
+    caption = f"{title} ({unit}) by eighth of the context, the earliest first{spread}."
+    return cols.cells_table(study, f"serving-{stem}-positions", caption, entries, cells)
+
+
+# Caches
 
 
 def _list_sections(study: Study, levels: Levels, name: str) -> list[Mapping[str, Any]]:
@@ -108,28 +243,31 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
     if is_aware:
         text += " " + texts.fill("dtype of the cache where training rounded")
 
-    def show_change(change: float) -> str:  # four decimals show too little
+    def show(_: str, change: float) -> str:  # four decimals show too little
+        return fmt.format_significant(change, 2)
+
+    def show_change(_: str, change: float) -> str:
         return f"{'+' if change > 0 else ''}{fmt.format_significant(change, 2)}"
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         kept = {_describe_format(one) for one in _list_sections(study, levels, "serving")}
         yield "kept as", ", ".join(sorted(kept))
         if is_aware:
-            trained = ", ".join(sorted(_trained_formats(study, levels)))
-            yield "trained with", trained
+            yield "trained with", ", ".join(sorted(_trained_formats(study, levels)))
         rms, largest = (
-            number_cell(study.mean(levels, name), partial(fmt.format_metric, name))
+            cols.number_cell(study.mean(levels, name), partial(fmt.format_metric, name))
             for name in ("kv_dtype_logit_rms", "kv_dtype_logit_largest")
         )
         yield "logit error, rms (nats)", rms
         heads = ("logit error, largest (nats)",)
         yield doc.Column("largest", True, "logit error", heads), largest
-        changes = list(study.values(levels, "kv_dtype_loss_change").values())
-        change = spread_cell(changes, show_change, partial(fmt.format_significant, digits=2))
+        metric = "kv_dtype_loss_change"
+        changes = list(study.values(levels, metric).values())
+        change = cols.spread_cell(metric, changes, show_change, show)
         yield cols.mean_column("loss change (nats/token)"), change
 
     caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
-    table = cells_table(study, "kv-dtype", caption, entries, quantized)
+    table = cols.cells_table(study, "kv-dtype", caption, entries, quantized)
     return [doc.Heading("The cache's dtype"), doc.paragraph(text), table]
 
 
@@ -139,14 +277,14 @@ def _report_eviction(study: Study) -> list[doc.Content]:
     if not evicting:
         return []
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         kept = {_describe_eviction(one) for one in _list_sections(study, levels, "serving")}
         yield "keeps", ", ".join(sorted(kept))
         share = 100 * (study.mean(levels, "evicted_share") or 0.0)
         yield "dropped (%)", doc.cell(f"{share:.1f}", share)
 
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
-    table = cells_table(study, "eviction", caption, entries, evicting)
+    table = cols.cells_table(study, "eviction", caption, entries, evicting)
     return [doc.Heading("Eviction"), doc.paragraph(texts.fill("eviction")), table]
 
 

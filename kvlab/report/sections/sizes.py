@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.scaling import MIN_SEEDS, Prediction, SizeTrend
@@ -14,7 +15,6 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.table_rows import Entries, KeyedRow, Value, cells_table, make_table, number_cell
 from kvlab.spec.size_config import MATCH_FACTOR, MAX_EXTRAPOLATION, SIZES
 from kvlab.store.metrics import METRICS
 
@@ -34,24 +34,24 @@ def report_size_trends(study: Study) -> doc.Section | None:
     sizes = ", ".join(f"{level} {format_number(count)}" for level, count in by_size)
     caption = f"Trends of the {METRICS[study.primary_metric].title} over sizes."
     rows = [
-        KeyedRow(_trend_entries(study, one), _trend_key(study, one), "" if one.law else "muted")
+        doc.KeyedRow(_trend_entries(study, one), _trend_key(study, one), "" if one.law else "muted")
         for one in trends
     ]
     contents: list[doc.Content] = [
         doc.paragraph(texts.fill("sizes", factor=size["factor"], sizes=sizes)),
-        make_table("size-trends", caption, rows),
+        doc.make_table("size-trends", caption, rows),
         _figure(study, trends),
         doc.Fold("How trends are estimated", (doc.paragraph(texts.fill("size trends")),)),
     ]
     rows = [
-        KeyedRow(_prediction_entries(study, trend, one), _trend_key(study, trend))
+        doc.KeyedRow(_prediction_entries(study, trend, one), _trend_key(study, trend))
         for trend in trends
         for one in _list_predictions(study, trend)
     ]
     if rows:
         count = format_count(max(len(trend.seeds) for trend in trends), "new seed")
         text = texts.fill("size predictions", seeds=count, most=MAX_EXTRAPOLATION)
-        table = make_table("size-predictions", "Predicted differences at other sizes.", rows)
+        table = doc.make_table("size-predictions", "Predicted differences at other sizes.", rows)
         contents.append(doc.Fold("Predictions", (doc.paragraph(text), table)))
     return doc.Section("How effects change with size", tuple(contents))
 
@@ -60,13 +60,14 @@ def _trend_key(study: Study, trend: SizeTrend) -> str:
     return study.change_key(((trend.factor, trend.level),))
 
 
-def _trend_entries(study: Study, trend: SizeTrend) -> Entries:
+def _trend_entries(study: Study, trend: SizeTrend) -> doc.Entries:
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     law, slope, miss, empty = trend.law, trend.slope, trend.miss, doc.EMPTY_CELL
-    first = last = change = interval = corrected = own = empty
-    counts: tuple[Value, Value] = empty, empty
+    first = last = change = interval = corrected = own = off = off_ends = empty
+    sizes: doc.Value = empty
+    seeds: doc.Value = empty
     if law is not None and slope is not None:
-        counts = len(trend.sizes), len(trend.seeds)
+        sizes, seeds = len(trend.sizes), len(trend.seeds)
         first, last = (
             cols.difference_cell(metric, math.fsum(row[end] for row in law.differences) / law.seeds)
             for end in (0, -1)
@@ -74,27 +75,27 @@ def _trend_entries(study: Study, trend: SizeTrend) -> Entries:
         change = cols.difference_cell(metric, slope.value)
         if trend.is_tested:
             interval = cols.range_cell(metric, trend.low, trend.high)
-            corrected = number_cell(trend.corrected_p, fmt.format_p_value)
-            own = number_cell(slope.p, fmt.format_p_value)
+            corrected = cols.number_cell(trend.corrected_p, fmt.format_p_value)
+            own = cols.number_cell(slope.p, fmt.format_p_value)
+    if miss is not None:
+        off = cols.difference_cell(metric, miss.value)
+        off_ends = cols.range_cell(metric, miss.low, miss.high) if miss.kind == "tested" else empty
     yield "factor", trend.factor
     yield "level", trend.level
-    yield "sizes", counts[0]
-    yield "seeds", counts[1], "seeds that have all of these sizes"
+    yield "sizes", sizes
+    yield "seeds", seeds, "seeds that have all of these sizes"
     yield f"at the smallest ({unit})", first, "mean difference from the baseline level"
     yield f"at the largest ({unit})", last, "mean difference from the baseline level"
     yield f"per tenfold size ({unit})", change, "change of the difference"
-    hint = f"simultaneous {100 * (1 - study.decide.alpha):g}%, of the change per tenfold"
+    confidence = fmt.format_confidence(study.decide.alpha)
+    hint = f"simultaneous {confidence}, of the change per tenfold"
     yield cols.range_column("interval", unit, hint), interval
     is_claimed = trend.verdict in ("rises with size", "falls with size")
     yield "verdict", doc.cell(trend.verdict, tone="" if is_claimed else "muted")
     yield "p (corrected)", corrected, "of the slope, for all levels of this table"
     yield "own p", own, "of the slope's own t-test, uncorrected"
-    off, ends = empty, empty
-    if miss is not None:
-        off = cols.difference_cell(metric, miss.value)
-        ends = cols.range_cell(metric, miss.low, miss.high) if miss.kind == "tested" else empty
     yield f"miss at the largest ({unit})", off, "the line through the other sizes"
-    yield cols.range_column("of the miss", unit, "95% interval over seeds"), ends
+    yield cols.range_column("of the miss", unit, "95% interval over seeds"), off_ends
 
 
 def _list_predictions(study: Study, trend: SizeTrend) -> list[Prediction]:
@@ -121,7 +122,7 @@ def _is_predictable(trend: SizeTrend) -> bool:
     return trend.is_tested and len(trend.seeds) >= MIN_SEEDS
 
 
-def _prediction_entries(study: Study, trend: SizeTrend, one: Prediction) -> Entries:
+def _prediction_entries(study: Study, trend: SizeTrend, one: Prediction) -> doc.Entries:
     assert trend.law is not None, "only laws predict"
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     line, beyond = trend.law.line(one.parameters), one.parameters / trend.law.parameters[-1]
@@ -130,30 +131,28 @@ def _prediction_entries(study: Study, trend: SizeTrend, one: Prediction) -> Entr
     hint = "without embeddings, with the output head"
     yield "parameters", doc.cell(format_number(one.parameters), one.parameters), hint
     yield "beyond", doc.cell(fmt.format_ratio(beyond), beyond), "in multiples of the largest size"
-    predicted = cols.difference_cell(metric, one.value)
-    yield f"predicted difference ({unit})", predicted
-    interval = cols.range_column(
-        "95% prediction", unit, "of the mean difference over as many new seeds"
-    )
-    yield interval, cols.range_cell(metric, one.low, one.high)
-    interval = cols.range_column("95% of the line", unit, "of the mean over many seeds")
-    yield interval, cols.range_cell(metric, line.low, line.high)
+    yield f"predicted difference ({unit})", cols.difference_cell(metric, one.value)
+    for title, hint, ends in (
+        ("95% prediction", "of the mean difference over as many new seeds", (one.low, one.high)),
+        ("95% of the line", "of the mean over many seeds", (line.low, line.high)),
+    ):
+        yield cols.range_column(title, unit, hint), cols.range_cell(metric, *ends)
 
 
 def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
     """Plot the differences by size, their line, and the band of predictions."""
-    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
+    metric = study.primary_metric
     fitted = sorted((trend for trend in trends if trend.law), key=lambda trend: trend.corrected_p)
     layers: list[doc.Points | doc.Line] = []
     for number, trend in enumerate(fitted[:MAX_LINES]):
         layers += _draw_trend(study, trend, doc.SERIES[number])
     axis = doc.Axis("parameters without embeddings, with the head (logarithmic)", "log")
-    y_axis = doc.Axis(f"difference in {fmt.short_title(metric)} ({unit})")
+    y_axis = doc.Axis(f"difference in {fmt.short_title(metric)} ({fmt.difference_unit(metric)})")
     caption = texts.fill("caption of size trends")
     if len(fitted) > MAX_LINES:
         caption += f" Of {len(fitted)} levels, those with the clearest trends."
     changes = "; ".join(
-        f"{trend.factor}={trend.level}: {fmt.format_difference(metric, trend.slope.value)} {unit}"
+        f"{trend.factor}={trend.level}: {fmt.difference_with_unit(metric, trend.slope.value)}"
         f" per tenfold size, {trend.verdict}"
         for trend in fitted
         if trend.slope is not None
@@ -166,14 +165,11 @@ def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.
     metric, law, key = study.primary_metric, trend.law, _trend_key(study, trend)
     assert law is not None, "only fitted levels are drawn"
     name = f"{trend.factor}={trend.level}"
-
-    def difference(value: float) -> str:
-        return f"{fmt.format_difference(metric, value)} {fmt.difference_unit(metric)}".strip()
-
     points = []
     for index, (level, count) in enumerate(zip(trend.sizes, law.parameters, strict=True)):
         one = estimate([row[index] for row in law.differences])
-        tip = (name, f"{level}: {format_number(count)} parameters", difference(one.value))
+        place = f"{level}: {format_number(count)} parameters"
+        tip = (name, place, fmt.difference_with_unit(metric, one.value))
         bar = (one.low, one.high) if one.kind == "tested" else None
         points.append(doc.Point(count, one.value, tip, key, y_range=bar))
     yield doc.Points(name, tuple(points), role)
@@ -188,9 +184,10 @@ def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.
     middle, low, high = [], [], []
     for size in sizes:
         found = law.predict(size)
-        start, end = (fmt.format_difference(metric, end) for end in (found.low, found.high))
-        place = f"{format_number(size)} parameters, {difference(found.value)}"
-        tip = (name, place, f"95% prediction {start} to {end}")
+        difference = fmt.difference_with_unit(metric, found.value)
+        interval = fmt.format_interval(metric, found.low, found.high)
+        place = f"{format_number(size)} parameters, {difference}"
+        tip = (name, place, f"95% prediction {interval}")
         middle.append(doc.Point(size, found.value, tip, key))
         low.append(doc.Point(size, found.low, (name,), key))
         high.append(doc.Point(size, found.high, (name,), key))
@@ -208,27 +205,27 @@ def report_matched_sizes(study: Study) -> doc.Section | None:
     if not modes:
         return None
     whose = "the baseline of its size" if study.sweep.get("size") else "the baseline"
-    text = texts.fill(
-        "matched sizes", units=" or ".join(SIZES[mode].unit for mode in modes), whose=whose
-    )
+    units = " or ".join(SIZES[mode].unit for mode in modes)
+    text = texts.fill("matched sizes", units=units, whose=whose)
     contents: list[doc.Content] = [doc.paragraph(text)]
     caption = "Widths and sizes of the cells."
-    table = cells_table(study, "matched", caption, lambda levels: _size_entries(study, levels))
+    table = cols.cells_table(study, "matched", caption, partial(_size_entries, study))
     contents += [table] if table.rows else []
     # sweeps with looks have judged their claims already, over all ways together
     if len(study.match_modes) > 1 and study.declared_looks is None:
         effects = list(_estimate_by_mode(study))
         rows = [
-            KeyedRow(_mode_entries(study, mode, effect), study.change_key(effect.change))
+            doc.KeyedRow(_mode_entries(study, mode, effect), study.change_key(effect.change))
             for mode, effect in effects
         ]
         if any(effect.estimate for _, effect in effects):
             caption = f"Effects on the {METRICS[study.primary_metric].title}, by the way in which"
-            contents.append(make_table("matched-effects", f"{caption} sizes were matched.", rows))
+            caption += " sizes were matched."
+            contents.append(doc.make_table("matched-effects", caption, rows))
     return doc.Section("Matched sizes", tuple(contents))
 
 
-def _size_entries(study: Study, levels: Levels) -> Entries:
+def _size_entries(study: Study, levels: Levels) -> doc.Entries:
     records = [row.record.get("experiment", {}) for row in study.cells[levels].values()]
     widths = [one["model"]["ffn_dim"] for one in records if "ffn_dim" in one.get("model", {})]
     parameters = study.parameters(levels)
@@ -243,13 +240,13 @@ def _size_entries(study: Study, levels: Levels) -> Entries:
     yield "matched in", doc.cell(study.match_mode(levels))
     yield "ffn_dim", int(widths[0])
     yield "parameters", parameters
-    yield "FLOPs/token", number_cell(flops, "{:,.0f}".format), "of training"
+    yield "FLOPs/token", cols.number_cell(flops, "{:,.0f}".format), "of training"
     for title, size, target in (
         ("parameters off (%)", parameters, study.parameters(baseline)),
         ("FLOPs off (%)", flops, _flops_per_token(study, baseline)),
     ):
         miss = 100 * (size / target - 1) if size and target else None
-        cell = number_cell(miss, lambda miss: fmt.format_signed(miss, 2) if miss else "0.00")
+        cell = cols.number_cell(miss, lambda miss: fmt.format_signed(miss, 2) if miss else "0.00")
         yield doc.Column(title, True, "from the baseline's"), cell
 
 
@@ -283,7 +280,7 @@ def _estimate_by_mode(study: Study) -> Iterator[tuple[str, Effect]]:
         yield from same_level
 
 
-def _mode_entries(study: Study, mode: str, effect: Effect) -> Entries:
+def _mode_entries(study: Study, mode: str, effect: Effect) -> doc.Entries:
     metric, (factor, level) = study.primary_metric, effect.change[0]
     yield "factor", factor
     yield "level", level
@@ -292,8 +289,7 @@ def _mode_entries(study: Study, mode: str, effect: Effect) -> Entries:
     if effect.estimate:
         difference = cols.difference_cell(metric, effect.value)
     yield f"difference ({fmt.difference_unit(metric)})", difference
-    interval = cols.simultaneous_column(
-        metric, study.decide.alpha, "holds for all rows of the table"
-    )
-    yield interval, cols.simultaneous_cell(effect)
+    hint = "holds for all rows of the table"
+    interval = cols.simultaneous_column(metric, study.decide.alpha, hint)
+    yield interval, cols.simultaneous_cell(metric, effect)
     yield "verdict", cols.verdict_cell(effect)

@@ -14,7 +14,6 @@ from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures, roofline_figure
-from kvlab.report.table_rows import Entries, KeyedRow, cells_table, make_table
 from kvlab.store.provenance import describe_device
 
 _TITLES = {
@@ -38,15 +37,9 @@ def report_memory(study: Study) -> doc.Section | None:
     if n_wrong:
         strong = doc.Strong(f"{n_wrong} of {count} disagree: a bug, not a result.")
         agreement = [strong, " They are marked below."]
-    note = doc.paragraph(
-        "K/V bytes of one sequence at block size, by the layout's formula and by adding up the"
-        " cache's storages. ",
-        *agreement,
-        " A layer that shares its K/V still reads them, so sharing does not reduce the bytes read"
-        " per token. Peaks contain weights, activations and logits, too.",
-    )
+    note = doc.paragraph(texts.fill("memory") + " ", *agreement, " " + texts.fill("peaks"))
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         rows = [row for row in study.cells[levels].values() if row in measured]
         if not rows:
             return
@@ -56,10 +49,10 @@ def report_memory(study: Study) -> doc.Section | None:
         yield cols.size_column("K/V cache", "by the formula"), cols.size_cell(formula)
         text = ", ".join(f"{count:,}" for count in stored)
         sizes = doc.Cell(text, stored[0], csv=(stored[0], stored[-1]))
-        is_equal = doc.cell("yes" if agree else "no", tone="" if agree else "bad")
         column = cols.range_column("storages (bytes)", ends=("least", "most"))
         yield column if n_wrong else cols.csv_only(column), sizes
-        yield "agree" if n_wrong else cols.csv_only(doc.Column("agree")), is_equal
+        is_equal = doc.cell("yes" if agree else "no", tone="" if agree else "bad")
+        yield "agree" if n_wrong else cols.csv_only("agree"), is_equal
         for metric, title, hint in (
             ("kv_bytes_read", "read per token", ""),
             ("peak_bytes_cached", "peak with cache", "largest over seeds"),
@@ -67,10 +60,10 @@ def report_memory(study: Study) -> doc.Section | None:
             ("peak_bytes_activations", "activations", "of the peak with cache"),
         ):
             found = [row.measurements[metric] for row in rows if metric in row.measurements]
-            largest = cols.size_cell(round(max(found))) if found else doc.EMPTY_CELL
+            largest = cols.size_cell(round(max(found)) if found else None)
             yield cols.size_column(title, hint), largest
 
-    table = cells_table(study, "memory", "Memory of every cell.", entries)
+    table = cols.cells_table(study, "memory", "Memory of every cell.", entries)
     is_appendix = not study.is_untrained and not n_wrong
     return doc.Section("Memory", (note, table), is_appendix)
 
@@ -91,22 +84,20 @@ def report_speed(study: Study) -> doc.Section | None:
         return None
     is_disturbed = any(map(trial_rows.is_shared, study.done_rows))
 
-    def entries(levels: Levels) -> Entries:
-        times = [cols.mean_cell(study, levels, metric) for metric in metrics]
-        yield from zip((cols.mean_column(_TITLES[m]) for m in metrics), times, strict=True)
+    def entries(levels: Levels) -> doc.Entries:
+        for metric in metrics:
+            yield cols.mean_column(_TITLES[metric]), cols.mean_cell(study, levels, metric)
         if is_disturbed:
             rows = [row for row in study.cells[levels].values() if row.is_done]
-            count, hint = (
-                sum(map(trial_rows.is_shared, rows)),
-                "trials timed while something else ran, of all",
-            )
+            count = sum(map(trial_rows.is_shared, rows))
+            hint = "trials timed while something else ran, of all"
             column = doc.Column("disturbed", True, hint, ("disturbed", "n"))
             tone: doc.Tone = "bad" if count else ""
             yield column, doc.Cell(f"{count} of {len(rows)}", count, tone, csv=(count, len(rows)))
 
     timed = [c for c in study.cells if any(study.values(c, metric) for metric in metrics)]
     caption = f"Mean {fmt.PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
-    table = cells_table(study, "speed", caption, entries, timed)
+    table = cols.cells_table(study, "speed", caption, entries, timed)
     contents: list[doc.Content] = [doc.paragraph(_describe_timings(study)), table]
     if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
         contents.append(_speed_figure(study))
@@ -124,10 +115,8 @@ def _describe_timings(study: Study) -> str:
         text += f" Attention kernels: {cols.join_names(kernels)}."
     if len(devices) > 1:
         text += " The devices differ, so times of different cells do not compare."
-    n_again, shared = (
-        sum(map(trial_rows.is_timed_again, rows)),
-        trial_rows.describe_shared_timings(rows),
-    )
+    n_again = sum(map(trial_rows.is_timed_again, rows))
+    shared = trial_rows.describe_shared_timings(rows)
     if n_again:
         which = "All trials" if n_again == len(rows) else f"{n_again} of {len(rows)} trials"
         text += " " + texts.fill("timed again", which=which)
@@ -146,8 +135,7 @@ def _describe_timings(study: Study) -> str:
 def _speed_figure(study: Study) -> doc.Figure:
     metric = "tpot_ms_p50"
     read, times = study.means("kv_bytes_read"), study.means(metric)
-    points: list[doc.Point] = []
-    baseline_points: list[doc.Point] = []
+    points: dict[bool, list[doc.Point]] = {False: [], True: []}
     for levels, count in read.items():
         if levels not in times or count <= 0:
             continue
@@ -160,13 +148,13 @@ def _speed_figure(study: Study) -> doc.Figure:
         seed_times = study.values(levels, metric).values()
         ends, name = (min(seed_times), max(seed_times)), label if is_base else ""
         point = doc.Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
-        (baseline_points if is_base else points).append(point)
+        points[is_base].append(point)
     plot = doc.Plot(
         doc.Axis("K/V bytes read per token at block size", "bytes"),
         doc.Axis("time per output token, p50 (ms)"),
         (
-            doc.Points("cells", tuple(points), "c0"),
-            doc.Points("baseline", tuple(baseline_points), "c1", "diamond"),
+            doc.Points("cells", tuple(points[False]), "c0"),
+            doc.Points("baseline", tuple(points[True]), "c1", "diamond"),
         ),
     )
     caption = texts.fill("caption of speed")
@@ -183,9 +171,8 @@ def report_benchmark_curves(study: Study) -> doc.Section | None:
         return None
     text = "The baseline and the cells that differ from it in one factor; means over seeds."
     if n_noisy := len({line["variant"] for line in lines if line["noisy"]}):
-        text += " " + texts.fill(
-            "noisy curves", noisy=format_count(n_noisy, "cell"), cells=len(keys)
-        )
+        noisy = format_count(n_noisy, "cell")
+        text += " " + texts.fill("noisy curves", noisy=noisy, cells=len(keys))
     title, is_appendix = "Latency and throughput curves", not study.is_untrained
     return doc.Section(title, (doc.paragraph(text), *figures), is_appendix)
 
@@ -205,14 +192,14 @@ def report_roofline(study: Study) -> doc.Section | None:
             step = (line["variant"], line["batch_size"], line["context_length"])
             steps.setdefault(step, {})[line["metric"]] = line
     rows = (
-        KeyedRow(_step_entries(*step, found), keys.get(step[0], ""))
+        doc.KeyedRow(_step_entries(*step, found), keys.get(step[0], ""))
         for step, found in steps.items()
     )
     contents: list[doc.Content] = [
         doc.paragraph(_describe_peaks(lines)),
-        make_table("roofline", "One decode step of the whole batch.", rows),
+        doc.make_table("roofline", "One decode step of the whole batch.", rows),
         *_tabulate_break_even(study, lines, keys),
-        doc.Figure(figure.name, figure.caption, figure.alt, figure.plot),
+        figure,
     ]
     return doc.Section("Roofline", tuple(contents), not study.is_untrained)
 
@@ -224,10 +211,8 @@ def _describe_peaks(lines: list[dict[str, Any]]) -> str:
             peaks.setdefault(line["metric"], line)
     rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
     notes = {metric: str(line.get("note", "")) for metric, line in peaks.items()}
-    device = notes["bandwidth"].removeprefix("measured on ")
-    text = texts.fill(
-        "roofline", device=device, bandwidth=rates["bandwidth"], rate=rates["matrix_rate"]
-    )
+    device, bandwidth = notes["bandwidth"].removeprefix("measured on "), rates["bandwidth"]
+    text = texts.fill("roofline", device=device, bandwidth=bandwidth, rate=rates["matrix_rate"])
     if products := rates.get("product_bandwidth"):
         text += " " + texts.fill("one-row products", rate=products)
         if note := notes["product_bandwidth"].partition("; ")[2]:
@@ -237,29 +222,27 @@ def _describe_peaks(lines: list[dict[str, Any]]) -> str:
 
 def _step_entries(
     variant: str, batch: int, context: int, lines: Mapping[str, Mapping[str, Any]]
-) -> Entries:
+) -> doc.Entries:
+    values = {metric: line["value"] for metric, line in lines.items()}
+
     def number(metric: str, unit: float) -> doc.Cell:
-        if metric not in lines:
-            return doc.EMPTY_CELL
-        value = lines[metric]["value"] / unit
-        return doc.cell(fmt.format_significant(value), value)
+        value = values[metric] / unit if metric in values else None
+        return cols.number_cell(value, fmt.format_significant)
 
     yield "cell", variant
     yield "batch", batch
     yield "context", context
     yield "GFLOPs", number("step_flops", 1e9), "10^9 floating-point operations"
     for title, metric in (("weights", "step_weight_bytes"), ("K/V read", "step_kv_read_bytes")):
-        size = doc.EMPTY_CELL
-        if metric in lines:
-            size = cols.size_cell(round(lines[metric]["value"]))
-        yield cols.size_column(title), size
+        size = round(values[metric]) if metric in values else None
+        yield cols.size_column(title), cols.size_cell(size)
     yield "predicted (ms)", number("step_predicted", 1e-3)
     yield "measured (ms)", number("step_measured", 1e-3)
     for title, hint in (
         ("MBU", "weights and K/V read each second, of the bandwidth"),
         ("MFU", "FLOPs each second, of the matrix rate"),
     ):
-        share = lines[title.lower()]["value"]
+        share = values[title.lower()]
         column = doc.Column(title, True, hint, (f"{title} (%)",))
         yield column, doc.cell(fmt.format_percent(share), 100 * share)
     yield "bound by", str(lines["step_predicted"].get("verdict"))
@@ -273,7 +256,7 @@ def _tabulate_break_even(
     if peaks is None or base is None:
         return []
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         own = cell_experiment(study, levels)
         if levels == study.baseline or study.cell_key(levels) not in keys.values() or own is None:
             return
@@ -285,5 +268,5 @@ def _tabulate_break_even(
             never = doc.cell("never", MAX_BREAK_EVEN + 1, csv=(None,))  # sorts last
             yield doc.Column(head, True, csv=(head,)), never if found is None else found
 
-    table = cells_table(study, "break-even", texts.fill("caption of break-even"), entries)
+    table = cols.cells_table(study, "break-even", texts.fill("caption of break-even"), entries)
     return [table] if table.rows else []

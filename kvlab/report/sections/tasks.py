@@ -1,18 +1,18 @@
 """HellaSwag and tasks of lm-eval: accuracy with its error over items, and item by item."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from kvlab.analysis.statistics import ItemComparison
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import hellaswag_outcomes as hellaswag
+from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.item_tables import ITEM_METHOD, make_item_table
-from kvlab.report.table_columns import mean_cell
-from kvlab.report.table_rows import Entries, cells_table
 from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
 
 _ACCURACY_TITLES = {
@@ -30,7 +30,7 @@ def report_hellaswag(study: Study) -> doc.Section | None:
     if not metrics:
         return None
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         for metric in metrics:
             title, mean = _ACCURACY_TITLES[metric], study.mean(levels, metric)
             heads = (f"{title} (%)", f"{title} error over items (points)")
@@ -38,21 +38,16 @@ def report_hellaswag(study: Study) -> doc.Section | None:
             yield doc.Column(heads[0], True, csv=heads), _share_cell(metric, mean, error)
 
     caption = f"Mean over seeds {fmt.PLUS_MINUS} standard error over items (of one seed)."
-    table = cells_table(study, "hellaswag", caption, entries)
+    table = cols.cells_table(study, "hellaswag", caption, entries)
     contents: list[doc.Content] = [doc.paragraph(_describe_task(study, metrics)), table]
     if hellaswag.exceeds_item_limit(study):
         contents.append(doc.paragraph(texts.fill("too many items", most=hellaswag.MAX_ITEMS)))
     outcomes = hellaswag.read_outcomes(study)
-    comparisons = [
-        make_item_table(study, outcomes, metric, f"hellaswag-{name}", f"acc_norm {scoring}")
-        for metric, name, scoring in (
-            ("hellaswag_acc_norm", "one-shot", "one-shot"),
-            ("hellaswag_acc_norm_served", "cache", "through the serving cache"),
-        )
-    ]
-    if tables := [table for table in comparisons if table is not None]:
-        title = "Item by item against the baseline"
-        contents.append(doc.Fold(title, (doc.paragraph(ITEM_METHOD), *tables)))
+    titles = {
+        "hellaswag_acc_norm": ("hellaswag-one-shot", "acc_norm one-shot"),
+        "hellaswag_acc_norm_served": ("hellaswag-cache", "acc_norm through the serving cache"),
+    }
+    contents += _compare_items(study, outcomes, titles, "Item by item against the baseline")
     return doc.Section("HellaSwag", tuple(contents), hellaswag.all_at_chance(study, metrics))
 
 
@@ -109,27 +104,23 @@ def report_lm_eval(study: Study) -> doc.Section | None:
         trials = format_count(n_dropped, "trial")
         text += f" {trials} answered other items than the baseline and are not compared by item."
 
-    def entries(levels: Levels) -> Entries:
+    def entries(levels: Levels) -> doc.Entries:
         for metric in metrics:
             unit = "%" if fmt.is_share(metric) else METRICS[metric].unit
             title = f"{METRICS[metric].title.removeprefix('lm-eval ')} ({unit})"
             mean, rows = study.mean(levels, metric), study.cells[levels].values()
             answers = [a for row in rows if (a := outcomes.get(metric, {}).get(row.trial))]
-            cell = mean_cell(study, levels, metric)
+            cell = cols.mean_cell(study, levels, metric)
             if mean is not None and answers and len(answers[0]) > 1:
                 error = math.sqrt(max(0.0, mean * (1 - mean)) / (len(answers[0]) - 1))
                 cell = _share_cell(metric, mean, error)
             yield doc.Column(title, True, csv=(title, f"{title}, error")), cell
 
     caption = texts.fill("caption of lm-eval", sign=fmt.PLUS_MINUS)
-    table = cells_table(study, "lm-eval", caption, entries)
+    table = cols.cells_table(study, "lm-eval", caption, entries)
     contents: list[doc.Content] = [doc.paragraph(text), table]
-    tables = [
-        make_item_table(study, outcomes, metric, metric.replace("_", "-"), METRICS[metric].title)
-        for metric in outcomes
-    ]
-    if shown := [table for table in tables if table is not None]:
-        contents.append(doc.Fold("Tasks, item by item", (doc.paragraph(ITEM_METHOD), *shown)))
+    titles = {name: (name.replace("_", "-"), METRICS[name].title) for name in outcomes}
+    contents += _compare_items(study, outcomes, titles, "Tasks, item by item")
     return doc.Section("Tasks of lm-eval", tuple(contents))
 
 
@@ -156,3 +147,66 @@ def _read_outcomes(study: Study, metrics: Sequence[str]) -> tuple[hellaswag.Outc
                 if metric in metrics and fmt.is_share(metric) and set(values) <= {0, 1}:
                     outcomes.setdefault(metric, {})[trial] = bytes(map(int, values))
     return {metric: outcomes[metric] for metric in metrics if metric in outcomes}, len(dropped)
+
+
+# Item by item
+
+
+def _compare_items(
+    study: Study,
+    outcomes: hellaswag.Outcomes,
+    titles: Mapping[str, tuple[str, str]],
+    fold_title: str,
+) -> list[doc.Content]:
+    """Return a table for each metric that compares cells with the baseline on the same items.
+
+    Args:
+        study: The study.
+        outcomes: Metric -> trial -> one byte per item, 0 or 1.
+        titles: Metric -> name of its table, and what is compared.
+        fold_title: Of the fold around the tables.
+    """
+    tables = []
+    for metric, (name, title) in titles.items():
+        found: dict[Levels, ItemComparison] = {}
+        for levels in study.cells:
+            compared = hellaswag.compare_with_baseline(study, outcomes, metric, levels)
+            if levels != study.baseline and compared is not None:
+                found[levels] = compared
+        if not found:
+            continue
+        sizes = sorted({(one.items, one.seeds) for one in found.values()})
+        on = " or ".join(f"{n:,} items at {format_count(seeds, 'seed')}" for n, seeds in sizes)
+        caption, entries = f"{title}, against the baseline on {on}.", partial(_item_entries, study)
+        rows = (
+            doc.KeyedRow(entries(levels, one, len(found)), study.cell_key(levels))
+            for levels, one in found.items()
+        )
+        tables.append(doc.make_table(name, caption, rows))
+    if not tables:
+        return []
+    return [doc.Fold(fold_title, (doc.paragraph(texts.fill("items")), *tables))]
+
+
+def _item_entries(study: Study, levels: Levels, one: ItemComparison, n_cells: int) -> doc.Entries:
+    alpha = study.decide.alpha
+    low, high = one.interval(alpha / n_cells)
+    yield "cell", study.label(levels)
+    difference = 100 * one.difference
+    yield "difference (points)", doc.cell(fmt.format_signed(difference, 2), difference)
+    accuracy = "hellaswag_acc_norm"
+    hint = "over items, for all cells together"
+    column = cols.simultaneous_column(accuracy, alpha, hint)
+    yield column, cols.range_cell(accuracy, low, high)
+    yield "gained", one.gained, "items that only this cell gets right, over all seeds"
+    yield "lost", one.lost, "items that only the baseline gets right, over all seeds"
+    yield "p", doc.cell(fmt.format_p_value(one.p), one.p)
+    p = min(1.0, one.p * n_cells)
+    hint = "corrected for the cells of this table"
+    yield "p (all cells)", doc.cell(fmt.format_p_value(p), p), hint
+    verdict = doc.cell("within noise", tone="muted")
+    if low > 0:
+        verdict = doc.cell("more right", tone="good")
+    elif high < 0:
+        verdict = doc.cell("fewer right", tone="bad")
+    yield "these weights", verdict
