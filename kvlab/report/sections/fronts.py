@@ -157,7 +157,8 @@ def _membership_table(
         count = sum(point is not None for point in found.values())
         if count:
             membership = ((title, _membership(point)) for title, point in found.items())
-            entries = (("cell", study.label(levels)), *membership, ("fronts", count))
+            named = ("cell", study.label(levels))
+            entries: doc.Entries = (named, *membership, ("fronts", count))
             rows.append(doc.KeyedRow(entries, study.cell_key(levels)))
     return doc.make_table("fronts", texts.fill("caption of the fronts"), rows)
 

@@ -63,7 +63,7 @@ def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str
             if metric in study.measured_metrics
         ]
         if any(entry is not doc.EMPTY_CELL for _, entry in entries):
-            named = (("cell", study.label(levels)), ("scored", scoring), *entries)
+            named: doc.Entries = (("cell", study.label(levels)), ("scored", scoring), *entries)
             rows.append(doc.KeyedRow(named, study.cell_key(levels)))
     if len(study.seeds) > 1:
         caption += f" {format_count(len(study.seeds), 'seed')}."
