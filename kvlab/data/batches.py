@@ -11,7 +11,7 @@ a pure function of (seed, epoch). The offset makes later epochs cut the text els
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,6 @@ _SHUFFLE_STREAM = 0x6B766C6162
 _FEISTEL_ROUNDS = 6
 
 _GOLDEN = (5**0.5 - 1) / 2
-
-Number = TypeVar("Number", bound=np.generic)
 
 
 def get_training_batch(
@@ -60,7 +58,7 @@ def get_training_batch(
         DataError: ``tokens`` is shorter than one window.
     """
     if len(tokens) <= block_size:
-        raise DataError(_too_few_tokens("training", len(tokens), block_size))
+        raise _too_few_tokens("training", len(tokens), block_size, "or a smaller model.block_size")
     indices = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
     starts = window_starts(indices, tokens=len(tokens), block_size=block_size, seed=seed)
     return gather_windows(tokens, starts, block_size)
@@ -100,7 +98,7 @@ class ScoredText:
         assert not self.repeated, "the last window repeats another one"
         return replace(self, starts=self.starts[windows])
 
-    def flatten(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    def flatten(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return each target's value once, (targets,), from values (windows, block_size)."""
         last = len(self) * self.block_size - self.block_size
         flat = values.reshape(-1)
@@ -147,7 +145,8 @@ def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> Score
     """
     windows = -(-target_tokens // block_size)
     if windows < 1 or windows * block_size + 1 > len(tokens):
-        raise DataError(_too_few_tokens("held-out", len(tokens), windows * block_size))
+        hint = "raise data.validation_fraction, or score fewer tokens"
+        raise _too_few_tokens("held-out", len(tokens), windows * block_size, hint)
     indices = spread_indices(windows, (len(tokens) - 1) // block_size)
     return ScoredText(tokens, indices * block_size, block_size)
 
@@ -208,11 +207,9 @@ def gather_windows(tokens: Tokens, starts: IndexArray, block_size: int) -> Batch
     return windows[:, :-1].copy(), windows[:, 1:].copy()
 
 
-def _too_few_tokens(split: str, available: int, required: int) -> str:
+def _too_few_tokens(split: str, available: int, required: int, hint: str) -> DataError:
     text = f"the text has {available:,} {split} tokens, too few for {required:,} and their next"
-    if split == "training":
-        return f"{text}; give more text, or a smaller model.block_size"
-    return f"{text}; raise data.validation_fraction, give more text, or lower the number of tokens"
+    return DataError(f"{text}; give more text, {hint}")
 
 
 def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: int) -> IndexArray:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from kvlab.errors import DataError, StoreError
@@ -43,13 +44,11 @@ def hold_lock(path: Path, progress: ProgressCallback, work: str) -> Iterator[Fen
     Raises:
         DataError: The folder cannot be written.
     """
-    lock, announced = Lock(path), False
+    lock = Lock(path)
 
+    @cache  # called at every try, and said once
     def announce() -> None:
-        nonlocal announced
-        if not announced:
-            progress(f"waiting: {lock.describe_wait(work)}")
-        announced = True
+        progress(f"waiting: {lock.describe_wait(work)}")
 
     try:
         fence = lock.acquire(on_wait=announce)

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.deduplication import (
-    MAX_SHARED,
-    PASSAGE_BYTES,
-    find_first_of_kind,
-    measure_overlap,
-    overlap_lengths,
-    shared_passage_shares,
-)
+from kvlab.data import deduplication
 from kvlab.data.shards import BLOCK_BYTES, DATASET_SCHEMA
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
@@ -38,6 +31,8 @@ _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<
 _CHUNK_TOKENS = 16_000_000
 _SCAN_TOKENS = 100_000
 _FEWEST_GROUPS = 4
+_MANIFEST_SETTINGS = ("source", "tokenizer", "vocab_size", "max_bytes", "max_tokens",
+                      "validation_fraction")  # fmt: skip
 _BOUNDARIES = [
     re.compile(pattern) for pattern in (rb"\n[ \t]*\n+", rb"\n", rb"[ \t]+", rb"(?=[^\x80-\xbf])")
 ]
@@ -71,7 +66,7 @@ def select_documents(
     """
     if not is_shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
-    kept = np.flatnonzero(find_first_of_kind(table["hash"], table["bands"]))
+    kept = np.flatnonzero(deduplication.find_first_of_kind(table["hash"], table["bands"]))
     for column, limit in (("bytes", max_bytes), ("tokens", max_tokens)):
         if limit is not None:
             ends = np.cumsum(table[column][kept], dtype=np.uint64)
@@ -199,24 +194,21 @@ def write_dataset(
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
-    lengths = overlap_lengths(data.vocab_size)
-    overlap = {n: measure_overlap(validation, train, n, threads) for n in lengths}
+    overlap = {
+        str(length): deduplication.measure_overlap(validation, train, length, threads)
+        for length in deduplication.overlap_lengths(data.vocab_size)
+    }
     digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
     manifest = {
         "schema": DATASET_SCHEMA,
         "identity": identity,
-        "source": data.source,
-        "tokenizer": data.tokenizer,
-        "vocab_size": data.vocab_size,
+        **{key: getattr(data, key) for key in _MANIFEST_SETTINGS},
         "licence": data.licence or source.licence,
-        "max_bytes": data.max_bytes,
-        "max_tokens": data.max_tokens,
-        "validation_fraction": data.validation_fraction,
         "dtype": dtype.str,
         "splits": splits,
         "repeated_documents": repeated,
         "shared_documents": len(held_out) - len(kept),
-        "overlap": {str(length): share for length, share in overlap.items()},
+        "overlap": overlap,
         "short": describe_shortage(data, selection[0]),
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
@@ -234,13 +226,12 @@ def _find_new_text(
     for chunk in _iter_chunks(held_out):
         ends = np.cumsum(chunk["tokens"].astype(int))
         documents += map(tokenizer.decode_array, np.split(_gather_tokens(chunk, jobs), ends[:-1]))
-    starts = range(0, len(train), _SCAN_TOKENS)
     # parts overlap by a passage, which has at most as many tokens as bytes
-    parts = (
-        tokenizer.decode_array(train[start : start + _SCAN_TOKENS + PASSAGE_BYTES])
-        for start in starts
-    )
-    return shared_passage_shares(documents, parts, threads) <= MAX_SHARED
+    size = _SCAN_TOKENS + deduplication.PASSAGE_BYTES
+    starts = range(0, len(train), _SCAN_TOKENS)
+    parts = (tokenizer.decode_array(train[start : start + size]) for start in starts)
+    shares = deduplication.shared_passage_shares(documents, parts, threads)
+    return np.asarray(shares <= deduplication.MAX_SHARED)
 
 
 def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
@@ -257,20 +248,16 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
 
 
 def _write_split(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    blocks, hashes = bytearray(), bytearray()
     with path.open("wb") as file:
         for chunk in _iter_chunks(table):
-            raw = _gather_tokens(chunk, jobs).tobytes()
-            digest.update(raw)
-            file.write(raw)
-            blocks += raw
-            whole = len(blocks) // BLOCK_BYTES * BLOCK_BYTES
-            hashes += _hash_blocks(blocks[:whole])
-            del blocks[:whole]
+            file.write(_gather_tokens(chunk, jobs).data)
         file.flush()
         os.fsync(file.fileno())
-    hashes += _hash_blocks(blocks)
+    digest, hashes = hashlib.sha256(), bytearray()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            hashes += hashlib.sha256(block).digest()
     path.with_suffix(".sha256").write_bytes(hashes)
     return {
         "documents": len(table),
@@ -279,12 +266,6 @@ def _write_split(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> 
         "sha256": digest.hexdigest(),
         "blocks": hashlib.sha256(hashes).hexdigest(),
     }
-
-
-def _hash_blocks(data: bytes | bytearray) -> bytes:
-    """Return the sha256 of each block of a part of a token file, concatenated."""
-    starts = range(0, len(data), BLOCK_BYTES)
-    return b"".join(hashlib.sha256(data[i : i + BLOCK_BYTES]).digest() for i in starts)
 
 
 def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:

@@ -2,39 +2,40 @@
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvlab.data import shards
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
 from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
-from kvlab.data.disk_space import check_disk_space
-from kvlab.data.shards import (
-    Dataset,
-    DatasetFacts,
-    open_dataset,
-    read_dataset_facts,
-    read_manifest,
-    verify_dataset,
-)
+from kvlab.data.shards import Dataset, DatasetFacts
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
     DocumentTable,
     PieceJob,
-    TokenizerPool,
     count_available_cpus,
     read_document_table,
+    token_dtype,
+    tokenizer_pool,
+    write_piece,
 )
 from kvlab.errors import DataError, DatasetDamaged, StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside, write_sealed_json
-from kvlab.humanize import format_duration
+from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
 
 RECIPE = 2
 """Increased when the same text gives other tokens: reading, selection, order or split changed."""
@@ -96,15 +97,13 @@ def prepare_dataset(
                 progress(f"{dataset}; moved to {aside}, the text is prepared again")
             if not isinstance(dataset, Dataset):
                 _build_dataset(data, identity, folder, progress, workers, fence)
-        dataset = _try_open(folder, identity)
-        if not isinstance(dataset, Dataset):
-            raise dataset or DatasetDamaged(f"{folder} is gone")
+        dataset = shards.open_dataset(folder)
     if data.licence is not None and data.licence != dataset.licence:
         # the user's licence is not part of the identity
         with hold_lock(_lock_path(folder), progress, "changes this text"):
-            content = {**read_manifest(folder), "licence": data.licence}
+            content = {**shards.read_manifest(folder), "licence": data.licence}
             write_sealed_json(folder / "manifest.json", content)
-        dataset = open_dataset(folder)
+        dataset = shards.open_dataset(folder)
     return dataset
 
 
@@ -117,7 +116,7 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
         DataError: The text is missing.
     """
     try:
-        return read_dataset_facts(dataset_folder(data))
+        return shards.read_dataset_facts(dataset_folder(data))
     except (FileNotFoundError, DatasetDamaged):
         return None
 
@@ -156,7 +155,7 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
         DataError: It cannot be moved.
     """
     with hold_lock(_lock_path(folder), progress, "changes this text"):
-        if not verify_dataset(folder):
+        if not shards.verify_dataset(folder):
             return None
         try:
             return set_aside(folder.parent, [folder.name]) / folder.name
@@ -179,7 +178,7 @@ def _work_dir(folder: Path) -> Path:
 def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
     """Return the dataset in ``folder``, what is wrong with it, or None if there is none."""
     try:
-        dataset = open_dataset(folder)
+        dataset = shards.open_dataset(folder)
     except FileNotFoundError:
         return DatasetDamaged(f"{folder} has no manifest") if folder.exists() else None
     except DatasetDamaged as error:
@@ -206,13 +205,12 @@ def _build_dataset(
     check_disk_space(data, folder.parent, work / "pieces")
     complete.mkdir(parents=True)
     started = time.monotonic()
-    source = get_source(data.source)
     processes = workers or (1 if is_small_text(data) else count_available_cpus())
-    with TokenizerPool(processes, fence) as pool:
-        jobs = _tokenize(data, work / "pieces", progress, pool)
+    with tokenizer_pool(processes) as pool:
+        jobs = _tokenize(data, work / "pieces", progress, fence, pool)
     selection = select_documents(
         locate_documents(jobs),
-        is_shuffled=source.is_shuffled,
+        is_shuffled=get_source(data.source).is_shuffled,
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
@@ -220,42 +218,110 @@ def _build_dataset(
     write_dataset(complete, data, identity, jobs, selection, processes)
     replace_file(complete, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
-    dataset = open_dataset(folder)
-    tokens = len(dataset.train) + len(dataset.validation)
-    documents = dataset.train_documents + dataset.validation_documents
+    splits = shards.read_manifest(folder)["splits"].values()
+    tokens, documents = (sum(split[key] for split in splits) for key in ("tokens", "documents"))
     seconds = time.monotonic() - started
     progress(f"{tokens:,} tokens of {documents:,} documents in {seconds:.1f} s: {folder}")
 
 
+# Disk space. The estimates are made from the size of the text, since documents are not counted
+# before they are read. They are high for English. The final tokens are checked again, exactly,
+# when they are written.
+
+_BYTES_PER_DOUBLING = 0.4
+"""Bytes of text per token that each doubling of the ranks adds; GPT-2's 50,256 ranks give 4.0.
+Measured were 4.6 in web prose and 3.1 in technical documentation."""
+
+
+def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
+    """Estimate the bytes that preparing ``data`` writes; None if the amount of text is unknown.
+
+    Args:
+        pieces: Folder of the pieces.
+
+    Returns:
+        ``download``: files of the source that are missing; ``pieces``: tokens of the pieces, which
+        are kept until the dataset is complete; ``tokens``: those of the dataset; ``existing``:
+        pieces that an earlier run left.
+
+    Raises:
+        DataError: The text is missing.
+    """
+    source = get_source(data.source)
+    text = source.text_bytes(data)
+    per_token = 1 + _BYTES_PER_DOUBLING * math.log2(data.ranks / 256)  # of 256 ranks each is a byte
+    limit = data.max_bytes if data.max_tokens is None else data.max_tokens * per_token
+    if text is None and limit is None:
+        return None
+    used = min(amount for amount in (text, limit) if amount is not None)
+    # A source that is not shuffled is read to its end, and a limit of tokens is then found only
+    # after all of it is tokenized.
+    read = used if source.is_shuffled else text
+    tokenized = used if source.is_shuffled or data.max_tokens is None else text
+    item = np.dtype(token_dtype(data.vocab_size)).itemsize
+    return {
+        "download": source.missing_bytes(data, math.ceil(read or 0)),
+        "pieces": math.ceil((tokenized or 0) / per_token) * item,
+        "tokens": math.ceil(used / per_token) * item,
+        "existing": sum(path.stat().st_size for path in pieces.glob("*.tokens")),
+    }
+
+
+def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
+    """Check that the disk of ``folder`` can hold the dataset and its ``pieces``.
+
+    Raises:
+        DataError: Too little is free, or the text is missing.
+    """
+    needed = estimate_disk_use(data, pieces) or {}
+    existing, free = needed.pop("existing", 0), shutil.disk_usage(folder).free
+    total = sum(needed.values()) - min(existing, needed.get("pieces", 0))
+    if total <= free:
+        return
+    parts = [f"{format_bytes(size)} of {what}" for what, size in needed.items() if size]
+    less = f", less {format_bytes(existing)} already there" if existing else ""
+    text = f"{folder} has {format_bytes(free)} free, and data.source = {data.source} needs about"
+    hint = "free some, ask for less (data.max_tokens), or set KVLAB_DATA to another disk"
+    raise DataError(f"{text} {format_bytes(total)} more: {', '.join(parts)}{less}; {hint}")
+
+
+# Pieces
+
+
 def _tokenize(
-    data: DataConfig, folder: Path, progress: ProgressCallback, pool: TokenizerPool
+    data: DataConfig,
+    folder: Path,
+    progress: ProgressCallback,
+    fence: Fence,
+    pool: "ProcessPoolExecutor | None",
 ) -> list[PieceJob]:
     """Tokenize the units of a text in order; return the jobs that its limit needs.
 
     Only a shuffled source can be cut off by tokens: the order of the others' documents is that of
     their hashes, so all of them are tokenized. A limit of bytes is found there by a survey.
     """
+    run_jobs = partial(_run_jobs, data, folder, progress, fence, pool)
     if data.max_bytes is None or get_source(data.source).is_shuffled:
-        return _run_jobs(data, folder, progress, pool)
-    table = locate_documents(_run_jobs(data, folder, progress, pool, is_survey=True))
+        return run_jobs()
+    table = locate_documents(run_jobs(is_survey=True))
     selected, _ = select_documents(table, is_shuffled=False, max_bytes=data.max_bytes)
-    order_limit = int(selected["order"][-1]) if len(selected) else 0
-    return _run_jobs(data, folder, progress, pool, order_limit=order_limit)
+    return run_jobs(order_limit=int(selected["order"][-1]) if len(selected) else 0)
 
 
 def _run_jobs(
     data: DataConfig,
     folder: Path,
     progress: ProgressCallback,
-    pool: TokenizerPool,
-    *,
+    fence: Fence,
+    pool: "ProcessPoolExecutor | None",
     order_limit: int | None = None,
     is_survey: bool = False,
 ) -> list[PieceJob]:
     source = get_source(data.source)
-    limit = _Limit(data) if source.is_shuffled else None
+    most = data.max_bytes if data.max_tokens is None else data.max_tokens
+    limit = _Limit(data, most) if source.is_shuffled and most is not None else None
     # Time left is measured by the limit, or by bytes on disk if everything is read.
-    total = (limit and limit.maximum) or source.size(data)
+    total = limit.maximum if limit else source.size(data)
     meter = ThroughputMeter("reading" if is_survey else "tokenizing", total, progress)
     # the survey has reported what the source has to say
     units = source.units(data, progress if order_limit is None else ignore_progress)
@@ -263,38 +329,37 @@ def _run_jobs(
         PieceJob(data.source, data.tokenizer, str(folder), unit, order_limit, is_survey)
         for unit in units
     )
-    pending: deque[tuple[PieceJob, bool, Future[None]]] = deque()
+    pending: deque[tuple[PieceJob, bool, Future[None] | None]] = deque()
     done: list[PieceJob] = []
     # Just enough to keep every process busy: the next unit may need a download.
-    max_pending = 1 if pool.processes == 1 else 2 * pool.processes
+    max_pending = 1 if pool is None else 2 * count_available_cpus()
     while True:
         while len(pending) < max_pending and (job := next(jobs, None)) is not None:
             is_new = not job.is_written
-            pending.append((job, is_new, pool.submit(job)))
+            written = pool.submit(write_piece, job, fence) if pool else write_piece(job, fence)
+            pending.append((job, is_new, written))
         if not pending:
             return done
         job, is_new, future = pending.popleft()
-        pool.wait_for(future)
+        if future is not None:
+            future.result()
         done.append(job)
         table = read_document_table(job)
         size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
-        if limit is None or limit.maximum is None:
-            meter.add(size, tokens, job.unit.get("bytes", 0), is_new=is_new)
-            continue
-        meter.add(size, tokens, int(table[limit.column].sum()), is_new=is_new)
-        if limit.is_reached_with(table):
+        share = int(table[limit.column].sum()) if limit else job.unit.get("bytes", 0)
+        meter.add(size, tokens, share, is_new=is_new)
+        if limit and limit.is_reached_with(table):
             return done
 
 
 class _Limit:
     """Count distinct documents up to ``max_tokens`` or ``max_bytes``."""
 
-    def __init__(self, data: DataConfig):
+    def __init__(self, data: DataConfig, maximum: int):
         self.column = "bytes" if data.max_tokens is None else "tokens"
-        self.maximum = data.max_bytes if data.max_tokens is None else data.max_tokens
+        self.maximum = self._needed = maximum
         self._tables: list[DocumentTable] = []
         self._read = 0
-        self._needed = self.maximum or 0
 
     def is_reached_with(self, table: DocumentTable) -> bool:
         """Add a piece's documents; return whether the limit is reached.
@@ -302,7 +367,6 @@ class _Limit:
         Repeated documents do not count. They are looked for only when enough has been read, and
         again when as much more as they leave missing.
         """
-        assert self.maximum is not None
         self._tables.append(table)
         self._read += int(table[self.column].sum(dtype=np.uint64))
         if self._read < self._needed:

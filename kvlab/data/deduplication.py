@@ -83,9 +83,7 @@ def find_first_of_kind(hashes: Hashes, bands: npt.NDArray[np.uint64]) -> Bools:
     is_first = np.ones(len(hashes), dtype=bool)
     for column in (hashes, *bands.T):
         _, first = np.unique(column, return_index=True)
-        is_repeated = np.ones(len(hashes), dtype=bool)
-        is_repeated[first] = False
-        is_first &= ~is_repeated
+        is_first &= np.isin(np.arange(len(hashes)), first)
     return is_first
 
 

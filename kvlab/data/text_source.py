@@ -22,7 +22,7 @@ class TextSource(ABC):
         licence: Licence of the text, in words.
         is_shuffled: Whether every prefix of the units is a fair sample of the text. If not,
             documents are sorted by their hash.
-        is_grouped: Whether `read_grouped` names groups, which are held out as a whole.
+        is_grouped: Whether `read` names groups, which are held out as a whole.
     """
 
     licence: str
@@ -70,21 +70,13 @@ class TextSource(ABC):
         """
 
     @abstractmethod
-    def read(self, unit: TextUnit) -> Iterator[str]:
-        """Yield the documents of one unit, always the same and in the same order.
-
-        Raises:
-            DataError: The text is damaged, or has changed since the unit was made.
-        """
-
-    def read_grouped(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
-        """Yield the documents of one unit, each with the name of its group.
+    def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
+        """Yield the documents of one unit, always the same and in the same order, each with the
+        name of its group.
 
         Documents of a group repeat each other, such as the docstrings of one module. They are
         either all held out or none of them. None: the document is alone in its group.
 
         Raises:
-            DataError: As of `read`.
+            DataError: The text is damaged, or has changed since the unit was made.
         """
-        for text in self.read(unit):
-            yield text, None

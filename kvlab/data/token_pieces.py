@@ -12,7 +12,9 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import BrokenExecutor, Future
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +31,7 @@ from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 
 if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
+    from loky import ProcessPoolExecutor
 
 DocumentTable = npt.NDArray[np.void]
 
@@ -44,9 +46,6 @@ different bytes of the sha256, so they are independent. Documents of a group hav
 """
 
 _PARENT_POLL_SECONDS = 0.5
-_ENDED_EARLY = (
-    "a tokenizing process ended early; it may have run out of memory; run again to continue"
-)
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,14 @@ class PieceJob:
     is_survey: bool = False
 
     @property
-    def name(self) -> str:
-        """The stem of the piece's files: a hash of the unit and of what is done with it."""
+    def table_path(self) -> Path:
+        """The table; its name is a hash of the unit and of what is done with it."""
         key = f"{self.unit['key']} {self.order_limit} {self.is_survey}"
-        return hashlib.sha256(key.encode()).hexdigest()[:32]
+        return Path(self.folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
     @property
     def tokens_path(self) -> Path:
-        return Path(self.folder) / f"{self.name}.tokens"
-
-    @property
-    def table_path(self) -> Path:
-        return Path(self.folder) / f"{self.name}.npy"
+        return self.table_path.with_suffix(".tokens")
 
     @property
     def is_written(self) -> bool:
@@ -108,7 +103,7 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     rows, tokens = [], bytearray()
     end_of_text = dtype(tokenizer.end_of_text).tobytes()
-    for text, group in get_source(job.source).read_grouped(job.unit):
+    for text, group in get_source(job.source).read(job.unit):
         if not text or text.isspace():
             continue
         raw = encode_utf8(text)
@@ -138,64 +133,31 @@ def read_document_table(job: PieceJob) -> DocumentTable:
     return table
 
 
-class TokenizerPool:
-    """Write pieces in ``processes`` processes; with one, or in a daemonic one, in this process.
+@contextmanager
+def tokenizer_pool(processes: int) -> "Iterator[ProcessPoolExecutor | None]":
+    """Yield a pool of so many processes that write pieces; None for one, which is this process.
 
     loky starts its processes with fork and exec: a fork of a process that holds torch or Ray can
     hang, and multiprocessing's spawn runs the caller's main module again. On exit, work that is
     under way is discarded: every piece is needed, or none is.
 
-    Args:
-        fence: Of the lock on the pieces' folder.
+    Raises:
+        DataError: A process was killed.
     """
+    # a daemonic process, such as one of multiprocessing's pool, may not start others
+    if processes == 1 or multiprocessing.current_process().daemon:
+        yield None
+        return
+    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
 
-    def __init__(self, processes: int, fence: Fence | None = None):
-        # a daemonic process, such as one of multiprocessing's pool, may not start others
-        self.processes = 1 if multiprocessing.current_process().daemon else processes
-        self._fence = fence
-        self._executor: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> "TokenizerPool":
-        if self.processes > 1:
-            from loky import ProcessPoolExecutor
-
-            self._executor = ProcessPoolExecutor(
-                self.processes, initializer=_prepare_worker, initargs=(os.getpid(),)
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=True)
-
-    def submit(self, job: PieceJob) -> "Future[None]":
-        """Start writing the piece of ``job``.
-
-        Raises:
-            DataError: A process was killed, or as of `write_piece`.
-        """
-        if self._executor is not None:
-            try:
-                future: Future[None] = self._executor.submit(write_piece, job, self._fence)
-            except BrokenExecutor:  # if a process dies between two waits
-                raise DataError(_ENDED_EARLY) from None
-            return future
-        done: Future[None] = Future()
-        write_piece(job, self._fence)
-        done.set_result(None)
-        return done
-
-    @staticmethod
-    def wait_for(future: "Future[None]") -> None:
-        """Wait until a piece is written.
-
-        Raises:
-            DataError: Its process was killed, or as of `write_piece`.
-        """
-        try:
-            future.result()
-        except BrokenExecutor:
-            raise DataError(_ENDED_EARLY) from None
+    pool = ProcessPoolExecutor(processes, initializer=_prepare_worker, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except BrokenExecutor:
+        text = "a tokenizing process ended early; it may have run out of memory"
+        raise DataError(f"{text}; run again to continue") from None
+    finally:
+        pool.shutdown(wait=True, kill_workers=True)
 
 
 def count_available_cpus() -> int:

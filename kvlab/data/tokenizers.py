@@ -62,19 +62,11 @@ class Tokenizer(ABC):
         Raises:
             DataError: An id is not in the vocabulary.
         """
-        return self.decode_bytes(ids).decode("utf-8", "replace")
-
-    def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of ``ids``, which need not be UTF-8.
-
-        Raises:
-            DataError: An id is not in the vocabulary.
-        """
         unknown = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if unknown is not None:
             text = f"token id {unknown} is not in {self.name}"
             raise DataError(f"{text}, whose ids are 0 to {self.vocab_size - 1}")
-        return self.decode_array(np.array(ids, np.int64))
+        return self.decode_array(np.array(ids, np.int64)).decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=4)

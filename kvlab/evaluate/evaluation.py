@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.data import (
-    Dataset,
-    ScoredText,
-    load_hellaswag,
-    load_tokenizer,
-    spread_documents,
-    spread_indices,
-    spread_windows,
-)
+from kvlab.data.batches import ScoredText, spread_documents, spread_indices, spread_windows
+from kvlab.data.hellaswag_dataset import load_hellaswag
 from kvlab.data.requirements import position_loss_windows
+from kvlab.data.shards import Dataset
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag

@@ -18,7 +18,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvlab.data import HellaSwagItem, Tokenizer
+from kvlab.data.hellaswag_dataset import HellaSwagItem
+from kvlab.data.tokenizers import Tokenizer
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.scoring import Continuations, fit_to_block, score_continuations
 from kvlab.model import GPT

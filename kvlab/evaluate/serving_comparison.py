@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvlab.data import ScoredText
+from kvlab.data.batches import ScoredText
 from kvlab.evaluate.forward_passes import (
     OnCount,
     decode_rows,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvlab.data import ScoredText
+from kvlab.data.batches import ScoredText
 from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kvlab.data import get_training_batch, spread_windows
+from kvlab.data.batches import get_training_batch, spread_windows
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels

@@ -120,7 +120,7 @@ def _run_worker(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from kvlab.data import prepare_dataset
+    from kvlab.data.dataset_preparation import prepare_dataset
     from kvlab.model import GPT
     from kvlab.train import train
     from kvlab.trial.initial_weights_loader import find_trunk, make_weight_loader

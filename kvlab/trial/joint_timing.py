@@ -69,7 +69,7 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
 
     from kvlab.benchmark.benchmark_stage import time_together
     from kvlab.benchmark.session import Variant
-    from kvlab.data import prepare_dataset
+    from kvlab.data.dataset_preparation import prepare_dataset
     from kvlab.model import GPT
     from kvlab.trial.torch_trainable import BENCHMARK_TEXT_TOKENS, set_up_device
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kvlab.data import Tokenizer, load_tokenizer
+from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 from kvlab.errors import DataError, UsageError
 from kvlab.evaluate.evaluation import OnProgress, ProgressReporter
 from kvlab.evaluate.forward_passes import OnCount

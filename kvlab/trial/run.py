@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kvlab import errors
-from kvlab.data import dataset_folder, set_aside_dataset
+from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json

@@ -13,7 +13,8 @@ import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
-from kvlab.data import prepare_dataset, score_tables
+from kvlab.data.bigram_table import score_tables
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import DataError, RecordDamaged, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import select_scored_text

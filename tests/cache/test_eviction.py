@@ -5,7 +5,7 @@ import torch
 
 from kvlab.cache import PrefixCache
 from kvlab.cache.eviction import EvictingBuffer
-from kvlab.data import spread_windows
+from kvlab.data.batches import spread_windows
 from kvlab.errors import CacheError
 from kvlab.evaluate.serving_comparison import compare_serving
 from kvlab.layout import KVLayout

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data import prepare_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.spec import DataConfig, load_experiment
 from tests.support.text_files import stories, write_jsonl
 

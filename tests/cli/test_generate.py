@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
 from kvlab.model.generate import generate, sample

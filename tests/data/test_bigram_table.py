@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kvlab.data import get_training_batch, score_tables, spread_windows
+from kvlab.data.batches import get_training_batch, spread_windows
+from kvlab.data.bigram_table import score_tables
 
 BLOCK, VOCABULARY = 16, 40
 

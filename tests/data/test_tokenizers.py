@@ -10,8 +10,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.data import load_tokenizer
-from kvlab.data.tokenizers import load_gpt2_ranks
+from kvlab.data.tokenizers import load_gpt2_ranks, load_tokenizer
 from kvlab.errors import DataError
 
 TEXTS = [
@@ -74,9 +73,7 @@ def plain_bpe(text, ranks):
 def test_known_ids():
     tokenizer = load_tokenizer("gpt2")
     assert tokenizer.encode("Hello world") == [15496, 995]
-    assert tokenizer.encode("hello world") == [31373, 995]
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
-    assert tokenizer.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
 
 
 def test_ranks_are_the_published_ids():
@@ -90,17 +87,20 @@ def test_ranks_are_the_published_ids():
     assert {text: ranks[text.encode()] for text in ascii_only} == ascii_only
 
 
+def check_gpt2(text):
+    expected = transformers_tokenizer().encode(text, split_special_tokens=True)
+    assert load_tokenizer("gpt2").encode(text) == expected
+
+
 def test_gpt2_equals_transformers():
     for text in TEXTS:
-        expected = transformers_tokenizer().encode(text, split_special_tokens=True)
-        assert load_tokenizer("gpt2").encode(text) == expected
+        check_gpt2(text)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab 'stre\n\té日語ßЖ👍🏽0179.,;(<|>", max_size=80))
 def test_gpt2_equals_transformers_on_any_mixture(text):
-    expected = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert load_tokenizer("gpt2").encode(text) == expected
+    check_gpt2(text)
 
 
 @pytest.mark.parametrize("ranks", [256, 300, 50256])
@@ -117,38 +117,26 @@ def test_any_text_survives_a_round_trip(name, text):
     tokenizer = load_tokenizer(name)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert tokenizer.decode_bytes(ids) == text.encode()
     assert all(0 <= token < tokenizer.end_of_text for token in ids)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_characters_of_end_of_text_are_encoded_as_text(name):
+@pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
+def test_edges_of_text_and_vocabulary(name):
     tokenizer = load_tokenizer(name)
     ids = tokenizer.encode("one<|endoftext|>two")
-    assert tokenizer.end_of_text not in ids
+    assert tokenizer.end_of_text not in ids, "its characters are text"
     assert tokenizer.decode(ids) == "one<|endoftext|>two"
-
-
-@pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
-def test_lone_surrogates_become_replacement_characters(name):
-    tokenizer = load_tokenizer(name)
-    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
+    assert tokenizer.decode([ids[0], tokenizer.end_of_text])[-13:] == "<|endoftext|>"
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb", "a lone surrogate"
+    for unknown in (-1, tokenizer.vocab_size):
+        with pytest.raises(DataError, match="is not in"):
+            tokenizer.decode([0, unknown])
 
 
 def test_the_byte_tokenizer_maps_bytes_to_equal_ids():
     tokenizer = load_tokenizer("bytes")
     assert tokenizer.encode("é!") == [0xC3, 0xA9, 0x21]
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (257, 256)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gpt2:2048", "bytes"])
-@pytest.mark.parametrize("beyond", [0, 1, 1000])
-def test_ids_outside_the_vocabulary_are_refused(name, beyond):
-    tokenizer = load_tokenizer(name)
-    with pytest.raises(DataError, match="is not in"):
-        tokenizer.decode([0, tokenizer.vocab_size + beyond])
-    with pytest.raises(DataError, match="is not in"):
-        tokenizer.decode([-1])
 
 
 @pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:255", "gpt2:50257", "gpt2:x", "", "byte"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlab.data import spread_windows
+from kvlab.data.batches import spread_windows
 from kvlab.evaluate import forward_passes
 from kvlab.evaluate.serving_comparison import compare_serving
 from kvlab.evaluate.validation_loss import target_losses

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.hellaswag import (
     binomial_standard_error,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate.hellaswag import score_hellaswag
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig

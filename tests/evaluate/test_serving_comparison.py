@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.data import spread_windows
+from kvlab.data.batches import spread_windows
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.serving_comparison import compare_serving, kl_divergence
 from kvlab.spec import Experiment, ModelConfig, ServingConfig

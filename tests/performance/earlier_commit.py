@@ -26,7 +26,7 @@ import sys, time
 from types import SimpleNamespace
 import numpy as np
 import torch
-from kvlab.data import spread_windows
+from kvlab.data.batches import spread_windows
 from kvlab.evaluate.validation_loss import target_losses
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill

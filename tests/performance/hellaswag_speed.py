@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from kvlab.data import HellaSwagItem, load_hellaswag, load_tokenizer
+from kvlab.data.hellaswag_dataset import HellaSwagItem, load_hellaswag
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.evaluate.hellaswag import score_hellaswag
 from kvlab.model import GPT

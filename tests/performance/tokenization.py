@@ -80,7 +80,7 @@ def _texts() -> list[str]:
     size = 0
     while size < MEGABYTES * 10**6:
         for unit in source.units(data, lambda _: None):
-            for text in source.read(unit):
+            for text, _ in source.read(unit):
                 found.append(f"{len(found)} {text}")
                 size += len(text)
             if size >= MEGABYTES * 10**6:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.data import get_training_batch
+from kvlab.data.batches import get_training_batch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory

@@ -43,7 +43,8 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import read_rows
 from kvlab.cli.live_server import LivePage
 from kvlab.cli.main import main as kvlab
-from kvlab.data import open_dataset, prepare_dataset, verify_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
+from kvlab.data.shards import open_dataset, verify_dataset
 from kvlab.errors import KvlabError, Paused
 from kvlab.fs.lease import process_identity
 from kvlab.fs.sealed_files import write_sealed_json

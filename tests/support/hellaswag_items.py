@@ -1,6 +1,6 @@
 """Items made to be awkward: accents, CJK, emoji, marks, empty and long texts."""
 
-from kvlab.data import HellaSwagItem
+from kvlab.data.hellaswag_dataset import HellaSwagItem
 
 
 def item(ind, label, activity, a, b, *endings):

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvlab.data import HellaSwagItem
+from kvlab.data.hellaswag_dataset import HellaSwagItem
 
 Predictions = list[tuple[int, int]]
 """Of each item, the likeliest ending, and the likeliest a character."""

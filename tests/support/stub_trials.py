@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from kvlab.data import DatasetFacts
+from kvlab.data.shards import DatasetFacts
 from kvlab.errors import Diverged, Stopped
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.sealed_files import check_file, read_sealed_json, seal_file, write_sealed_json

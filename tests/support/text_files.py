@@ -9,7 +9,7 @@ import pyarrow as pa
 import zstandard
 from pyarrow import parquet
 
-from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_tokenizer
 
 PACKINGS = {
     "": lambda raw: raw,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from kvlab.data import get_training_batch
+from kvlab.data.batches import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.train import load_training_record, train

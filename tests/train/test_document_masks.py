@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.data import get_training_batch
+from kvlab.data.batches import get_training_batch
 from kvlab.errors import SpecError, Stopped, StoreError
 from kvlab.spec import Experiment
 from kvlab.train import train

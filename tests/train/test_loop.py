@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.data import get_training_batch
+from kvlab.data.batches import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 from kvlab.spec import TrainingConfig

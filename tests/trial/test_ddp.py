@@ -8,7 +8,7 @@ from functools import partial
 import psutil
 import pytest
 
-from kvlab.data import prepare_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
 from kvlab.store import Store

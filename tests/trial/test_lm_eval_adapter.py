@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, UsageError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult
-from kvlab.data import prepare_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import ResourceError
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import Experiment

@@ -10,21 +10,16 @@ from pydantic import ValidationError
 
 from kvlab.cli.shared_arguments import add_json
 from kvlab.cli.terminal import format_table, print_result
-from kvlab.data import (
-    Dataset,
-    get_data_dir,
-    get_hellaswag_file,
-    list_prepared_datasets,
-    prepare_dataset,
-    verify_dataset,
-)
+from kvlab.data.data_dir import get_data_dir
+from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
 from kvlab.data.hellaswag_dataset import (
     HELLASWAG_ITEMS,
     HELLASWAG_LICENCE,
     HELLASWAG_SHA256,
     find_hellaswag_file,
+    get_hellaswag_file,
 )
-from kvlab.data.shards import read_dataset_facts, read_manifest
+from kvlab.data.shards import Dataset, read_dataset_facts, read_manifest, verify_dataset
 from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override

@@ -18,7 +18,8 @@ from typing import Literal
 import psutil
 
 from kvlab.cli.shared_arguments import add_json, add_store
-from kvlab.data import get_data_dir, list_prepared_datasets
+from kvlab.data.data_dir import get_data_dir
+from kvlab.data.dataset_preparation import list_prepared_datasets
 from kvlab.data.hellaswag_dataset import find_hellaswag_file
 from kvlab.errors import KvlabError, StoreError
 from kvlab.fs.atomic_files import write_atomic

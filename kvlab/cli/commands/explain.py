@@ -14,8 +14,8 @@ from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import format_table
-from kvlab.data import list_prepared_datasets, open_dataset
-from kvlab.data.shards import read_manifest
+from kvlab.data.dataset_preparation import list_prepared_datasets
+from kvlab.data.shards import open_dataset, read_manifest
 from kvlab.errors import DataError, RecordDamaged, StoreError, UsageError
 from kvlab.humanize import format_count, sanitize_line, suggest_name
 from kvlab.report import formatting as fmt

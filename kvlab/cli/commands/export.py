@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvlab.data import load_tokenizer
+    from kvlab.data.tokenizers import load_tokenizer
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_trial
 

@@ -123,7 +123,7 @@ class _TextInterface:
     """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
     def __init__(self, name: str | None, options: argparse.Namespace):
-        from kvlab.data import load_tokenizer
+        from kvlab.data.tokenizers import load_tokenizer
 
         self.options = options
         self.tokenizer = load_tokenizer(name) if name else None

@@ -60,7 +60,7 @@ from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.run import run_task
 
 if TYPE_CHECKING:
-    from kvlab.data import DatasetFacts
+    from kvlab.data.shards import DatasetFacts
 
 PREPARATION_SECONDS = 10.0
 """Time between two lines about the preparation of text."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import print_result, show_status_line
-from kvlab.data import list_prepared_datasets, set_aside_dataset, verify_dataset
-from kvlab.data.shards import read_manifest
+from kvlab.data.dataset_preparation import list_prepared_datasets, set_aside_dataset
+from kvlab.data.shards import read_manifest, verify_dataset
 from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive

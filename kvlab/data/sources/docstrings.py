@@ -57,11 +57,7 @@ class Docstrings(TextSource):
             key = " ".join(f"{name} {digest}" for name, digest, _ in part)
             yield {"key": f"docstrings {key}", "files": [[path, name] for name, _, path in part]}
 
-    def read(self, unit: TextUnit) -> Iterator[str]:
-        for text, _ in self.read_grouped(unit):
-            yield text
-
-    def read_grouped(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
+    def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
         for path, name in unit["files"]:
             try:
                 raw = Path(path).read_bytes()
@@ -127,12 +123,8 @@ def _list_python_files(installed: Distribution) -> list[tuple[str, str, str]]:
     files = []
     for line in record.splitlines():
         name, _, rest = line.partition(",")
-        if (
-            name.endswith(".py")
-            and not name.startswith(("..", "/"))
-            and not _EXCLUDED_PATHS.search(name)
-        ):
+        is_outside = name.startswith(("..", "/"))
+        if name.endswith(".py") and not is_outside and not _EXCLUDED_PATHS.search(name):
             path = f"{root}/{name}"
-            digest = rest.partition(",")[0] or file_sha256(path)
-            files.append((name, digest, path))
+            files.append((name, rest.partition(",")[0] or file_sha256(path), path))
     return sorted(files)

@@ -8,7 +8,6 @@ repository. If the user puts files there, nothing is downloaded. ``listing.json`
 the revision that was first seen until it is removed.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, final
 
 from kvlab.data import text_formats
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
-from kvlab.data.text_formats import read_documents, split_file
 from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import read_json, write_json
@@ -44,68 +42,70 @@ class FineWebEdu(TextSource):
 
     def identity(self, data: DataConfig) -> Any:
         """Return the revision, and the name and size of every file."""
-        return {"sample": self._sample or data.subset, **self._listing(self._subfolder(data))}
+        return {"sample": self._sample or data.subset, **self._listing(data)}
 
     def size(self, data: DataConfig) -> int:
-        return sum(size for _, size in self._listing(self._subfolder(data))["files"])
+        return sum(size for _, size in self._listing(data)["files"])
 
     def text_bytes(self, data: DataConfig) -> int:
-        files = self._listing(self._subfolder(data))["files"]
+        files = self._listing(data)["files"]
         return sum(text_formats.estimate_text_bytes(name, size) for name, size in files)
 
     def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:
-        subfolder, missing, available = self._subfolder(data), 0, 0
-        for name, size in self._listing(subfolder)["files"]:
+        missing = available = 0
+        for name, size in self._listing(data)["files"]:
             if available >= text_bytes:
                 break
             available += text_formats.estimate_text_bytes(name, size)
-            missing += 0 if (_local_dir(subfolder) / name).exists() else size
+            missing += 0 if (self._folder(data) / name).exists() else size
         return missing
 
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        subfolder, sample = self._subfolder(data), self._sample or data.subset
-        listing = self._listing(subfolder)
+        folder, listing = self._folder(data), self._listing(data)
         for name, size in listing["files"]:
-            path = _local_dir(subfolder) / name
+            path = folder / name
             if not path.exists():
                 progress(f"downloading {name} ({format_bytes(size)})")
-                _download_file(subfolder, name, listing["revision"])
+                _download_file(f"{self._subfolder(data)}/{name}", listing["revision"])
             if path.stat().st_size != size:
                 text = f"{path} has {path.stat().st_size} bytes, not {size}"
                 raise DataError(f"{text}; remove it to download it again")
-            parts = split_file(path)
-            each = size // max(1, len(parts))
+            parts = text_formats.split_file(path)
             for start, stop in parts:
-                key = f"{REPOSITORY} {sample} {listing['revision']} {name} {size} {start} {stop}"
-                yield {"key": key, "path": str(path), "part": [start, stop], "bytes": each}
+                file = f"{folder.name} {listing['revision']} {name} {size}"
+                yield {
+                    "key": f"{REPOSITORY} {file} {start} {stop}",
+                    "path": str(path),
+                    "part": [start, stop],
+                    "bytes": size // len(parts),
+                }
 
-    def read(self, unit: TextUnit) -> Iterator[str]:
-        start, stop = unit["part"]
-        yield from read_documents(Path(unit["path"]), (start, stop))
+    def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
+        for text in text_formats.read_documents(Path(unit["path"]), unit["part"]):
+            yield text, None
 
     def _subfolder(self, data: DataConfig) -> str:
         """Return the folder of the files in the repository."""
         return f"data/{data.subset}" if self._sample is None else f"sample/{self._sample}"
 
-    def _listing(self, subfolder: str) -> dict[str, Any]:
+    def _folder(self, data: DataConfig) -> Path:
+        return get_data_dir() / "fineweb-edu" / self._subfolder(data)
+
+    def _listing(self, data: DataConfig) -> dict[str, Any]:
         """``{"revision": str or None, "files": [[name, bytes], ...]}``, sorted by name."""
-        folder = _local_dir(subfolder)
+        folder = self._folder(data)
         listing: dict[str, Any]
         with suppress(FileNotFoundError):
             listing = read_json(folder / "listing.json")
             return listing
         if local := sorted(folder.glob("*.parquet")):
             return {"revision": None, "files": [[one.name, one.stat().st_size] for one in local]}
-        listing = _list_remote_files(subfolder)
+        listing = _list_remote_files(self._subfolder(data), folder)
         write_json(folder / "listing.json", listing)
         return listing
 
 
-def _local_dir(subfolder: str) -> Path:
-    return get_data_dir() / "fineweb-edu" / subfolder
-
-
-def _list_remote_files(subfolder: str) -> dict[str, Any]:
+def _list_remote_files(subfolder: str, folder: Path) -> dict[str, Any]:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
@@ -118,23 +118,20 @@ def _list_remote_files(subfolder: str) -> dict[str, Any]:
                  if isinstance(file, RepoFile) and file.path.endswith(".parquet")]  # fmt: skip
     except Exception as error:  # the library raises many kinds, its transport's too
         text = f"{REPOSITORY} cannot be reached ({summarize_error(error)})"
-        hint = f"connect, or put its {subfolder}/*.parquet into {_local_dir(subfolder)}"
+        hint = f"connect, or put its {subfolder}/*.parquet into {folder}"
         raise DataError(f"{text}; {hint}") from None
     if not files:
         raise DataError(f"{REPOSITORY} has no parquet files in {subfolder} at {revision}")
     return {"revision": revision, "files": [list(file) for file in sorted(files)]}
 
 
-def _download_file(subfolder: str, name: str, revision: str | None) -> None:
+def _download_file(name: str, revision: str | None) -> None:
     from huggingface_hub import hf_hub_download
 
+    folder = get_data_dir() / "fineweb-edu"
     try:
         hf_hub_download(
-            REPOSITORY,
-            f"{subfolder}/{name}",
-            repo_type="dataset",
-            revision=revision,
-            local_dir=os.fspath(get_data_dir() / "fineweb-edu"),
+            REPOSITORY, name, repo_type="dataset", revision=revision, local_dir=str(folder)
         )
     except Exception as error:  # as above
         text = f"{REPOSITORY}, {name} could not be downloaded ({summarize_error(error)})"

@@ -6,16 +6,11 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
+from kvlab.data import text_formats
 from kvlab.data.data_dir import ProgressCallback, cached_sha256, file_stamp
-from kvlab.data.text_formats import (
-    SUFFIXES,
-    detect_format,
-    estimate_text_bytes,
-    read_documents,
-    split_file,
-)
+from kvlab.data.text_formats import SUFFIXES, detect_format
 from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -44,36 +39,33 @@ class LocalFiles(TextSource):
         return sum(path.stat().st_size for path in _find_files(data)[0])
 
     def text_bytes(self, data: DataConfig) -> int:
-        return sum(estimate_text_bytes(path, path.stat().st_size) for path in _find_files(data)[0])
+        files = _find_files(data)[0]
+        return sum(text_formats.estimate_text_bytes(path, path.stat().st_size) for path in files)
 
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
         paths, ignored = _find_files(data)
         if ignored:
-            suffixes = ", ".join(sorted({Path(path).suffix or "no suffix" for path in ignored}))
+            suffixes = ", ".join(sorted({path.suffix or "no suffix" for path in ignored}))
             progress(f"ignored {len(ignored)} files that are not text ({suffixes})")
-        seen = set()
+        different: dict[str, Path] = {}
         for path, digest in cached_sha256(paths).items():
-            name = f"{digest}{detect_format(path)}"
-            if name in seen:
-                continue
-            seen.add(name)
-            stamp = file_stamp(path)
-            parts = split_file(path)
-            size = path.stat().st_size // max(1, len(parts))
+            different.setdefault(f"{digest}{detect_format(path)}", path)
+        for name, path in different.items():
+            stamp, parts = file_stamp(path), text_formats.split_file(path)
             for start, stop in parts:
                 yield {
                     "key": f"files {name} {start} {stop}",
                     "path": str(path),
                     "stamp": stamp,
                     "part": [start, stop],
-                    "bytes": size,
+                    "bytes": path.stat().st_size // len(parts),
                 }
 
-    def read(self, unit: TextUnit) -> Iterator[str]:
+    def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
         path = Path(unit["path"])
         _check_unchanged(path, unit)
-        start, stop = unit["part"]
-        yield from read_documents(path, (start, stop))
+        for text in text_formats.read_documents(path, unit["part"]):
+            yield text, None
         _check_unchanged(path, unit)
 
 
@@ -82,22 +74,45 @@ def _check_unchanged(path: Path, unit: TextUnit) -> None:
         raise DataError(f"{path} changed while it was read; wait for its writer, run again")
 
 
-def _find_files(data: DataConfig) -> tuple[list[Path], list[str]]:
+def _refuse(data: DataConfig, number: int, rule: str) -> NoReturn:
+    message = f"data.paths.{number} = {data.paths[number]}{rule}"
+    raise DataError(message, field=f"data.paths.{number}")
+
+
+def _find_files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     """Return all text files of ``data.paths``, sorted, and the other files in its folders."""
-    files: set[Path] = set()
-    ignored: list[str] = []
+    found: set[Path] = set()
+    ignored: list[Path] = []
     for number, name in enumerate(data.paths):
-        texts, others, problem = _list_texts(Path(name).expanduser())
-        if problem:
-            message = f"data.paths.{number} = {name} {problem}"
-            raise DataError(message, field=f"data.paths.{number}")
-        files.update(texts)
-        ignored += others
-    full = sorted({path.resolve() for path in files if _read_size(path)})
+        path = Path(name).expanduser()
+        if path.is_dir():
+            files = list(_list_folder(path))
+            texts = [file for file in files if detect_format(file)]
+            ignored += [file for file in files if not detect_format(file)]
+            if not texts:
+                rule = f" is a folder without text files; it may hold {', '.join(SUFFIXES)}"
+                _refuse(data, number, rule)
+            found.update(texts)
+        elif not path.is_file():
+            state = "is a pipe or a device" if path.exists() else "does not exist"
+            _refuse(data, number, f" {state}; name a file or a folder")
+        elif detect_format(path) is None:
+            rule = f" is not one of {', '.join(SUFFIXES)}; convert it, or name another"
+            _refuse(data, number, rule)
+        else:
+            found.add(path)
+    full = sorted({path.resolve() for path in found if _read_size(path)})
     if not full:
         names = ", ".join(data.paths)
         raise DataError(f"data.paths = {names} has only empty files; name text", field="data.paths")
     return full, ignored
+
+
+def _list_folder(path: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it, but those that are hidden."""
+    for root, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(root, name) for name in names if not name.startswith("."))
 
 
 def _read_size(path: Path) -> int:
@@ -115,29 +130,6 @@ def _read_size(path: Path) -> int:
         text = f"{path} is no regular file, and a pipe or a device may never end"
         raise DataError(f"{text}; write its text to a file", field="data.paths")
     return facts.st_size
-
-
-def _list_texts(path: Path) -> tuple[list[Path], list[str], str]:
-    """Return the text files at a path, the other files in its folders, and what is wrong or ''."""
-    if path.is_dir():
-        texts, others = [], []
-        for root, folders, names in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(name for name in names if not name.startswith(".")):
-                found = Path(root, name)
-                if detect_format(found) is None:
-                    others.append(str(found))
-                else:
-                    texts.append(found)
-        rule = f"is a folder without text files; it may hold {', '.join(SUFFIXES)}"
-        return texts, others, "" if texts else rule
-    if not path.is_file():
-        if path.exists():
-            return [], [], "is a pipe or a device, which may never end; write its text to a file"
-        return [], [], "does not exist; name a file or a folder"
-    if detect_format(path) is None:
-        return [], [], f"is not one of {', '.join(SUFFIXES)}; convert it, or name another"
-    return [path], [], ""
 
 
 def _check_is_text(path: Path, data: DataConfig) -> None:
@@ -161,5 +153,4 @@ def _check_is_text(path: Path, data: DataConfig) -> None:
         rule = f"is not UTF-8 at byte {error.start}; convert it"
     folders = [Path(name).expanduser().resolve() for name in data.paths]
     number = next(i for i, folder in enumerate(folders) if folder in (path, *path.parents))
-    message = f"data.paths.{number} = {data.paths[number]}: {path.name} {rule}"
-    raise DataError(message, field=f"data.paths.{number}")
+    _refuse(data, number, f": {path.name} {rule}")

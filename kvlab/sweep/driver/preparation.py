@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.data import get_hellaswag_file
+from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_atomic
 from kvlab.humanize import format_bytes, format_count

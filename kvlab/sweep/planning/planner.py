@@ -24,7 +24,7 @@ from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missin
 from kvlab.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from kvlab.data import DatasetFacts
+    from kvlab.data.shards import DatasetFacts
 
 EndedStatus = Literal["done", "failed", "diverged", "pruned"]
 

@@ -19,7 +19,7 @@ from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 
 if TYPE_CHECKING:
-    from kvlab.data import DatasetFacts
+    from kvlab.data.shards import DatasetFacts
 
 IdentifyDataset = Callable[[DataConfig], "DatasetFacts | None"]
 """Return the facts of a prepared dataset, its digest among them; None if it is not prepared."""
@@ -79,7 +79,7 @@ class PlannedTexts:
         try:
             facts = self._identify(data)
             if facts is None and self._known:
-                from kvlab.data import dataset_identity
+                from kvlab.data.dataset_preparation import dataset_identity
 
                 facts = self._known.get(dataset_identity(data))
             if facts is None and self._identify is find_text:
@@ -137,7 +137,7 @@ def prepare_text(
     Args:
         on_progress: Called with lines for people.
     """
-    from kvlab.data import prepare_dataset
+    from kvlab.data.dataset_preparation import prepare_dataset
     from kvlab.data.shards import read_dataset_facts
 
     return read_dataset_facts(prepare_dataset(data, on_progress).folder)
@@ -145,7 +145,7 @@ def prepare_text(
 
 def find_text(data: DataConfig) -> "DatasetFacts | None":
     """Return the facts of a prepared text."""
-    from kvlab.data import find_dataset
+    from kvlab.data.dataset_preparation import find_dataset
 
     return find_dataset(data)
 
@@ -155,7 +155,7 @@ def prepare_small_text(data: DataConfig) -> "DatasetFacts | None":
 
     No shorter way shows whether it can be prepared, and holds what is asked.
     """
-    from kvlab.data import is_small_text
+    from kvlab.data.dataset_preparation import is_small_text
 
     is_small = SOURCES[data.source].reads_paths and is_small_text(data)
     return prepare_text(data) if is_small else None
@@ -173,7 +173,7 @@ def read_known_texts(store: Store, sweep: str) -> "dict[str, DatasetFacts]":
         recorded = store.sweep(sweep).get("texts", {})
     except (UsageError, StoreError):
         return {}
-    from kvlab.data import DatasetFacts
+    from kvlab.data.shards import DatasetFacts
 
     return {
         identity: DatasetFacts(**{**facts, "warnings": tuple(facts["warnings"])})

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data import prepare_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.data.text_source import TextSource
 from kvlab.errors import SpecError
 from kvlab.spec import DataConfig, load_experiment
@@ -37,7 +37,7 @@ class Counting(TextSource):
             yield {"key": f"counting {first}", "first": first}
 
     def read(self, unit):
-        yield from (f"The number {unit['first'] + index}." for index in range(100))
+        yield from ((f"The number {unit['first'] + index}.", None) for index in range(100))
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +53,15 @@ class TestCountingContract(SourceContract):
         return DataConfig(source="counting")
 
 
-def test_yaml_schema_and_command_line_know_it(tmp_path, capsys):
+def test_yaml_schema_and_command_line_know_it_by_its_line(tmp_path, capsys, monkeypatch):
     path = tmp_path / "e.yaml"
     path.write_text(EXPERIMENT)
-    dataset = prepare_dataset(load_experiment(path).data, workers=1)
+    dataset = prepare_dataset(load_experiment(path).data)
     assert dataset.train_documents + dataset.validation_documents == 2000
     assert '"counting"' in str(json_schema("experiment")).replace("'", '"')
     options = ["--tokenizer", "bytes", "--max-bytes", "100000"]
     assert main(["data", "prepare", "counting", *options]) == 0
     assert str(dataset.folder) in capsys.readouterr().out
-
-
-def test_without_its_line_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.delitem(SOURCES, "counting")
-    (tmp_path / "e.yaml").write_text(EXPERIMENT)
     with pytest.raises(SpecError, match=r"e\.yaml:3:.*data\.source = counting is not one of"):
-        load_experiment(tmp_path / "e.yaml")
+        load_experiment(path)

@@ -1,6 +1,7 @@
 """`docstrings`: exact extraction, in an order of which every prefix is a fair sample."""
 
 import ast
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -49,19 +50,18 @@ else:
     assert found == set(names)
 
 
-def test_short_docstrings_tables_and_other_strings_are_excluded():
-    source = f'def f():\n    """Short."""\n    x = """{PROSE}"""\ndef g():\n    """{TABLE}"""\n'
-    assert list(extract_docstrings(source.encode())) == []
-
-
-def test_indentation_is_removed():
-    source = f'def f():\n    """\n    {PROSE}\n\n        deeper\n    """\n'
-    assert list(extract_docstrings(source.encode())) == [f"{PROSE}\n\n    deeper"]
-
-
-def test_a_file_that_does_not_parse_has_no_documents():
-    assert list(extract_docstrings(f'def f(:\n    """{PROSE}"""'.encode())) == []
-    assert list(extract_docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f'def f():\n    """Short."""\n    x = """{PROSE}"""\ndef g():\n    """{TABLE}"""\n', []),
+        (f'def f():\n    """\n    {PROSE}\n\n        in\n    """\n', [f"{PROSE}\n\n    in"]),
+        (f'def f(:\n    """{PROSE}"""', []),
+        (f'\x00"""{PROSE}"""', []),
+    ],
+    ids=["tables and other strings", "indented", "no Python", "a byte 0"],
+)
+def test_only_long_prose_docstrings_are_documents(source, expected):
+    assert list(extract_docstrings(source.encode())) == expected
 
 
 def test_a_real_file_against_the_standard_library():
@@ -75,17 +75,13 @@ def test_a_real_file_against_the_standard_library():
     assert set(extract_docstrings(raw)) == expected
 
 
-def test_the_first_units_hold_files_of_many_packages():
+def test_the_first_units_hold_prose_of_many_packages():
     source = get_source("docstrings")
-    units = source.units(DataConfig(), ignore_progress)
-    paths = [path for _, unit in zip(range(8), units, strict=False) for path, _ in unit["files"]]
+    units = list(islice(source.units(DataConfig(), ignore_progress), 8))
+    paths = [path for unit in units for path, _ in unit["files"]]
     packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
     assert len(packages) >= 8
     assert not any("/tests/" in path for path in paths)
-
-
-def test_a_unit_holds_prose():
-    source = get_source("docstrings")
-    texts = list(source.read(next(source.units(DataConfig(), ignore_progress))))
+    texts = [text for text, _ in source.read(units[0])]
     assert min(map(len, texts)) >= MIN_CHARACTERS
     assert sum(" the " in text for text in texts) > len(texts) / 2

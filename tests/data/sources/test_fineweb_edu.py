@@ -1,17 +1,15 @@
 """`fineweb-edu-*`: from a local folder, and from a simulated hub."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from kvlab.data import dataset_identity, prepare_dataset
+from kvlab.data.dataset_preparation import dataset_identity, prepare_dataset
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
@@ -19,19 +17,6 @@ from tests.support.text_files import documents, stories, write_parquet
 
 DATA = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fraction=0.3)
 REVISION = "0123456789abcdef0123456789abcdef01234567"
-SCRIPT = """
-import json, sys
-from kvlab.data import dataset_identity, prepare_dataset
-from kvlab.errors import KvlabError
-from kvlab.spec import DataConfig
-data = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fraction=0.3,
-                  max_bytes=json.loads(sys.argv[1]))
-try:
-    dataset = prepare_dataset(data, workers=1)
-    print(json.dumps({"digest": dataset.digest, "identity": dataset_identity(data)}))
-except KvlabError as error:
-    print(json.dumps({"error": str(error)}))
-"""
 
 
 def write_local_sample(data_home, sample="10BT"):
@@ -58,23 +43,16 @@ def test_local_files_are_read_in_the_order_of_the_repository(data_home):
     assert "ODC-By" in dataset.licence
 
 
-def test_max_bytes_takes_the_beginning(data_home):
+@pytest.mark.parametrize("unit", ["max_bytes", "max_tokens"])
+def test_a_limit_takes_the_beginning(data_home, unit):
     write_local_sample(data_home)
     published = stories(60)
-    limit = sum(len(text.encode()) for text in published[:30])
-    dataset = prepare_dataset(DATA.model_copy(update={"max_bytes": limit}), workers=2)
-    taken = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
-    assert sorted(taken) == sorted(published[:30])
-
-
-def test_max_tokens_takes_the_beginning(data_home):
-    write_local_sample(data_home)
-    published = stories(60)
-    limit = sum(len(text.encode()) + 1 for text in published[:30])  # an end of text each
-    for count, documents_read in ((limit, 30), (limit + 1, 31)):
-        dataset = prepare_dataset(DATA.model_copy(update={"max_tokens": count}), workers=2)
+    # a token is a byte, and each document has an end of text
+    limit = sum(len(text.encode()) + (unit == "max_tokens") for text in published[:30])
+    for count, read in ((limit, 30), (limit + 1, 31)):
+        dataset = prepare_dataset(DATA.model_copy(update={unit: count}), workers=count - limit + 1)
         taken = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
-        assert sorted(taken) == sorted(published[:documents_read])
+        assert sorted(taken) == sorted(published[:read])
 
 
 def test_a_crawl_is_read_whole_and_sampled_fairly(data_home):
@@ -95,20 +73,16 @@ def test_a_crawl_is_read_whole_and_sampled_fairly(data_home):
         dataset_identity(other)
 
 
-def test_identity_follows_the_files(data_home):
+def test_identity_follows_the_files_and_their_listed_sizes_hold(data_home):
     folder = write_local_sample(data_home)
     before = dataset_identity(DATA)
     write_parquet(folder / "002_00000.parquet", stories(5, seed=2))
     assert dataset_identity(DATA) != before
-
-
-def test_a_file_of_another_size_than_listed_is_refused(data_home):
-    folder = write_local_sample(data_home)
     files = [[path.name, path.stat().st_size] for path in sorted(folder.glob("*.parquet"))]
     files[1][1] += 1
     (folder / "listing.json").write_text(json.dumps({"revision": REVISION, "files": files}))
     with pytest.raises(DataError, match="001_00000"):
-        prepare_dataset(DATA, workers=1)
+        prepare_dataset(DATA)
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -169,33 +143,29 @@ def hub(tmp_path):
     server.server_close()
 
 
-def prepare_in_process(endpoint, max_bytes="null"):
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
-    environment.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-c", SCRIPT, max_bytes]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def set_endpoint(monkeypatch, endpoint):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def test_hub_files_are_listed_downloaded_and_kept(hub, data_home):
+def test_hub_files_are_listed_downloaded_and_kept(hub, data_home, monkeypatch):
     endpoint, served = hub
-    first = prepare_in_process(endpoint)
+    set_endpoint(monkeypatch, endpoint)
+    prepare_dataset(DATA.model_copy(update={"max_bytes": 10_000}))
+    assert served == ["sample/10BT/000_00000.parquet"], "more is not needed"
+    first = prepare_dataset(DATA)
     assert served == ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"]
     folder = data_home / "fineweb-edu" / "sample" / "10BT"
     assert json.loads((folder / "listing.json").read_text())["revision"] == REVISION
     shutil.rmtree(data_home / "datasets")
-    assert prepare_in_process("http://127.0.0.1:9") == first  # no hub any more
+    set_endpoint(monkeypatch, "http://127.0.0.1:9")  # no hub any more
+    assert prepare_dataset(DATA).digest == first.digest
     assert len(served) == 2
 
 
-def test_only_the_files_that_max_bytes_needs_are_downloaded(hub):
-    endpoint, served = hub
-    assert "digest" in prepare_in_process(endpoint, "10000")
-    assert served == ["sample/10BT/000_00000.parquet"]
-
-
-def test_without_hub_or_files_the_error_gives_a_hint():
-    answer = prepare_in_process("http://127.0.0.1:9")
-    assert "HuggingFaceFW/fineweb-edu cannot be reached" in answer["error"]
-    assert "sample/10BT/*.parquet" in answer["error"]
+def test_without_hub_or_files_the_error_gives_a_hint(monkeypatch):
+    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"cannot be reached.*sample/10BT/\*\.parquet"):
+        prepare_dataset(DATA)

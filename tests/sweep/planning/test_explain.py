@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from kvlab.data import get_data_dir
+from kvlab.data.data_dir import get_data_dir
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan

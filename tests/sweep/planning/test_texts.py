@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.data import DatasetFacts, list_prepared_datasets, prepare_dataset
+from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
 from kvlab.data.requirements import find_shortages, scale_defaults
+from kvlab.data.shards import DatasetFacts
 from kvlab.errors import DataError
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
