@@ -10,7 +10,7 @@ from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.model import attention_backends
 from kvlab.model.attention_backends import BACKENDS, record_kernels, scaled_dot_product
 from kvlab.model.causal_mask import CausalMask
-from kvlab.train import train
+from kvlab.train.loop import train
 from tests.studies import fuzz_model
 from tests.studies.gpu_page import DECODED, Setting, SmallSweep, compare_decoders
 from tests.support.tiny_training import dataset, experiment, model

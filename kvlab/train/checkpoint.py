@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import (
-    check_file,
-    check_form,
-    read_sealed_json,
-    seal_file,
-    set_aside,
-    write_sealed_json,
-)
 from kvlab.spec.experiment import Experiment
 from kvlab.train.tensor_files import copy_weights, fsync_path, read_tensors, write_tensors
 from kvlab.train.training_record import Curve
@@ -56,7 +49,7 @@ class TrainingState:
         timed_seconds, timed_steps: time and number of the steps that count for the rate.
         losses: of every step, in nats per token. The curve is made of them at the end, since the
             steps between its points depend on the token budget.
-        lowest: argument of `kvlab.train.divergence.check_spike`.
+        lowest: argument of `kvlab.train.train_step.check_spike`.
         validation_curve, resumed_from, branched_at, checkpoint_seconds: as in `TrainingRecord`.
     """
 
@@ -204,11 +197,12 @@ class Checkpoints:
         with self._new_folder(self._folder / _folder_name(state["step"])) as folder:
             for name, part in zip(_FILES, tensors, strict=True):
                 write_tensors(folder / name, part, self._fence)
-            files = {name: seal_file(folder / name) for name in _FILES}
+            files = {name: sealed_files.seal_file(folder / name) for name in _FILES}
             content = {"schema": 1, "identity": self._identity, "files": files, "state": state}
-            write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+            sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
             fsync_path(folder)
-        self._remove_all_but(self._list_newest_first()[: self._keep_last])
+        recent = self._list_newest_first()[: self._keep_last]
+        self._remove_all_but(recent, state["validation_curve"])
 
     def share(self, step: int, trunk: Trunk) -> None:
         """Add the checkpoint of ``step`` to a trunk, unless it has that step.
@@ -244,9 +238,9 @@ class Checkpoints:
             with self._new_folder(self._folder / source.name) as folder:
                 for name in _FILES:
                     _link_or_copy(source / name, folder / name)
-                write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+                sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
         except RecordDamaged as error:
-            aside = set_aside(trunk.directory, [source.name])
+            aside = sealed_files.set_aside(trunk.directory, [source.name])
             _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
             return self.branch(trunk, last_step)
         except StoreError:  # garbage collection has removed it meanwhile
@@ -260,29 +254,27 @@ class Checkpoints:
         Args:
             keep_other: leave a folder that another process has put at ``path`` meanwhile.
         """
-        temporary = None
         try:
             for parent in (self._folder, path.parent):
                 parent.mkdir(parents=True, exist_ok=True)
             # in the own folder, also if it is for a trunk: others may tidy up there
-            temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
-            yield temporary
-            if self._fence is not None:
-                self._fence.check()
-            if not keep_other and path.exists():  # damaged, or this run had resumed from it
-                shutil.rmtree(path)
-            try:
-                os.rename(temporary, path)
-            except OSError:
-                if not (keep_other and path.exists()):
-                    raise
+            with tempfile.TemporaryDirectory(
+                prefix=".step-", dir=self._folder, ignore_cleanup_errors=True
+            ) as temporary:
+                yield Path(temporary)
+                if self._fence is not None:
+                    self._fence.check()
+                if not keep_other and path.exists():  # damaged, or this run had resumed from it
+                    shutil.rmtree(path)
+                try:
+                    os.rename(temporary, path)
+                except OSError:
+                    if not (keep_other and path.exists()):
+                        raise
             fsync_path(path.parent)
         except OSError as error:
             text = f"{path.parent} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, run again") from None
-        finally:
-            if temporary is not None and temporary.exists():
-                shutil.rmtree(temporary, ignore_errors=True)
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
         """Load the newest intact checkpoint into ``model`` and ``optimizer``.
@@ -297,12 +289,12 @@ class Checkpoints:
         for folder in self._list_newest_first():
             try:
                 content = read_checkpoint(folder)
-                check_form(folder / _STATE_FILE, content["state"], TrainingState)
+                sealed_files.check_form(folder / _STATE_FILE, content["state"], TrainingState)
                 state = TrainingState(**content["state"])
                 tensors = [read_tensors(folder / name) for name in _FILES]
             except (RecordDamaged, TypeError) as error:  # or of an older version of kvlab
                 names = [f"{self._folder.name}/{folder.name}"]
-                aside = set_aside(self._folder.parent, names, self._fence)
+                aside = sealed_files.set_aside(self._folder.parent, names, self._fence)
                 _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
                 continue
             if content["identity"] != self._identity:
@@ -319,28 +311,21 @@ class Checkpoints:
             return state
         return None
 
-    def remove_all_but_best(self) -> None:
+    def remove_all_but_best(self, validation_curve: Curve) -> None:
         """Remove what a finished training does not keep."""
-        if self._keep_best:
-            self._remove_leftovers()
-            self._remove_all_but([])
-        else:
+        self._remove_leftovers()
+        self._remove_all_but([], validation_curve)
+        if not self._keep_best:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _remove_all_but(self, recent: list[Path]) -> None:
+    def _remove_all_but(self, recent: list[Path], validation_curve: Curve) -> None:
         """Remove all checkpoints but ``recent`` and the best."""
         folders = self._list_newest_first()
-        ranked = []
-        for folder in folders if self._keep_best else ():
-            with suppress(StoreError, OSError, KeyError, TypeError, IndexError):  # damaged
-                state = read_sealed_json(folder / _STATE_FILE)["state"]
-                step, _, loss = state["validation_curve"][-1]
-                if step == state["step"]:
-                    ranked.append((float(loss), folder))
-        ranked.sort()
-        best = [folder for _, folder in ranked[: self._keep_best]]
+        losses = {_folder_name(int(step)): loss for step, _, loss in validation_curve}
+        ranked = sorted((losses[one.name], one) for one in folders if one.name in losses)
+        kept = [*recent, *(folder for _, folder in ranked[: self._keep_best])]
         for folder in folders:
-            if folder not in recent and folder not in best:
+            if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _list_newest_first(self) -> list[Path]:
@@ -358,13 +343,13 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
         RecordDamaged: A file is missing, or is not what was written.
     """
     try:
-        content = read_sealed_json(folder / _STATE_FILE, "identity", "files", "state")
+        content = sealed_files.read_sealed_json(folder / _STATE_FILE, "identity", "files", "state")
         if not isinstance(content["state"], dict) or not content["files"].keys() >= set(_FILES):
             raise RecordDamaged(f"{folder / _STATE_FILE} is damaged: it has no state or no files")
     except FileNotFoundError:
         raise RecordDamaged(f"{folder / _STATE_FILE} is missing") from None
     for name in _FILES:
-        check_file(folder / name, content["files"][name])
+        sealed_files.check_file(folder / name, content["files"][name])
     return content
 
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,23 +15,17 @@ import torch
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
-from kvlab.model.kernels.malloc import (
-    keep_freed_memory,
-    read_status_bytes,
-    reset_resident_peak,
-    return_free_memory,
-)
+from kvlab.model.kernels import malloc
 from kvlab.spec.experiment import Experiment
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
-from kvlab.train.divergence import WINDOW, check_finite, check_spike
 from kvlab.train.mfu import MfuMeter
 from kvlab.train.tensor_files import FINAL_WEIGHTS, load_final_weights, write_tensors
-from kvlab.train.train_step import TokenSplits, TrainStepper
+from kvlab.train.train_step import WINDOW, TokenSplits, TrainStepper, check_finite, check_spike
 from kvlab.train.training_record import (
+    PROGRESS_POINTS,
     TrainingRecord,
     load_training_record,
     mean_curve,
-    recent_curve,
     write_rung,
     write_training_record,
 )
@@ -118,51 +113,47 @@ def train(
         load_final_weights(model, directory)
     else:
         device = run.device.type
-        with keep_freed_memory(device), closing(run.checkpoints):
+        with malloc.keep_freed_memory(device), closing(run.checkpoints):
             record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.workers.is_rank_zero:
-        run.checkpoints.remove_all_but_best()
+        run.checkpoints.remove_all_but_best(record.validation_curve)
     return record
 
 
+@dataclass(eq=False)
 class _Run:
     """One attempt at one training."""
 
-    def __init__(
-        self,
-        model: GPT,
-        dataset: TokenSplits,
-        experiment: Experiment,
-        seed: int,
-        directory: Path,
-        initial_weights: WeightLoader | None,
-        until: int | None,
-        trunk: Trunk | None,
-        fence: Fence | None,
-    ):
-        self.stepper = TrainStepper(model, dataset, experiment, seed)
+    model: GPT
+    dataset: TokenSplits
+    experiment: Experiment
+    seed: int
+    directory: Path
+    initial_weights: WeightLoader | None
+    until: int | None
+    trunk: Trunk | None
+    fence: Fence | None
+
+    def __post_init__(self) -> None:
+        self.training, self.device = self.experiment.training, self.model.device
+        self.stepper = TrainStepper(self.model, self.dataset, self.experiment, self.seed)
         self.workers = self.stepper.workers
-        self.experiment, self.training = experiment, experiment.training
-        self.device, self.directory = model.device, directory
-        self.initial_weights, self.until, self.fence = initial_weights, until, fence
-        self.trunk = trunk
-        source = initial_weights and initial_weights.identity
-        identity = resume_identity(experiment, seed, len(dataset.train), source)
+        source = self.initial_weights and self.initial_weights.identity
+        tokens = len(self.dataset.train)
         self.checkpoints = Checkpoints(
-            directory,
-            identity,
+            self.directory,
+            resume_identity(self.experiment, self.seed, tokens, source),
             self.training.keep_last,
             self.training.keep_best,
-            fence,
+            self.fence,
             is_background=self.device.type in BACKGROUND_DEVICES,
         )
-        self.saved_step = 0
         self.save_seconds = 0.0
 
     def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> TrainingRecord:
         """Take all remaining steps and write the result."""
         self.mfu_meter = MfuMeter(self.experiment, self.device, self.workers.size)
-        self.memory = _PeakMemory(self.stepper.model)
+        self.memory = _PeakMemory(self.model)
         state = self.load_state()
         self.saved_step = first_step = state.step
         self.recent = _RecentSteps(state)
@@ -193,20 +184,17 @@ class _Run:
 
     def load_state(self) -> TrainingState:
         """Resume from the newest checkpoint, branch from a trunk, or begin a new training."""
-        state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
+        state = self.checkpoints.resume(self.model, self.stepper.optimizer)
         if state is None:
             if self.initial_weights is not None and self.workers.is_rank_zero:
-                self.initial_weights.load(self.stepper.model)
+                self.initial_weights.load(self.model)
             # not with keep_best: the best checkpoints of the trunk's steps would be missing
             if self.trunk is not None and not self.training.keep_best:
-                last = self.training.stable_steps
-                branch = partial(
-                    self.checkpoints.branch,
-                    self.trunk,
-                    last if self.until is None else min(last, self.until),
-                )
+                stable = self.training.stable_steps
+                last = stable if self.until is None else min(stable, self.until)
+                branch = partial(self.checkpoints.branch, self.trunk, last)
                 if self.workers.broadcast_decision(branch, self.device):
-                    state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
+                    state = self.checkpoints.resume(self.model, self.stepper.optimizer)
         self.stepper.connect_workers()
         return state or TrainingState()
 
@@ -243,8 +231,7 @@ class _Run:
         if self.until is None or not self.until <= state.step < self.training.steps:
             return
         loss = self.last_validation_loss(state)
-        if loss is None:
-            loss = self.validate(state)
+        loss = self.validate(state) if loss is None else loss
         self.save(state)
         self.checkpoints.wait()
         if self.workers.is_rank_zero:
@@ -282,7 +269,7 @@ class _Run:
         if state.step > self.saved_step:
             start = time.monotonic()
             if self.workers.is_rank_zero:
-                self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
+                self.checkpoints.save(self.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - start
             state.checkpoint_seconds += self.save_seconds
@@ -304,9 +291,8 @@ class _Run:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
         self.wait_for_checkpoints(state)
         # the first step of an attempt warms up, and counts only if there is no other
-        steps, seconds = state.timed_steps, state.timed_seconds
-        if not steps:
-            steps, seconds = state.step, state.seconds
+        timed = (state.timed_steps, state.timed_seconds)
+        steps, seconds = timed if state.timed_steps else (state.step, state.seconds)
         rate = steps * self.training.batch_tokens / seconds if seconds else 0.0
         record = TrainingRecord(
             steps=state.step,
@@ -321,10 +307,13 @@ class _Run:
             attention="; ".join(sorted(self.stepper.attention or ())) or None,
             peak_bytes=self.memory.peak_bytes(),
             int8=self.stepper.describe_int8(),
-            **self.mfu_meter.record_fields(rate),
+            workers=self.workers.size,
+            peak_flops_per_second=self.mfu_meter.peak,
+            peak_flops_origin=self.mfu_meter.origin,
+            **self.mfu_meter.rates(rate),
         )
         if self.workers.is_rank_zero:
-            parameters = dict(self.stepper.model.named_parameters())
+            parameters = dict(self.model.named_parameters())
             write_tensors(self.directory / FINAL_WEIGHTS, parameters, self.fence)
             write_training_record(self.directory, record, self.fence)
         return record
@@ -337,13 +326,14 @@ class _Run:
             "steps": self.training.steps,
             "loss": state.losses[-1],
             "tokens_per_second": rate,
-            "flops_per_second": self.mfu_meter.flops_per_second(rate),
-            "mfu": self.mfu_meter.mfu(rate),
+            **self.mfu_meter.rates(rate),
             "peak_bytes": self.memory.peak_bytes(),
             "process_bytes": self.memory.process_bytes(),
             "seconds_left": seconds_per_step * (self.training.steps - state.step),
             "curves": {
-                "train_loss": recent_curve(state.losses, self.training.batch_tokens),
+                "train_loss": mean_curve(
+                    state.losses, state.step, self.training.batch_tokens, PROGRESS_POINTS
+                ),
                 "validation_loss": list(state.validation_curve),
             },
         }
@@ -391,8 +381,8 @@ class _PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         self._weight_bytes = sum(weight.nbytes for weight in model.parameters())
-        return_free_memory()
-        self._has_kernel_peak = reset_resident_peak()
+        malloc.return_free_memory()
+        self._has_kernel_peak = malloc.reset_resident_peak()
         self._before = self._most = _own_bytes()
 
     def peak_bytes(self) -> int:
@@ -401,7 +391,7 @@ class _PeakMemory:
             return torch.cuda.max_memory_allocated(self._device)
         own = _own_bytes()
         if self._has_kernel_peak:
-            own += read_status_bytes("VmHWM") - read_status_bytes("VmRSS")
+            own += malloc.read_status_bytes("VmHWM") - malloc.read_status_bytes("VmRSS")
         self._most = max(self._most, own)
         return self._most - self._before + self._weight_bytes
 
@@ -413,6 +403,6 @@ class _PeakMemory:
 def _own_bytes() -> int:
     """Return the resident bytes of this process that no file has."""
     try:
-        return read_status_bytes("RssAnon")
+        return malloc.read_status_bytes("RssAnon")
     except OSError:  # not Linux
         return psutil.Process().memory_info().rss

@@ -7,7 +7,6 @@ maker's figure for a known device, or measured here.
 
 import time
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -80,7 +79,11 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype, threads: int)
 
 
 class MfuMeter:
-    """Converts the token rate of all workers into FLOPs per second and MFU."""
+    """Converts the token rate of all workers into FLOPs per second and MFU.
+
+    Attributes:
+        peak, origin: of one worker's device, see `find_peak_flops`.
+    """
 
     def __init__(self, experiment: Experiment, device: torch.device, workers: int):
         self.workers = workers
@@ -88,19 +91,7 @@ class MfuMeter:
         steps, tokens = experiment.training.steps, experiment.training.batch_tokens
         self._flops_per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
 
-    def flops_per_second(self, tokens_per_second: float) -> float:
-        return self._flops_per_token * tokens_per_second
-
-    def mfu(self, tokens_per_second: float) -> float:
-        """Return the share of the peak of all workers' devices, one per worker."""
-        return self.flops_per_second(tokens_per_second) / (self.peak * self.workers)
-
-    def record_fields(self, tokens_per_second: float) -> dict[str, Any]:
-        """Return the fields of `kvlab.train.training_record.TrainingRecord` about FLOPs."""
-        return {
-            "workers": self.workers,
-            "flops_per_second": self.flops_per_second(tokens_per_second),
-            "mfu": self.mfu(tokens_per_second),
-            "peak_flops_per_second": self.peak,
-            "peak_flops_origin": self.origin,
-        }
+    def rates(self, tokens_per_second: float) -> dict[str, float]:
+        """Return FLOPs per second, and their share of the peak of all workers' devices."""
+        flops = self._flops_per_token * tokens_per_second
+        return {"flops_per_second": flops, "mfu": flops / (self.peak * self.workers)}

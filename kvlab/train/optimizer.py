@@ -1,7 +1,6 @@
 """AdamW and the learning-rate schedule, as published reproductions of GPT-2 use them."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch.optim import AdamW
@@ -50,28 +49,13 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     warmup = training.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
-    share = _SCHEDULES[training.schedule](training, step)
+    if training.schedule == "wsd":
+        # Warm-up, stable, decay: the peak until ``decay_tokens`` before the end, then 1 - sqrt.
+        # Hägele et al. (arXiv 2405.18392) find that shape better than a straight line.
+        start = training.steps - training.decay_steps
+        decayed = max(0, step - start) / max(1, training.decay_steps)
+        share = 1 - math.sqrt(decayed)
+    else:  # half a cosine after the warm-up
+        progress = (step - warmup) / max(1, training.steps - warmup)
+        share = 0.5 * (1 + math.cos(math.pi * progress))
     return share * peak + (1 - share) * final
-
-
-def _cosine_share(training: TrainingConfig, step: int) -> float:
-    """Half a cosine after the warm-up."""
-    warmup = training.warmup_steps
-    progress = (step - warmup) / max(1, training.steps - warmup)
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _wsd_share(training: TrainingConfig, step: int) -> float:
-    """Warm-up, stable, decay: the peak until ``decay_tokens`` before the end, then 1 - sqrt.
-
-    Hägele et al. (arXiv 2405.18392) find that shape better than a straight line.
-    """
-    decay = training.decay_steps
-    start = training.steps - decay
-    return 1.0 if step < start else 1 - math.sqrt((step - start) / max(1, decay))
-
-
-_SCHEDULES: dict[str, Callable[[TrainingConfig, int], float]] = {
-    "cosine": _cosine_share,
-    "wsd": _wsd_share,
-}

@@ -83,12 +83,10 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) 
         StoreError: names or shapes are not the model's; nothing is copied.
     """
     parameters = dict(model.named_parameters())
-    mismatched = sorted(set(parameters) ^ set(tensors))
-    mismatched += [
-        n for n in parameters if n in tensors and tensors[n].shape != parameters[n].shape
-    ]
+    own, read = ({n: t.shape for n, t in one.items()} for one in (parameters, tensors))
+    mismatched = {name for name, _ in own.items() ^ read.items()}
     if mismatched:
-        count = f"{len(mismatched)} tensors differ, such as {mismatched[0]}"
+        count = f"{len(mismatched)} tensors differ, such as {min(mismatched)}"
         text = f"{source} does not fit the model: {count}"
         raise StoreError(f"{text}; it was trained as another configuration")
     with torch.no_grad():

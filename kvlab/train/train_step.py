@@ -3,15 +3,19 @@
 Shapes: R rows of a step, T tokens of a block.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from kvlab.data.batches import get_training_batch, spread_windows
+from kvlab.errors import Diverged, ResourceError
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
@@ -21,9 +25,10 @@ from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.training_config import INT8_PRODUCTS
-from kvlab.train.distributed import WorkerGroup
-from kvlab.train.divergence import check_finite
 from kvlab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+
+WINDOW = 32
+"""Steps whose mean loss is compared. A spike that passes sooner is noise."""
 
 
 class TokenSplits(Protocol):
@@ -84,6 +89,74 @@ class SummedLoss(nn.Module):
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast)
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """This process as worker ``rank`` of ``size``. A single worker needs no process group.
+
+    Every worker holds the whole model and takes its share of each step's rows; gradients are
+    averaged by PyTorch's DistributedDataParallel. A step has the same rows as with one worker, so
+    the losses are equal up to the order of summation.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls, size: int) -> "WorkerGroup":
+        """Return this process's position in the process group.
+
+        Raises:
+            ResourceError: the group does not have ``size`` workers.
+        """
+        has_group = dist.is_available() and dist.is_initialized()
+        group = cls(dist.get_rank(), dist.get_world_size()) if has_group else cls()
+        if group.size != size:
+            text = f"the training is for {size} workers and runs in {group.size}"
+            raise ResourceError(f"{text}; use the Ray executor, or resources.workers: {group.size}")
+        return group
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this worker writes files and reports."""
+        return self.rank == 0
+
+    def row_slice(self, count: int) -> slice:
+        """Return this worker's part of ``count`` rows, a multiple of ``size``."""
+        share = count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        """Sum ``value`` over all workers, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def broadcast_decision(self, decide: Callable[[], bool], device: torch.device) -> bool:
+        """Return what ``decide`` returns on rank zero; the others do not call it."""
+        if self.size == 1:
+            return decide()
+        decision = torch.tensor([self.is_rank_zero and decide()], dtype=torch.int32, device=device)
+        dist.broadcast(decision, 0)
+        return bool(decision.item())
+
+    def wrap_module(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """Return ``module`` with gradients averaged over the workers.
+
+        All workers start from the parameters of rank zero.
+        """
+        if self.size == 1:
+            return module
+        ids = [device] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(module, device_ids=ids)
+
+    def no_sync(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """Return a context without gradient exchange, unless this is a step's last microbatch."""
+        if self.size == 1 or is_last:
+            return nullcontext()
+        assert isinstance(module, nn.parallel.DistributedDataParallel)
+        return module.no_sync()
 
 
 class TrainStepper:
@@ -199,3 +272,46 @@ def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:
         share = min(1.0, experiment.resources.devices or 1.0)  # of a script: all of it
         memory = int(torch.cuda.get_device_properties(device).total_memory * share)
     return microbatch_rows(experiment, memory)
+
+
+def check_finite(name: str, value: float, training: TrainingConfig, step: int) -> None:
+    """Check that a value is neither NaN nor infinite.
+
+    Raises:
+        Diverged: it is.
+    """
+    if not math.isfinite(value):
+        raise Diverged(_divergence_message(f"the {name} is {value}", training, step))
+
+
+def check_spike(
+    recent: Sequence[float], lowest: float | None, training: TrainingConfig, step: int
+) -> float | None:
+    """Check the mean loss of the last `WINDOW` steps against the lowest such mean so far.
+
+    Args:
+        recent: losses of the last steps, at most `WINDOW`.
+        lowest: the return value for the step before.
+
+    Returns:
+        The lowest mean including this step; None before there are `WINDOW` losses.
+
+    Raises:
+        Diverged: the mean is ``training.spike`` nats above the lowest.
+    """
+    if len(recent) < WINDOW:
+        return lowest
+    mean = math.fsum(recent) / len(recent)
+    if lowest is None or mean < lowest:
+        return mean
+    if training.spike is not None and mean > lowest + training.spike:
+        rise = f"from {lowest:.3f} to {mean:.3f}, over training.spike = {training.spike:g},"
+        text = f"the mean loss of {WINDOW} steps rose {rise}"
+        raise Diverged(_divergence_message(text, training, step))
+    return lowest
+
+
+def _divergence_message(text: str, training: TrainingConfig, step: int) -> str:
+    where = f"at step {step} of {training.steps}"
+    rate = f"with learning_rate = {training.learning_rate:g}"
+    return f"{text} {where}, {rate}; lower it, or lengthen warmup_tokens"

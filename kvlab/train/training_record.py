@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import RecordDamaged
+from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import (
-    check_form,
-    read_sealed_json,
-    seal_file,
-    set_aside,
-    write_sealed_json,
-)
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
@@ -78,31 +72,24 @@ class TrainingRecord:
     int8: dict[str, Any] | None = None
 
 
-def mean_curve(losses: Sequence[float], steps: int, batch_tokens: int) -> Curve:
-    """Return the training curve of a finished training.
+def mean_curve(
+    losses: Sequence[float], steps: int, batch_tokens: int, points: int | None = None
+) -> Curve:
+    """Return the training curve.
 
     Args:
         losses: of every step, in nats per token.
         steps: of the whole training, which set the steps between points.
         batch_tokens: tokens of a step.
+        points: about how many; default `CURVE_POINTS`.
     """
-    interval = max(1, steps // CURVE_POINTS)
+    interval = max(1, steps // (points or CURVE_POINTS))
     curve = []
     for start in range(0, len(losses), interval):
         part = losses[start : start + interval]
         step = start + len(part)
         curve.append([step, step * batch_tokens, math.fsum(part) / len(part)])
     return curve
-
-
-def recent_curve(losses: Sequence[float], batch_tokens: int) -> Curve:
-    """Return the training curve of a training that goes on, in few points.
-
-    Args:
-        losses: of every step so far, in nats per token.
-        batch_tokens: tokens of a step.
-    """
-    return mean_curve(losses, len(losses) * CURVE_POINTS // PROGRESS_POINTS, batch_tokens)
 
 
 def write_training_record(
@@ -113,9 +100,9 @@ def write_training_record(
     It seals the training: it lists size and sha256 of the other files that stay.
     """
     paths = [directory / name for name in SEALED_FILES if (directory / name).exists()]
-    files = {path.relative_to(directory).as_posix(): seal_file(path) for path in paths}
+    files = {path.relative_to(directory).as_posix(): sealed_files.seal_file(path) for path in paths}
     content = {"schema": 1, **asdict(record), "files": files}
-    write_sealed_json(directory / "training.json", content, fence=fence)
+    sealed_files.write_sealed_json(directory / "training.json", content, fence=fence)
 
 
 def write_rung(
@@ -130,14 +117,14 @@ def write_rung(
     """
     path = directory / "rungs.json"
     try:
-        rungs = read_sealed_json(path, "rungs")["rungs"]
+        rungs = sealed_files.read_sealed_json(path, "rungs")["rungs"]
     except FileNotFoundError:
         rungs = {}
     except RecordDamaged:  # what it said is measured again when a search needs it
-        set_aside(directory, [path.name], fence)
+        sealed_files.set_aside(directory, [path.name], fence)
         rungs = {}
     rungs = {**rungs, str(rung): {"step": step, "loss": loss}}
-    write_sealed_json(path, {"schema": 1, "rungs": rungs}, fence=fence)
+    sealed_files.write_sealed_json(path, {"schema": 1, "rungs": rungs}, fence=fence)
 
 
 def load_training_record(directory: str | Path) -> TrainingRecord | None:
@@ -147,10 +134,10 @@ def load_training_record(directory: str | Path) -> TrainingRecord | None:
         RecordDamaged: ``training.json`` is damaged.
     """
     try:
-        content: dict[str, Any] = read_sealed_json(Path(directory) / "training.json")
+        content: dict[str, Any] = sealed_files.read_sealed_json(Path(directory) / "training.json")
     except FileNotFoundError:
         return None
     fields = TrainingRecord.__dataclass_fields__
     known = {key: value for key, value in content.items() if key in fields}
-    check_form(Path(directory) / "training.json", known, TrainingRecord)
+    sealed_files.check_form(Path(directory) / "training.json", known, TrainingRecord)
     return TrainingRecord(**known)

@@ -122,7 +122,7 @@ def _run_worker(config: dict[str, Any]) -> None:
 
     from kvlab.data.dataset_preparation import prepare_dataset
     from kvlab.model import GPT
-    from kvlab.train import train
+    from kvlab.train.loop import train
     from kvlab.trial.initial_weights_loader import find_trunk, make_weight_loader
 
     task: _WorkerTask = config["task"]

@@ -16,8 +16,8 @@ from kvlab.model.uptraining import initialize_from
 from kvlab.spec.model_config import ModelConfig
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
-from kvlab.train import read_final_weights
 from kvlab.train.checkpoint import Trunk
+from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
 from kvlab.trial.trial import Trial
 

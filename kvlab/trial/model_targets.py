@@ -20,7 +20,7 @@ from kvlab.spec.presets import PRESETS
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
-from kvlab.train import load_final_weights
+from kvlab.train.tensor_files import load_final_weights
 
 GPT2_VOCABULARY = 50257
 

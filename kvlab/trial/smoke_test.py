@@ -142,8 +142,7 @@ def _train_and_score(test: SmokeTest, device: "torch.device", rows: int) -> None
     import torch
 
     from kvlab.model import GPT
-    from kvlab.train.divergence import check_finite
-    from kvlab.train.train_step import TrainStepper
+    from kvlab.train.train_step import TrainStepper, check_finite
 
     experiment, block = test.experiment, test.experiment.model.block_size
     model = GPT(experiment.model, seed=test.seed).to(device)

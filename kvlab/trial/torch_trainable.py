@@ -25,7 +25,9 @@ from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
-from kvlab.train import load_final_weights, load_training_record, train
+from kvlab.train.loop import train
+from kvlab.train.tensor_files import load_final_weights
+from kvlab.train.training_record import load_training_record
 from kvlab.trial import initial_weights_loader as initial
 from kvlab.trial.ddp import train_ddp
 from kvlab.trial.gpu_timing_lock import TimingLock

@@ -17,7 +17,7 @@ from kvlab.store import Store
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.train import read_final_weights
+from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
 from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.trained_trial import make_random_model

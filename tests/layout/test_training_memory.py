@@ -11,7 +11,7 @@ from kvlab.layout import training_peak_bytes
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.spec import Experiment
-from kvlab.train import train
+from kvlab.train.loop import train
 from kvlab.train.mfu import find_peak_flops
 from kvlab.train.train_step import device_microbatch_rows
 

@@ -60,8 +60,8 @@ from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.track import Tracker
 from kvlab.track.fetch import fetch_record
 from kvlab.track.run_description import PARENT
-from kvlab.train import train
 from kvlab.train.checkpoint import Trunk
+from kvlab.train.loop import train
 from tests.report.full_record import FullRecord
 from tests.support.record_factory import LmEvalRecord, SizedRecord, TunedRecord
 from tests.support.search_record import EVERY_OUTCOME

@@ -48,9 +48,10 @@ from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.generate import EagerDecoder, GraphDecoder, StaticDecoder, prefill
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
-from kvlab.train import load_training_record, train
+from kvlab.train.loop import train
 from kvlab.train.mfu import find_peak_flops
 from kvlab.train.train_step import TrainStepper
+from kvlab.train.training_record import load_training_record
 from tests.studies import fuzz_model
 
 ROOT = Path(__file__).parents[2]

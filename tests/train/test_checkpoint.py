@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 
 from kvlab.errors import Paused, Stopped, StoreError
 from kvlab.fs.sealed_files import read_sealed_json
-from kvlab.train import checkpoint, load_training_record, loop, train
+from kvlab.train import checkpoint, loop
 from kvlab.train.checkpoint import Trunk
+from kvlab.train.loop import train
+from kvlab.train.training_record import load_training_record
 from tests.support.tiny_training import dataset, experiment, model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,9 +55,8 @@ def whole(tmp_path_factory):
     return run(directory), directory
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed):
-    rng, position, stops = random.Random(seed), 0, []
+def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole):
+    rng, position, stops = random.Random(0), 0, []
     while position + (step := rng.randint(1, 9)) < OF.training.steps:
         stop_after(tmp_path, step)
         position += step
@@ -72,8 +73,10 @@ def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"training": {"precision": "bfloat16"}},
-        {"model": {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}},
+        {
+            "training": {"precision": "bfloat16", "int8": ["output", "grad_input", "grad_weight"]},
+            "model": {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5},
+        },
         {"training": {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 3}},
     ],
 )
@@ -92,14 +95,12 @@ def test_the_same_sharing_in_other_words_goes_on(tmp_path):
     assert run(tmp_path, respelled).resumed_from == [5]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "state", "old state"])
+@pytest.mark.parametrize("damage", ["flip", "gone", "state", "old state"])
 def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before(tmp_path, whole, damage, caplog):
     stop_after(tmp_path, 10)  # leaves steps 8 and 10
     newest = tmp_path / "checkpoints" / "step-00000010"
     weights, state = newest / "model.safetensors", newest / "state.json"
-    if damage == "cut":
-        os.truncate(weights, weights.stat().st_size // 2)
-    elif damage == "flip":
+    if damage == "flip":
         raw = bytearray(weights.read_bytes())
         raw[-5] ^= 1
         weights.write_bytes(raw)
@@ -164,18 +165,6 @@ def test_a_thread_writes_what_the_weights_were_while_they_change(tmp_path, whole
 
 
 @pytest.mark.usefixtures("_in_background")
-def test_the_end_of_a_training_counts_its_wait_for_the_last_checkpoint(tmp_path, monkeypatch):
-    write = checkpoint.write_tensors
-
-    def write_slowly(*arguments):
-        time.sleep(0.3)
-        write(*arguments)
-
-    monkeypatch.setattr(checkpoint, "write_tensors", write_slowly)
-    assert run(tmp_path).checkpoint_seconds > 0.2
-
-
-@pytest.mark.usefixtures("_in_background")
 def test_what_keeps_a_thread_from_writing_ends_the_training(tmp_path, monkeypatch):
     """At step 4 the disk is full. The next steps are free to see it, and the next save has to."""
 
@@ -189,16 +178,6 @@ def test_what_keeps_a_thread_from_writing_ends_the_training(tmp_path, monkeypatc
     assert 4 <= len(steps) <= 8
     assert not list(tmp_path.glob("checkpoints/*"))
     assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
-
-
-@pytest.mark.usefixtures("_in_background")
-def test_a_rung_and_a_trunk_wait_for_their_checkpoint(tmp_path):
-    long = tmp_path / "store" / "long"
-    with pytest.raises(Paused):
-        run_budget(long, wsd(30), [8], until=9)
-    trunk = tmp_path / "store" / "trunk" / "step-00000008"
-    assert checkpoint.read_checkpoint(trunk)["state"]["step"] == 8
-    assert (long / "checkpoints" / "step-00000009").is_dir()
 
 
 def test_without_a_number_of_steps_ten_minutes_part_checkpoints(tmp_path, monkeypatch):
@@ -270,37 +249,36 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole, is_b
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("rungs", [(5, 12), (2, 7, 8, 23)])
-def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole, rungs):
+def read_rungs(directory):
+    return read_sealed_json(directory / "rungs.json")["rungs"]
+
+
+def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole):
     """Rungs between validation losses add none to the curve, and those at one take it."""
-    rung_losses = {}
+    rungs = (2, 10, 23)
     for rung in rungs:
         for _ in range(2):  # also asked for twice, as after a kill
             with pytest.raises(Paused):
                 run(tmp_path, until=rung)
-            losses = read_sealed_json(tmp_path / "rungs.json")["rungs"]
-            assert losses[str(rung)]["step"] == rung
-            assert (
-                rung_losses.setdefault(rung, losses[str(rung)]["loss"]) == losses[str(rung)]["loss"]
-            )
+            first = read_rungs(tmp_path)
+        assert first == read_rungs(tmp_path)
         assert (tmp_path / "checkpoints" / f"step-{rung:08d}").is_dir()
+    found = read_rungs(tmp_path)
+    assert {int(rung): one["step"] for rung, one in found.items()} == {rung: rung for rung in rungs}
     record = run(tmp_path)
     assert_same_training(record, tmp_path, *whole)
-    assert len(set(rung_losses.values())) == len(rungs)
     curve = {step: loss for step, _, loss in record.validation_curve}
-    assert all(curve.get(rung, loss) == loss for rung, loss in rung_losses.items())
+    assert curve[10] == found["10"]["loss"]
+    assert 2 not in curve
 
 
 def test_a_rung_that_was_passed_before_is_taken_where_the_training_stands(tmp_path):
     stop_after(tmp_path, 9)
     with pytest.raises(Paused):
         run(tmp_path, until=6)
-    rung = read_sealed_json(tmp_path / "rungs.json")["rungs"]["6"]
-    assert rung["step"] == 9
-    assert (
-        read_sealed_json(next(tmp_path.glob("checkpoints/step-*09/state.json")))["state"]["step"]
-        == 9
-    )
+    assert read_rungs(tmp_path)["6"]["step"] == 9
+    state = tmp_path / "checkpoints" / "step-00000009" / "state.json"
+    assert read_sealed_json(state)["state"]["step"] == 9
 
 
 def wsd(steps, **training):
@@ -315,7 +293,8 @@ def run_budget(directory, of, shared_steps=(), **options):
     return run(directory, of, trunk=trunk, **options)
 
 
-def test_token_budgets_branch_from_one_stable_phase_bitwise_as_alone(tmp_path):
+def test_token_budgets_branch_from_one_stable_phase_bitwise_as_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.train.training_record.CURVE_POINTS", 5)  # others for each budget
     order, records = (14, 30, 20), {}
     for steps in order:
         directory = tmp_path / "store" / str(steps)
@@ -330,15 +309,6 @@ def test_token_budgets_branch_from_one_stable_phase_bitwise_as_alone(tmp_path):
     assert sorted(path.name for path in (tmp_path / "store" / "trunk").iterdir()) == [
         "step-00000008", "step-00000014", "step-00000024",
     ]  # fmt: skip
-
-
-def test_a_branch_with_coarser_curve_points_has_the_curve_of_its_own_budget(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.train.training_record.CURVE_POINTS", 5)
-    run_budget(tmp_path / "store" / "long", wsd(30), [8])
-    branch = run_budget(tmp_path / "store" / "short", wsd(14))
-    alone = run(tmp_path / "alone", wsd(14))
-    assert branch.train_curve == alone.train_curve
-    assert [point[0] for point in branch.train_curve] == [2, 4, 6, 8, 10, 12, 14]
 
 
 def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
@@ -369,8 +339,8 @@ def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
 def test_a_kill_between_a_checkpoint_and_the_trunk_loses_neither(tmp_path, monkeypatch):
     long = tmp_path / "store" / "long"
     with monkeypatch.context() as patch:
-        patch.setattr("kvlab.train.checkpoint.Checkpoints.share", interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr("kvlab.train.checkpoint.Checkpoints.share", None)
+        with pytest.raises(TypeError):
             run_budget(long, wsd(30), [8])
     assert (long / "checkpoints" / "step-00000008").is_dir()
     assert not (tmp_path / "store" / "trunk").exists()
@@ -392,10 +362,6 @@ def test_of_two_trainings_that_share_a_step_at_once_the_first_stays(tmp_path, mo
     assert [path.name for path in (tmp_path / "store" / "trunk").iterdir()] == ["step-00000008"]
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
 def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
     run_budget(tmp_path / "store" / "long", wsd(30), [8])
     weights = tmp_path / "store" / "trunk" / "step-00000008" / "model.safetensors"
@@ -410,5 +376,5 @@ def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
 
 def test_best_checkpoints_need_all_steps(tmp_path):
     run_budget(tmp_path / "store" / "long", wsd(30), [8])
-    record = run_budget(tmp_path / "store" / "short", wsd(14, keep_best=1))
-    assert record.branched_at is None
+    assert run_budget(tmp_path / "store" / "other", wsd(14)).branched_at == 8
+    assert run_budget(tmp_path / "store" / "short", wsd(14, keep_best=1)).branched_at is None

@@ -1,7 +1,7 @@
 """Several processes train as one does: two over gloo, against one with accumulation."""
 
-import functools
 import socket
+from functools import partial
 
 import pytest
 import torch
@@ -11,12 +11,13 @@ from torch import multiprocessing
 from kvlab.data.batches import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
-from kvlab.train import load_training_record, train
-from kvlab.train.distributed import WorkerGroup
+from kvlab.train.loop import train
+from kvlab.train.train_step import WorkerGroup
+from kvlab.train.training_record import load_training_record
 from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
-STEPS = {"tokens": 64 * 50, "evaluate_every": 10, "evaluate_tokens": 160}
+STEPS = {"tokens": 64 * 40, "evaluate_every": 10, "evaluate_tokens": 160}
 SHAPE = {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}
 
 
@@ -34,7 +35,7 @@ def free_port():
 def worker(rank, port, directory, of, stop_after, until=None):
     torch.set_num_threads(1)
     # a graph of the whole pass as on a GPU, without the minute that making machine code takes
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    torch.compile = partial(torch.compile, backend="aot_eager")
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     calls = iter(range(1, 1000))
     said = []
@@ -68,6 +69,12 @@ def run_two(directory, of, stop_after=0, until=None):
     )
 
 
+def assert_same_losses(together, alone):
+    for name in ("train_curve", "validation_curve"):
+        for ours, expected in zip(getattr(together, name), getattr(alone, name), strict=True):
+            assert ours == pytest.approx(expected, abs=1e-5)
+
+
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     one = experiment(SHAPE, STEPS, resources={"microbatch_tokens": 16})
     alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
@@ -77,10 +84,8 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     assert read_sealed_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     run_two(tmp_path / "two", two())
     together = load_training_record(tmp_path / "two")
-    assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 50)
-    for name in ("train_curve", "validation_curve"):
-        for ours, expected in zip(getattr(together, name), getattr(alone, name), strict=True):
-            assert ours == pytest.approx(expected, abs=1e-5)
+    assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 40)
+    assert_same_losses(together, alone)
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
@@ -95,21 +100,15 @@ def test_two_workers_with_a_compiled_pass_lose_as_one_without(tmp_path):
     alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
     run_two(tmp_path / "two", both)
     together = load_training_record(tmp_path / "two")
-    for name in ("train_curve", "validation_curve"):
-        for ours, expected in zip(getattr(together, name), getattr(alone, name), strict=True):
-            assert ours == pytest.approx(expected, abs=1e-5)
+    assert_same_losses(together, alone)
     assert together.attention == "flash_attention"
 
 
 def test_workers_share_the_rows_of_a_step():
-    parts = [WorkerGroup(rank, 3).row_slice(12) for rank in range(3)]
-    whole = get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
-    batches = [
-        get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
-        for part in parts
-    ]
-    assert [len(part) for part in batches] == [4, 4, 4]
-    assert (whole == [row for part in batches for row in part]).all()
+    batch = partial(get_training_batch, DATA.train, seed=1, step=2, batch_size=12, block_size=8)
+    parts = [batch(rows=WorkerGroup(rank, 3).row_slice(12))[0] for rank in range(3)]
+    assert [len(part) for part in parts] == [4, 4, 4]
+    assert (batch()[0] == [row for part in parts for row in part]).all()
 
 
 def test_a_training_for_more_workers_than_there_are_is_refused(tmp_path):

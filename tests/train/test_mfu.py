@@ -9,25 +9,22 @@ from kvlab.train import mfu
 from tests.support.tiny_training import experiment
 
 
-def named(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA L400", None),
+    ],
+)
+def test_only_a_device_that_is_known_has_its_makers_figure(monkeypatch, name, stated):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     monkeypatch.setattr(mfu, "measure_matmul_flops", lambda *_: 1.0)
-    return lambda precision: mfu.find_peak_flops(torch.device("cuda"), precision)
-
-
-def test_a_device_that_is_known_has_its_makers_figure(monkeypatch):
-    for name, tera in (("NVIDIA H200", 989), ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA L4", 121)):
-        find = named(monkeypatch, name)
-        assert find("bfloat16") == (tera * 1e12, "stated")
-        assert find("float32") == (1.0, "measured")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA L400", ""],
-)
-def test_a_device_whose_name_only_resembles_one_is_measured(monkeypatch, name):
-    assert named(monkeypatch, name)("bfloat16") == (1.0, "measured")
+    device, measured = torch.device("cuda"), (1.0, "measured")
+    assert mfu.find_peak_flops(device, "bfloat16") == ((stated, "stated") if stated else measured)
+    assert mfu.find_peak_flops(device, "float32") == measured
 
 
 def test_the_rate_is_measured_on_random_numbers_and_changes_nobody_elses(monkeypatch):

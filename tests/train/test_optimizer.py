@@ -2,8 +2,6 @@ import math
 
 import pytest
 
-from kvlab.errors import SpecError
-from kvlab.spec.spec_loader import load_experiment
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import experiment
 
@@ -30,31 +28,17 @@ def test_wsd_is_flat_until_its_decay():
     assert schedule_rates[80] == pytest.approx(1e-3 + 9e-3 * 0.5), "a quarter of the decay"
     assert schedule_rates[-1] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(39 / 40)))
     assert sorted(schedule_rates[70:], reverse=True) == schedule_rates[70:]
-
-
-def test_wsd_decays_over_a_fifth_by_default():
-    schedule_rates = rates(schedule="wsd")
+    schedule_rates = rates(schedule="wsd")  # decays over a fifth by default
     assert [i for i, rate in enumerate(schedule_rates) if rate == 1e-2] == list(range(9, 89))
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("recipe", "rule"),
     [
-        ("decay_tokens: 64", "training.decay_tokens = 64 is read only by schedule: wsd"),
-        (
-            "schedule: wsd, warmup_tokens: 512, decay_tokens: 600",
-            "training.decay_tokens = 600 and warmup_tokens = 512 exceed tokens = 1024",
-        ),
-        ("schedule: linear", "training.schedule = linear is not one of cosine, wsd"),
+        ({"decay_tokens": 64}, "is read only by schedule: wsd"),
+        ({"schedule": "wsd", "warmup_tokens": 960, "decay_tokens": 640}, "exceed tokens = 1536"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(tmp_path, lines, message):
-    path = tmp_path / "e.yaml"
-    path.write_text(
-        "name: e\nmodel: {vocab_size: 258, block_size: 16, n_layer: 1, n_head: 1, n_embd: 8}\n"
-        "data: {tokenizer: bytes}\nbenchmark: {prompt_tokens: 4, new_tokens: 4}\n"
-        f"training: {{tokens: 1024, batch_tokens: 64, {lines}}}\n"
-    )
-    with pytest.raises(SpecError) as refused:
-        load_experiment(path)
-    assert message in str(refused.value)
+def test_a_schedule_that_cannot_be_is_refused(recipe, rule):
+    with pytest.raises(ValueError, match=rule):
+        experiment(training=recipe)
