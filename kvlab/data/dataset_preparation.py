@@ -35,7 +35,7 @@ from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
 
 if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor
+    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
 
 RECIPE = 2
 """Increased when the same text gives other tokens: reading, selection, order or split changed."""
@@ -335,8 +335,11 @@ def _run_jobs(
     max_pending = 1 if pool is None else 2 * count_available_cpus()
     while True:
         while len(pending) < max_pending and (job := next(jobs, None)) is not None:
-            is_new = not job.is_written
-            written = pool.submit(write_piece, job, fence) if pool else write_piece(job, fence)
+            is_new, written = not job.is_written, None
+            if pool is None:
+                write_piece(job, fence)
+            else:
+                written = pool.submit(write_piece, job, fence)
             pending.append((job, is_new, written))
         if not pending:
             return done

@@ -7,7 +7,6 @@ ids do not depend on who asks.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kvlab.data.shards import DatasetFacts
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS
@@ -17,16 +16,9 @@ WINDOW_MULTIPLE = 2
 """Length of the windows of the loss by position in trained lengths, if the model allows it."""
 
 
-class Shortage(NamedTuple):
-    """A key that asks for more text than there is.
-
-    Attributes:
-        key: Dotted, such as ``training.evaluate_tokens``.
-        message: The whole line: the key, its value, what is held, what is required, what to do.
-    """
-
-    key: str
-    message: str
+Shortage = tuple[str, str]
+"""A key that asks for more text than there is, such as ``training.evaluate_tokens``, and the whole
+line: the key, its value, what is held, what is required, what to do."""
 
 
 def position_loss_windows(experiment: Experiment) -> tuple[int, int]:
@@ -76,9 +68,6 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
     return experiment.model_copy(update=changed), note
 
 
-_MORE_HELD_OUT = "raise data.validation_fraction or give more text"
-
-
 def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shortage]:
     """Yield every key that asks for more text than the dataset holds.
 
@@ -88,11 +77,10 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
     block, train = experiment.model.block_size, facts.training_tokens
     if experiment.training.steps and train <= block:
         text = f"model.block_size = {block} needs {block + 1:,} training tokens, and the text has"
-        yield Shortage("model.block_size", f"{text} {train:,}; lower it or give more text")
+        yield "model.block_size", f"{text} {train:,}; lower it or give more text"
     if "task" in experiment.benchmark.parts and train <= TASK_PROMPT_TOKENS:
         text = f"benchmark.parts names task, which needs {TASK_PROMPT_TOKENS + 1} training tokens"
-        message = f"{text}, and the text has {train:,}; leave it out or give more text"
-        yield Shortage("benchmark.parts", message)
+        yield "benchmark.parts", f"{text}, and it has {train:,}; leave it out or give more text"
     for key, value, tokens, length in _list_window_requests(experiment):
         required = -(-tokens // length) * length + 1  # whole windows, and the target of the last
         if required > facts.held_out_tokens:
@@ -115,7 +103,7 @@ def _held_out_shortage(
 ) -> Shortage:
     hint = f"use {largest:,} or less, " if largest and isinstance(value, int) else ""
     text = f"{key} = {value} needs {required:,} held-out {unit}, and the text has {held:,}"
-    return Shortage(key, f"{text}; {hint}{_MORE_HELD_OUT}")
+    return key, f"{text}; {hint}raise data.validation_fraction or give more text"
 
 
 def _list_window_requests(experiment: Experiment) -> Iterator[tuple[str, object, int, int]]:

@@ -143,9 +143,10 @@ def _split_paragraph(paragraph: str, longest: int) -> Iterator[str]:
 
 @contextmanager
 def _explain_errors(path: Path, *more: type[Exception]) -> Iterator[None]:
+    errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError, *more)
     try:
         yield
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, *more) as error:
+    except errors as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         text = f"{path} cannot be read ({reason}); it is missing, damaged or cut off"
         raise DataError(text) from None

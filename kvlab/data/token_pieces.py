@@ -31,7 +31,7 @@ from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 
 if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor
+    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
 
 DocumentTable = npt.NDArray[np.void]
 
@@ -148,7 +148,7 @@ def tokenizer_pool(processes: int) -> "Iterator[ProcessPoolExecutor | None]":
     if processes == 1 or multiprocessing.current_process().daemon:
         yield None
         return
-    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
+    from loky import ProcessPoolExecutor
 
     pool = ProcessPoolExecutor(processes, initializer=_prepare_worker, initargs=(os.getpid(),))
     try:
