@@ -48,13 +48,11 @@ class Load:
 
     Attributes:
         left_out: requests of a trace that exceed the block size.
-        ended_early: conversations of fewer turns than drawn, as the next would not have fitted.
         has_turns: whether turns are known.
     """
 
     requests: tuple[Request, ...]
     left_out: int = 0
-    ended_early: int = 0
     has_turns: bool = True
 
     @property
@@ -114,8 +112,7 @@ def _draw_load(config: ConversationsConfig, text: Tokens, block_size: int) -> Lo
             prompt, answer = tokens[: end - reply], tokens[end - reply : end]
             requests.append(Request(number, turn, seconds, prompt, answer))
     requests.sort(key=lambda one: (one.seconds, one.turn, one.conversation))
-    early = sum(len(shape[0]) < count for shape, count in zip(shapes, turns.tolist(), strict=True))
-    return Load(tuple(requests), ended_early=early)
+    return Load(tuple(requests))
 
 
 def draw(spread: Draw, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

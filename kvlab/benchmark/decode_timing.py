@@ -15,7 +15,6 @@ from torch import Tensor
 from kvlab.cache import KVCache
 from kvlab.model import GPT
 from kvlab.model.generate import Decoder, EagerDecoder, make_decoder, prefill
-from kvlab.spec import ServingConfig
 
 PROMPT_SEED = 0
 
@@ -81,58 +80,34 @@ def time_preparation(prepare: Callable[[], T], device: torch.device) -> tuple[T,
     return prepared, time.perf_counter() - start
 
 
-class TimedDecoder:
-    """Decodes with one model and serving configuration, as `kvlab generate` does."""
+@torch.inference_mode()
+def time_uncached(model: GPT, length: int) -> float:
+    """Return the seconds of an uncached step of one sequence: a pass over ``length`` tokens."""
+    tokens = _draw_tokens(model, 1, length)
+    if model.device.type == "cuda":  # see `DecodeRun.time`
+        prefill(model, tokens, None)
+    clock = DeviceClock(model.device)
+    clock.mark()
+    prefill(model, tokens, None).argmax(-1)
+    clock.mark()
+    return clock.intervals()[0]
 
-    def __init__(self, model: GPT, serving: ServingConfig):
-        self.model, self.serving = model, serving
 
-    def new_cache(self, batch_size: int, length: int) -> KVCache:
-        """Return a cache for ``length`` tokens per row."""
-        return self.model.new_cache(batch_size, length, self.serving)
-
-    def new_run(self, cache: KVCache, new_tokens: int) -> "DecodeRun":
-        """Return a run that fills ``cache`` as often as it is asked to; see `DecodeRun`."""
-        prompt = self._draw_tokens(cache.batch_size, cache.max_length - new_tokens)
-        return DecodeRun(self.model, cache, prompt, new_tokens)
-
-    def decode(self, cache: KVCache, new_tokens: int) -> DecodeTiming:
-        """Prefill and decode until the cache is full; return the times.
-
-        Args:
-            cache: is reset first; its batch size and length define the run.
-            new_tokens: decode steps. The prompt is the rest of the cache's length.
-        """
-        return self.new_run(cache, new_tokens).time()
-
-    @torch.inference_mode()
-    def decode_uncached(self, length: int) -> float:
-        """Return the seconds of an uncached step of one sequence: a pass over ``length`` tokens."""
-        tokens = self._draw_tokens(1, length)
-        if self.model.device.type == "cuda":  # see `DecodeRun.time`
-            prefill(self.model, tokens, None)
-        clock = DeviceClock(self.model.device)
-        clock.mark()
-        prefill(self.model, tokens, None).argmax(-1)
-        clock.mark()
-        return clock.intervals()[0]
-
-    def _draw_tokens(self, batch_size: int, length: int) -> Tensor:
-        generator = torch.Generator().manual_seed(PROMPT_SEED)
-        shape = (batch_size, length)
-        tokens = torch.randint(self.model.config.vocab_size, shape, generator=generator)
-        return tokens.to(self.model.device)
+def _draw_tokens(model: GPT, batch_size: int, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(PROMPT_SEED)
+    tokens = torch.randint(model.config.vocab_size, (batch_size, length), generator=generator)
+    return tokens.to(model.device)
 
 
 class DecodeRun:
-    """Prefill and decode until a cache is full, any number of times.
+    """Prefill and decode until a cache is full, as `kvlab generate` does, any number of times.
 
     The decode step is prepared once, at the first use. With `ServingConfig.compile` it is compiled,
     and on CUDA its graph is warmed up, captured and replayed. No time of a run contains that.
 
     Args:
-        prompt: (B, C) tokens.
-        new_tokens: decode steps.
+        cache: its batch size and length define the run.
+        new_tokens: decode steps. The prompt is the rest of the cache's length.
 
     Attributes:
         preparation: seconds that preparing the step took; 0 until then, and of an eager
@@ -142,9 +117,9 @@ class DecodeRun:
         used_slots: how many of them hold tokens.
     """
 
-    def __init__(self, model: GPT, cache: KVCache, prompt: Tensor, new_tokens: int):
-        self.cache, self.new_tokens, self.preparation = cache, new_tokens, 0.0
-        self._model, self._prompt = model, prompt
+    def __init__(self, model: GPT, cache: KVCache, new_tokens: int):
+        self.model, self.cache, self.new_tokens, self.preparation = model, cache, new_tokens, 0.0
+        self._prompt = _draw_tokens(model, cache.batch_size, cache.max_length - new_tokens)
         self._step: Decoder | None = None
         self.read_slots: float | None = None
         self.used_slots: float | None = None
@@ -155,20 +130,19 @@ class DecodeRun:
         step = self._step
         if step is None:
             self.cache.reset()
-            if self._model.device.type == "cuda":
+            if self.model.device.type == "cuda":
                 self._prefill()  # so that no graph is captured for shorter texts
             prepared, self.preparation = time_preparation(
-                lambda: make_decoder(self._model, self.cache), self._model.device
+                lambda: make_decoder(self.model, self.cache), self.model.device
             )
             step = self._step = prepared
-            prompt = self._prompt.shape[1]
-            held = range(prompt, prompt + self.new_tokens)
+            held = range(self._prompt.shape[1], self.cache.max_length)
             self.read_slots = _mean(map(step.count_read_slots, held))
             self.used_slots = _mean(self.cache.count_read_slots(tokens + 1) for tokens in held)
-        if self._model.device.type == "cuda":
+        if self.model.device.type == "cuda":
             # a capture gives the allocator's free memory back: the timed pass must find some
             self._prefill()
-        clock = DeviceClock(self._model.device)
+        clock = DeviceClock(self.model.device)
         clock.mark()
         token = self._prefill()
         clock.mark()
@@ -180,7 +154,7 @@ class DecodeRun:
 
     def _prefill(self) -> Tensor:
         self.cache.reset()
-        return prefill(self._model, self._prompt, self.cache).argmax(-1)
+        return prefill(self.model, self._prompt, self.cache).argmax(-1)
 
 
 def _mean(counts: Iterable[int | None]) -> float | None:

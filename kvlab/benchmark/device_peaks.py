@@ -19,12 +19,12 @@ import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from kvlab.benchmark.decode_timing import DeviceClock
 from kvlab.benchmark.interleaving import NoiseWatch
-from kvlab.benchmark.nvml import Nvml
 from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
@@ -48,7 +48,7 @@ MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
 
 
 def load_device_peaks(
-    device: torch.device, dtype: str, *, remeasure: bool = False, nvml: Nvml | None = None
+    device: torch.device, dtype: str, *, remeasure: bool = False, nvml: Any = None
 ) -> DevicePeaks:
     """Return this device's peaks for matrices of ``dtype``, measuring them if necessary.
 
@@ -57,7 +57,7 @@ def load_device_peaks(
 
     Args:
         remeasure: ignore peaks that were kept.
-        nvml: the GPU in use, to detect other processes on it.
+        nvml: NVML's handle of the GPU in use, to detect other processes on it.
 
     Raises:
         StoreError: the data folder cannot be written.

@@ -9,15 +9,19 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.nvml import GpuUtilization, Nvml
+from kvlab.benchmark.nvml import read_utilization
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 
 Work = Callable[[], Mapping[str, list[float]]]
 """One turn of a variant. Returns the seconds of each of its series, equally many every turn."""
+
+Samples = dict[tuple[str, str], TimingSamples]
+"""By variant and series."""
 
 CHECK_GROWTH = 1.1
 """The stop rule is checked again after this many times the rounds of the last check: intervals
@@ -58,16 +62,16 @@ class NoiseWatch:
     """Counts processor time and GPU users from its creation on.
 
     Args:
-        nvml: the GPU that is measured; None on CPU, or where NVML is not available.
+        nvml: NVML's handle of the GPU that is measured; None on CPU, or without NVML.
         needed_cores: work on a GPU is not disturbed as long as so many cores are free. None: work
             on CPU, which shares memory and caches with all that runs.
     """
 
-    def __init__(self, nvml: Nvml | None = None, needed_cores: int | None = None) -> None:
+    def __init__(self, nvml: Any = None, needed_cores: int | None = None) -> None:
         self._process, self._nvml = psutil.Process(), nvml
         self._needed_cores = needed_cores
         self._start = self._read_times()
-        self._gpu_start = max((use.time for use in self._read_utilization()), default=0)
+        self._gpu_start = max((use.time for use in read_utilization(nvml)), default=0)
 
     def read_noise(self) -> Noise:
         """Return the load since the start: all busy time without this process's own."""
@@ -86,13 +90,10 @@ class NoiseWatch:
         In a container NVML may know this process by another id. One of the busy processes is
         then taken to be this one.
         """
-        uses = self._read_utilization(self._gpu_start)
+        uses = read_utilization(self._nvml, self._gpu_start)
         pids = {use.pid for use in uses if use.share > MAX_FOREIGN_SHARE}
         own = {self._process.pid} if self._process.pid in pids else set(list(pids)[:1])
         return len(pids - own)
-
-    def _read_utilization(self, since: int = 0) -> list[GpuUtilization]:
-        return self._nvml.read_utilization(since) if self._nvml is not None else []
 
     def _read_times(self) -> tuple[float, float, float]:
         """Return wall time, busy time of all cores and processor time of this process."""
@@ -106,7 +107,7 @@ class NoiseWatch:
 class InterleavedTimings:
     """Samples by variant and series, and what else is known of them."""
 
-    samples: dict[tuple[str, str], TimingSamples]
+    samples: Samples
     noise: Noise
     kernels: dict[str, str] = field(default_factory=dict)
     """Variant -> the attention kernels that ran, where they are known."""
@@ -116,14 +117,6 @@ class InterleavedTimings:
 
     slots: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """Variant -> fields of a measurement: what the decode step reads."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds, which all series have in common."""
-        return len(next(iter(self.samples.values())).rounds)
-
-
-_Rounds = dict[tuple[str, str], list[list[float]]]
 
 
 def run_interleaved(
@@ -145,7 +138,7 @@ def run_interleaved(
     for work in works.values():
         work()
         on_turn()
-    rounds: _Rounds = {}
+    rounds: dict[tuple[str, str], list[list[float]]] = {}
     watch, start = make_watch(), time.monotonic()
     count, next_check = 0, rule.min_rounds
     while count < rule.max_rounds:
@@ -158,22 +151,23 @@ def run_interleaved(
             break
         if count >= next_check:
             next_check = math.ceil(count * CHECK_GROWTH)
-            samples = [TimingSamples.from_lists(times) for times in rounds.values()]
-            if _comparisons_settled(rounds, next(iter(works)), compared) and all(
-                one.relative_error <= rule.relative_error for one in samples
+            samples = _make_samples(rounds)
+            if _are_settled(samples, next(iter(works)), compared) and all(
+                one.relative_error <= rule.relative_error for one in samples.values()
             ):
                 break
-    timed = {key: TimingSamples.from_lists(times) for key, times in rounds.items()}
-    return InterleavedTimings(timed, watch.read_noise())
+    return InterleavedTimings(_make_samples(rounds), watch.read_noise())
 
 
-def _comparisons_settled(rounds: _Rounds, base: str, compared: Collection[str] | None) -> bool:
+def _make_samples(rounds: Mapping[tuple[str, str], list[list[float]]]) -> Samples:
+    return {key: TimingSamples.from_lists(times) for key, times in rounds.items()}
+
+
+def _are_settled(samples: Samples, base: str, compared: Collection[str] | None) -> bool:
     """Return whether each variant is known to differ, or not to differ, from ``base``."""
-    for (variant, series), times in rounds.items():
+    for (variant, series), times in samples.items():
         if variant != base and (compared is None or series in compared):
-            comparison = compare_timings(
-                TimingSamples.from_lists(times), TimingSamples.from_lists(rounds[base, series])
-            )
+            comparison = compare_timings(times, samples[base, series])
             if comparison is None or not comparison.is_settled:
                 return False
     return True

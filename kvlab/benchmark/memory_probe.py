@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill_in_slices
 from kvlab.model.kernels.malloc import read_status_bytes
@@ -75,7 +74,7 @@ class DecodeAttempt:
             for parameter in model.parameters():
                 parameter.zero_()  # pages count as memory only once they are written
         serving = ServingConfig() if config is _TINY else self.serving
-        cache = TimedDecoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
+        cache = model.new_cache(batch, prompt_tokens + new_tokens, serving)
         with torch.inference_mode():
             prompt = torch.zeros(batch, prompt_tokens, dtype=torch.int64, device=self.device)
             prefill_in_slices(model, prompt, cache)

@@ -1,13 +1,11 @@
 """Processes of one NVIDIA GPU, by NVML."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml  # type: ignore[import-untyped]
 
 
-@dataclass(frozen=True)
-class GpuUtilization:
+class GpuUtilization(NamedTuple):
     """Share of a GPU's cores that one process used.
 
     Attributes:
@@ -21,37 +19,27 @@ class GpuUtilization:
     share: float
 
 
-class Nvml:
-    """One device as NVML sees it.
+def open_device(uuid: str) -> Any:
+    """Return NVML's handle of the device ``uuid`` (``GPU-...``).
 
-    Args:
-        handle: the device's handle, which `open` looks up.
+    Returns:
+        The handle, or None if the driver is not installed or has no such device.
     """
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None
 
-    def __init__(self, handle: Any):
-        self._handle = handle
 
-    @classmethod
-    def open(cls, uuid: str) -> "Nvml | None":
-        """Open the device ``uuid`` (``GPU-...``).
+def read_utilization(handle: Any, since: int = 0) -> list[GpuUtilization]:
+    """Return the processes that used a device's cores after a time stamp of NVML.
 
-        Returns:
-            The device, or None if the driver is not installed or has no such device.
-        """
-        try:
-            pynvml.nvmlInit()
-            return cls(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except pynvml.NVMLError:
-            return None
-
-    def read_utilization(self, since: int = 0) -> list[GpuUtilization]:
-        """Return the processes that used the GPU's cores after a time stamp of NVML.
-
-        The driver samples about six times per second. The list is empty if nothing ran, or if
-        the driver does not report processes.
-        """
-        try:
-            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since)
-        except pynvml.NVMLError:
-            return []
-        return [GpuUtilization(s.pid, s.timeStamp, s.smUtil / 100) for s in samples]
+    The driver samples about six times per second. The list is empty without a device, if nothing
+    ran, or if the driver does not report processes.
+    """
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since) if handle else []
+    except pynvml.NVMLError:
+        return []
+    return [GpuUtilization(s.pid, s.timeStamp, s.smUtil / 100) for s in samples]

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import torch
 
-from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, TimedDecoder
+from kvlab.benchmark import nvml
+from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, time_uncached
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
 from kvlab.benchmark.interleaving import InterleavedTimings, NoiseWatch, Work, run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 from kvlab.errors import ResourceError
 from kvlab.layout import KVLayout
@@ -46,14 +46,6 @@ class Variant:
     @property
     def layout(self) -> KVLayout:
         return KVLayout.of(self.model.config, self.serving)
-
-    @property
-    def decoder(self) -> TimedDecoder:
-        return TimedDecoder(self.model, self.serving)
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.model.parameters())
 
 
 @dataclass(frozen=True)
@@ -133,11 +125,11 @@ class Session:
         return device_name(self.device)
 
     @cached_property
-    def nvml(self) -> Nvml | None:
-        """This GPU as NVML sees it; None on CPU, or where NVML is not installed."""
+    def nvml(self) -> Any:
+        """This GPU's handle of NVML; None on CPU, or where NVML is not installed."""
         if self.device.type != "cuda":
             return None
-        return Nvml.open(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+        return nvml.open_device(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
     def watch_noise(self) -> NoiseWatch:
         """Return a new watch for other load on what this session measures."""
@@ -159,38 +151,38 @@ class Session:
         ``uncached`` is one step without a cache in the middle of the new tokens. Its time grows
         with the context, so the middle one represents all.
         """
-        return {length: self._time_latency(length) for length in self.settings.contexts}
 
-    def _time_latency(self, length: int) -> InterleavedTimings:
-        count = self.settings.new_tokens
-        self.activity = f"prompt {length}"
-
-        def turn(variant: Variant, run: DecodeRun) -> dict[str, list[float]]:
+        def turn(run: DecodeRun) -> dict[str, list[float]]:
             timing = run.time()
-            uncached = variant.decoder.decode_uncached(length + (count + 1) // 2)
+            uncached = time_uncached(run.model, run.cache.max_length - run.new_tokens // 2)
             return {"first": [timing.first], "steps": timing.steps, "uncached": [uncached]}
 
-        return self.time_decoding(turn, 1, length, compared=("steps",))
+        timings = {}
+        for length in self.settings.contexts:
+            self.activity = f"prompt {length}"
+            timings[length] = self.time_decoding(turn, 1, length, compared=("steps",))
+        return timings
 
     @cached_property
     def throughputs(self) -> dict[int, InterleavedTimings]:
         """Batch size -> series ``steps`` of every variant at the benchmark's lengths."""
-        return {batch: self._time_throughput(batch) for batch in self.settings.batches}
 
-    def _time_throughput(self, batch: int) -> InterleavedTimings:
-        prompt = self.settings.prompt_tokens
-        if batch == 1 and prompt in self.settings.contexts:
-            return self.latencies[prompt]
-        self.activity = f"batch {batch}"
-
-        def turn(_variant: Variant, run: DecodeRun) -> dict[str, list[float]]:
+        def turn(run: DecodeRun) -> dict[str, list[float]]:
             return {"steps": run.time().steps}
 
-        return self.time_decoding(turn, batch, prompt)
+        timings = {}
+        prompt = self.settings.prompt_tokens
+        for batch in self.settings.batches:
+            if batch == 1 and prompt in self.settings.contexts:
+                timings[batch] = self.latencies[prompt]
+            else:
+                self.activity = f"batch {batch}"
+                timings[batch] = self.time_decoding(turn, batch, prompt)
+        return timings
 
     def time_decoding(
         self,
-        turn: Callable[[Variant, DecodeRun], Mapping[str, list[float]]],
+        turn: Callable[[DecodeRun], Mapping[str, list[float]]],
         batch: int,
         prompt: int,
         compared: Collection[str] | None = None,
@@ -200,11 +192,11 @@ class Session:
         Args:
             batch, prompt: sequences, and tokens of each before the new ones.
         """
-        count = self.settings.new_tokens
-        runs = {}
+        count, runs = self.settings.new_tokens, {}
         for v in self.variants:
-            runs[v.name] = v.decoder.new_run(v.decoder.new_cache(batch, prompt + count), count)
-        works = {v.name: partial(turn, v, runs[v.name]) for v in self.variants}
+            cache = v.model.new_cache(batch, prompt + count, v.serving)
+            runs[v.name] = DecodeRun(v.model, cache, count)
+        works = {name: partial(turn, run) for name, run in runs.items()}
         timings = self.time_interleaved(works, compared)
         for name, run in runs.items():
             timings.preparations[name] = run.preparation
@@ -368,9 +360,7 @@ def check_caches_fit(session: Session) -> None:
 
 
 def _does_not_fit_error(session: Session, activity: str, reason: str = "") -> ResourceError:
-    hint = "measure fewer variants, or a smaller model"
-    if "batch" in activity:
-        hint = "use smaller --batches, or fewer variants at once; --only limit finds the largest"
-    elif "prompt" in activity:
-        hint = "use shorter --contexts, or fewer variants at once"
-    return ResourceError(f"{activity} does not fit on this {session.device.type}{reason}; {hint}")
+    return ResourceError(
+        f"{activity} does not fit on this {session.device.type}{reason}; use smaller --batches"
+        " (--only limit finds the largest), shorter --contexts, or fewer variants at once"
+    )

@@ -4,8 +4,8 @@ Shapes: B rows, H heads of a part, C tokens of this pass, S entries of a buffer,
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,11 +28,18 @@ class CachedPass(AttentionPass):
     A chunk of more than one token must not enter a ring before the slot's last reader has
     attended: it would overwrite tokens that the chunk's first queries still see. Such writes wait
     in ``_pending``. All others are made at once, and layers read the buffer itself.
+
+    Args:
+        count: tokens C of this pass.
+        added: how many of them are real, in every row or in each.
     """
 
-    def __init__(self, cache: "KVCache", count: int):
-        self._cache, self._count = cache, count
-        self._pending: dict[int, EncodedKV] = {}
+    _past: list[int]  # tokens that each row has held before, where they may differ
+
+    def __init__(self, cache: "KVCache", count: int, added: int | list[int]):
+        self._cache, self._count, self._added = cache, count, added
+        self._pending: dict[int, Any] = {}  # what is to be stored, by the slot's owner
+        self._kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by sinks and ring
 
     def writes_kv(self, layer: int) -> bool:
         return self._cache.layout.writers[layer]
@@ -52,22 +59,39 @@ class CachedPass(AttentionPass):
         if owner in self._pending and self._cache.layout.last_readers[owner] == layer:
             self._store(buffer, self._pending.pop(owner))
 
-    def _find_buffer(self, layer: int) -> tuple[int, KVBuffer]:
+    def _find_buffer(self, layer: int) -> tuple[int, Any]:
+        """Return the owner of a layer's slot, and its buffer, of the kind that the pass reads."""
         owner = self._cache.layout.owners[layer]
-        buffer = self._cache.buffers[owner]
-        assert isinstance(buffer, KVBuffer), "one format for all slots"
-        return owner, buffer
+        return owner, self._cache.buffers[owner]
 
     @abstractmethod
-    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+    def _store(self, buffer: Any, encoded: Any) -> None:
         """Store the K/V of this pass in ``buffer``."""
+
+    def _store_newest(self, buffer: KVBuffer, encoded: EncodedKV, recent: int) -> None:
+        """Store of each row the real tokens that are sinks or among the last ``recent``."""
+        kind = buffer.sinks, buffer.ring
+        if kind not in self._kept:
+            # on the host, which knows all lengths and would otherwise wait for the device
+            starts, added = (torch.tensor(n)[:, None] for n in (self._past, self._added))
+            index = torch.arange(self._count)
+            positions = starts + index
+            is_kept = (index >= added - recent) | (positions < buffer.sinks)
+            rows, tokens = (is_kept & (index < added)).nonzero(as_tuple=True)
+            found = rows, tokens, buffer.find_entries(positions[rows, tokens])
+            self._kept[kind] = tuple(t.to(self._cache.device, non_blocking=True) for t in found)
+        rows, tokens, entries = self._kept[kind]
+        buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
+
+    def finish(self) -> None:
+        self._cache.advance(self._added)
 
 
 class UniformPass(CachedPass):
     """All rows hold the same number of tokens: slices only, no masks, no copies to decode."""
 
     def __init__(self, cache: "KVCache", count: int):
-        super().__init__(cache, count)
+        super().__init__(cache, count, count)
         self._start = cache.length
         self.end = self.position_limit = cache.length + count
         self.positions = torch.arange(self._start, self.end, device=cache.device)
@@ -95,14 +119,12 @@ class UniformPass(CachedPass):
             recent = torch.arange(self._start - buffer.ring, self.end, device=device)
             return torch.cat([torch.arange(buffer.sinks, device=device), recent])
         if self.end > buffer.size and owner not in self._pending:
-            return buffer.stored_positions(torch.tensor([self.end], device=device))[0]
+            held: Tensor = buffer.stored_positions(torch.tensor([self.end], device=device))
+            return held[0]
         return torch.arange(self.end, device=device)
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         buffer.write_tokens(self._start, encoded)
-
-    def finish(self) -> None:
-        self._cache.advance(self._count)
 
 
 class StaticPass(CachedPass):
@@ -120,7 +142,8 @@ class StaticPass(CachedPass):
     """
 
     def __init__(self, cache: "KVCache", store_codes: StoreCodes | None = None):
-        super().__init__(cache, 1)
+        assert cache.has_static_pass, "neither blocks of tokens nor eviction have fixed shapes"
+        super().__init__(cache, 1, 1)
         self._store_codes = store_codes
         self._row_positions = cache.row_lengths
         self.positions = self._row_positions[:, None]  # a view, which advances with them
@@ -128,46 +151,42 @@ class StaticPass(CachedPass):
         self.read_limit = cache.max_length
         self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
-        self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
-        self._counts: Tensor | None = None  # of this step: tokens of each row
-        self._key_positions: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
-        self._entries: dict[tuple[int, int], Tensor] = {}  # of this step, by sinks and ring
+        self._made: dict[Hashable, Tensor] = {}  # tensors of this step, which layers share
 
     def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
         count = min(buffer.size, self.read_limit)
-        if count not in self._visible:
+        if ("visible", count) not in self._made:
             entries = torch.arange(count, device=self._cache.device)
             visible = entries <= self._row_positions[:, None]
-            self._visible[count] = visible[:, None, None]
-        if self._counts is None:
-            self._counts = self._row_positions + 1
+            self._made["visible", count] = visible[:, None, None]
+        if "counts" not in self._made:
+            self._made["counts"] = self._row_positions + 1
         parts = buffer.read_step(slice(0, count))
-        return KVContext(parts, self._visible[count], counts=self._counts)
+        return KVContext(parts, self._made["visible", count], counts=self._made["counts"])
 
     def key_positions(self, layer: int) -> Tensor:
         _, buffer = self._find_buffer(layer)
-        shape = buffer.sinks, buffer.ring
-        if shape not in self._key_positions:  # one tensor, so that layers share its rotations
+        name = "keys", buffer.sinks, buffer.ring
+        if name not in self._made:
             positions = buffer.stored_positions(self._row_positions + 1)
-            self._key_positions[shape] = positions[:, : self.read_limit]
-        return self._key_positions[shape]
+            self._made[name] = positions[:, : self.read_limit]
+        return self._made[name]
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
-        buffer = self._find_buffer(layer)[1]
-        codes = () if self._store_codes is None else buffer.view_codes()
-        is_stored_so = len(codes) == len(parts) and not any(part.is_packed for part in codes)
+        _, buffer = self._find_buffer(layer)
+        is_stored_so = buffer.format.has_codes and buffer.format.dtype != torch.uint8
         if self._store_codes is None or not is_stored_so or torch.compiler.is_compiling():
             super().write_kv(layer, *parts)
             return
-        for values, stored in zip(parts, codes, strict=True):
-            self._store_codes(values, stored, self._find_entries(buffer))
+        for values, stored in zip(parts, buffer.parts, strict=True):
+            self._store_codes(values, ScaledCodes(*stored), self._find_entries(buffer))
 
     def _find_entries(self, buffer: KVBuffer) -> Tensor:
-        shape = buffer.sinks, buffer.ring
-        if shape not in self._entries:
-            self._entries[shape] = buffer.find_entries(self._row_positions)
-        return self._entries[shape]
+        name = "entries", buffer.sinks, buffer.ring
+        if name not in self._made:
+            self._made[name] = buffer.find_entries(self._row_positions)
+        return self._made[name]
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._find_entries(buffer))
@@ -187,10 +206,7 @@ class StaticPass(CachedPass):
 
     def finish(self) -> None:
         """Forget the tensors of this step. It does not advance, so that it may run again."""
-        self._visible.clear()
-        self._entries.clear()
-        self._key_positions.clear()
-        self._counts = None
+        self._made.clear()
 
     def advance(self) -> None:
         """Advance by one token."""
@@ -207,18 +223,14 @@ class RaggedPass(CachedPass):
     outputs are meaningless.
 
     Args:
-        count: tokens C of this pass.
-        added: how many of them are real in each row.
         end: tokens that the longest row holds after this pass.
     """
 
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
-        super().__init__(cache, count)
+        super().__init__(cache, count, added)
         self.end = end
         self.position_limit = cache.length + count  # padding of the longest row is beyond `end`
         self._past, self._past_lengths = cache.list_lengths(), cache.row_lengths
-        self._added = added
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}  # by sinks and ring
         index = torch.arange(count, device=cache.device)
         lengths = torch.tensor(added).to(cache.device, non_blocking=True)
         self.positions = self._past_lengths[:, None] + index
@@ -241,26 +253,11 @@ class RaggedPass(CachedPass):
         if owner in self._pending:
             past = buffer.stored_positions(self._past_lengths)
             return torch.cat([past[:, : self._cache.length], self.positions], 1)
-        lengths = self._past_lengths + self._is_real.sum(1)
-        return buffer.stored_positions(lengths)[:, : self._cache.length + self._count]
+        held: Tensor = buffer.stored_positions(self._past_lengths + self._is_real.sum(1))
+        return held[:, : self._cache.length + self._count]
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
-        shape = buffer.sinks, buffer.ring
-        if shape not in self._kept:
-            # on the host, which knows all lengths and would otherwise wait for the device
-            past, added = (torch.tensor(counts)[:, None] for counts in (self._past, self._added))
-            index = torch.arange(self._count)
-            positions = past + index
-            is_kept = (index >= added - buffer.ring) | (positions < buffer.sinks)
-            rows, tokens = (is_kept & (index < added)).nonzero(as_tuple=True)
-            found = rows, tokens, buffer.find_entries(positions[rows, tokens])
-            rows, tokens, entries = (t.to(self._cache.device, non_blocking=True) for t in found)
-            self._kept[shape] = rows, tokens, entries
-        rows, tokens, entries = self._kept[shape]
-        buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
-
-    def finish(self) -> None:
-        self._cache.advance_rows(self._added)
+        self._store_newest(buffer, encoded, buffer.ring)
 
 
 def make_position_mask(

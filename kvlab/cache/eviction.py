@@ -17,26 +17,19 @@ the tokens kept and those of this pass, D width of a head.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
-from kvlab.cache.cached_passes import see_something
+from kvlab.cache.cached_passes import CachedPass, see_something
 from kvlab.cache.formats import KVFormat
-from kvlab.cache.kv_buffer import (
-    EncodedKV,
-    EntryRange,
-    Index,
-    KVBuffer,
-    as_bytes,
-    concatenate_parts,
-    index_kv,
-)
+from kvlab.cache.kv_buffer import EncodedKV, EntryRange, KVBuffer, as_bytes, concatenate_parts
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.serving_config import EvictionRule
 
@@ -61,22 +54,19 @@ class EvictingBuffer(KVBuffer):
         layer: LayerConfig,
         batch_size: int,
         max_length: int,
-        formats: Sequence[KVFormat],
+        kv_format: KVFormat,
         dtype: torch.dtype,
         device: torch.device,
         rule: EvictionRule,
     ):
         entries = rule.count_entries(max_length)
-        super().__init__(layer, batch_size, entries, formats, dtype, device)
+        super().__init__(layer, batch_size, entries, kv_format, dtype, device)
         self.rule, self.sinks, self.ring = rule, rule.sinks, max(1, self.size - rule.sinks)
-        stored, scored = self.parts[0][0], rule.keep if rule.is_scored else 0
-        of_prompt = None if rule.prompt is None else rule.prompt - rule.recent
-        self.scores = stored.new_zeros(
-            *stored.shape[:2], scored if of_prompt is None else of_prompt, dtype=torch.float32
-        )
-        self.token_positions = stored.new_zeros(
-            *stored.shape[:2], scored if of_prompt is None else 0, dtype=torch.int32
-        )
+        stored, ranked = self.parts[0][0], rule.keep if rule.is_scored else 0
+        scored = ranked if rule.prompt is None else rule.prompt - rule.recent
+        ranked = ranked if rule.prompt is None else 0
+        self.scores = stored.new_zeros(*stored.shape[:2], scored, dtype=torch.float32)
+        self.token_positions = stored.new_zeros(*stored.shape[:2], ranked, dtype=torch.int32)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -162,7 +152,7 @@ class _PassKV:
     scores: Tensor | None = None
 
 
-class EvictingPass(AttentionPass):
+class EvictingPass(CachedPass):
     """A pass whose global layers evict. Local layers have rings, and are passed on.
 
     Args:
@@ -172,20 +162,15 @@ class EvictingPass(AttentionPass):
     """
 
     def __init__(self, cache: "KVCache", local: AttentionPass, count: int, added: list[int]):
-        self._cache, self._local, self._count = cache, local, count
-        self._lengths = cache.row_lengths
-        self._starts, self._counts = cache.list_lengths(), added
+        super().__init__(cache, count, added)
+        self._local, self._lengths = local, cache.row_lengths
+        self._past, self._counts = cache.list_lengths(), added
         index = torch.arange(count, device=cache.device)
         self._queries = self._lengths[:, None] + index
-        self._added = torch.tensor(added).to(cache.device, non_blocking=True)
-        self._is_real = index < self._added[:, None]
-        self._pending: dict[int, _PassKV] = {}
-        self._copies: dict[tuple[int | None, int], tuple[Index, Index]] = {}
+        lengths = torch.tensor(added).to(cache.device, non_blocking=True)
+        self._is_real = index < lengths[:, None]
         self.positions, self.end = local.positions, local.end
         self.position_limit = local.position_limit
-
-    def writes_kv(self, layer: int) -> bool:
-        return self._local.writes_kv(layer)
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         owner, buffer = self._find_buffer(layer)
@@ -238,11 +223,8 @@ class EvictingPass(AttentionPass):
         )
 
     def end_layer(self, layer: int) -> None:
-        owner, buffer = self._find_buffer(layer)
-        if buffer is None:
-            self._local.end_layer(layer)
-        elif self._cache.layout.last_readers[owner] == layer:
-            self._store(buffer, self._pending.pop(owner))
+        super().end_layer(layer)
+        self._local.end_layer(layer)
 
     def finish(self) -> None:
         self._local.finish()
@@ -257,10 +239,8 @@ class EvictingPass(AttentionPass):
     ) -> None:
         """Drop tokens one by one, as the queries of this pass come."""
         keys, positions = pending.parts[0], pending.positions
-        batch, heads, count = positions.shape
-        grouped = queries.reshape(batch, heads, -1, self._count, queries.shape[-1])
-        logits = grouped @ keys[:, :, None].mT / math.sqrt(queries.shape[-1])  # (B, H, G, C, N)
-        past = count - self._count
+        heads, past = positions.shape[1], positions.shape[2] - self._count
+        logits = _score(queries, keys)
         is_kept = positions >= 0
         is_kept[..., past:] = False
         scores = keys.new_zeros(positions.shape, dtype=torch.float32)
@@ -275,16 +255,13 @@ class EvictingPass(AttentionPass):
             stays = is_kept.sum(-1, keepdim=True) <= buffer.size
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
             seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)
-            if sink is None:
-                shares = seen.softmax(-1)
-            else:
-                shares = softmax_with_sink(seen, sink.view(heads, -1))
-            received = shares.sum(2).float()
+            by_head = None if sink is None else sink.view(heads, -1)
+            received = _softmax(seen, by_head).sum(2).float()
             scores += received.masked_fill(~is_real[..., None], 0.0)
             visible.append(is_kept.clone())
         mask = see_something(torch.stack(visible, 2))
         if self._count > 1:  # one mask for each query head
-            mask = mask.repeat_interleave(grouped.shape[2], 1)
+            mask = mask.repeat_interleave(logits.shape[2], 1)
         pending.mask, pending.is_kept, pending.scores = mask, is_kept, scores
 
     def _reduce_prompt(
@@ -297,14 +274,14 @@ class EvictingPass(AttentionPass):
         # the tokens of this pass that vote in some row, and the rows whose prompt ends in it
         voting: set[int] = set()
         ends, first = [], buffer.prompt - buffer.rule.recent
-        for row, (length, added) in enumerate(zip(self._starts, self._counts, strict=True)):
+        for row, (length, added) in enumerate(zip(self._past, self._counts, strict=True)):
             voting |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
             if length < buffer.prompt <= length + added:
                 ends.append(row)
         if not voting:
             return
         voters = sorted(voting)
-        pending.scores = self._count_votes(buffer, pending, queries, sink, visible, voters)
+        pending.scores = self._count_votes(buffer, pending, queries[:, :, voters], sink, voters)
         if not ends:
             return
         rule, heads = buffer.rule, queries.shape[1] // pending.parts[0].shape[1]
@@ -325,29 +302,23 @@ class EvictingPass(AttentionPass):
         pending.is_kept = is_kept & (keys >= 0)
 
     def _count_votes(
-        self,
-        buffer: PromptBuffer,
-        pending: _PassKV,
-        queries: Tensor,
-        sink: Tensor | None,
-        visible: Tensor,
-        voters: list[int],
+        self, buffer: PromptBuffer, new: _PassKV, queries: Tensor, sink: Tensor | None, voters: Any
     ) -> Tensor:
-        """Return the votes (B, H, prompt - recent) of the prompt with those of this pass."""
-        stored, keys = buffer.scores, pending.parts[0]
-        (batch, heads, first), width = stored.shape, queries.shape[-1]
-        grouped = queries[:, :, voters].reshape(batch, heads, -1, len(voters), width)
-        logits = grouped @ keys[:, :, None].mT / math.sqrt(width)  # (B, H, G, C, N)
-        logits = logits.masked_fill(~visible[:, None, None, voters], -math.inf).flatten(1, 2)
-        shares = logits.softmax(-1) if sink is None else softmax_with_sink(logits, sink)
-        shares = shares.view(batch, heads, -1, *shares.shape[2:]).sum(2)  # (B, H, C, N)
+        """Return the votes (B, H, prompt - recent) of the prompt with those of ``voters``, tokens
+        of this pass that have ``queries``."""
+        assert new.mask is not None, "what they see is known"
+        heads, first = buffer.scores.shape[1:]
+        logits = _score(queries, new.parts[0])
+        logits = logits.masked_fill(~new.mask[:, :, None, voters], -math.inf).flatten(1, 2)
+        shares = _softmax(logits, sink)
+        shares = shares.view(len(shares), heads, -1, *shares.shape[2:]).sum(2)  # (B, H, C, N)
         positions = self._queries[:, voters]
         votes = self._is_real[:, voters] & (positions >= first) & (positions < buffer.prompt)
         received = (shares * votes[:, None, :, None]).sum(2).float()
-        token = pending.positions[:, None].expand(-1, heads, -1)
+        token = new.positions[:, None].expand(-1, heads, -1)
         received = received.masked_fill((token < 0) | (token >= first), 0.0)
         has_votes = (self._lengths > first)[:, None, None]
-        total = stored.masked_fill(~has_votes, 0.0)
+        total = buffer.scores.masked_fill(~has_votes, 0.0)
         return total.scatter_add(-1, token.clamp(0, first - 1), received)
 
     def _store(self, buffer: EvictingBuffer, new: _PassKV) -> None:
@@ -355,45 +326,27 @@ class EvictingPass(AttentionPass):
         if is_prompt and new.scores is not None:
             buffer.scores.copy_(new.scores)
         if new.is_kept is None:
-            self._copy_newest(buffer, new, None if is_prompt else buffer.rule.recent)
+            recent = self._count if is_prompt else buffer.rule.recent
+            self._store_newest(buffer, new.encoded, recent)
             return
-        order = self._store_kept(buffer, new, new.is_kept)
+        # in the first entries what is kept, of the past and of this pass, in order of tokens
+        past = new.is_kept.shape[-1] - self._count
+        size = min(new.is_kept.shape[-1], buffer.size)
+        order = (~new.is_kept).byte().sort(dim=-1, stable=True).indices[..., :size]
+        for stored, added in zip(chain(*buffer.parts), chain(*new.encoded), strict=True):
+            both = torch.cat([as_bytes(stored[:, :, :past]), as_bytes(added)], 2)
+            index = order[..., None].expand(-1, -1, -1, both.shape[-1])
+            as_bytes(stored)[:, :, :size] = both.gather(2, index)
         if not is_prompt and new.scores is not None:
-            size = order.shape[-1]
             buffer.scores[:, :, :size] = new.scores.gather(2, order)
             buffer.token_positions[:, :, :size] = new.positions.gather(2, order).int()
 
-    def _copy_newest(self, buffer: EvictingBuffer, new: _PassKV, recent: int | None) -> None:
-        """Store the sinks and the last ``recent`` tokens of each row, or all of this pass.
 
-        Which these are is found on the CPU, which knows all lengths: a device would have to be
-        asked for their number.
-        """
-        kind = recent, buffer.size
-        if kind not in self._copies:
-            starts, added = (torch.tensor(n)[:, None] for n in (self._starts, self._counts))
-            queries = starts + torch.arange(self._count)
-            is_kept = queries < starts + added
-            if recent is not None:
-                is_newest = starts + added - queries <= recent
-                is_kept &= is_newest | (queries < buffer.rule.sinks)
-            rows, tokens = is_kept.nonzero(as_tuple=True)
-            entries = buffer.find_entries(queries[rows, tokens])
-            rows, tokens, entries = (
-                index.to(self._cache.device, non_blocking=True) for index in (rows, tokens, entries)
-            )
-            self._copies[kind] = (rows, slice(None), entries), (rows, slice(None), tokens)
-        target, source = self._copies[kind]
-        buffer.write(target, index_kv(new.encoded, source))
+def _score(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the scores (B, H, G, C, N) of queries (B, H G, C, D) and keys (B, H, N, D)."""
+    grouped = queries.reshape(*keys.shape[:2], -1, *queries.shape[2:])
+    return grouped @ keys[:, :, None].mT / math.sqrt(queries.shape[-1])
 
-    def _store_kept(self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor) -> Tensor:
-        """Store in the first entries what is kept, of the past and of this pass, in order of
-        tokens; return where each comes from, (B, H, entries)."""
-        past, size = is_kept.shape[-1] - self._count, min(is_kept.shape[-1], buffer.size)
-        order = (~is_kept).byte().sort(dim=-1, stable=True).indices[..., :size]
-        for part, added in zip(buffer.parts, new.encoded, strict=True):
-            for stored, tensor in zip(part, added, strict=True):
-                both = torch.cat([as_bytes(stored[:, :, :past]), as_bytes(tensor)], 2)
-                index = order[..., None].expand(-1, -1, -1, both.shape[-1])
-                as_bytes(stored)[:, :, :size] = both.gather(2, index)
-        return order
+
+def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
+    return scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)

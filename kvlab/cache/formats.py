@@ -99,7 +99,12 @@ class KVFormat(ABC):
     Args:
         dtype: of the stored numbers.
         group: numbers of a vector that share a scale, if it has as many; None for all.
+
+    Attributes:
+        has_codes: whether encoded vectors (B, H, S, D) are the tensors of `ScaledCodes`.
     """
+
+    has_codes = False
 
     def __init__(self, dtype: torch.dtype, group: int | None = None):
         self.dtype, self.group = dtype, group
@@ -115,10 +120,6 @@ class KVFormat(ABC):
     @abstractmethod
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Decode to values (..., D) of ``dtype``, as near to the originals as the format allows."""
-
-    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:  # noqa: ARG002
-        """Return encoded vectors (B, H, S, D) as codes with scales; None if they have none."""
-        return None
 
 
 class Dense(KVFormat):
@@ -145,6 +146,8 @@ class Quantized(KVFormat):
     magnitude of a group maps to the largest code. Scales for each token follow KIVI
     (arXiv 2402.02750), which finds that values need them.
     """
+
+    has_codes = True
 
     def __init__(self, dtype: torch.dtype, group: int | None = None):
         super().__init__(dtype, group)
@@ -173,9 +176,6 @@ class Quantized(KVFormat):
         if not self.dtype.is_floating_point:
             codes = codes.round_()
         return (codes, scales) if size == width else (codes.flatten(-2), scales.squeeze(-1))
-
-    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes:
-        return ScaledCodes(*encoded)
 
     def _group_size(self, size: int) -> int:
         return min(self.group or size, size)

@@ -17,22 +17,17 @@ else B.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import AttentionPass, KVContext
-from kvlab.cache.cached_passes import see_something
+from kvlab.cache.attention_pass import KVContext
+from kvlab.cache.cached_passes import CachedPass, see_something
 from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, divide, pack_codes, split_groups, unpack_codes
-from kvlab.cache.kv_buffer import (
-    EncodedKV,
-    EntryRange,
-    Index,
-    SlotBuffer,
-    concatenate_parts,
-    list_ring_entries,
-)
+from kvlab.cache.kv_buffer import EncodedKV, EntryRange, Index, SlotBuffer, concatenate_parts
+from kvlab.cache.kv_buffer import list_ring_entries as list_entries
 from kvlab.spec.dtypes import BlockRule
 from kvlab.spec.layer_config import LayerConfig
 
@@ -56,14 +51,11 @@ class BlockFormat:
     def allocate(self, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
         """Return the zero-filled tensors of blocks of ``shape`` (B, H, N, G, D)."""
         codes = (*shape[:-1], shape[-1] // self.codes_per_byte)
-        scales = (*shape[:-1], shape[-1] // min(self.group, shape[-1])) if self.group else (
-            *shape[:-2], 1, shape[-1]
-        )  # fmt: skip
-        return (
-            torch.zeros(codes, dtype=torch.uint8, device=device),
-            torch.zeros(scales, dtype=torch.float16, device=device),
-            torch.zeros(scales, dtype=torch.float16, device=device),
-        )
+        scales: tuple[int, ...] = (*shape[:-2], 1, shape[-1])
+        if self.group is not None:
+            scales = (*shape[:-1], shape[-1] // min(self.group, shape[-1]))
+        kinds = ((codes, torch.uint8), (scales, torch.float16), (scales, torch.float16))
+        return tuple(torch.zeros(size, dtype=dtype, device=device) for size, dtype in kinds)
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         """Return codes, scales and minima of ``values`` (..., G, D)."""
@@ -173,16 +165,16 @@ class KIVIBuffer(SlotBuffer):
 
     def list_snapshot(self, length: int) -> list[EntryRange]:
         blocks, full = self.rule.snapshot(length, self.window)
-        entries = list_ring_entries(full.start, full.stop, self.size)
+        entries = list_entries(full.start, full.stop, self.size)
         ranges = [(self.full, entries)] if entries else []
         if blocks:
-            entries = list_ring_entries(blocks.start, blocks.stop, self.block_count)
+            entries = list_entries(blocks.start, blocks.stop, self.block_count)
             ranges.append((self._block_tensors, entries))
         return ranges
 
     @property
     def _block_tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self.blocks for tensor in part)
+        return tuple(chain(*self.blocks))
 
     def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
         rows = copy.copy(self)
@@ -214,20 +206,17 @@ class _ReadPlan:
     copied_blocks: tuple[Index, Index]
 
 
-class KIVIPass(AttentionPass):
+class KIVIPass(CachedPass):
     """A pass over C tokens of each row, of which ``added`` are real; see `RaggedPass`.
 
-    Args:
-        count: tokens C of this pass.
-        added: how many of them are real in each row.
-        end: tokens that the longest row holds after this pass.
+    What is pending are each part's tokens, those of the past first, and the completed blocks.
     """
 
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
-        self._cache, self._count, self._added = cache, count, added
-        self.end, self.position_limit = end, cache.length + count
         starts = cache.list_lengths()
         self._is_uniform = len({*starts}) == 1 and {*added} == {count}
+        super().__init__(cache, count, count if self._is_uniform else added)
+        self.end, self.position_limit = end, cache.length + count
         rows = slice(0, 1) if self._is_uniform else slice(None)
         # Plans are made on the CPU, which knows all lengths: their sizes depend on the values, and
         # a device would have to be asked for each.
@@ -236,15 +225,10 @@ class KIVIPass(AttentionPass):
         self._queries = self._starts + torch.arange(count)
         self.positions = self._move(self._queries[0] if self._is_uniform else self._queries)
         self._plans: dict[int | None, _ReadPlan] = {}
-        self._pending: dict[int, tuple[tuple[Tensor, ...], EncodedKV]] = {}
-        """Of this pass: each part's tokens, those of the past first, and the completed blocks."""
 
     def _move(self, planned: Tensor) -> Tensor:
         """Copy a plan's tensor to the cache's device, without waiting for it."""
         return planned.to(self._cache.device, non_blocking=True)
-
-    def writes_kv(self, layer: int) -> bool:
-        return self._cache.layout.writers[layer]
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         owner, buffer = self._find_buffer(layer)
@@ -263,31 +247,15 @@ class KIVIPass(AttentionPass):
         quantized = concatenate_parts(buffer.decode(stored), buffer.decode(completed))
         return KVContext(concatenate_parts(quantized, tokens), plan.mask)
 
-    def end_layer(self, layer: int) -> None:
-        owner, buffer = self._find_buffer(layer)
-        if self._cache.layout.last_readers[owner] != layer:
-            return
-        plan, (tokens, completed) = self._find_plan(buffer), self._pending.pop(owner)
+    def _store(self, buffer: KIVIBuffer, new: tuple[tuple[Tensor, ...], EncodedKV]) -> None:
+        plan, (tokens, completed) = self._find_plan(buffer), new
         target, source = plan.copied_tokens
         for stored, added in zip(buffer.full, tokens, strict=True):
             stored[target] = added[source]
         if plan.completed:
             target, source = plan.copied_blocks
-            for stored_part, part in zip(buffer.blocks, completed, strict=True):
-                for stored, encoded in zip(stored_part, part, strict=True):
-                    stored[target] = encoded[source]
-
-    def finish(self) -> None:
-        if self._is_uniform:
-            self._cache.advance(self._count)
-        else:
-            self._cache.advance_rows(self._added)
-
-    def _find_buffer(self, layer: int) -> tuple[int, KIVIBuffer]:
-        owner = self._cache.layout.owners[layer]
-        buffer = self._cache.buffers[owner]
-        assert isinstance(buffer, KIVIBuffer), "one format for all slots"
-        return owner, buffer
+            for stored, encoded in zip(chain(*buffer.blocks), chain(*completed), strict=True):
+                stored[target] = encoded[source]
 
     def _find_plan(self, buffer: KIVIBuffer) -> _ReadPlan:
         if buffer.window not in self._plans:

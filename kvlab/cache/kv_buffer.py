@@ -13,12 +13,13 @@ Shapes: B rows, H heads of a part, S entries, D width of a part.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat, Quantized, ScaledCodes, Stored
+from kvlab.cache.formats import KVFormat, ScaledCodes, Stored
 from kvlab.spec.layer_config import LayerConfig
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
@@ -86,11 +87,11 @@ class KVBuffer(SlotBuffer):
     Args:
         layer: one that reads the slot, which holds as many entries as the layer sees.
         max_length: the most tokens of a row.
-        formats: how each part is encoded.
+        kv_format: how each part is encoded.
         dtype: of the decoded values.
 
     Attributes:
-        parts: the tensors that each format allocated.
+        parts: the tensors that the format allocated for each.
         sinks: entries of the first tokens.
         ring: entries of the others.
     """
@@ -100,26 +101,20 @@ class KVBuffer(SlotBuffer):
         layer: LayerConfig,
         batch_size: int,
         max_length: int,
-        formats: Sequence[KVFormat],
+        kv_format: KVFormat,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.formats, self.dtype, self.window = formats, dtype, layer.window
+        self.format, self.dtype, self.window = kv_format, dtype, layer.window
         self.size = layer.visible_tokens(max_length)
-        parts: EncodedKV = tuple(
-            kv_format.allocate((batch_size, stored.count, self.size, stored.size), device)
-            for stored, kv_format in zip(layer.stored, formats, strict=True)
+        self.parts: EncodedKV = tuple(
+            kv_format.allocate((batch_size, part.count, self.size, part.size), device)
+            for part in layer.stored
         )
-        self.parts = parts
         self.sinks = min(layer.sink_tokens, self.size)
         self.ring = max(1, self.size - self.sinks)
-        kinds = {
-            (type(f), f.dtype, f.group, part[0].shape)
-            for f, part in zip(formats, parts, strict=True)
-        }
-        self._has_codes_alike = (
-            len(parts) > 1 and len(kinds) == 1 and isinstance(formats[0], Quantized)
-        )
+        shapes = {part[0].shape for part in self.parts}
+        self._has_codes_alike = kv_format.has_codes and len(self.parts) > 1 and len(shapes) == 1
 
     @property
     def is_ring(self) -> bool:
@@ -128,24 +123,19 @@ class KVBuffer(SlotBuffer):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self.parts for tensor in part)
+        return tuple(chain(*self.parts))
 
     def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
         """Encode parts (B, H, T, D)."""
         is_compiling = torch.compiler.is_compiling()  # whose one kernel has no calls to save
         if self._has_codes_alike and parts[0].shape[2] == 1 and not is_compiling:
-            together = self.formats[0].encode(torch.stack(tuple(parts)))
+            together = self.format.encode(torch.stack(tuple(parts)))
             return tuple(zip(*(tensor.unbind() for tensor in together), strict=True))
-        return tuple(
-            kv_format.encode(part) for part, kv_format in zip(parts, self.formats, strict=True)
-        )
+        return tuple([self.format.encode(part) for part in parts])
 
     def decode(self, encoded: EncodedKV) -> tuple[Tensor, ...]:
         """Decode the parts to the model's dtype."""
-        return tuple(
-            kv_format.decode(part, self.dtype)
-            for part, kv_format in zip(encoded, self.formats, strict=True)
-        )
+        return tuple([self.format.decode(part, self.dtype) for part in encoded])
 
     def read(self, entries: slice) -> tuple[Tensor, ...]:
         """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
@@ -154,20 +144,14 @@ class KVBuffer(SlotBuffer):
     def read_step(self, entries: slice) -> tuple[Stored, ...]:
         """Return the parts for one query of each row: as codes where they are stored so."""
         stored = slice_tokens(self.parts, entries)
-        views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]
-        codes = tuple(view for view in views if view is not None)
-        return codes if len(codes) == len(views) else self.decode(stored)
-
-    def view_codes(self) -> tuple[ScaledCodes, ...]:
-        """Return all entries of the parts that are stored as codes."""
-        views = (f.view_codes(part) for part, f in zip(self.parts, self.formats, strict=True))
-        return tuple(view for view in views if view is not None)
+        if self.format.has_codes:
+            return tuple([ScaledCodes(*part) for part in stored])
+        return self.decode(stored)
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded parts at ``index``."""
-        for stored_part, part in zip(self.parts, encoded, strict=True):
-            for stored, new in zip(stored_part, part, strict=True):
-                stored[index] = new
+        for stored, new in zip(chain(*self.parts), chain(*encoded), strict=True):
+            stored[index] = new
 
     def find_entries(self, positions: Tensor) -> Tensor:
         """Return the entries that tokens at ``positions`` are stored in."""
@@ -205,9 +189,8 @@ class KVBuffer(SlotBuffer):
             self._write_from(self.sinks, slice_tokens(encoded, slice(wrap, count)))
 
     def _write_from(self, entry: int, encoded: EncodedKV) -> None:
-        for stored_part, part in zip(self.parts, encoded, strict=True):
-            for stored, new in zip(stored_part, part, strict=True):
-                stored.narrow(2, entry, new.shape[2]).copy_(new)
+        for stored, new in zip(chain(*self.parts), chain(*encoded), strict=True):
+            stored.narrow(2, entry, new.shape[2]).copy_(new)
 
     def stored_positions(self, lengths: Tensor) -> Tensor:
         """Return the token position that each entry holds, (B, S), or -1 where it is empty.

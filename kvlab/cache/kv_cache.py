@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass
-from kvlab.cache.cached_passes import RaggedPass, StaticPass, StoreCodes, UniformPass
+from kvlab.cache.cached_passes import RaggedPass, UniformPass
 from kvlab.cache.eviction import EvictingBuffer, EvictingPass, PromptBuffer
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import KIVIBuffer, KIVIPass
@@ -58,15 +58,12 @@ class KVCache:
         if self.layout.blocks is not None:
             per_byte = DTYPES[name].numbers_per_item
             return KIVIBuffer(*shape, self.layout.blocks, per_byte, self.dtype, self.device)
-        kv_format = get_format(
-            self.layout.storage_dtype(str(self.dtype).removeprefix("torch.")), group
-        )
-        formats = [kv_format] * len(layer.stored)
-        rule = self.layout.eviction
+        stored_dtype = self.layout.storage_dtype(str(self.dtype).removeprefix("torch."))
+        kv_format, rule = get_format(stored_dtype, group), self.layout.eviction
         if rule is None or not self.layout.evicts(layer, self.max_length):
-            return KVBuffer(*shape, formats, self.dtype, self.device)
+            return KVBuffer(*shape, kv_format, self.dtype, self.device)
         kind = EvictingBuffer if rule.prompt is None else PromptBuffer
-        return kind(*shape, formats, self.dtype, self.device, rule)
+        return kind(*shape, kv_format, self.dtype, self.device, rule)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -148,15 +145,6 @@ class KVCache:
         read = (self.buffers[owner].tensors[0] for owner in self.layout.owners)
         return sum(min(tensor.shape[2], entries) for tensor in read)
 
-    def begin_static_pass(self, store_codes: StoreCodes | None = None) -> StaticPass:
-        """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs.
-
-        Args:
-            store_codes: see `StaticPass`.
-        """
-        assert self.has_static_pass, "neither blocks of tokens nor eviction have fixed shapes"
-        return StaticPass(self, store_codes)
-
     def list_lengths(self) -> list[int]:
         """Return the tokens held by each row."""
         return list(self._ragged_lengths or [self.length] * self.batch_size)
@@ -167,13 +155,6 @@ class KVCache:
         The list is empty unless what tokens store depends on it (`KVLayout.depends_on_passes`).
         """
         return list(self._pass_starts[row])
-
-    def _note_pass(self, added: Sequence[int]) -> None:
-        if self.layout.depends_on_passes:
-            starts = zip(self._pass_starts, self.list_lengths(), added, strict=True)
-            for passes, length, count in starts:
-                if count:
-                    passes.append(length)
 
     def fill_row(self, row: int, length: int, pass_starts: Sequence[int] = ()) -> None:
         """Mark an empty row as holding ``length`` tokens, which have been copied into it.
@@ -186,19 +167,19 @@ class KVCache:
         self.length = max(lengths)
         self._ragged_lengths = None if len({*lengths}) == 1 else lengths
 
-    def advance(self, count: int) -> None:
-        """Advance every row by ``count`` tokens."""
-        self._note_pass([count] * self.batch_size)
-        self.length += count
-        if self._ragged_lengths is not None:
-            self._ragged_lengths = [length + count for length in self._ragged_lengths]
-
-    def advance_rows(self, added: Sequence[int]) -> None:
-        """Advance each row by its number of tokens in ``added``; from then on rows may differ."""
-        self._note_pass(added)
-        self._ragged_lengths = [
-            new + held for new, held in zip(added, self.list_lengths(), strict=True)
-        ]
+    def advance(self, added: int | Sequence[int]) -> None:
+        """Advance every row by ``added`` tokens, or each by its own number of them."""
+        counts = [added] * self.batch_size if isinstance(added, int) else added
+        if self.layout.depends_on_passes:
+            starts = zip(self._pass_starts, self.list_lengths(), counts, strict=True)
+            for passes, length, count in starts:
+                if count:
+                    passes.append(length)
+        if isinstance(added, int) and self._ragged_lengths is None:
+            self.length += added
+            return
+        lengths = zip(counts, self.list_lengths(), strict=True)
+        self._ragged_lengths = [new + held for new, held in lengths]
         self.length = max(self._ragged_lengths)
 
     def reset(self) -> None:

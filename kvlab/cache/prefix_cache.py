@@ -20,14 +20,13 @@ Shapes: B rows, H heads of a part, S entries of a buffer, U tokens or blocks of 
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvlab.cache.kv_buffer import EntryRange
+from kvlab.cache.kv_buffer import EntryRange, as_bytes
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_tree import Ids, Key, Node, PrefixTree, join_keys, path_to
 from kvlab.errors import CacheError
@@ -35,25 +34,6 @@ from kvlab.errors import CacheError
 Tokens = Sequence[int] | Ids | Tensor
 
 DEFAULT_SNAPSHOT_EVERY = 256
-
-
-@dataclass(frozen=True)
-class PrefixEntry:
-    """What is dropped at once: a snapshot, or a segment where no snapshots are needed.
-
-    Attributes:
-        weights: what `PrefixCache.insert` was given.
-        tokens: all tokens up to its end.
-        pass_starts: where their passes began, if what they store depends on that.
-        nbytes: of itself.
-        is_superseded: whether it goes before all that are not.
-    """
-
-    weights: Hashable
-    tokens: tuple[int, ...]
-    pass_starts: tuple[int, ...]
-    nbytes: int
-    is_superseded: bool
 
 
 class PrefixCache:
@@ -109,20 +89,11 @@ class PrefixCache:
         with self._consistent():
             return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
 
-    def list_entries(self) -> list[PrefixEntry]:
-        """Return the entries in the order in which they would be dropped."""
+    def list_entries(self) -> list[Node]:
+        """Return the nodes of the entries, in the order in which they would be dropped."""
         with self._consistent():
-            nodes = [(weights, node) for (weights, *_), tree in self._trees.items()
-                     for node in tree.root.walk() if node.is_entry and node.parent]  # fmt: skip
-            nodes.sort(key=lambda pair: pair[1].priority)
-        entries = []
-        for weights, node in nodes:
-            ids, pass_starts = node.tree.split_key(join_keys(path_to(node)))
-            segment = node.tree.segment_bytes(node.start, node.end)
-            nbytes = segment if node.tree.keeps_all_tokens else node.nbytes - segment
-            text = tuple(ids.tolist()), tuple(pass_starts)
-            entries.append(PrefixEntry(weights, *text, nbytes, node.is_superseded))
-        return entries
+            entries = (node for node in self._walk() if node.is_entry and node.parent)
+            return sorted(entries, key=lambda node: node.priority)
 
     def _walk(self) -> Iterator[Node]:
         return (node for tree in self._trees.values() for node in tree.root.walk())
@@ -228,16 +199,10 @@ class PrefixCache:
 
     def _keep(self, pieces: list[Tensor]) -> Tensor:
         """Return a copy of ``pieces`` (H, U, ...), joined along U, where entries live."""
-        shape = list(pieces[0].shape)
-        shape[1] = sum(piece.shape[1] for piece in pieces)
-        joined = pieces[0].new_empty(shape)
-        start = 0
-        for piece in pieces:
-            joined[:, start : start + piece.shape[1]].copy_(piece)
-            start += piece.shape[1]
+        joined = torch.cat([as_bytes(piece) for piece in pieces], 1).view(pieces[0].dtype)
         if not self.in_host_memory or not joined.is_cuda:
             return joined
-        kept = torch.empty(shape, dtype=joined.dtype, pin_memory=True)
+        kept = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
         return kept.copy_(joined, non_blocking=True)
 
     @contextmanager
@@ -350,12 +315,9 @@ class PrefixCache:
             path: nodes whose segments stay.
         """
         stays = set(path)
-        entries = (
-            node
-            for node in self._walk()
-            if node.is_entry and node.parent and not (node.tree.keeps_all_tokens and node in stays)
-        )
-        node = min(entries, key=lambda node: node.priority)
+        entries = (one for one in self._walk() if one.is_entry and one.parent)
+        may_go = (one for one in entries if not (one.tree.keeps_all_tokens and one in stays))
+        node = min(may_go, key=lambda one: one.priority)
         self.evictions += 1
         if node.snapshot is not None:
             self._bytes -= node.tree.snapshot_bytes(node.end)
@@ -404,7 +366,6 @@ def _write_entries(ranges: Iterable[EntryRange], row: int, sources: Iterable[Ten
         copied = source.to(pieces[0].device, non_blocking=True)
         if copied.is_cuda:  # it may be evicted before this stream has read it
             copied.record_stream(torch.cuda.current_stream(copied.device))
-        start = 0
-        for piece in pieces:
-            piece.copy_(copied[:, start : start + piece.shape[1]])
-            start += piece.shape[1]
+        parts = torch.split(copied, [piece.shape[1] for piece in pieces], 1)
+        for piece, part in zip(pieces, parts, strict=True):
+            piece.copy_(part)

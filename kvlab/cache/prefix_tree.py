@@ -25,18 +25,6 @@ Key = NDArray[np.int64]
 class Node:
     """The tokens from `start` to `end` of all texts below it, and what they store."""
 
-    __slots__ = (
-        "children",
-        "end",
-        "key",
-        "last_used",
-        "parent",
-        "segment",
-        "snapshot",
-        "start",
-        "tree",
-    )
-
     def __init__(self, tree: "PrefixTree", key: Key, start: int, segment: tuple[Tensor, ...]):
         self.tree, self.key, self.segment = tree, key, segment
         self.start, self.end = start, start + len(key)

@@ -16,6 +16,7 @@ part, R rows that differ: 1, or B with documents.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -108,7 +109,7 @@ class _BlockwisePass(OneShotPass):
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         super().write_kv(layer, *parts)
-        if self._blocks.count and self._rule.quantizes(self._windows[layer]):
+        if self._blocks.positions.numel() and self._rule.quantizes(self._windows[layer]):
             self._rounded[layer] = tuple(
                 round_straight_through(self._blocks.take(part), partial(self._round, block_format))
                 for part, block_format in zip(parts, self._formats, strict=True)
@@ -153,18 +154,19 @@ class _BlockwisePass(OneShotPass):
         return visible
 
 
+@dataclass(frozen=True)
 class _Blocks:
     """Which tokens of a pass are quantized together.
 
     Attributes:
-        count: blocks N of each row.
         positions: (R, N x G) of their tokens, in their document.
         documents: (R, N x G) the numbers of these, -1 of a block that the row does not have.
+        index: (R, N x G) where they are in the pass; None: they are its first.
     """
 
-    def __init__(self, count: int, index: Tensor | None, positions: Tensor, documents: Tensor):
-        self.count, self.positions, self.documents = count, positions, documents
-        self._index = index
+    positions: Tensor
+    documents: Tensor
+    index: Tensor | None = None
 
     @classmethod
     def find(
@@ -178,11 +180,11 @@ class _Blocks:
         group = rule.group
         if documents is None:
             tokens = torch.arange(rule.quantized_tokens(length), device=device)[None]
-            return cls(tokens.shape[1] // group, None, tokens, torch.zeros_like(tokens))
+            return cls(tokens, torch.zeros_like(tokens))
         ids, positions = documents.ids, documents.positions
         count = length // group
         if not count:
-            return cls(0, None, positions[:, :0], ids[:, :0])
+            return cls(positions[:, :0], ids[:, :0])
         last_start = length - group
         is_start = (positions % group == 0)[:, : last_start + 1]
         is_start = is_start & (ids[:, group - 1 :] == ids[:, : last_start + 1])
@@ -192,11 +194,11 @@ class _Blocks:
         index = index.flatten(1)
         is_block = (starts < length).repeat_interleave(group, 1)
         numbers = torch.where(is_block, ids.gather(1, index), -1)
-        return cls(count, index, positions.gather(1, index), numbers)
+        return cls(positions.gather(1, index), numbers, index)
 
     def take(self, part: Tensor) -> Tensor:
         """Return the tokens (B, H, N x G, D) of a part (B, H, T, D)."""
-        if self._index is None:
+        if self.index is None:
             return part[:, :, : self.positions.shape[1]]
-        index = self._index[:, None, :, None]
+        index = self.index[:, None, :, None]
         return part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))

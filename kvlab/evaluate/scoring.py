@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.cache import PADDING, SHARED_PREFIX, KVCache, TreePass, make_rounding
+from kvlab.cache import KVCache, make_rounding
+from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
 from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
 from kvlab.model import GPT
 from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices

@@ -19,14 +19,7 @@ from torch import Tensor, nn
 from kvlab.cache import AttentionPass, KVContext, Stored
 from kvlab.model.attention_backends import BACKENDS, note_kernel, scaled_dot_product, select_backend
 from kvlab.model.causal_mask import CausalMask
-from kvlab.model.decode_attention import (
-    JoinedKeys,
-    Keys,
-    UnrotatedKeys,
-    attend_decoded,
-    decode_stored,
-    to_dense,
-)
+from kvlab.model.decode_attention import Keys, attend_decoded, decode_stored
 from kvlab.model.kernels.linear import Linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
 from kvlab.spec.layer_config import LayerConfig
@@ -143,14 +136,14 @@ def attend(
         sink = None if sink is None else sink.view(n_kv_head, -1)
         y = attend_decoded(q, k, v, mask, sink, context.counts)
         return y.reshape(batch, n_head, 1, v.shape[-1])
-    k, v = to_dense(k, q.dtype), decode_stored(v, q.dtype)
+    keys, values = k.to_dense(q.dtype), decode_stored(v, q.dtype)
     if mask is not None:
-        return scaled_dot_product(q, k, v, mask, sink=sink)
+        return scaled_dot_product(q, keys, values, mask, sink=sink)
     causal = CausalMask(layer.window, layer.sink_tokens, context.documents)
-    name = select_backend(q, k, v, causal, sink)
+    name = select_backend(q, keys, values, causal, sink)
     if name == "cpu_tiled":  # the others note what runs in the end
         note_kernel(name)
-    return BACKENDS[name].attend(q, k, v, causal, sink)
+    return BACKENDS[name].attend(q, keys, values, causal, sink)
 
 
 class SeparateKV(nn.Module):
@@ -180,7 +173,7 @@ class SeparateKV(nn.Module):
             (B, H, C, D).
         """
         k, v = parts
-        return attend(q, k, v)
+        return attend(q, Keys(k), v)
 
 
 class TiedKV(SeparateKV):
@@ -198,7 +191,7 @@ class TiedKV(SeparateKV):
         self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
         (kv,) = parts
-        return attend(q, kv if key_rope is None else UnrotatedKeys(kv, key_rope), kv)
+        return attend(q, Keys(kv, table=key_rope), kv)
 
 
 class GroupedTiedKV(SeparateKV):
@@ -215,7 +208,7 @@ class GroupedTiedKV(SeparateKV):
         self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
         kv, rotary_key = parts
-        return attend(q, JoinedKeys(rotary_key, kv, kv.shape[-1] // 2), kv)
+        return attend(q, Keys(kv, shared=rotary_key, width=kv.shape[-1] // 2), kv)
 
 
 class LatentKV(SeparateKV):
@@ -242,8 +235,10 @@ class LatentKV(SeparateKV):
     def attend(
         self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
     ) -> Tensor:
-        is_absorbed = self.is_absorbed(q.shape[2], parts[0].shape[2])
-        return (self.attend_absorbed if is_absorbed else self.attend_expanded)(q, parts, attend)
+        latents, shared = parts[0], parts[1] if len(parts) > 1 else None
+        is_absorbed = self.is_absorbed(q.shape[2], latents.shape[2])
+        attend_by = self.attend_absorbed if is_absorbed else self.attend_expanded
+        return attend_by(q, latents, shared, attend)
 
     def is_absorbed(self, queries: int, keys: int) -> bool:
         """Return whether it takes fewer FLOPs to attend to the latents themselves.
@@ -256,9 +251,11 @@ class LatentKV(SeparateKV):
         absorbed = queries * 2 * head_dim * latent_dim + queries * keys * 2 * latent_dim
         return queries < keys and absorbed < expanded
 
-    def attend_expanded(self, q: Tensor, parts: StoredParts, attend: Attend) -> Tensor:
+    def attend_expanded(
+        self, q: Tensor, stored: Stored, shared: Stored | None, attend: Attend
+    ) -> Tensor:
         """Attend to every head's own K and V, made from the latents."""
-        latents, *rotary_key = (decode_stored(part, q.dtype) for part in parts)
+        latents = decode_stored(stored, q.dtype)
         batch, groups, count, _ = latents.shape
         heads = (2, self.layer.n_head // groups, self.layer.head_dim)
         rows = len(self.up.weight) // groups
@@ -270,11 +267,12 @@ class LatentKV(SeparateKV):
             torch.cat([group[:, :, part] for group in expanded], 2).transpose(1, 2)
             for part in range(2)
         )
-        return attend(q, _join_keys(*rotary_key, k), v)
+        return attend(q, Keys(k, shared=shared), v)
 
-    def attend_absorbed(self, q: Tensor, parts: StoredParts, attend: Attend) -> Tensor:
+    def attend_absorbed(
+        self, q: Tensor, latents: Stored, shared: Stored | None, attend: Attend
+    ) -> Tensor:
         """Attend to the latents: queries go through the map to K, the result through that to V."""
-        latents, *rotary_key = parts
         groups, latent_dim = latents.shape[1], latents.shape[3]
         head_dim, rotary_dim = self.layer.head_dim, self.layer.rotary_dim
         up = self.up.weight.view(groups, 2, -1, head_dim, latent_dim)
@@ -286,16 +284,9 @@ class LatentKV(SeparateKV):
         key_dim = head_dim + rotary_dim
         joined_q = torch.cat([rotary_q, own_q], -1)
         joined_q = joined_q * math.sqrt(joined_q.shape[-1] / key_dim)
-        y = attend(joined_q, _join_keys(*rotary_key, latents), latents)
+        y = attend(joined_q, Keys(latents, shared=shared), latents)
         y = torch.einsum("bghcl,ghdl->bghcd", y.reshape(*by_group, latent_dim), up[:, 1])
         return y.flatten(1, 2)
-
-
-def _join_keys(*keys: Stored) -> Keys:
-    """Return the keys of all heads: a shared rotary key (B, 1, T, R), if there is one, and each
-    head's own part (B, H, T, D)."""
-    *rotary_key, rest = keys
-    return JoinedKeys(rotary_key[0], rest, rest.shape[3]) if rotary_key else rest
 
 
 VIEWS: dict[str, type[SeparateKV]] = {

@@ -79,14 +79,10 @@ def scaled_dot_product(
     if is_narrow:  # fused kernels serve keys and values of one width
         v = F.pad(v, (0, k.shape[3] - v_width))
     avoids_plans = mask is not None and q.device.type == "cuda"
-    if not torch.compiler.is_compiling() and _recorded is not None:
-        with sdpa_kernel(_MASKED_BACKENDS) if avoids_plans else nullcontext():
+    with sdpa_kernel(_MASKED_BACKENDS) if avoids_plans else nullcontext():
+        if not torch.compiler.is_compiling() and _recorded is not None:
             choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
-        _recorded.add(SDPBackend(choice).name.lower())
-    if avoids_plans:
-        with sdpa_kernel(_MASKED_BACKENDS):
-            y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=is_grouped)
-    else:
+            _recorded.add(SDPBackend(choice).name.lower())
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
         )
@@ -236,14 +232,29 @@ FLEX_WIDTH = 16
 """The narrowest heads that the kernel of CUDA serves."""
 
 
+FLEX_SHAPES = 64
+"""Shapes for which the kernel is compiled, each once. torch's own limit is 8."""
+
+
 def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: CausalMask,
+    sink: Tensor | None = None,
+    *,
+    compiles: bool | None = None,
 ) -> Tensor:
     """Attend by FlexAttention: windows compiled into one block-sparse kernel on CUDA.
 
     On CPU it has no backward pass (torch 2.13). A compiled model takes kernel and mask into its
     own graph, where the mask is a small kernel of each pass. Otherwise the kernel is compiled
-    alone, and a mask is built once for each shape.
+    alone, at the first use of these shapes, and a mask is built once for each shape. Once there are
+    `FLEX_SHAPES` of them, torch would go on with flex_attention's unfused form, which holds the
+    scores of all queries and keys. Other backends take its place here.
+
+    Args:
+        compiles: whether the kernel is compiled alone; default on CUDA.
     """
     shape = (q.shape[2], k.shape[2], mask.window or k.shape[2], mask.sink_tokens, q.device)
     is_compiling = torch.compiler.is_compiling()
@@ -256,10 +267,19 @@ def attend_flex(
         blocks = _make_block_mask(*shape)
     else:
         blocks = _cached_block_mask(*shape)
-    if is_compiling or q.device.type != "cuda":
+    if is_compiling or not (q.device.type == "cuda" if compiles is None else compiles):
         note_kernel("flex")
         return _run_flex(flex_attention, q, k, v, blocks, sink)
-    return attend_compiled_flex(q, k, v, mask, sink, blocks)
+    limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
+    try:
+        with torch._dynamo.config.patch(limits):
+            out = _run_flex(_compile_flex(), q, k, v, blocks, sink)
+    except FailOnRecompileLimitHit:
+        _warn_of_shapes(FLEX_SHAPES)
+        attend = attend_windowed_blocks if mask.is_windowed(k.shape[2]) else attend_sdpa
+        return attend(q, k, v, mask, sink)
+    note_kernel("flex")
+    return out
 
 
 def _run_flex(
@@ -275,35 +295,6 @@ def _run_flex(
     out, more = kernel(q, k, v, block_mask=blocks, enable_gqa=is_grouped, return_aux=aux)
     share = (more.lse - sink[:, None].to(more.lse.dtype)).sigmoid()
     out = out * share[..., None].to(out.dtype)
-    return out
-
-
-FLEX_SHAPES = 64
-"""Shapes for which the kernel is compiled, each once. torch's own limit is 8."""
-
-
-def attend_compiled_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: CausalMask,
-    sink: Tensor | None = None,
-    blocks: BlockMask | None = None,
-) -> Tensor:
-    """Run the kernel of these shapes, compiled at their first use.
-
-    Once there are `FLEX_SHAPES` of them, torch would go on with flex_attention's unfused form,
-    which holds the scores of all queries and keys. Other backends take its place here.
-    """
-    limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
-    try:
-        with torch._dynamo.config.patch(limits):
-            out = _run_flex(_compile_flex(), q, k, v, blocks, sink)
-    except FailOnRecompileLimitHit:
-        _warn_of_shapes(FLEX_SHAPES)
-        attend = attend_windowed_blocks if mask.is_windowed(k.shape[2]) else attend_sdpa
-        return attend(q, k, v, mask, sink)
-    note_kernel("flex")
     return out
 
 
@@ -377,7 +368,4 @@ def select_backend(
     q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> str:
     """Return the name of the backend for these arguments."""
-    for name, backend in BACKENDS.items():
-        if backend.is_best(q, k, v, mask, sink):
-            return name
-    raise AssertionError("the last backend serves every shape")
+    return next(name for name, one in BACKENDS.items() if one.is_best(q, k, v, mask, sink))

@@ -1,6 +1,6 @@
 """Attention of one token to what a cache has stored.
 
-K and V are values or codes. Keys may be stored before their rotation, or in two parts.
+K and V are values or codes. `Keys` may be stored before their rotation, or in two parts.
 
 Shapes: B rows, H heads of K and V, C queries of one such head, T or S stored tokens, D width, R
 width of what all heads share.
@@ -34,64 +34,39 @@ def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class UnrotatedKeys:
-    """Keys (B, H, T, D) that are stored without their rotation.
+class Keys:
+    """Keys (B, H, T, R + D) as they are stored.
 
     Attributes:
-        stored: (B, H, T, D).
-        table: the rotations at their positions.
+        stored: (B, H, T, D or more), of each head.
+        table: the rotations at their positions, where they are stored unrotated.
+        shared: (B, 1, T, R), numbers of all heads' keys before those of each.
+        width: D, how many of a vector's first numbers are its key; default all.
     """
 
     stored: Stored
-    table: RopeTable
+    table: RopeTable | None = None
+    shared: Stored | None = None
+    width: int | None = None
+
+    @property
+    def own_width(self) -> int:
+        return self.width or self.stored.shape[3]
 
     @property
     def shape(self) -> torch.Size:
-        return self.stored.shape
+        shared_width = 0 if self.shared is None else self.shared.shape[3]
+        return torch.Size((*self.stored.shape[:3], shared_width + self.own_width))
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the keys, rotated."""
-        return apply_rope(decode_stored(self.stored, dtype), self.table)
-
-
-@dataclass(frozen=True)
-class JoinedKeys:
-    """Keys (B, H, T, R + D): a part that all heads share, then a part of each head.
-
-    Attributes:
-        shared: (B, 1, T, R).
-        stored: (B, H, T, D or more); the first D numbers of a vector are its key.
-        width: D.
-    """
-
-    shared: Stored
-    stored: Stored
-    width: int
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((*self.stored.shape[:3], self.shared.shape[3] + self.width))
-
-    def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the keys, joined."""
-        own = decode_stored(self.stored, dtype)[..., : self.width]
-        shared = decode_stored(self.shared, dtype).expand(-1, own.shape[1], -1, -1)
-        return torch.cat([shared, own], -1)
-
-
-Keys = Stored | UnrotatedKeys | JoinedKeys
-
-
-def to_dense(k: Keys, dtype: torch.dtype) -> Tensor:
-    """Return keys (B, H, T, D), of ``dtype`` where they are stored as codes."""
-    return (
-        k.to_dense(dtype) if isinstance(k, UnrotatedKeys | JoinedKeys) else decode_stored(k, dtype)
-    )
-
-
-def _find_stored(k: Keys) -> Stored:
-    """Return the part of keys (B, H, T, D) that is stored for each head."""
-    return k.stored if isinstance(k, UnrotatedKeys | JoinedKeys) else k
+        """Return the keys, rotated and joined, of ``dtype`` where they are stored as codes."""
+        keys = apply_rope(decode_stored(self.stored, dtype), self.table)
+        if self.width is not None:
+            keys = keys[..., : self.width]
+        if self.shared is None:
+            return keys
+        shared = decode_stored(self.shared, dtype).expand(-1, keys.shape[1], -1, -1)
+        return torch.cat([shared, keys], -1)
 
 
 DECODE_KERNEL = "triton_decode"
@@ -115,26 +90,26 @@ def attend_decoded(
     """
     if attends_by_triton(q, k, v) and (mask is None or counts is not None):
         note_kernel(DECODE_KERNEL)
-        table = k.table if isinstance(k, UnrotatedKeys) else None
-        shared = k.shared if isinstance(k, JoinedKeys) else None
-        return attend_stored(q, _find_stored(k), v, counts, sink, table=table, shared=shared)
+        return attend_stored(q, k.stored, v, counts, sink, table=k.table, shared=k.shared)
     if attends_in_blocks(q, k, v, mask):
         note_kernel("scaled_codes" if isinstance(v, ScaledCodes) else "rotated_blocks")
         return attend_blocks(q, k, v, mask, sink)
     values = decode_stored(v, q.dtype)
     # Score the shared part by itself, so that the large part is not copied. In half precision the
     # scores would be rounded when they join the mask: then copy, unless the large part is V.
-    if isinstance(k, JoinedKeys) and (q.dtype.itemsize >= 4 or k.width == v.shape[3]):
-        shared, own = torch.split(q, [k.shared.shape[3], k.width], -1)
+    width = k.own_width
+    if k.shared is not None and (q.dtype.itemsize >= 4 or width == v.shape[3]):
+        shared, own = torch.split(q, [k.shared.shape[3], width], -1)
         keys = values if k.stored is v else decode_stored(k.stored, q.dtype)
         scores = _score_shared(shared, decode_stored(k.shared, q.dtype)) * q.shape[-1] ** -0.5
-        own = own * math.sqrt(k.width / q.shape[-1])  # it is divided by the root of its own width
+        own = own * math.sqrt(width / q.shape[-1])  # it is divided by the root of its own width
         if mask is not None and mask.dtype == torch.bool:
             mask = scores.masked_fill(~mask, -math.inf)
         else:
             mask = scores if mask is None else scores + mask
-        return scaled_dot_product(own, keys[..., : k.width], values, mask, sink=sink)
-    keys = values if k is v else to_dense(k, q.dtype)
+        return scaled_dot_product(own, keys[..., :width], values, mask, sink=sink)
+    is_value = k.stored is v and k.table is None and k.shared is None
+    keys = values if is_value else k.to_dense(q.dtype)
     return scaled_dot_product(q, keys, values, mask, sink=sink)
 
 
@@ -144,13 +119,11 @@ def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
     torch's attention with a mask does not split a text among processors, so a small batch leaves
     most of them idle.
     """
-    widths = [_find_stored(k).shape[3], v.shape[3]]
-    if isinstance(k, JoinedKeys):
-        widths.append(k.shared.shape[3])
+    stored = (k.stored, v, *([] if k.shared is None else [k.shared]))
     return (
         are_kernels_usable(q.device)
         and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and max(widths) <= MAX_WIDTH
+        and max(part.shape[3] for part in stored) <= MAX_WIDTH
         and not (torch.is_grad_enabled() and q.requires_grad)
     )
 
@@ -164,9 +137,9 @@ def attends_in_blocks(q: Tensor, k: Keys, v: Stored, mask: Tensor | None) -> boo
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return False
-    if isinstance(k, UnrotatedKeys) and torch.compiler.is_compiling():
+    if k.table is not None and torch.compiler.is_compiling():
         return False
-    return q.dtype.itemsize >= 4 if isinstance(v, ScaledCodes) else isinstance(k, UnrotatedKeys)
+    return q.dtype.itemsize >= 4 if isinstance(v, ScaledCodes) else k.table is not None
 
 
 def attend_blocks(
@@ -182,14 +155,12 @@ def attend_blocks(
         sink: (H, C) logits that join the denominators; or None.
     """
     batch, heads, count, width = q.shape
-    q, stored = q * width**-0.5, _find_stored(k)
-    table = k.table if isinstance(k, UnrotatedKeys) else None
-    of_shared = None
-    if isinstance(k, JoinedKeys):
-        shared, q = torch.split(q, [k.shared.shape[3], k.width], -1)
+    q, of_shared = q * width**-0.5, None
+    if k.shared is not None:
+        shared, q = torch.split(q, [k.shared.shape[3], k.own_width], -1)
         of_shared = _score_shared(shared, k.shared).flatten(0, 1)
     queries, values = q.flatten(0, 1), _flatten_heads(v)
-    keys = values if stored is v else _flatten_heads(stored)
+    keys = values if k.stored is v else _flatten_heads(k.stored)
     key_scale, value_scale = _find_scale(keys), _find_scale(values)
     hidden = None if mask is None else (~mask).expand(batch, heads, 1, -1).flatten(0, 1)
     sinks = None if sink is None else sink.expand(batch, -1, -1).flatten(0, 1)
@@ -197,10 +168,10 @@ def attend_blocks(
     for part in _split_heads(values):
         value_block = _convert(values, part, q.dtype)
         key_block = value_block if keys is values else _convert(keys, part, q.dtype)
-        if table is None:
+        if k.table is None:
             scores = queries[part] @ key_block[..., : queries.shape[-1]].mT
         else:
-            scores = _score_rotated(queries[part], key_block, table, part, heads)
+            scores = _score_rotated(queries[part], key_block, k.table, part, heads)
         if key_scale is not None:
             scores *= key_scale[part]
         if of_shared is not None:

@@ -384,7 +384,7 @@ class StaticDecoder:
         self._compiles = compiles
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
         has_kernel = are_kernels_usable(cache.device)
-        self._pass = cache.begin_static_pass(store_codes if has_kernel else None)
+        self._pass = StaticPass(cache, store_codes if has_kernel else None)
         self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
 
     def __call__(self, tokens: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from kvlab.errors import PretrainedError
 from kvlab.model import hf_conversion as hf
 from kvlab.model.hf_conversion import Architecture, WeightMapping
 from kvlab.spec.layer_config import LatentKV
@@ -25,16 +24,6 @@ _PLAIN = {
 }
 """What GPT-2 and Llama have alike."""
 
-_GPT2_FIELDS = {
-    "vocab_size": "vocab_size",
-    "block_size": "n_positions",
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "n_embd": "n_embd",
-    "norm_eps": "layer_norm_epsilon",
-}
-"""Fields of a `ModelConfig` -> keys of GPT-2's configuration."""
-
 _GPT2_LINEAR = {
     "attention.qkv": "attn.c_attn",
     "attention.proj": "attn.c_proj",
@@ -46,50 +35,41 @@ _GPT2_LINEAR = {
 class GPT2(Architecture):
     """GPT-2 in all four sizes: learned positions, layer norms, tanh GELU, biases, a tied head."""
 
-    prefix = "transformer."
+    model_type, hf_class, prefix = "gpt2", "GPT2LMHeadModel", "transformer."
     ignored_suffixes = (".attn.bias", ".attn.masked_bias")
+    fields: ClassVar[dict[str, str]] = {
+        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        "block_size": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    }
+    required: ClassVar[dict[str, Any]] = {
+        **_PLAIN,
+        "position": "learned",
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "bias": True,
+        "tie_embeddings": True,
+        "window": None,
+    }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        hf.require_values(
-            hf_config,
-            {
-                "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-                "scale_attn_weights": (True,),
-                "scale_attn_by_inverse_layer_idx": (False,),
-                "add_cross_attention": (False,),
-                "tie_word_embeddings": (True,),
-            },
-        )
-        fields = {field: hf_config[key] for field, key in _GPT2_FIELDS.items()}
-        return {**fields, "ffn_dim": hf_config.get("n_inner") or 4 * hf_config["n_embd"]}
+        ffn_dim = hf_config.get("n_inner") or 4 * hf_config["n_embd"]
+        return {**super().read_config(hf_config), "ffn_dim": ffn_dim}
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
-        required = {
-            **_PLAIN,
-            "position": "learned",
-            "norm": "layernorm",
-            "mlp": "gelu",
-            "bias": True,
-            "tie_embeddings": True,
-            "n_kv_head": config.n_head,
-            "head_dim": config.n_embd // config.n_head,
-            "window": None,
-            "kv_owners": tuple(range(config.n_layer)),
-        }
-        return hf.list_differences(config, required)
+        heads = {"n_kv_head": config.n_head, "head_dim": config.n_embd // config.n_head}
+        return hf.list_differences(config, heads) + super().incompatibilities(config)
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "activation_function": "gelu_new",
-            **{key: getattr(config, field) for field, key in _GPT2_FIELDS.items()},
-            "n_inner": config.ffn_dim,
-            "tie_word_embeddings": True,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        }
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return {**super().write_config(config), "n_inner": config.ffn_dim, **dropout}
 
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
         yield WeightMapping("token_embedding.weight", ("transformer.wte.weight",))
@@ -110,32 +90,25 @@ class GPT2(Architecture):
 
 _ROTATED = {"position": "rope", "rotary_share": 1.0}
 
-_LLAMA_FIELDS = {
-    "vocab_size": "vocab_size",
-    "block_size": "max_position_embeddings",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_embd": "hidden_size",
-    "ffn_dim": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-}
-"""Fields of a `ModelConfig` -> keys of Llama's configuration."""
-
 
 class Llama(Architecture):
     """Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases.
 
     Attributes:
-        model_type: as ``config.json`` has it.
-        hf_class: of the language model in `transformers`.
-        supported: the values that keys of ``config.json`` may have; the first is the default.
-        required: fields of a model that can be written so.
         block_names: names of a layer's modules, and of their tensors in a checkpoint's layer.
     """
 
-    prefix = "model."
+    model_type, hf_class, prefix = "llama", "LlamaForCausalLM", "model."
     ignored_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)
-    model_type, hf_class = "llama", "LlamaForCausalLM"
+    fields: ClassVar[dict[str, str]] = {
+        "vocab_size": "vocab_size",
+        "block_size": "max_position_embeddings",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_embd": "hidden_size",
+        "ffn_dim": "intermediate_size",
+        "norm_eps": "rms_norm_eps",
+    }
     supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -155,18 +128,17 @@ class Llama(Architecture):
     }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        hf.require_values(hf_config, self.supported)
-        n_head = hf_config["num_attention_heads"]
+        fields, kept = super().read_config(hf_config), ("norm", "mlp", "bias", "sink", "qk_norm")
+        n_head = fields["n_head"]
         return {
-            **{field: hf_config[key] for field, key in _LLAMA_FIELDS.items()},
+            **fields,
             "n_kv_head": hf_config.get("num_key_value_heads") or n_head,
             "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
             "position": "rope",
             **self.read_rotations(hf_config),
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
-            **{key: self.required[key] for key in ("norm", "mlp", "bias", "sink", "qk_norm",
-                                                   "norm_placement")},
-        }  # fmt: skip
+            **{key: self.required[key] for key in (*kept, "norm_placement")},
+        }
 
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig` that say how layers rotate."""
@@ -174,26 +146,21 @@ class Llama(Architecture):
         return hf.read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
-        required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
-        return self.layer_incompatibilities(config) + hf.list_differences(config, required)
+        return self.layer_incompatibilities(config) + super().incompatibilities(config)
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
         """Return why the positions and windows of layers do not fit; empty if they do."""
         return hf.list_differences(config, {**_ROTATED, "window": None})
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        layer = config.layers[0]
         return {
-            "model_type": self.model_type,
-            "architectures": [self.hf_class],
-            "hidden_act": "silu",
-            **{key: getattr(config, field) for field, key in _LLAMA_FIELDS.items()},
-            "num_key_value_heads": config.layers[0].n_kv_head,
-            "head_dim": config.layers[0].head_dim,
-            "rope_theta": config.layers[0].rope_theta,
-            "rope_parameters": hf.write_rope(config.layers[0]),
+            **super().write_config(config),
+            "num_key_value_heads": layer.n_kv_head,
+            "head_dim": layer.head_dim,
+            "rope_theta": layer.rope_theta,
+            "rope_parameters": hf.write_rope(layer),
             "tie_word_embeddings": config.tie_embeddings,
-            "attention_bias": False,
-            "mlp_bias": False,
         }
 
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
@@ -301,16 +268,15 @@ class Gemma3(Qwen3):
         return config.head_dim if config.attention_scale is None else config.attention_scale**-2
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        left_out = ("hidden_act", "mlp_bias", "rope_theta")
         hf_config = super().write_config(config)
+        del hf_config["rope_theta"]
         return {
-            **{key: value for key, value in hf_config.items() if key not in left_out},
+            **hf_config,
             **hf.write_layer_types(config),
             "rope_parameters": {
                 "sliding_attention" if layer.window else "full_attention": hf.write_rope(layer)
                 for layer in config.layers
             },
-            "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": round(self._scalar(config)),
             "pad_token_id": None,  # the default is of another tokenizer
         }
@@ -341,9 +307,7 @@ class Mistral(Llama):
         return problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        hf_config = super().write_config(config)
-        del hf_config["attention_bias"], hf_config["mlp_bias"]
-        return {**hf_config, "sliding_window": config.layers[0].window}
+        return {**super().write_config(config), "sliding_window": config.layers[0].window}
 
 
 class DeepSeekV2(Llama):
@@ -358,22 +322,14 @@ class DeepSeekV2(Llama):
     """Of the latents' norm in `transformers`, whatever ``rms_norm_eps`` is."""
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        head_dim, layers = hf_config["qk_nope_head_dim"], hf_config["num_hidden_layers"]
-        hf.require_values(
-            hf_config,
-            {
-                "v_head_dim": (head_dim,),
-                "num_key_value_heads": (hf_config["num_attention_heads"],),
-                "rms_norm_eps": (self.LATENT_NORM_EPS,),
-            },
-        )
-        dense = hf_config.get("first_k_dense_replace", 0)
-        if dense < layers:
-            text = f"config.json: first_k_dense_replace = {dense} makes layers with mixtures of"
-            raise PretrainedError(
-                f"{text} experts, which are not supported; only {layers}, the layers of the model,"
-                " is"
-            )
+        head_dim = hf_config["qk_nope_head_dim"]
+        supported = {
+            "v_head_dim": (head_dim,),
+            "num_key_value_heads": (hf_config["num_attention_heads"],),
+            "rms_norm_eps": (self.LATENT_NORM_EPS,),
+            "first_k_dense_replace": (hf_config["num_hidden_layers"],),  # no mixtures of experts
+        }
+        hf.require_values({"first_k_dense_replace": 0, **hf_config}, supported)
         kv = {
             "latent": hf_config["kv_lora_rank"],
             "rotary": hf_config["qk_rope_head_dim"],

@@ -6,7 +6,7 @@ The architectures are in `kvlab.model.hf_architectures`.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,32 +63,49 @@ class Architecture(ABC):
     """One value of ``model_type`` in a Hugging Face ``config.json``.
 
     Attributes:
+        model_type: as ``config.json`` has it.
+        hf_class: of the language model in `transformers`.
         prefix: what tensor names start with in a language model's checkpoint. The checkpoint of
             a bare model leaves it out.
         ignored_suffixes: endings of tensors that are not weights (masks, frequencies).
+        fields: of a `ModelConfig` -> keys of ``config.json``.
+        supported: the values that other keys may have; the first is the default, and written.
+        required: fields of a model that can be written so.
     """
 
+    model_type: str
+    hf_class: str
     prefix: str
     ignored_suffixes: tuple[str, ...] = ()
+    fields: ClassVar[dict[str, str]]
+    supported: ClassVar[dict[str, tuple[Any, ...]]]
+    required: ClassVar[dict[str, Any]]
 
-    @abstractmethod
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a `ModelConfig`.
 
         Raises:
             PretrainedError: the checkpoint uses something that `GPT` does not have.
         """
+        require_values(hf_config, self.supported)
+        return {field: hf_config[key] for field, key in self.fields.items()}
 
-    @abstractmethod
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         """Return Hugging Face's configuration of a model without `incompatibilities`.
 
         Token ids are left out: they belong to the tokenizer.
         """
+        return {
+            "model_type": self.model_type,
+            "architectures": [self.hf_class],
+            **{key: getattr(config, field) for field, key in self.fields.items()},
+            **{key: values[0] for key, values in self.supported.items()},
+        }
 
-    @abstractmethod
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         """Return why a model cannot be written as this architecture; empty if it can."""
+        required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
+        return list_differences(config, required)
 
     @abstractmethod
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:

@@ -177,7 +177,7 @@ def _score(model: "GPT", experiment: Experiment) -> None:
     """Run a pass as large as evaluation's, its largest serving cache, and the benchmark's."""
     import torch
 
-    from kvlab.benchmark.decode_timing import TimedDecoder
+    from kvlab.benchmark.decode_timing import DecodeRun
     from kvlab.errors import MeasurementError
     from kvlab.evaluate.forward_passes import decode_rows, pass_rows
 
@@ -195,7 +195,6 @@ def _score(model: "GPT", experiment: Experiment) -> None:
             text = "logits through the serving cache are not finite at the initial weights"
             raise MeasurementError(f"{text}; the cache or the model is wrong")
         del cache, logits
-    decoder = TimedDecoder(model, serving)
     length = min(benchmark.prompt_tokens + 2, block)
-    cache = decoder.new_cache(max(benchmark.batch_sizes), length)
-    decoder.decode(cache, length - benchmark.prompt_tokens)
+    cache = model.new_cache(max(benchmark.batch_sizes), length, serving)
+    DecodeRun(model, cache, length - benchmark.prompt_tokens).time()

@@ -19,14 +19,9 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Broken:
-    def __call__(self, batch):
-        raise ValueError(f"no such thing as {batch}")
-
-
-@dataclass(frozen=True)
 class Littered:
-    """Takes as many bytes as the batch, with ``more`` allowed and ``freed`` kept from before."""
+    """Takes as many bytes as the batch, with ``more`` allowed and ``freed`` kept from before; three
+    quarters of ``more`` are there."""
 
     freed: int
     more: int
@@ -39,35 +34,28 @@ class Littered:
         after = bytearray(block)  # so that the heap cannot shrink
         del blocks
         limit_private_memory(self.more)
+        try:
+            assert len(bytearray(self.more * 3 // 4)) < len(after) + self.more
+        except MemoryError:
+            raise ValueError("what is allowed is not there") from None
         assert len(bytearray(batch)) == batch
-        assert len(after) == block
 
 
 @dataclass(frozen=True)
-class Killed:
-    def __call__(self, _batch):
-        os.kill(os.getpid(), 9)
+class Failing:
+    """Fails from ``batch`` on: raises a ValueError, or ends by a signal, also ``without_limit`` or
+    only with it."""
 
-
-@dataclass(frozen=True)
-class Crashing:
-    """Crashes where its limit is below what it needs, as a library that never looks; ``broken``:
-    without a limit too."""
-
-    limit: int | None
-    broken: bool = False
+    batch: int
+    signal: int | None
+    heals: bool = False
 
     def __call__(self, batch):
-        if self.broken or (self.limit is not None and batch > self.limit):
-            os.kill(os.getpid(), 11)
+        if batch < self.batch:
+            return
+        if self.signal is None:
+            raise ValueError(f"no such thing as {batch}")
+        os.kill(os.getpid(), self.signal)
 
     def without_limit(self):
-        return Free(self.broken)
-
-
-@dataclass(frozen=True)
-class Free:
-    broken: bool
-
-    def __call__(self, batch):
-        Crashing(None, self.broken)(batch)
+        return Failing(10**9 if self.heals else self.batch, self.signal)

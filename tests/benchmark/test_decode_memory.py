@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.decode_timing import DecodeRun
+from kvlab.benchmark.measures import decode_memory
 from kvlab.benchmark.measures.decode_memory import (
     allocated_range,
     count_kv_bytes,
@@ -33,7 +34,6 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
             (32 + 5 * 10) * 2 * 32 * 4,
         ),
         ({}, {"kv_dtype": "int8"}, 6 * 32 * 2 * 4 * (8 + 2), 6 * 32 * 2 * 4 * (8 + 2)),
-        ({}, {"kv_dtype": "int4"}, 6 * 32 * 2 * 4 * (4 + 2), 6 * 32 * 2 * 4 * (4 + 2)),
         (
             {"attention_pattern": "GLLLLL", "window": 10},
             {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4},
@@ -59,8 +59,8 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
 )
 def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):
     model = GPT(ModelConfig(**{**SHAPE, **shape}))
-    counted = count_kv_bytes(TimedDecoder(model, ServingConfig(**serving)), 1, 32)
-    assert (counted.stored, counted.read) == (stored, read)
+    counted = count_kv_bytes(model, ServingConfig(**serving), 1, 32)
+    assert counted == {"kv_formula": stored, "kv_storage": stored, "kv_read": read}
 
 
 def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
@@ -69,7 +69,7 @@ def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
             return super().new_cache(batch_size, max_length + 1, serving, dtype)
 
     with pytest.raises(MeasurementError, match=r"are 50,688 and by formula 49,152"):
-        count_kv_bytes(TimedDecoder(Spacious(ModelConfig(**SHAPE)), ServingConfig()), 1, 32)
+        count_kv_bytes(Spacious(ModelConfig(**SHAPE)), ServingConfig(), 1, 32)
 
 
 def growth(work):
@@ -104,22 +104,23 @@ def test_small_pieces_that_were_freed_before_are_counted_again():
     assert 98_000_000 <= grown < 105_000_000
 
 
-def test_peaks_differ_by_the_caches():
+def test_peaks_differ_by_the_caches(monkeypatch):
     """16 MB of cache with four heads, 4 MB with one; all else is nearly the same."""
+    monkeypatch.setattr(decode_memory, "PEAK_RUNS", 1)
     peaks = []
     for heads in (4, 1):
         shape = {**SHAPE, "block_size": 256, "n_layer": 8, "head_dim": 256, "n_kv_head": heads}
         model = GPT(ModelConfig(**shape))
-        decoder = TimedDecoder(model, ServingConfig())
-        decoder.decode(decoder.new_cache(1, 256), 240)
-        peaks.append(measure_peaks(decoder, 16, 240, lambda: None))
+        DecodeRun(model, model.new_cache(1, 256), 192).time()
+        peaks.append(measure_peaks(model, ServingConfig(), 64, 192, lambda: None))
         weights = sum(p.nbytes for p in model.parameters())
         cached, uncached = peaks[-1][True], peaks[-1][False]
-        assert cached.weights == uncached.weights == weights
-        assert (cached.cache, uncached.cache) == (8 * 256 * 2 * 256 * heads * 4, 0)
-        assert cached.logits == 64 * 4
-        assert uncached.activations > 0
-    saved = peaks[0][True].total - peaks[1][True].total
+        assert cached["peak_weights"] == uncached["peak_weights"] == weights
+        caches = cached["peak_cache"], uncached["peak_cache"]
+        assert caches == (8 * 256 * 2 * 256 * heads * 4, 0)
+        assert cached["peak_logits"] == 64 * 4
+        assert uncached["peak_activations"] > 0
+    saved = peaks[0][True]["peak"] - peaks[1][True]["peak"]
     kv = 8 * 256 * 2 * 256 * 4 * 3
     fewer_weights = 8 * 2 * 3 * 256 * (32 + 1) * 4
     assert saved == pytest.approx(kv + fewer_weights, rel=0.1)
@@ -161,15 +162,10 @@ def test_shared_keys_and_values_live_until_their_last_reader_and_without_the_que
     assert one_shot_growth(n_layer=8, kv_sharing=[[0, 1], [2, 3], [4, 5], [6, 7]]) < 15 * STREAM
 
 
-@pytest.mark.parametrize(("count", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
-def test_the_allocator_rounds_up_to_blocks(count, rounded):
-    assert round_up_to_blocks(count) == rounded
-
-
 @pytest.mark.parametrize(
     ("sizes", "least", "most"),
     [
-        ([1, 512, 513], 512 + 512 + 1024, 512 + 512 + 1024),
+        ([0, 1, 512, 513], 512 + 512 + 1024, 512 + 512 + 1024),
         ([2**20], 2**20, 2**20),
         ([2**20 + 1, 100], 2**20 + 512 + 512, 2 * 2**20 + 512 + 512),
     ],
@@ -180,26 +176,15 @@ def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_on_cuda_the_allocator_agrees_to_the_byte():
-    """None of its tensors above 1 MiB: whole blocks of 512 bytes, and not one more."""
-    model = GPT(ModelConfig(**SHAPE)).to("cuda")
-    counted = count_kv_bytes(TimedDecoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
-    assert counted.stored == counted.requested == 6 * 32 * 2 * 4 * 10
-    assert counted.allocated == 6 * 2 * (
-        round_up_to_blocks(32 * 4 * 8) + round_up_to_blocks(32 * 4 * 2)
-    )
-    peak = measure_peaks(TimedDecoder(model, ServingConfig()), 8, 8, lambda: None)[True]
-    assert peak.total >= sum(p.nbytes for p in model.parameters()) + peak.cache
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("length", [1000, 4000])
-def test_on_cuda_large_tensors_have_their_blocks_and_a_rest(length):
-    shape = {**SHAPE, "block_size": 4096, "n_embd": 256}
-    counted = count_kv_bytes(
-        TimedDecoder(GPT(ModelConfig(**shape)).to("cuda"), ServingConfig()), 4, length
-    )
-    tensor_bytes = round_up_to_blocks(4 * length * 256 * 4)
-    assert counted.requested == counted.stored == 12 * 4 * length * 256 * 4
-    assert 12 * tensor_bytes <= counted.allocated <= 12 * (tensor_bytes + 2**20)
+@pytest.mark.parametrize("length", [32, 1000, 4000])
+def test_on_cuda_the_allocator_agrees(length):
+    """To the byte, where no tensor is above 1 MiB: whole blocks of 512 bytes, and not one more."""
+    model = GPT(ModelConfig(**SHAPE | {"block_size": 4096, "n_embd": 256})).to("cuda")
+    counted = count_kv_bytes(model, ServingConfig(), 4, length)
+    tensor_bytes = 4 * length * 256 * 4
+    assert counted["kv_requested"] == counted["kv_formula"] == 12 * tensor_bytes
+    rest = 2**20 if tensor_bytes > 2**20 else 0
+    assert 0 <= counted["kv_allocated"] - 12 * round_up_to_blocks(tensor_bytes) <= 12 * rest
+    peak = measure_peaks(model, ServingConfig(), 8, 8, lambda: None)[True]
+    weights = sum(p.nbytes for p in model.parameters())
+    assert peak["peak"] >= weights + peak["peak_cache"]

@@ -9,25 +9,24 @@ import torch
 from kvlab.benchmark import max_batch_search, memory_probe
 from kvlab.benchmark.max_batch_search import find_largest_batch, fits_in_new_process
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.measures.max_batch import measure, sequences_that_fit
+from kvlab.benchmark.measures.max_batch import measure
 from kvlab.benchmark.memory_probe import DecodeAttempt
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError, UsageError
-from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model import generate as generation
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.attempts import Broken, Budget, Crashing, Killed, Littered
+from tests.benchmark.attempts import Budget, Failing, Littered
 
 TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
+WIDE = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
 
 
-@pytest.mark.parametrize("guess", [1, 37, 60])
-def test_a_known_budget_is_found_exactly(guess):
+def test_a_known_budget_is_found_exactly():
     budget, before = Budget(40_000_000, 3_000_000, 1_000_000), psutil.Process().memory_info().rss
     children = set(psutil.Process().children(recursive=True))
     tries = []
-    largest = find_largest_batch(budget, guess, lambda batch, fits: tries.append((batch, fits)))
+    largest = find_largest_batch(budget, 36, lambda batch, fits: tries.append((batch, fits)))
     assert largest == 37
     assert {(37, True), (38, False)} <= set(tries)
     assert set(psutil.Process().children(recursive=True)) <= children, "no attempt is left"
@@ -42,44 +41,37 @@ def test_the_search_is_exact_from_any_guess(true, guess, monkeypatch):
     assert find_largest_batch(Budget(0, 0, 0), guess, lambda _batch, _fits: None) == true
 
 
-def test_a_try_that_fails_otherwise_is_no_limit():
-    with pytest.raises(MeasurementError, match="ValueError: no such thing as 3"):
-        fits_in_new_process(Broken(), 3)
-
-
-def test_a_try_that_the_system_kills_did_not_fit():
-    assert fits_in_new_process(Killed(), 1) is False
-
-
-def test_a_crash_for_want_of_memory_is_a_limit_and_another_is_not():
-    assert find_largest_batch(Crashing(5), 4, lambda _batch, _fits: None) == 5
+def test_only_a_failure_for_want_of_memory_is_a_limit():
+    """The system kills; a library crashes, and does not without the limit."""
+    assert fits_in_new_process(Failing(1, signal=9), 1) is False
+    assert fits_in_new_process(Failing(6, signal=11, heals=True), 6) is False
     with pytest.raises(MeasurementError, match="batch 1 could not be tried: exit code -11"):
-        fits_in_new_process(Crashing(5, broken=True), 1)
+        fits_in_new_process(Failing(1, signal=11), 1)
+    with pytest.raises(MeasurementError, match="ValueError: no such thing as 3"):
+        fits_in_new_process(Failing(1, signal=None), 3)
+
+
+def test_memory_that_the_process_freed_before_is_no_room():
+    """40 MB lie free in the process, and 4 MB may come to them."""
+    assert fits_in_new_process(Littered(40_000_000, 4_000_000), 5_000_000) is False
 
 
 @pytest.mark.faults
 def test_a_real_decode_obeys_its_limit():
     """A cache of 16 MiB a sequence, and 64 MiB: three at most, and room for one."""
-    shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
-    model = ModelConfig(**shape)
-    attempt = DecodeAttempt(model, ServingConfig(), "float32", "cpu", 8, 2040, 2**26, 1)
+    attempt = DecodeAttempt(
+        ModelConfig(**WIDE), ServingConfig(), "float32", "cpu", 8, 2040, 2**26, 1
+    )
     assert fits_in_new_process(attempt, 1) is True
     assert fits_in_new_process(attempt, 4) is False
 
 
-def test_memory_that_the_process_freed_before_is_no_room():
-    """40 MB lie free in the process, and 4 MB may come to them."""
-    assert fits_in_new_process(Littered(40_000_000, 4_000_000), 3_000_000) is True
-    assert fits_in_new_process(Littered(40_000_000, 4_000_000), 5_000_000) is False
-
-
 def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
-    facts = SimpleNamespace(total_memory=1000)
+    facts, limits = SimpleNamespace(total_memory=1000), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)
-    limits = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     for memory in (200, 990):
         memory_probe.limit_cuda_memory(memory)
@@ -89,11 +81,12 @@ def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
 def test_an_attempt_prefills_a_few_rows_at_a_time(monkeypatch):
     """So the cache decides what fits, and not the activations of all rows at once."""
     passes, hidden_states = [], GPT.hidden_states
-    monkeypatch.setattr(
-        GPT, "hidden_states", lambda self, x, *a, **k: passes.append(len(x)) or hidden_states(
-            self, x, *a, **k
-        )
-    )  # fmt: skip
+
+    def count(self, tokens, *others, **named):
+        passes.append(len(tokens))
+        return hidden_states(self, tokens, *others, **named)
+
+    monkeypatch.setattr(GPT, "hidden_states", count)
     monkeypatch.setitem(generation.SLICE_TOKENS, "cpu", 20)
     monkeypatch.setattr(generation, "_run_compiled_step", None)  # what a compiler needs is no part
     serving = ServingConfig(compile=True)
@@ -101,24 +94,28 @@ def test_an_attempt_prefills_a_few_rows_at_a_time(monkeypatch):
     assert passes == [2, 2, 1, 5]
 
 
-def test_room_is_what_the_weights_leave():
-    """Of 100,000 bytes weights take 20,000: room for three caches of 24,576, and not for four."""
-    layout = KVLayout.of(ModelConfig(**TINY), ServingConfig())
-    assert layout.stored_bytes(1, 32, "float32") == 24_576
-    assert sequences_that_fit(layout, 100_000, 20_000, 32, "float32") == 3
-    assert sequences_that_fit(layout, 20_000 + 4 * 24_576, 20_000, 32, "float32") == 4
-    assert sequences_that_fit(layout, 10_000, 20_000, 32, "float32") == 0
-
-
-def session(device, **settings):
+def session(device, shape=WIDE, **settings):
     """Two variants, so that each search has another's weights to send away."""
-    lengths = {"prompt_tokens": 8, "new_tokens": 2040, "contexts": (8,), "batches": (1,)}
-    shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
+    new = shape["block_size"] - 8
+    lengths = {"prompt_tokens": 8, "new_tokens": new, "contexts": (8,), "batches": (1,)}
     variants = [
         Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
         for name in ("one", "other")
     ]
     return Session(variants, BenchmarkSettings(**lengths, **settings, stop_rule=StopRule()))
+
+
+@pytest.mark.parametrize(("rest", "room"), [(80_000, 3), (4 * 24_576, 4), (-1, 0)])
+def test_room_is_what_the_weights_leave(rest, room, monkeypatch):
+    """A cache of 32 tokens takes 24,576 bytes."""
+    monkeypatch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 2)
+    weights = sum(parameter.nbytes for parameter in GPT(ModelConfig(**TINY)).parameters())
+    made = session("cpu", TINY, memory=weights + rest)
+    found = {line.metric: line for line in measure(made) if line.variant == "one"}
+    assert found["largest_batch_formula"].value == room
+    assert found["largest_batch"].value == 2
+    assert found["largest_batch"].note == f"{weights + rest:,} bytes given"
+    assert made.largest_batches == {"one": 2, "other": 2}, "for the task"
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

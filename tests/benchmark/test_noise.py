@@ -14,7 +14,7 @@ import torch
 
 from kvlab.benchmark.device_peaks import needed_cores
 from kvlab.benchmark.interleaving import Noise, NoiseWatch
-from kvlab.benchmark.nvml import Nvml
+from kvlab.benchmark.nvml import open_device
 
 
 def test_noise_counts_what_others_use():
@@ -39,40 +39,30 @@ def test_beside_a_gpu_only_the_cores_that_the_work_needs_have_to_be_free(monkeyp
         watch = NoiseWatch(None, needed)
         times.user += 10 * used
         assert bool(watch.read_noise().note) == is_noisy
-
-
-def test_work_on_a_gpu_needs_few_cores_however_many_threads_there_are(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert needed_cores(torch.device("cuda")) == 2
+    for threads, cores in ((16, 2), (1, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert needed_cores(torch.device("cuda")) == cores
     assert needed_cores(torch.device("cpu")) is None
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert needed_cores(torch.device("cuda")) == 1
 
 
-class FakeDriver:
-    """NVML with processes that use the GPU: (pid, time, percent)."""
+def test_other_processes_on_the_gpu_are_noise(monkeypatch):
+    """NVML has processes that use the GPU: (pid, time, percent)."""
+    own = os.getpid()
 
-    def __init__(self, monkeypatch, uses):
-        self.uses = uses
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", self.list_uses)
-
-    def list_uses(self, _handle, since):
-        later = [use for use in self.uses if use[1] > since]
+    def list_uses(_handle, since):
+        later = [use for use in uses if use[1] > since]
         if not later:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return [SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=sm) for pid, stamp, sm in later]
 
-
-def test_other_processes_on_the_gpu_are_noise(monkeypatch):
-    own = os.getpid()
-    driver = FakeDriver(monkeypatch, uses=[(own, 5, 90), (77, 5, 80)])
-    watch = NoiseWatch(Nvml(None))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", list_uses)
+    uses = [(own, 5, 90), (77, 5, 80)]
+    watch = NoiseWatch("handle")
     assert watch.read_noise().gpu_processes == 0, "what ran before does not count"
-    driver.uses = [(own, 6, 90), (77, 7, 80), (78, 7, 2), (79, 8, 40)]
+    uses = [(own, 6, 90), (77, 7, 80), (78, 7, 2), (79, 8, 40)]
     assert watch.read_noise().gpu_processes == 2, "one of them hardly did anything"
-    driver.uses = [(4001, 9, 90), (4002, 9, 80)]
+    uses = [(4001, 9, 90), (4002, 9, 80)]
     assert watch.read_noise().gpu_processes == 1, "this process has another id there"
-    assert "computed on this GPU" in watch.read_noise().note
 
 
 FAKE_LIBRARY = """
@@ -85,26 +75,19 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 """
 
 READ = """
-from kvlab.benchmark.nvml import Nvml
-device = Nvml.open("GPU-1")
-print(device is not None, Nvml.open("GPU-2"), device and device.read_utilization())
+from kvlab.benchmark.nvml import open_device, read_utilization
+device = open_device("GPU-1")
+print(device is not None, open_device("GPU-2"), read_utilization(device))
 """
-
-
-def read_in_new_process(folder):
-    """What a process finds whose loader looks for libraries in ``folder`` first."""
-    env = os.environ | {"LD_LIBRARY_PATH": str(folder)}
-    process = subprocess.run(
-        [sys.executable, "-c", READ], env=env, capture_output=True, text=True, check=True
-    )
-    return process.stdout.strip()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 def test_a_device_is_opened_by_its_uuid(tmp_path):
+    """The loader of a new process finds a library that knows one GPU."""
+    assert open_device("GPU-1") is None, "there is no driver here, or none that knows it"
     source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
     source.write_text(FAKE_LIBRARY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert read_in_new_process(tmp_path) == "True None []"
-    library.write_bytes(b"no library")
-    assert read_in_new_process(tmp_path) == "False None None"
+    command, env = [sys.executable, "-c", READ], os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    process = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "True None []"

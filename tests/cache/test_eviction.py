@@ -144,7 +144,7 @@ def test_rows_of_other_lengths_and_copies_go_on_as_alone(evict):
 
 def test_a_budget_of_bytes_keeps_what_fits_in_it():
     config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-    for serving in ({}, {"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_group": 4}):
+    for serving in ({}, {"kv_dtype": "int4", "kv_group": 4}):
         for by in ("recency", "heavy_hitters"):
             how = ServingConfig(**serving, evict={"bytes": 6000, "by": by})
             layout = KVLayout.of(config, how)

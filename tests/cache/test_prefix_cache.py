@@ -127,11 +127,11 @@ def test_superseded_snapshots_go_first_and_what_is_passed_does_not_stay_fresh():
     for text in (second, first[:10], first[:20], first):
         prefix_cache.insert(text, fill(HYBRID, text), weights="w")
     assert holds(HYBRID, prefix_cache, first) == 30  # it runs through the snapshots at 10 and 20
-    assert [len(e.tokens) for e in prefix_cache.list_entries()] == [20, 20, 30]
-    assert [e.is_superseded for e in prefix_cache.list_entries()] == [True, False, False]
+    assert [node.end for node in prefix_cache.list_entries()] == [20, 20, 30]
+    assert [node.is_superseded for node in prefix_cache.list_entries()] == [True, False, False]
     third = draw_tokens(9, seed=2)
     prefix_cache.insert(third, fill(HYBRID, third), weights="w")
-    assert [len(e.tokens) for e in prefix_cache.list_entries()] == [20, 30, 9]
+    assert [node.end for node in prefix_cache.list_entries()] == [20, 30, 9]
     assert holds(HYBRID, prefix_cache, second) == 20
     assert holds(HYBRID, prefix_cache, first[:29]) == 0
 
@@ -164,17 +164,6 @@ def test_a_row_of_a_batch_is_filled_by_itself():
     again.insert(text, cache, row=2, weights="w")
     for one, other in zip(prefix_cache.tensors, again.tensors, strict=True):
         assert torch.equal(one, other)
-
-
-def test_rows_of_other_lengths_go_on_from_what_was_restored():
-    model, prefix_cache = random_model(HYBRID), PrefixCache(10**9)
-    text = draw_tokens(40)
-    take_turn(model, prefix_cache, text[:20])
-    cache = model.new_cache(2, 60)
-    assert prefix_cache.restore(text, cache, row=1, weights="w") == 20
-    prompts = torch.tensor([draw_tokens(20, seed=3), text[20:]])
-    logits = model(prompts, cache=cache, lengths=[20, 20])[1]
-    assert (logits - model(torch.tensor([text]))[0, 20:]).abs().max() < 1e-10
 
 
 def test_a_row_is_restored_into_an_empty_one_alone():
@@ -313,7 +302,7 @@ def test_an_allocation_that_fails_leaves_what_was_there():
 
     class NoMemory(TorchDispatchMode):
         def __torch_dispatch__(self, function, _, args=(), kwargs=None):
-            if "empty" in str(function):
+            if "cat" in str(function):
                 raise MemoryError
             return function(*args, **(kwargs or {}))
 
@@ -348,13 +337,6 @@ def test_threads_share_one_cache():
         thread.join()
     assert not failures
     assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors) <= budget
-
-
-def test_host_memory_gives_back_the_same():
-    prefix_cache, text = PrefixCache(10**9, in_host_memory=True), draw_tokens(30)
-    prefix_cache.insert(text, fill(HYBRID, text), weights="w")
-    assert holds(HYBRID, prefix_cache, text) == 30
-    assert {tensor.device.type for tensor in prefix_cache.tensors} == {"cpu"}
 
 
 @pytest.mark.gpu

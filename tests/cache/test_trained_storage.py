@@ -12,7 +12,7 @@ from kvlab.cache.formats import KVFormat, get_format
 from kvlab.cache.kivi import BlockFormat, KIVIBuffer
 from kvlab.layout import KVLayout
 from kvlab.model.attention import attend
-from kvlab.model.decode_attention import decode_stored
+from kvlab.model.decode_attention import Keys, decode_stored
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from tests.support.random_model import random_model
@@ -187,7 +187,9 @@ def test_gradients_are_those_of_a_float64_model_of_the_scheme(kv, window):
     ours = [part.clone().requires_grad_() for part in inputs]
     one_pass = begin_one_shot_pass(config, kv, count, torch.device("cpu"))
     one_pass.write_kv(0, *ours[1:])
-    out = attend(ours[0], *(c := one_pass.read_kv(0)).parts, context=c, layer=config.layers[0])
+    context = one_pass.read_kv(0)
+    k, v = context.parts
+    out = attend(ours[0], Keys(k), v, context=context, layer=config.layers[0])
     (out * weights).sum().backward()
 
     exact = [part.double().requires_grad_() for part in inputs]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvlab.cache.cached_passes import StaticPass
 from kvlab.errors import CacheError
 from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
@@ -130,7 +131,7 @@ def test_a_static_step_of_rows_that_differ_prepares_nothing_on_the_device():
     cache = model.new_cache(2, 6)
     with torch.inference_mode():
         prefill(model, torch.zeros(2, 4, dtype=torch.int64), cache, [4, 2])
-        one_pass = cache.begin_static_pass()
+        one_pass = StaticPass(cache)
         with CountOperators() as counted:
             one_pass.prepare()
         assert counted.count == 0

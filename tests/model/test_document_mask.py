@@ -47,26 +47,19 @@ def make_model(shape, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_document_is_computed_as_if_alone(shape):
-    model, tokens = make_model(shape), packed_tokens()
-    out = model.hidden_states(tokens, document_start=START)
-    for row, columns, document in iter_documents(tokens):
-        assert (out[row, columns] - model.hidden_states(document)[0]).abs().max() < 1e-10
-    if shape["position"] != "none":
-        assert (out - model.hidden_states(tokens)).abs().max() > 0.1, "the mask changes something"
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_those_of_the_documents_alone(shape):
+def test_each_document_and_its_gradients_are_computed_as_if_alone(shape):
     model_packed, model_alone, tokens = make_model(shape), make_model(shape), packed_tokens()
     targets = tokens.roll(-1, 1)
     hidden = model_packed.hidden_states(tokens, document_start=START)
     summed_loss(hidden, model_packed.lm_head.weight, targets).backward()
     for row, columns, document in iter_documents(tokens):
-        document_targets = targets[row : row + 1, columns]
-        summed_loss(
-            model_alone.hidden_states(document), model_alone.lm_head.weight, document_targets
-        ).backward()
+        alone = model_alone.hidden_states(document)
+        assert (hidden[row, columns] - alone[0]).abs().max() < 1e-10
+        head, document_targets = model_alone.lm_head.weight, targets[row : row + 1, columns]
+        summed_loss(alone, head, document_targets).backward()
+    if shape["position"] != "none":
+        plain = model_alone.hidden_states(tokens)
+        assert (hidden - plain).abs().max() > 0.1, "the mask changes something"
     for ours, theirs in zip(model_packed.parameters(), model_alone.parameters(), strict=True):
         assert (ours.grad - theirs.grad).abs().max() < 1e-9
 

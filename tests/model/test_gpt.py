@@ -18,9 +18,8 @@ def tokens(rows, count, seed=0):
     return torch.randint(0, 29, (rows, count), generator=generator)
 
 
-KIND_FIELDS = {
-    "n_kv_head": 2, "head_dim": 8, "position": "rope", "rope_theta": 500.0, "rotary_share": 0.5,
-}  # fmt: skip
+KIND_FIELDS = {"n_kv_head": 2, "head_dim": 8, "position": "rope", "rope_theta": 500.0,
+               "rotary_share": 0.5}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,6 @@ KIND_FIELDS = {
         (KIND_FIELDS, {"position": "rope", "local": {**KIND_FIELDS, "window": 5},
                        "global": KIND_FIELDS}),
         ({"position": "rope"}, {"position": "rope", "rotary_share": 1.0}),
-        ({"position": "none"}, {"position": "rope", "rotary_share": 0.0}),
         ({"position": "none"}, {"position": "rope", "local": {"rotary_share": 0.0},
                                 "global": {"position": "none"}}),
     ],
@@ -75,7 +73,7 @@ def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
 
 def _gradient_through(model, reader, text):
     """Gradient of layer 0's K/V rows by the path through one reading layer alone."""
-    from kvlab.cache import OneShotPass
+    from kvlab.cache.attention_pass import OneShotPass
 
     original = OneShotPass.read_kv
 
@@ -126,11 +124,6 @@ def test_rope_runs_past_the_trained_length():
     assert (steps - model(text)).abs().max() < 1e-10
 
 
-def test_lengths_without_a_cache_are_refused():
-    with pytest.raises(ValueError, match="needs a cache"):
-        GPT(ModelConfig(**SMALL))(tokens(2, 4), lengths=[2, 4])
-
-
 def test_a_cache_refuses_more_than_it_holds():
     model = GPT(ModelConfig(**SMALL))
     cache = model.new_cache(1, 8)
@@ -139,3 +132,5 @@ def test_a_cache_refuses_more_than_it_holds():
         model(tokens(1, 3), cache=cache)
     with pytest.raises(CacheError, match="lengths"):
         model(tokens(1, 2), cache=cache, lengths=[3])
+    with pytest.raises(ValueError, match="needs a cache"):
+        model(tokens(2, 4), lengths=[2, 4])

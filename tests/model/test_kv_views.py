@@ -10,10 +10,10 @@ from kvlab.model import GPT, decode_attention
 from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS, attend
 from kvlab.model.attention_backends import scaled_dot_product
+from kvlab.model.decode_attention import Keys
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
-from kvlab.model.uptraining import initialize_from
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from tests.support.random_model import random_model
 
@@ -40,12 +40,9 @@ def config(form, **more):
     return ModelConfig(**{**SHAPE, **FORMS[form], **more})
 
 
-def test_every_view_is_among_the_forms():
-    assert {config(form).layers[0].kv for form in FORMS} == set(VIEWS)
-
-
 @pytest.mark.parametrize("form", NUMBERS)
 def test_a_token_stores_as_many_numbers_as_the_papers_say(form):
+    assert {config(form).layers[0].kv for form in FORMS} == set(VIEWS)
     layout = KVLayout.of(config(form))
     assert layout.token_bytes(0, "float32") == 4 * NUMBERS[form]
 
@@ -103,19 +100,20 @@ def test_absorbed_latent_attention_is_the_expanded_one(form):
         model(torch.arange(18).view(2, 9), cache=cache)
         cache.crop(8)
         context = cache.begin_pass(1).read_kv(0)  # the last token's entry is still there
+        stored = (*context.parts, None)[:2]
         q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
 
         def look(q, k, v):
             return attend(q, k, v, context=context, layer=layer)
 
         def look_of_many(q, k, v):
-            return scaled_dot_product(q, decode_attention.to_dense(k, q.dtype), v)
+            return scaled_dot_product(q, k.to_dense(q.dtype), v)
 
-        expanded = view.attend_expanded(q, context.parts, look)
-        absorbed = view.attend_absorbed(q, context.parts, look)
+        expanded = view.attend_expanded(q, *stored, look)
+        absorbed = view.attend_absorbed(q, *stored, look)
         pair = q.expand(-1, -1, 2, -1)  # two queries take the way of many
         for attend_by in (view.attend_expanded, view.attend_absorbed):
-            both = attend_by(pair, context.parts, look_of_many)
+            both = attend_by(pair, *stored, look_of_many)
             assert (both - expanded).abs().max() < 1e-10
     assert (absorbed - expanded).abs().max() < 1e-10
     assert absorbed.abs().max() > 0.01
@@ -167,43 +165,30 @@ def test_flops_count_every_weight_and_every_pair(form):
     assert decode_flops(shape, tokens) == 2 * weights + pairs
 
 
-def test_uptraining_copies_between_equal_forms_and_starts_others_fresh():
-    source, tied = config("separate", n_kv_head=4), config("tied", n_kv_head=2)
-    weights = dict(random_model(source).named_parameters())
-    name = "blocks.1.attention.qkv.weight"
-    target = GPT(tied, dtype=torch.float64)
-    report = initialize_from(target, source, weights)
-    assert report.fresh[f"{name}[32:]"] == "the source stores its K/V as separate, not tied"
-    assert torch.equal(target.state_dict()[name][:32], weights[name][:32])
-    pooled = initialize_from(target, config("tied", n_kv_head=4),
-                             dict(random_model(config("tied", n_kv_head=4)).named_parameters()))  # fmt: skip
-    assert name in pooled.pooled
-    latent, other = config("latent"), config("latent", kv={"latent": 12, "rotary": 4})
-    weights = dict(random_model(latent).named_parameters())
-    same = initialize_from(GPT(latent, dtype=torch.float64), latent, weights)
-    assert not same.fresh
-    report = initialize_from(GPT(other, dtype=torch.float64), latent, weights)
-    assert report.fresh["blocks.0.attention.kv.up.weight"] == "the source's latents differ"
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("kv", "changes", "message"),
     [
-        ({"kv": "twice"}, "model.kv = twice is not one of separate, tied, grouped_tied"),
-        ({"kv": {"latent": 8, "rotray": 2}}, "model.kv.rotray is not a known key; did you mean rotary?"),
-        ({"kv": {"rotary": 2}}, "model.kv.latent is missing"),
-        ({"kv": {"latent": 8}, "position": "rope"}, r"model.kv.rotary.* is not an even number above 0"),
-        ({"kv": {"latent": 8, "rotary": 3}, "position": "rope"}, "model.kv.rotary = 3 is not an even"),
-        ({"kv": {"latent": 8, "rotary": 4}}, "kv.rotary = 4 needs position: rope, not learned"),
-        ({"kv": {"latent": 8, "groups": 5}}, "model.kv.groups = 5 does not divide n_head = 12"),
-        ({"kv": {"latent": 8}, "n_kv_head": 1}, "n_kv_head = 1 has no meaning beside kv.latent"),
-        ({"kv": "grouped_tied"}, "kv = grouped_tied needs position: rope, not learned"),
-        ({"kv": "grouped_tied", "position": "rope", "head_dim": 6}, "that is a multiple of 4, not 6"),
+        ("twice", {}, "model.kv = twice is not one of separate, tied, grouped_tied"),
+        ({"latent": 8, "rotray": 2}, {}, "model.kv.rotray is not a known key; did you mean rotary?"),
+        ({"rotary": 2}, {}, "model.kv.latent is missing"),
+        ({"latent": 8}, {"model.position": "rope"}, r"kv.rotary.* is not an even number above 0"),
+        ({"latent": 8, "rotary": 3}, {"model.position": "rope"}, "kv.rotary = 3 is not an even"),
+        ({"latent": 8, "rotary": 4}, {}, "kv.rotary = 4 needs position: rope, not learned"),
+        ({"latent": 8, "groups": 5}, {}, "model.kv.groups = 5 does not divide n_head = 12"),
+        ({"latent": 8}, {"model.n_kv_head": 1}, "n_kv_head = 1 has no meaning beside kv.latent"),
+        ("grouped_tied", {}, "kv = grouped_tied needs position: rope, not learned"),
+        ("grouped_tied", {"model.position": "rope", "model.head_dim": 6}, "multiple of 4, not 6"),
+        ("tied", {"serving.kv_dtype": "kivi4"}, "needs model.kv: separate; use int4 or int8"),
+        ("tied", {"serving.evict": {"keep": 8, "by": "heavy_hitters"}}, "separate; use recency"),
+        ({"latent": 64, "rotary": 12}, {"model.position": "rope", "serving.kv_dtype": "int4",
+          "serving.kv_group": 16}, "use serving.kv_group: 4, 6 or 12"),
+        ({"latent": 6, "rotary": 2}, {"model.position": "rope", "serving.kv_dtype": "int4"},
+         "cannot store a rotary key of 2 numbers; use a multiple of 4"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_a_way_out(changes, message):
+def test_what_cannot_be_is_refused_with_a_way_out(kv, changes, message):
     with pytest.raises(SpecError, match=message):
-        load_served_model("gpt2", {f"model.{key}": value for key, value in changes.items()})
+        load_served_model("gpt2", {"model.kv": kv, **changes})
 
 
 def test_the_reductions_rescale_to_other_sizes():
@@ -211,26 +196,8 @@ def test_the_reductions_rescale_to_other_sizes():
     served = load_served_model("gpt2", changes)  # heads of 64
     large = rescale(served, "llama-7b").model  # heads of 128
     assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1, "query": None}
-    assert rescale(load_served_model("gpt2", {"model.kv": "tied"}), "llama-7b").model.kv == "tied"
     with pytest.raises(RescaleError, match="do not scale to heads of 128 instead of 96"):
         rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
-
-
-@pytest.mark.parametrize(
-    ("kv", "serving", "message"),
-    [
-        ("tied", {"kv_dtype": "kivi4"}, "needs model.kv: separate; use int4 or int8"),
-        ("tied", {"evict": {"keep": 8, "by": "heavy_hitters"}}, "model.kv: separate; use recency"),
-        ({"latent": 64, "rotary": 12}, {"kv_dtype": "int4", "kv_group": 16},
-         "needs groups that divide the 12 numbers of a rotary key; use serving.kv_group: 4, 6 or 12"),
-        ({"latent": 6, "rotary": 2}, {"kv_dtype": "int4"},
-         "cannot store a rotary key of 2 numbers; use a multiple of 4"),
-    ],
-)  # fmt: skip
-def test_formats_that_need_k_and_v_apart_or_other_sizes_are_refused(kv, serving, message):
-    changes = {"model.position": "rope", "model.kv": kv}
-    with pytest.raises(SpecError, match=message):
-        load_served_model("gpt2", changes | {f"serving.{k}": v for k, v in serving.items()})
 
 
 @pytest.mark.parametrize("block", [1, 2**17])
@@ -244,7 +211,7 @@ def test_keys_that_are_rotated_in_blocks_are_those_that_are_rotated_at_once(
     sink = torch.randn(2, 4, generator=draw, dtype=torch.float64)
     for positions in (torch.arange(9), torch.arange(27).view(3, 9)):  # also of rows that differ
         table = make_rope_table(positions, rotary_dim, 100.0, torch.float64)
-        keys = decode_attention.UnrotatedKeys(kv, table)
+        keys = Keys(kv, table)
         mask = torch.rand(3, 1, 1, 9, generator=draw) < 0.7
         mask[..., 0] = True
         for visible, logits in ((None, None), (mask, sink)):
@@ -259,7 +226,7 @@ def test_the_widest_latents_that_attend_by_the_fused_kernel(latent, rotary, fits
     """The rotary key stands beside a latent, and does not count to its width."""
     monkeypatch.setattr(decode_attention, "are_kernels_usable", lambda _device: True)
     q, latents = torch.randn(1, 1, 4, rotary + latent), torch.randn(1, 1, 9, latent)
-    keys = decode_attention.JoinedKeys(torch.randn(1, 1, 9, rotary), latents, latent)
+    keys = Keys(latents, shared=torch.randn(1, 1, 9, rotary))
     assert decode_attention.attends_by_triton(q, keys, latents) == fits
 
 
@@ -307,7 +274,7 @@ def test_shared_numbers_of_half_precision_keys_are_not_rounded_with_the_mask():
     torch.manual_seed(0)
     q = torch.randn(2, 2, 3, 48).bfloat16()
     shared, kv = torch.randn(2, 1, 50, 32).bfloat16(), torch.randn(2, 2, 50, 32).bfloat16()
-    keys = decode_attention.JoinedKeys(shared, kv, 16)
+    keys = Keys(kv, shared=shared, width=16)
     actual = decode_attention.attend_decoded(q, keys, kv, None)
     expected = scaled_dot_product(q, keys.to_dense(q.dtype), kv, None)
     assert torch.equal(actual, expected)

@@ -29,6 +29,9 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
     assert abs(ours.item() - plain.item()) < 1e-9 * plain.item()
     for a, b in zip(actual, expected, strict=True):
         assert (a - b).abs().max() < 1e-11
+    losses = token_losses(hidden.view(1, count, -1), weight, targets.view(1, count))
+    assert losses.shape == (1, count)
+    assert torch.allclose(losses.sum(), ours)
 
 
 def test_the_summed_loss_of_nearly_impossible_targets_is_exact_and_its_gradient_finite():
@@ -51,13 +54,6 @@ def test_a_second_backward_pass_is_refused():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_token_losses_keep_the_shape_and_sum_to_the_summed_loss():
-    hidden, weight, targets = case(1200)
-    losses = token_losses(hidden.view(4, 300, -1), weight, targets.view(4, 300))
-    assert losses.shape == (4, 300)
-    assert torch.allclose(losses.sum(), summed_loss(hidden, weight, targets))
 
 
 def test_a_tied_weight_gets_both_gradients():
@@ -107,10 +103,9 @@ def test_a_fused_kernel_that_overwrites_the_logits_takes_the_place_of_the_softma
 def test_on_cuda_the_weights_gradient_is_summed_in_float32():
     """A product of bfloat16 matrices is not rounded to bfloat16 before it is added."""
     with FakeTensorMode():
-        left, right = (
-            torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in ((5, 7), (7, 3))
-        )
-        total = torch.empty(5, 3, device="cuda")
+        half = {"dtype": torch.bfloat16, "device": "cuda"}
+        left, right, total = torch.empty(5, 7, **half), torch.empty(7, 3, **half), torch.empty(
+            5, 3, device="cuda")  # fmt: skip
         with NotedProducts() as noted:
             loss._add_product(total, left, right)
     assert noted.products == [torch.float32]

@@ -62,15 +62,6 @@ def test_the_compiled_gradient_is_the_same():
     assert (gradient - expected_gradient).abs().max() < 1e-12
 
 
-def tiny_gpt():
-    return GPT(
-        ModelConfig(
-            vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, position="rope",
-            rope_theta=THETA,
-        )
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_tables_hold_the_same_bits_as_angles_computed_in_place(dtype):
     tables = RotaryTables(8, THETA)
@@ -98,7 +89,8 @@ def test_no_kernel_of_a_compiled_training_computes_angles(document_start, monkey
     )
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f: compile(f, backend=backend, fullgraph=True))
-    model = tiny_gpt()
+    model = GPT(ModelConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16,
+                            position="rope", rope_theta=THETA))  # fmt: skip
     loss = SummedLoss(model, TrainingConfig(compile=True), document_start)
     loss.compiles = False  # the head is another graph
     tokens = torch.randint(11, (2, 8))

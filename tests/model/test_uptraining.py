@@ -12,17 +12,13 @@ BASE = ModelConfig(**SHAPE)
 TEXT = torch.arange(12)[None]
 
 
-def source():
-    return random_model(BASE)
-
-
 def initialized(config, model):
     target = GPT(config, seed=9, dtype=torch.float64)
     return target, initialize_from(target, BASE, dict(model.named_parameters()))
 
 
 def test_the_same_shape_is_a_copy():
-    model = source()
+    model = random_model(BASE)
     copy, report = initialized(BASE, model)
     assert torch.equal(copy(TEXT), model(TEXT))
     assert not report.fresh
@@ -30,7 +26,7 @@ def test_the_same_shape_is_a_copy():
 
 
 def test_pooling_equal_heads_changes_nothing():
-    model = source()
+    model = random_model(BASE)
     for block in model.blocks:  # two pairs of equal K/V heads: their means lose nothing
         rows = block.attention.qkv.weight.data[32:].view(2, 2, 2, 8, 32)
         rows[:, :, 1] = rows[:, :, 0]
@@ -42,7 +38,7 @@ def test_pooling_equal_heads_changes_nothing():
 
 
 def test_pooled_heads_are_means():
-    model = source()
+    model = random_model(BASE)
     small, _ = initialized(ModelConfig(**SHAPE, n_kv_head=1), model)
     whole, part = model.blocks[2].attention.qkv, small.blocks[2].attention.qkv
     keys = whole.weight[32:64].view(4, 8, 32).mean(0)
@@ -52,7 +48,7 @@ def test_pooled_heads_are_means():
 
 
 def test_an_owner_averages_over_its_group():
-    model = source()
+    model = random_model(BASE)
     shared, report = initialized(ModelConfig(**SHAPE, kv_sharing="adjacent:2"), model)
     for owner in (0, 2):
         pair = [model.blocks[owner + i].attention.qkv.weight[32:] for i in (0, 1)]
@@ -65,7 +61,7 @@ def test_an_owner_averages_over_its_group():
 
 
 def test_what_does_not_fit_is_listed_and_stays_fresh():
-    model = source()
+    model = random_model(BASE)
     other = ModelConfig(**{**SHAPE, "vocab_size": 30, "position": "rope"}, ffn_dim=64)
     target, report = initialized(other, model)
     assert torch.equal(target.token_embedding.weight[:23], model.token_embedding.weight)
@@ -74,3 +70,26 @@ def test_what_does_not_fit_is_listed_and_stays_fresh():
     fresh = GPT(other, seed=9, dtype=torch.float64)
     assert torch.equal(target.blocks[0].mlp.up.weight, fresh.blocks[0].mlp.up.weight)
     assert "position_embedding.weight" in report.unused
+
+
+def test_forms_of_storage_start_from_equal_ones_alone():
+    def convert(kv, source_kv, heads=2):
+        shapes = [{} if isinstance(one, dict) else {"n_kv_head": n}
+                  for one, n in ((kv, heads), (source_kv, 4))]  # fmt: skip
+        target, source = (
+            ModelConfig(**SHAPE, position="rope", kv=one, **shape)
+            for one, shape in zip((kv, source_kv), shapes, strict=True)
+        )
+        weights = dict(random_model(source).named_parameters())
+        model = GPT(target, dtype=torch.float64)
+        return model, weights, initialize_from(model, source, weights)
+
+    name = "blocks.1.attention.qkv.weight"
+    model, weights, report = convert("tied", "separate")
+    assert report.fresh[f"{name}[32:]"] == "the source stores its K/V as separate, not tied"
+    assert torch.equal(model.state_dict()[name][:32], weights[name][:32])
+    assert name in convert("tied", "tied")[2].pooled
+    latent = {"latent": 24, "rotary": 4}
+    assert not convert(latent, latent)[2].fresh
+    report = convert({"latent": 12, "rotary": 4}, latent)[2]
+    assert report.fresh["blocks.0.attention.kv.up.weight"] == "the source's latents differ"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.benchmark.decode_timing import DeviceClock
+from kvlab.benchmark.decode_timing import DecodeRun, DeviceClock
 from kvlab.benchmark.device_peaks import GPT2_XL_LAYER
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
@@ -83,7 +83,7 @@ def _probed(session: Session, length: int) -> Row:
     weights = [torch.rand(shape, device=device) for shape in GPT2_XL_LAYER * 2]
     rows = {inputs: torch.rand(1, 1, inputs, device=device) for _, inputs in GPT2_XL_LAYER}
     size = sum(weight.nbytes for weight in weights)
-    cache = variant.decoder.new_cache(1, length + STEPS)
+    cache = variant.model.new_cache(1, length + STEPS, variant.serving)
 
     @torch.inference_mode()
     def probe() -> dict[str, list[float]]:
@@ -96,7 +96,7 @@ def _probed(session: Session, length: int) -> Row:
         return {"steps": clock.intervals()}
 
     def steps() -> dict[str, list[float]]:
-        return {"steps": variant.decoder.decode(cache, STEPS).steps}
+        return {"steps": DecodeRun(variant.model, cache, STEPS).time().steps}
 
     timed = session.time_interleaved({"xl": steps, "probe": probe})
     found = compare_timings(timed.samples["probe", "steps"], timed.samples["xl", "steps"])

@@ -71,7 +71,6 @@ H100 = {
 
 GPT2 = {"vocab_size": 50304, "block_size": 1024, "n_head": 12, "n_embd": 768, "position": "rope"}
 REDUCED = {"n_kv_head": 1, "attention_pattern": "GL", "window": 256, "kv_sharing": "adjacent:2"}
-YARN = {"by": "yarn", "factor": 4.0, "original": 256}
 ROWS, TOKENS = 8, 1024
 
 
@@ -263,9 +262,7 @@ CASES = {
     "learned": partial(lower_training, {"n_layer": 2, "position": "learned"}),
     "float32 gqa": partial(lower_training, {"n_layer": 2, "n_kv_head": 4}, has_autocast=False),
     "windows": partial(lower_training, {"n_layer": 3, "attention_pattern": "GLL", "window": 256}),
-    "documents": partial(lower_training, {"n_layer": 2}, document_start=0),
-    "sinks": partial(lower_training, {"n_layer": 2, "sink": "learned"}),
-    "yarn": partial(lower_training, {"n_layer": 2, "rope_scaling": YARN}),
+    "documents": partial(lower_training, {"n_layer": 2, "sink": "learned"}, document_start=0),
     "decode": partial(lower_decoding, {"n_layer": 2}),
     "decode int8": partial(lower_decoding, {"n_layer": 2}, kv_dtype="int8"),
     "decode reduced": partial(lower_decoding, {"n_layer": 4, **REDUCED}, kv_dtype="fp8"),

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.device_peaks import device_name
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.measures import (
@@ -468,8 +468,8 @@ def _decode_beside_transformers(setting: Setting) -> tuple[float, float]:
     dtype = torch.bfloat16 if setting.is_cuda else torch.float32
     prompt, new = setting.pick((512, 64), (16, 4))
     model = GPT(setting.model(), device=setting.device, dtype=dtype).eval()
-    decoder = TimedDecoder(model, ServingConfig(compile=setting.is_cuda))
-    run = decoder.new_run(decoder.new_cache(1, prompt + new), new)
+    serving = ServingConfig(compile=setting.is_cuda)
+    run = DecodeRun(model, model.new_cache(1, prompt + new, serving), new)
     run.time()
     ours = sorted(run.time().steps)[new // 2]
     peer = _make_transformers(setting).eval().to(dtype)

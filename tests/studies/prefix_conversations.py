@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvlab.cache import KVCache, PrefixCache
+from kvlab.cache.prefix_tree import join_keys, path_to
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.turns import Turn
@@ -315,9 +316,9 @@ class Session:
         assert self.prefix_cache.bytes_held == held == self.reference.bytes()
         assert held <= self.prefix_cache.bytes_budget
         entries = self.prefix_cache.list_entries()
-        assert [self._make_key(list(e.tokens), list(e.pass_starts)) for e in entries] == (
-            self.reference.entries()
-        )
+        texts = [node.tree.split_key(join_keys(path_to(node))) for node in entries]
+        keys = [self._make_key(ids.tolist(), starts) for ids, starts in texts]
+        assert keys == self.reference.entries()
 
 
 def _held(tokens: list[int], cache: KVCache) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ decisions. The model itself serves the first conversations, and what its cache t
 must equal that bookkeeping.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,31 +104,32 @@ def _measure_variant(
     if config.budget is not None:
         books = keep_books(variant, load, config.budget, config.snapshot_tokens)
     each = conversation_bytes(variant, load, config.snapshot_tokens)
-    shares = {
-        "hit_rate": books.hit_rate,
-        "hit_rate_exact": sum(exact_hits) / load.prompt_tokens,
-        "flops_saved": flops_saved(variant, load, books.hits),
-    }
-    yield make(metric="requests", value=len(load.requests), unit="requests")
-    for metric, share in shares.items():
-        yield make(metric=metric, value=share, unit="", budget_bytes=config.budget)
-    yield make(metric="conversation_bytes", value=each, unit="bytes")
-    if config.budget is not None:
-        yield make(metric="conversations", value=int(config.budget / each), unit="conversations")
-    yield make(metric="bytes_held", value=books.most_bytes, unit="bytes")
-    yield make(metric="evictions", value=books.evictions, unit="evictions")
+    fitting = None if config.budget is None else int(config.budget / each)
+    of_budget: dict[str, Any] = {"budget_bytes": config.budget}
+    for metric, value, unit, fields in (
+        ("requests", len(load.requests), "requests", {}),
+        ("hit_rate", books.hit_rate, "", of_budget),
+        ("hit_rate_exact", sum(exact_hits) / load.prompt_tokens, "", of_budget),
+        ("flops_saved", flops_saved(variant, load, books.hits), "", of_budget),
+        ("conversation_bytes", each, "bytes", {}),
+        ("conversations", fitting, "conversations", {}),
+        ("bytes_held", max(books.bytes_held), "bytes", {}),
+        ("evictions", books.evictions, "evictions", {}),
+    ):
+        if value is not None:
+            yield make(metric=metric, value=value, unit=unit, **fields)
     if load.has_turns:
         for metric, hits in (("turn_hit_rate", books.hits), ("turn_hit_rate_exact", exact_hits)):
-            sums: dict[int, tuple[int, int]] = {}
+            found, total = Counter[int](), Counter[int]()
             for request, hit in zip(load.requests, hits, strict=True):
-                found, total = sums.get(request.turn, (0, 0))
-                sums[request.turn] = found + hit, total + len(request.prompt)
-            for turn, (found, total) in sorted(sums.items()):
-                yield make(metric=metric, value=found / total, unit="", turn=turn)
+                found[request.turn] += hit
+                total[request.turn] += len(request.prompt)
+            for turn in sorted(total):
+                yield make(metric=metric, value=found[turn] / total[turn], unit="", turn=turn)
     # the curve over budgets, those of the spec or a doubling up to all of the load
     budgets = {*config.budgets, *([config.budget] if config.budget else [])}
     if not config.budgets:
-        budgets |= {max(1, whole.most_bytes >> n) for n in range(CURVE_DOUBLINGS + 1)}
+        budgets |= {max(1, max(whole.bytes_held) >> n) for n in range(CURVE_DOUBLINGS + 1)}
     for budget in sorted(budgets):
         books = keep_books(variant, load, budget, config.snapshot_tokens)
         session.on_turn("conversations")
@@ -179,13 +181,31 @@ class Books:
     bytes_held: list[int]
     evictions: int
 
-    @property
-    def most_bytes(self) -> int:
-        return max(self.bytes_held)
-
 
 Run = Callable[[list[int]], Any]
 """Runs tokens after those that a cache holds, in one pass."""
+
+
+def start_turn(
+    prefixes: PrefixCache, cache: KVCache, prompt: list[int], run: Run, *, stores: bool
+) -> tuple[int, Any]:
+    """Restore what there is of a prompt and run the rest.
+
+    Args:
+        stores: whether to store snapshots between its passes.
+
+    Returns:
+        The tokens that were restored, and what the last pass returned.
+    """
+    cache.reset()
+    start = hit = prefixes.restore(prompt, cache, weights=_WEIGHTS)
+    out = None
+    for end in prefixes.list_pass_ends(prompt, hit, cache, weights=_WEIGHTS):
+        out = run(prompt[start:end])
+        start = end
+        if stores and end < len(prompt):
+            prefixes.insert(prompt[:end], cache, weights=_WEIGHTS)
+    return hit, out
 
 
 def serve_turn(prefixes: PrefixCache, cache: KVCache, request: Request, run: Run) -> int:
@@ -194,13 +214,7 @@ def serve_turn(prefixes: PrefixCache, cache: KVCache, request: Request, run: Run
     Returns:
         The tokens that were restored.
     """
-    cache.reset()
-    start = hit = prefixes.restore(request.prompt, cache, weights=_WEIGHTS)
-    for end in prefixes.list_pass_ends(request.prompt, hit, cache, weights=_WEIGHTS):
-        run(request.prompt[start:end])
-        start = end
-        if end < len(request.prompt):
-            prefixes.insert(request.prompt[:end], cache, weights=_WEIGHTS)
+    hit, _ = start_turn(prefixes, cache, request.prompt, run, stores=True)
     for token in request.reply:
         run([token])
     prefixes.insert(request.context, cache, weights=_WEIGHTS)
@@ -349,11 +363,7 @@ def serve_both_ways(
         return logits
 
     def start_warm(prompt: list[int]) -> Tensor:
-        warm.reset()
-        start = prefixes.restore(prompt, warm, weights=_WEIGHTS)
-        for end in prefixes.list_pass_ends(prompt, start, warm, weights=_WEIGHTS):
-            logits = run(warm, prompt[start:end])
-            start = end
+        logits: Tensor = start_turn(prefixes, warm, prompt, partial(run, warm), stores=False)[1]
         return logits
 
     def start_cold(prompt: list[int]) -> Tensor:

@@ -2,16 +2,17 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.decode_timing import DecodeRun, time_uncached
 from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout, find_value
 from kvlab.benchmark.peak_memory import measure_peak_memory
 from kvlab.benchmark.session import Session
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.spec import ServingConfig
 from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
@@ -43,33 +44,23 @@ def measure(session: Session) -> Iterator[Measurement]:
     """
     for variant in session.variants:
         block = variant.model.config.block_size
-        counted = count_kv_bytes(variant.decoder, 1, block)
-        counts = {
-            "kv_formula": counted.stored,
-            "kv_storage": counted.stored,
-            "kv_read": counted.read,
-            "kv_requested": counted.requested,
-            "kv_allocated": counted.allocated,
-        }
-        for metric, count in counts.items():
-            if count is not None:
-                yield session.make_line(
-                    "memory", metric, variant, count, "bytes", batch_size=1, context_length=block,
-                    cached=True, exact=True,
-                )  # fmt: skip
+        for metric, count in count_kv_bytes(variant.model, variant.serving, 1, block).items():
+            yield session.make_line(
+                "memory", metric, variant, count, "bytes", batch_size=1, context_length=block,
+                cached=True, exact=True,
+            )  # fmt: skip
     prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
     for variant in session.variants:
-        decoder = variant.decoder
-        decoder.decode(decoder.new_cache(1, prompt + new), new)  # load all libraries
-        peaks = measure_peaks(decoder, prompt, new, lambda: session.on_turn("peak"))
+        model, serving = variant.model, variant.serving
+        DecodeRun(model, model.new_cache(1, prompt + new, serving), new).time()  # loads libraries
+        peaks = measure_peaks(model, serving, prompt, new, lambda: session.on_turn("peak"))
         for cached, peak in peaks.items():
             run = session.settings.run_fields(1) | {"cached": cached}
-            for name in ("total", *(part.name for part in fields(PeakMemory))):
-                metric, is_exact = f"peak_{name}", name not in ("total", "activations")
+            for metric, count in peak.items():
+                is_exact = metric not in ("peak", "peak_activations")
                 yield session.make_line(
-                    "memory", metric.removesuffix("_total"), variant, getattr(peak, name), "bytes",
-                    exact=is_exact, **run,
-                )  # fmt: skip
+                    "memory", metric, variant, count, "bytes", exact=is_exact, **run
+                )
 
 
 def metrics(lines: Sequence[Measurement], _config: BenchmarkConfig) -> Metrics:
@@ -84,47 +75,37 @@ def metrics(lines: Sequence[Measurement], _config: BenchmarkConfig) -> Metrics:
     }
 
 
-@dataclass(frozen=True)
-class KVBytes:
-    """Bytes of one cache, counted in several ways that agree.
-
-    Attributes:
-        stored: by formula, and by the unique storages of the cache.
-        read: K/V read to decode the last token.
-        requested: requested from the CUDA allocator; None elsewhere.
-        allocated: growth of the allocator's bytes, every tensor rounded up to its blocks.
-    """
-
-    stored: int
-    read: int
-    requested: int | None
-    allocated: int | None
-
-
-def count_kv_bytes(decoder: TimedDecoder, batch_size: int, length: int) -> KVBytes:
+def count_kv_bytes(
+    model: GPT, serving: ServingConfig, batch_size: int, length: int
+) -> dict[str, int]:
     """Make a cache of ``length`` tokens per row and count its bytes.
+
+    Returns:
+        ``kv_formula``, ``kv_storage`` (unique storages), ``kv_read`` (to decode the last token),
+        and on CUDA ``kv_requested`` of its allocator and ``kv_allocated`` (every tensor rounded up
+        to its blocks).
 
     Raises:
         MeasurementError: formula, storages and, on CUDA, the allocator do not agree.
     """
-    model = decoder.model
-    layout = KVLayout.of(model.config, decoder.serving)
+    layout = KVLayout.of(model.config, serving)
     formula = layout.stored_bytes(batch_size, length, model.dtype_name)
     gc.collect()  # what it frees between the readings would count as the cache's
     before = _allocator_bytes(model.device)
-    cache = decoder.new_cache(batch_size, length)
+    cache = model.new_cache(batch_size, length, serving)
     require_equal_bytes("KV bytes by unique storage", cache.nbytes, formula)
     read = layout.read_bytes(batch_size, length, model.dtype_name)
+    counts = {"kv_formula": formula, "kv_storage": cache.nbytes, "kv_read": read}
+    if model.device.type != "cuda":
+        return counts
     after = _allocator_bytes(model.device)
-    if before is None or after is None:
-        return KVBytes(formula, read, None, None)
     requested, allocated = (end - start for start, end in zip(before, after, strict=True))
     require_equal_bytes("KV bytes asked of the CUDA allocator", requested, formula)
     lowest, highest = allocated_range([tensor.nbytes for tensor in cache.tensors])
     if not lowest <= allocated <= highest:
         text = f"the CUDA allocator gave {allocated:,} bytes where whole blocks are {lowest:,}"
         raise MeasurementError(f"{text} to {highest:,}; one of them is wrong, so no result is kept")
-    return KVBytes(formula, read, requested, allocated)
+    return {**counts, "kv_requested": requested, "kv_allocated": allocated}
 
 
 def allocated_range(sizes: Sequence[int]) -> tuple[int, int]:
@@ -151,53 +132,37 @@ def require_equal_bytes(name: str, measured: int, formula: int) -> None:
         raise MeasurementError(f"{text}; one of them is wrong, so no result is kept")
 
 
-def _allocator_bytes(device: torch.device) -> tuple[int, int] | None:
-    """Return the bytes in use before and after the allocator's rounding; None on CPU."""
-    if device.type != "cuda":
-        return None
-    stats = torch.cuda.memory_stats(device)
-    return (
-        stats.get("requested_bytes.all.current", 0),
-        stats.get("allocated_bytes.all.current", 0),
-    )
-
-
-@dataclass(frozen=True)
-class PeakMemory:
-    """The most bytes while decoding one sequence to its last token, by what they hold.
-
-    ``activations`` is the rest: activations, the scratch memory of kernels, and what the
-    allocator rounds up and keeps.
-    """
-
-    weights: int
-    cache: int
-    logits: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.logits + self.activations
+def _allocator_bytes(device: torch.device) -> list[int]:
+    """Return the bytes in use before and after the allocator's rounding; on CPU zeros."""
+    stats = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    return [stats.get(f"{kind}_bytes.all.current", 0) for kind in ("requested", "allocated")]
 
 
 def measure_peaks(
-    decoder: TimedDecoder, prompt_tokens: int, new_tokens: int, on_run: Callable[[], None]
-) -> dict[bool, PeakMemory]:
+    model: GPT,
+    serving: ServingConfig,
+    prompt_tokens: int,
+    new_tokens: int,
+    on_run: Callable[[], None],
+) -> dict[bool, dict[str, int]]:
     """Measure the peak with a cache (True) and without (False) at batch 1.
 
     Run the decoder once before, so that all libraries are loaded.
 
     Args:
         on_run: called after every run.
+
+    Returns:
+        The most bytes while decoding one sequence to its last token, in all and by what they hold.
+        ``peak_activations`` is the rest: activations, the scratch memory of kernels, and what the
+        allocator rounds up and keeps.
     """
     length = prompt_tokens + new_tokens
     works: dict[bool, Callable[[], object]] = {
-        True: lambda: decoder.decode(decoder.new_cache(1, length), new_tokens),
-        False: lambda: decoder.decode_uncached(length),
+        True: lambda: DecodeRun(model, model.new_cache(1, length, serving), new_tokens).time(),
+        False: lambda: time_uncached(model, length),
     }
-    model = decoder.model
-    stored = KVLayout.of(model.config, decoder.serving).stored_bytes(1, length, model.dtype_name)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    stored = KVLayout.of(model.config, serving).stored_bytes(1, length, model.dtype_name)
     logits = model.config.vocab_size * model.dtype.itemsize
     peaks = {}
     for cached, work in works.items():
@@ -206,6 +171,11 @@ def measure_peaks(
             growths.append(measure_peak_memory(model.device, work).growth)
             on_run()
         cache = stored if cached else 0
-        rest = max(0, min(growths) - cache - logits)
-        peaks[cached] = PeakMemory(weights, cache, logits, rest)
+        parts = {
+            "peak_weights": sum(parameter.nbytes for parameter in model.parameters()),
+            "peak_cache": cache,
+            "peak_logits": logits,
+            "peak_activations": max(0, min(growths) - cache - logits),
+        }
+        peaks[cached] = {"peak": sum(parts.values()), **parts}
     return peaks

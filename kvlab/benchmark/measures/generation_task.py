@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvlab.benchmark.decode_timing import PREPARATION_NOTE, time_preparation
+from kvlab.benchmark.decode_timing import PREPARATION_NOTE, time_preparation, time_uncached
 from kvlab.benchmark.interleaving import Work
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
@@ -162,7 +162,7 @@ def _time_cached(
 
     if model.device.type == "cuda":  # the last capture gave the allocator's free memory back
         with torch.inference_mode():
-            cache = variant.decoder.new_cache(batch, TASK_TOKENS)
+            cache = model.new_cache(batch, TASK_TOKENS, variant.serving)
             prefill(model, torch.tensor(prompts, device=model.device), cache)
     start = time.perf_counter()
     generate(
@@ -175,6 +175,5 @@ def _time_cached(
 def _time_uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
     del ids, batch  # the time of a full pass does not depend on the text
     steps = [(2 * i + 1) * NEW_TOKENS // (2 * UNCACHED_STEPS) for i in range(UNCACHED_STEPS)]
-    with torch.inference_mode():
-        seconds = [variant.decoder.decode_uncached(PROMPT_TOKENS + step) for step in steps]
+    seconds = [time_uncached(variant.model, PROMPT_TOKENS + step) for step in steps]
     return {"task": [NEW_TOKENS * sum(seconds) / len(seconds)]}

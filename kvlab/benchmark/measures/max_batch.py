@@ -15,7 +15,6 @@ from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.memory_probe import DecodeAttempt
 from kvlab.benchmark.session import Session, Variant
 from kvlab.errors import UsageError
-from kvlab.layout import KVLayout
 from kvlab.model import GPT
 
 TABLES = (
@@ -60,11 +59,6 @@ def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
             model.to(device)
 
 
-def sequences_that_fit(layout: KVLayout, memory: int, weights: int, length: int, dtype: str) -> int:
-    """Return how many caches of ``length`` tokens fit in ``memory`` bytes beside the weights."""
-    return max(0, layout.largest_batch(memory - weights, length, dtype))
-
-
 def _available_memory(device: torch.device, memory: int | None) -> tuple[int, str]:
     """Return the bytes that an attempt may use, and where the number comes from."""
     if device.type != "cuda":
@@ -86,8 +80,9 @@ def _max_batch_lines(
     settings = session.settings
     fields = settings.run_fields(1)
     del fields["batch_size"]
-    by_formula = sequences_that_fit(
-        variant.layout, available, variant.weight_bytes, fields["context_length"], variant.dtype
+    weights = sum(parameter.nbytes for parameter in variant.model.parameters())
+    by_formula = variant.layout.largest_batch(
+        max(0, available - weights), fields["context_length"], variant.dtype
     )
     attempt = DecodeAttempt(
         variant.model.config, variant.serving, variant.dtype, device.type,

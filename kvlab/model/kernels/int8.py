@@ -74,10 +74,8 @@ def quantize(x: Tensor, dim: int) -> Codes:
     scale NaN or infinite.
     """
     parts = list(_iter_rows(x))
-    if dim == 1:
-        largest = torch.cat([part.abs().amax(1, keepdim=True) for part in parts])
-    else:
-        largest = torch.cat([part.abs().amax(0, keepdim=True) for part in parts])
+    largest = torch.cat([part.abs().amax(dim, keepdim=True) for part in parts])
+    if dim == 0:
         largest = largest.amax(0, keepdim=True)
     scales = (largest.float() / LARGEST_CODE).clamp_min(_SMALLEST_SCALE)
     if len(parts) == 1:

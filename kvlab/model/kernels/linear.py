@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 (not every kernel is selected by all of its arguments)
 """Linear layers that train and decode fast on CPU, in float32.
 
 Training uses oneDNN's matrix products, which torch includes for its compiler, for the outputs and
@@ -52,9 +53,7 @@ def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _select_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,  # noqa: ARG001  (the signature of the kernel)
+    x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     outputs, inputs = weight.shape
     has_gradient, size = torch.is_grad_enabled(), outputs * inputs
@@ -102,10 +101,7 @@ def matmul_transposed_plain(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.T
 
 
-def _select_matmul(
-    x: Tensor,
-    weight: Tensor,  # noqa: ARG001  (the signature of the kernel)
-) -> Callable[[Tensor, Tensor], Tensor] | None:
+def _select_matmul(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
     if _onednn is None or not _is_cpu_float32(x) or x.shape[-1] > ONEDNN_MAX_INPUTS:
         return None
     return _onednn_linear

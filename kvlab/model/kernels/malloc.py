@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 (not every kernel is selected by all of its arguments)
 """Keep the memory that a model's passes free in the process, for the next pass, or return it.
 
 glibc returns a large buffer to the system when it is freed, so every step faults its pages in and
@@ -27,9 +28,7 @@ _MAX_DYNAMIC_THRESHOLD = 32 * 2**20
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def keep_freed_memory_plain(
-    device: str = "cpu",  # noqa: ARG001  (the signature of the kernel)
-) -> AbstractContextManager[None]:
+def keep_freed_memory_plain(device: str = "cpu") -> AbstractContextManager[None]:
     """Run a block that computes on ``device``, a device type such as ``cpu``."""
     return nullcontext()
 
@@ -47,7 +46,7 @@ environment sets malloc (``GLIBC_TUNABLES``, ``MALLOC_*_``)."""
 
 
 @contextmanager
-def _change_malloc_settings(device: str = "cpu") -> Iterator[None]:  # noqa: ARG001
+def _change_malloc_settings(device: str = "cpu") -> Iterator[None]:
     libc = _find_glibc()
     assert libc is not None, "selected without glibc"
     libc.mallopt(_MMAP_MAX, 0)

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 (not every kernel is selected by all of its arguments)
 """The rotation of rotary position embeddings, in four operations each way.
 
 The formula takes seven operations, and its derivative ten.
@@ -28,9 +29,7 @@ def rotate_pairs_plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _select_rotation(
-    x: Tensor,
-    cos: Tensor,  # noqa: ARG001  (the signature of the kernel)
-    sin: Tensor,  # noqa: ARG001
+    x: Tensor, cos: Tensor, sin: Tensor
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     if torch.compiler.is_compiling():
         return None

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 (not every kernel is selected by all of its arguments)
 """Attention for training on CPU: large products, with the probabilities saved for backward.
 
 torch's fused kernel saves memory by computing the probabilities again in its backward pass, in
@@ -58,11 +59,7 @@ def attend_plain(
 
 
 def _select_tiled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,  # noqa: ARG001  (the signature of the kernel)
-    mask: CausalMask,
-    sink: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: CausalMask, sink: Tensor | None = None
 ) -> Attend | None:
     if q.device.type != "cpu" or not (torch.is_grad_enabled() and q.requires_grad):
         return None

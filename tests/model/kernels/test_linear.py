@@ -34,7 +34,7 @@ class TestMatmulKernel(CPUKernelContract):
         yield [torch.randn(200, 64), torch.randn(500, 64)]
 
 
-@pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MAX_INPUTS + 1])
+@pytest.mark.parametrize("inputs", [1, TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MAX_INPUTS + 1])
 @pytest.mark.parametrize("lead", [(1,), (2,), (2, 1), (1, 2), (17,), (0,)])
 def test_equals_float64(lead, inputs):
     torch.manual_seed(0)
@@ -96,12 +96,3 @@ def test_autocast_is_obeyed_in_training():
     layer, x = Linear(24, 10), torch.randn(50, 24)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-
-
-def test_the_product_of_many_rows_equals_float64():
-    torch.manual_seed(4)
-    x, weight = torch.randn(200, 64), torch.randn(500, 64)
-    for dtype, limit in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
-        actual = matmul_transposed(x.to(dtype), weight.to(dtype))
-        assert actual.dtype == dtype
-        assert (actual - x.double() @ weight.double().T).abs().max() < limit

@@ -56,9 +56,6 @@ def test_inside_pages_are_faulted_in_once_and_afterwards_memory_goes_back():
     assert output(KVLAB_PLAIN="0") == ["True", "True", "True", "True"]
 
 
-def test_plain_code_leaves_malloc_alone():
-    assert output(KVLAB_PLAIN="1")[0] == "False"
-
-
-def test_what_the_environment_sets_stays():
-    assert output(MALLOC_TOP_PAD_="131072")[0] == "False"
+@pytest.mark.parametrize("environment", [{"KVLAB_PLAIN": "1"}, {"MALLOC_TOP_PAD_": "131072"}])
+def test_plain_code_and_what_the_environment_sets_leave_malloc_alone(environment):
+    assert output(**environment)[0] == "False"

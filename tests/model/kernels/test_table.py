@@ -10,26 +10,16 @@ from kvlab.model.kernels import KERNELS
 from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
 from kvlab.model.kernels.malloc import keep_freed_memory
 from tests.contracts.cpu_kernel_contract import CPUKernelContract, kernels_on
-from tests.model.kernels import (
-    test_gelu,
-    test_linear,
-    test_rotate_pairs,
-    test_tiled_attention,
-)
+from tests.model.kernels import test_gelu, test_linear, test_rotate_pairs, test_tiled_attention
 
 SUITES = (test_gelu, test_linear, test_rotate_pairs, test_tiled_attention)
 
 
 def test_every_kernel_has_its_suite():
     """What frees no tensor and computes none has tests of its own."""
-    suites = [vars(module).values() for module in SUITES]
-    classes = [
-        member
-        for members in suites
-        for member in members
-        if isinstance(member, type) and issubclass(member, CPUKernelContract)
-    ]
-    tested = {id(suite.kernel) for suite in classes if suite is not CPUKernelContract}
+    assert {suite.__name__ for suite in SUITES} == {one.__module__ for one in
+                                                    CPUKernelContract.__subclasses__()}  # fmt: skip
+    tested = {id(suite.kernel) for suite in CPUKernelContract.__subclasses__()}
     assert tested == {id(k) for k in KERNELS.values()} - {id(keep_freed_memory)}
 
 
