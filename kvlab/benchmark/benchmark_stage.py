@@ -153,6 +153,5 @@ def _load_measure(name: str) -> Any:
 
 def _read_metrics(module: Any, lines: list[Measurement], config: BenchmarkConfig) -> Metrics:
     """Return what a measure records of its lines; nothing if it names no metrics."""
-    read: Callable[[list[Measurement], BenchmarkConfig], Metrics] | None
-    read = getattr(module, "metrics", None)
-    return {} if read is None else read(lines, config)
+    metrics: Metrics = module.metrics(lines, config) if hasattr(module, "metrics") else {}
+    return metrics

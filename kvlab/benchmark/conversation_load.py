@@ -184,8 +184,10 @@ def _follow_trace(trace: Trace, config: ConversationsConfig, text: Tokens, block
     contexts: dict[int, Tokens] = {}
     continued = _find_continuations(trace)
     for n, place in zip(reversed(fitting), reversed(places), strict=False):
-        contexts[n] = _make_context(trace, n, scaled[n], blocks, text[place : place + own],
-                                    contexts.get(continued.get(n, -1)), block)  # fmt: skip
+        prompt, reply = scaled[n]
+        told = np.concatenate([blocks[name] for name in trace.requests[n].blocks])[:prompt]
+        whole = np.concatenate([told, text[place : place + own]])[: prompt + reply]
+        contexts[n] = _take_over(whole, contexts.get(continued.get(n, -1)), prompt, block)
     requests = []
     for n in fitting:
         one, tokens = trace.requests[n], contexts[n].tolist()
@@ -207,30 +209,17 @@ def _find_continuations(trace: Trace) -> dict[int, int]:
     return found
 
 
-def _make_context(
-    trace: Trace,
-    number: int,
-    lengths: tuple[int, ...],
-    blocks: dict[int, Tokens],
-    own: Tokens,
-    later: Tokens | None,
-    block: int,
-) -> Tokens:
-    """Return the prompt and reply of a request.
+def _take_over(whole: Tokens, later: Tokens | None, prompt: int, block: int) -> Tokens:
+    """Return the prompt and reply of a request, with what its continuation says of them.
 
     Args:
-        own: text that no other request has.
+        whole: what the trace tells of them, and text of their own.
         later: the context of the request that continues it, if there is one.
     """
-    one, (prompt, reply) = trace.requests[number], lengths
-    whole = np.concatenate([blocks[name] for name in one.blocks])[:prompt]
-    whole = np.concatenate([whole, own])[: prompt + reply]
-    if later is None:
-        return whole
     full = prompt // block * block
-    shared = min(len(later), prompt + reply)
-    if shared < prompt or not np.array_equal(whole[:full], later[:full]):
+    if later is None or len(later) < prompt or not np.array_equal(whole[:full], later[:full]):
         return whole
+    shared = min(len(later), len(whole))
     return np.concatenate([later[:shared], whole[shared:]])
 
 

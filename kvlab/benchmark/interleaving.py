@@ -82,18 +82,10 @@ class NoiseWatch:
         capacity = elapsed * cores
         share = (busy - own) / capacity if capacity > 0 else 0.0
         spare = 0.0 if self._needed_cores is None else max(0.0, 1 - self._needed_cores / cores)
-        return Noise(min(1.0, max(0.0, share)), self._count_gpu_processes(), spare)
-
-    def _count_gpu_processes(self) -> int:
-        """Count the other processes on the GPU.
-
-        In a container NVML may know this process by another id. One of the busy processes is
-        then taken to be this one.
-        """
         uses = read_utilization(self._nvml, self._gpu_start)
         pids = {use.pid for use in uses if use.share > MAX_FOREIGN_SHARE}
-        own = {self._process.pid} if self._process.pid in pids else set(list(pids)[:1])
-        return len(pids - own)
+        others = max(0, len(pids) - 1)  # one is this process, which in a container has another id
+        return Noise(min(1.0, max(0.0, share)), others, spare)
 
     def _read_times(self) -> tuple[float, float, float]:
         """Return wall time, busy time of all cores and processor time of this process."""

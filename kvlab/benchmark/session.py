@@ -229,13 +229,7 @@ class Session:
         return next((one.noise.note for one in self.timings if one.noise.note), "")
 
     def make_line(
-        self,
-        part: str,
-        metric: str,
-        variant: Variant,
-        value: float | int | None,
-        unit: str,
-        **fields: Any,
+        self, part: str, metric: str, variant: Variant, value: float | None, unit: str, **more: Any
     ) -> Measurement:
         """Return a measurement of one variant, with its device and dtypes filled in."""
         return Measurement(
@@ -247,7 +241,7 @@ class Session:
             device=self.device_name,
             dtype=variant.dtype,
             kv_dtype=variant.layout.storage_dtype(variant.dtype),
-            **fields,
+            **more,
         )
 
     def preparation_lines(

@@ -1,7 +1,6 @@
 """The KV cache, built from a layout. It knows layers and tokens, no model."""
 
-from kvlab.cache.attention_pass import AttentionPass, KVContext
-from kvlab.cache.document_mask import DocumentMask
+from kvlab.cache.attention_pass import AttentionPass, DocumentMask, KVContext
 from kvlab.cache.formats import ScaledCodes, Stored
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_cache import PrefixCache

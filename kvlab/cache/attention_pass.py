@@ -21,19 +21,50 @@ views of. What K and V are to a layer is the model's matter.
 Shapes: B rows, H heads of a part, C tokens of this pass, P past tokens, D width of a part.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.formats import Stored
 
-RoundPart = Callable[[Tensor], Tensor]
-"""Takes a part (B, H, C, D) and returns it as storage gives it back."""
+
+class DocumentMask:
+    """The documents that are packed into the rows of one forward pass.
+
+    None attends to another: each is computed as if it stood alone. Attention stays within the
+    document, and positions start at 0, as those of a prompt do. Llama 3 (arXiv 2407.21783) masks in
+    the same way; its positions are relative, so where they start makes no difference there.
+
+    Args:
+        tokens: (B, C) of int64.
+        start: the token that begins a document, its first position.
+
+    Attributes:
+        ids: (B, C), the number of each token's document in its row, rising.
+        positions: (B, C), of each token in its document. The tokens that a row begins with count
+            from 0 even if their document began before the row.
+    """
+
+    def __init__(self, tokens: Tensor, start: int):
+        is_start = tokens == start
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        self.ids = is_start.long().cumsum(1)
+        self.positions = index - torch.where(is_start, index, 0).cummax(1).values
+        self._cache: dict[Hashable, Any] = {}
+
+    def same_document(self, queries: slice, keys: slice) -> Tensor:
+        """Return (B, 1, Q, K) of bool: whether query and key belong to one document."""
+        return (self.ids[:, queries, None] == self.ids[:, None, keys])[:, None]
+
+    def cached(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Return ``build()``, called once for all layers of the pass."""
+        if key not in self._cache:
+            self._cache[key] = build()
+        return self._cache[key]
 
 
 @dataclass(frozen=True)
@@ -57,25 +88,18 @@ class KVContext:
     counts: Tensor | None = None
 
 
-def softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
+def softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
     """Return the softmax of scores (B, H, C, T) and the logit of a sink, without the sink's share.
 
     Args:
-        sink: (H,) or (H, C).
+        sink: (H,) or (H, C); None for the softmax of the scores alone.
     """
+    if sink is None:
+        return scores.softmax(-1)
     batch, n_head, queries, _ = scores.shape
     column = sink.view(n_head, -1, 1).to(scores.dtype).expand(batch, n_head, queries, 1)
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return torch.cat([scores, column], -1).softmax(-1, dtype=dtype)[..., :-1]
-
-
-def make_additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask (R, 1, C, T) to be added to scores, from ``visible`` (R, C, T) of bool.
-
-    From a mask of bool torch would make this tensor anew in every layer.
-    """
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, -math.inf)[:, None]
 
 
 class AttentionPass(ABC):
@@ -123,67 +147,3 @@ class AttentionPass(ABC):
 
     def finish(self) -> None:  # noqa: B027
         """Mark the pass as done: a cache advances by its tokens."""
-
-
-class UncachedPass(AttentionPass):
-    """What all passes without a cache share: consumers read the K/V of their trained owner.
-
-    K/V are released after their last reader. Otherwise those of every layer would be in memory
-    at once, and with them the queries, which are in the same tensor, the product of ``qkv``.
-    Autograd keeps what the backward pass needs itself.
-
-    Args:
-        owners: the layer whose K/V each layer reads.
-        round_part: K and V are read as it returns them; None: as they are.
-    """
-
-    def __init__(self, owners: Sequence[int], round_part: RoundPart | None = None):
-        self._owners, self._round_part = owners, round_part
-        self._last_readers = {owner: layer for layer, owner in enumerate(owners)}
-        self._current: dict[int, tuple[Tensor, ...]] = {}
-
-    def writes_kv(self, layer: int) -> bool:
-        return self._owners[layer] == layer
-
-    def write_kv(self, layer: int, *parts: Tensor) -> None:
-        if self._round_part is not None:
-            parts = tuple(map(self._round_part, parts))
-        if self._last_readers[layer] != layer and not torch.is_grad_enabled():
-            # later layers need no queries of this one
-            parts = tuple(part.contiguous() for part in parts)
-        self._current[layer] = parts
-
-    def end_layer(self, layer: int) -> None:
-        owner = self._owners[layer]
-        if self._last_readers[owner] == layer:
-            del self._current[owner]
-
-
-class OneShotPass(UncachedPass):
-    """A pass over whole texts: every token belongs to it.
-
-    Args:
-        owners: the layer whose K/V each layer reads.
-        length: tokens C of each row.
-        device: of the positions.
-        documents: the documents packed into the rows, if each is to be computed alone.
-        round_part: K and V are read as it returns them; None: as they are.
-    """
-
-    def __init__(
-        self,
-        owners: Sequence[int],
-        length: int,
-        device: torch.device,
-        documents: DocumentMask | None = None,
-        round_part: RoundPart | None = None,
-    ):
-        super().__init__(owners, round_part)
-        self._documents = documents
-        self.end = self.position_limit = length
-        self.positions = (
-            torch.arange(length, device=device) if documents is None else documents.positions
-        )
-
-    def read_kv(self, layer: int) -> KVContext:
-        return KVContext(self._current[self._owners[layer]], documents=self._documents)

@@ -256,7 +256,7 @@ class EvictingPass(CachedPass):
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
             seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)
             by_head = None if sink is None else sink.view(heads, -1)
-            received = _softmax(seen, by_head).sum(2).float()
+            received = softmax_with_sink(seen, by_head).sum(2).float()
             scores += received.masked_fill(~is_real[..., None], 0.0)
             visible.append(is_kept.clone())
         mask = see_something(torch.stack(visible, 2))
@@ -310,7 +310,7 @@ class EvictingPass(CachedPass):
         heads, first = buffer.scores.shape[1:]
         logits = _score(queries, new.parts[0])
         logits = logits.masked_fill(~new.mask[:, :, None, voters], -math.inf).flatten(1, 2)
-        shares = _softmax(logits, sink)
+        shares = softmax_with_sink(logits, sink)
         shares = shares.view(len(shares), heads, -1, *shares.shape[2:]).sum(2)  # (B, H, C, N)
         positions = self._queries[:, voters]
         votes = self._is_real[:, voters] & (positions >= first) & (positions < buffer.prompt)
@@ -346,7 +346,3 @@ def _score(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the scores (B, H, G, C, N) of queries (B, H G, C, D) and keys (B, H, N, D)."""
     grouped = queries.reshape(*keys.shape[:2], -1, *queries.shape[2:])
     return grouped @ keys[:, :, None].mT / math.sqrt(queries.shape[-1])
-
-
-def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
-    return scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)

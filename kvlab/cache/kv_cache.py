@@ -17,6 +17,9 @@ from kvlab.layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.layer_config import LayerConfig
 
+Lengths = Tensor | Sequence[int]
+"""(B,) how many tokens of each row are real; the rest is padding at the end."""
+
 
 class KVCache:
     """Preallocated K/V of ``batch_size`` rows (B) of up to ``max_length`` tokens.
@@ -81,9 +84,7 @@ class KVCache:
         """Tokens held by each row, (B,)."""
         return torch.tensor(self.list_lengths()).to(self.device, non_blocking=True)
 
-    def begin_pass(
-        self, count: int, lengths: Tensor | Sequence[int] | None = None
-    ) -> AttentionPass:
+    def begin_pass(self, count: int, lengths: Lengths | None = None) -> AttentionPass:
         """Return the next forward pass, over ``count`` tokens of each row.
 
         Args:
@@ -105,9 +106,7 @@ class KVCache:
             return EvictingPass(self, one_pass, count, added)
         return one_pass
 
-    def check_space(
-        self, count: int, lengths: Tensor | Sequence[int] | None = None
-    ) -> tuple[list[int], int]:
+    def check_space(self, count: int, lengths: Lengths | None = None) -> tuple[list[int], int]:
         """Return how many tokens a pass adds to each row, and how many the longest then holds.
 
         Raises:

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import KVContext, OneShotPass, RoundPart, make_additive_mask
-from kvlab.cache.document_mask import DocumentMask
+from kvlab.cache.attention_pass import DocumentMask, KVContext
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import BlockFormat
 from kvlab.cache.kv_buffer import concatenate_parts
+from kvlab.cache.uncached_passes import OneShotPass, RoundPart, make_additive_mask
 from kvlab.spec.dtypes import DTYPES, BlockRule, KVStorage
 from kvlab.spec.model_config import ModelConfig
 

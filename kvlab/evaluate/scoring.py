@@ -1,7 +1,7 @@
 """Score continuations by log-likelihood; each context is computed once.
 
 One-shot, a context and all that may follow it are one row of one pass. All continuations of a
-context see its K/V, and a mask separates them from each other (`kvlab.cache.tree_attention`). Rows
+context see its K/V, and a mask separates them from each other (`kvlab.cache.uncached_passes`). Rows
 of similar length share a pass, so that little of it is padding, and logits are computed only where
 a token is predicted. A model that is trained with K/V in blocks (KIVI) has each continuation in a
 row of its own: which tokens are rounded there depends on how many follow.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, make_rounding
-from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
+from kvlab.cache.uncached_passes import PADDING, SHARED_PREFIX, TreePass
 from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
 from kvlab.model import GPT
 from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices

@@ -28,7 +28,7 @@ from kvlab.spec.model_config import ModelConfig
 Parts = tuple[Tensor, ...]
 """What tokens store: a tensor (B, count, tokens, size) for each part of `LayerConfig.stored`."""
 
-StoredParts = tuple[Stored, ...]
+Reads = tuple[Stored, ...]
 """The same, read from a cache: values, or codes where each row has one query."""
 
 Attend = Callable[[Tensor, Keys, Stored], Tensor]
@@ -108,20 +108,14 @@ class Attention(nn.Module):
 
 
 def attend(
-    q: Tensor,
-    k: Keys,
-    v: Stored,
-    *,
-    context: KVContext,
-    layer: LayerConfig,
-    sink: Tensor | None = None,
+    q: Tensor, k: Keys, v: Stored, *, context: KVContext, layer: LayerConfig, sink: Tensor | None
 ) -> Tensor:
     """Attend queries q (B, H, C, Dk) to k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D).
 
     Args:
         context: which of the keys the queries see.
         layer: the window and the sink tokens of causal queries.
-        sink: (H,) logits that join the denominators of the heads.
+        sink: (H,) logits that join the denominators of the heads; or None.
 
     Returns:
         (B, H, C, D).
@@ -164,10 +158,11 @@ class SeparateKV(nn.Module):
         k, v = parts
         return apply_rope(k, rope), v
 
-    def attend(
-        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
-    ) -> Tensor:
+    def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
         """Attend rotated queries q (B, H, C, Dk) to what tokens have stored.
+
+        Args:
+            rope: the rotations of the keys, with `is_rotated_on_read`.
 
         Returns:
             (B, H, C, D).
@@ -187,11 +182,9 @@ class TiedKV(SeparateKV):
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
         return parts
 
-    def attend(
-        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
-    ) -> Tensor:
+    def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
         (kv,) = parts
-        return attend(q, Keys(kv, table=key_rope), kv)
+        return attend(q, Keys(kv, table=rope), kv)
 
 
 class GroupedTiedKV(SeparateKV):
@@ -204,9 +197,7 @@ class GroupedTiedKV(SeparateKV):
         kv, rotary_key = parts
         return kv, apply_rope(rotary_key, rope)
 
-    def attend(
-        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
-    ) -> Tensor:
+    def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
         kv, rotary_key = parts
         return attend(q, Keys(kv, shared=rotary_key, width=kv.shape[-1] // 2), kv)
 
@@ -232,9 +223,7 @@ class LatentKV(SeparateKV):
         latent, *rotary_key = parts
         return self.norm(latent), *(apply_rope(key, rope) for key in rotary_key)
 
-    def attend(
-        self, q: Tensor, parts: StoredParts, key_rope: RopeTable | None, attend: Attend
-    ) -> Tensor:
+    def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
         latents, shared = parts[0], parts[1] if len(parts) > 1 else None
         is_absorbed = self.is_absorbed(q.shape[2], latents.shape[2])
         attend_by = self.attend_absorbed if is_absorbed else self.attend_expanded

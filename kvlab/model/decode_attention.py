@@ -74,19 +74,14 @@ DECODE_KERNEL = "triton_decode"
 
 
 def attend_decoded(
-    q: Tensor,
-    k: Keys,
-    v: Stored,
-    mask: Tensor | None,
-    sink: Tensor | None = None,
-    counts: Tensor | None = None,
+    q: Tensor, k: Keys, v: Stored, mask: Tensor | None, sink: Tensor | None, counts: Tensor | None
 ) -> Tensor:
     """Attend one token's queries (B, H, C, D) to K and V (B, H, S, D) of as many heads.
 
     Args:
         mask: (B or 1, 1, 1, S), added to the scores, or of bool and true where a query sees a key.
         sink: (H, C) logits that join the denominators; or None.
-        counts: (B,) with a mask: how many keys each row sees, from the first on.
+        counts: (B,) with a mask: how many keys each row sees, from the first on; or None.
     """
     if attends_by_triton(q, k, v) and (mask is None or counts is not None):
         note_kernel(DECODE_KERNEL)
@@ -178,10 +173,7 @@ def attend_blocks(
             scores += of_shared[part]
         if hidden is not None:
             scores.masked_fill_(hidden[part], -torch.inf)
-        if sinks is None:
-            weights = scores.softmax(-1)
-        else:
-            weights = softmax_with_sink(scores[None], sinks[part])[0]
+        weights = softmax_with_sink(scores[None], None if sinks is None else sinks[part])[0]
         if value_scale is not None:
             weights = weights * value_scale[part]
         parts.append(weights.to(value_block.dtype) @ value_block)

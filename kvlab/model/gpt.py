@@ -5,7 +5,7 @@ Shapes: B rows, C tokens of a pass, N selected tokens, E n_embd, V vocab_size.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pass
+from kvlab.cache.kv_cache import Lengths
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
@@ -88,17 +89,17 @@ class Block(nn.Module):
         x: Tensor,
         attention_pass: AttentionPass,
         rotation: PassRotation | None,
-        token_indices: Tensor | None = None,
+        indices: Tensor | None,
     ) -> Tensor:
         """Apply the layer to x (B, C, E).
 
         Returns:
-            (B, C, E). With ``token_indices``, (N, E): the MLP runs on these tokens alone.
+            (B, C, E). With ``indices`` (N,), (N, E): the MLP runs on these tokens alone.
         """
         attended = self.attention(self.norm1(x), attention_pass, rotation)
         x = x + (attended if self.post_norm1 is None else self.post_norm1(attended))
-        if token_indices is not None:
-            x = x.flatten(0, 1)[token_indices]
+        if indices is not None:
+            x = x.flatten(0, 1)[indices]
         computed = self.mlp(self.norm2(x))
         out: Tensor = x + (computed if self.post_norm2 is None else self.post_norm2(computed))
         return out
@@ -164,10 +165,7 @@ class GPT(nn.Module):
         return str(self.dtype).removeprefix("torch.")
 
     def forward(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        lengths: Tensor | Sequence[int] | None = None,
+        self, tokens: Tensor, cache: KVCache | None = None, lengths: Lengths | None = None
     ) -> Tensor:
         """Return the logits (B, C, V) of ``tokens`` (B, C); see `hidden_states`."""
         return self.compute_logits(self.hidden_states(tokens, cache, lengths))
@@ -176,7 +174,7 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         cache: KVCache | None = None,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         document_start: int | None = None,
         token_indices: Tensor | None = None,
         residual_dtype: torch.dtype | None = None,
@@ -189,7 +187,7 @@ class GPT(nn.Module):
             lengths: (B,) with a cache: how many tokens of each row are real; the rest is padding
                 at the end. Rows may then hold different numbers of tokens.
             document_start: without a cache: the token that begins a document. Each document is
-                then computed as if it stood alone; see `kvlab.cache.document_mask`.
+                then computed as if it stood alone; see `kvlab.cache.DocumentMask`.
             token_indices: (N,) of int64, indices into the flattened rows: return only these
                 tokens. The last layer's MLP and the norm skip the others.
             residual_dtype: of the residual stream between layers; default the parameters'.

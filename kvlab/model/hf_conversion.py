@@ -145,6 +145,9 @@ def list_differences(
     return differences
 
 
+_YARN_TURNS = {"beta_fast": 32, "beta_slow": 1}
+
+
 def read_rope(
     rope: Mapping[str, Any], theta: float, hf_config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -170,15 +173,9 @@ def read_rope(
         if rope.get(key):
             raise PretrainedError(f"config.json: {key} of yarn is not supported; leave it out")
     original = rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"]
-    scaling = {
-        "by": "yarn",
-        "factor": float(rope["factor"]),
-        "original": original,
-        "beta_fast": float(rope.get("beta_fast") or 32),
-        "beta_slow": float(rope.get("beta_slow") or 1),
-        "truncate": rope.get("truncate", True),
-    }
-    return {**fields, "rope_scaling": scaling}
+    limits = {key: float(rope.get(key) or turns) for key, turns in _YARN_TURNS.items()}
+    scaling = {"by": "yarn", "factor": float(rope["factor"]), "original": original, **limits}
+    return {**fields, "rope_scaling": {**scaling, "truncate": rope.get("truncate", True)}}
 
 
 def write_rope(layer: LayerConfig) -> dict[str, Any]:
@@ -190,9 +187,8 @@ def write_rope(layer: LayerConfig) -> dict[str, Any]:
     rope |= {"rope_type": scaling.by, "factor": scaling.factor}
     if scaling.by == "linear":
         return rope
-    limits = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-    original = {"original_max_position_embeddings": scaling.original}
-    return {**rope, **original, **limits, "truncate": scaling.truncate}
+    rope |= {"original_max_position_embeddings": scaling.original, "truncate": scaling.truncate}
+    return rope | {key: getattr(scaling, key) for key in _YARN_TURNS}
 
 
 def read_layer_types(hf_config: Mapping[str, Any], period: int) -> dict[str, Any]:

@@ -88,27 +88,25 @@ class _SummedLossFunction(torch.autograd.Function):
         ctx: Any, hidden_states: Tensor, weight: Tensor, targets: Tensor, compile: bool
     ) -> Tensor:
         dtype = _matmul_dtype(hidden_states)
-        loss_and_gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _loss_and_gradient
-        if are_kernels_usable(hidden_states.device):
-            loss_and_gradient = _fused_loss_and_gradient
-        elif compile:
-            loss_and_gradient = _compile_loss_and_gradient()
+        loss_and_gradient = _compile_loss_and_gradient() if compile else _loss_and_gradient
+        has_kernel = are_kernels_usable(hidden_states.device)
         hidden_gradient = torch.empty_like(hidden_states)
         weight_gradient = torch.zeros_like(weight)
         total = torch.zeros((), dtype=_softmax_dtype(dtype), device=hidden_states.device)
         with _disable_autocast(hidden_states):
             cast_weight = weight.to(dtype)
-            start = 0
-            for chunk, chunk_targets in _iter_chunks(hidden_states, targets):
+            chunks = _iter_chunks(hidden_states, targets, hidden_gradient)
+            for chunk, chunk_targets, chunk_gradient in chunks:
                 rows = chunk.to(dtype)
                 logits = matmul_transposed(rows, cast_weight)
-                loss, gradient = loss_and_gradient(logits, chunk_targets)
+                if has_kernel:  # which holds nothing beside the logits
+                    loss, gradient = cross_entropy_in_place(logits, chunk_targets).sum(), logits
+                else:
+                    loss, gradient = loss_and_gradient(logits, chunk_targets)
                 del logits
                 total += loss
-                end = start + len(chunk)
-                hidden_gradient[start:end] = matmul_transposed(gradient, cast_weight.T)
+                chunk_gradient.copy_(matmul_transposed(gradient, cast_weight.T))
                 _add_product(weight_gradient, gradient.T, rows)
-                start = end
                 del gradient  # or it would be held beside the next chunk's
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         return total
@@ -132,11 +130,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += torch.mm(left, right, out_dtype=torch.float32)
     else:
         total += left @ right
-
-
-def _fused_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what `_loss_and_gradient` does by a kernel that holds nothing beside the logits."""
-    return cross_entropy_in_place(logits, targets).sum(), logits
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +178,6 @@ def _disable_autocast(hidden_states: Tensor) -> torch.autocast:
     return torch.autocast(hidden_states.device.type, enabled=False)
 
 
-def _iter_chunks(hidden_states: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    size = LOSS_CHUNK_TOKENS.get(hidden_states.device.type, LOSS_CHUNK_TOKENS["cuda"])
-    for start in range(0, len(targets), size):
-        yield hidden_states[start : start + size], targets[start : start + size]
+def _iter_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    size = LOSS_CHUNK_TOKENS.get(tensors[0].device.type, LOSS_CHUNK_TOKENS["cuda"])
+    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)

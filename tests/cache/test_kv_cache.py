@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.cache.tree_attention import TreePass
+from kvlab.cache.uncached_passes import TreePass
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model.generate import StaticDecoder

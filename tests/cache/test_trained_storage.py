@@ -189,7 +189,7 @@ def test_gradients_are_those_of_a_float64_model_of_the_scheme(kv, window):
     one_pass.write_kv(0, *ours[1:])
     context = one_pass.read_kv(0)
     k, v = context.parts
-    out = attend(ours[0], Keys(k), v, context=context, layer=config.layers[0])
+    out = attend(ours[0], Keys(k), v, context=context, layer=config.layers[0], sink=None)
     (out * weights).sum().backward()
 
     exact = [part.double().requires_grad_() for part in inputs]

@@ -73,7 +73,7 @@ def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
 
 def _gradient_through(model, reader, text):
     """Gradient of layer 0's K/V rows by the path through one reading layer alone."""
-    from kvlab.cache.attention_pass import OneShotPass
+    from kvlab.cache.uncached_passes import OneShotPass
 
     original = OneShotPass.read_kv
 

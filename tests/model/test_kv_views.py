@@ -104,7 +104,7 @@ def test_absorbed_latent_attention_is_the_expanded_one(form):
         q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
 
         def look(q, k, v):
-            return attend(q, k, v, context=context, layer=layer)
+            return attend(q, k, v, context=context, layer=layer, sink=None)
 
         def look_of_many(q, k, v):
             return scaled_dot_product(q, k.to_dense(q.dtype), v)
@@ -275,6 +275,6 @@ def test_shared_numbers_of_half_precision_keys_are_not_rounded_with_the_mask():
     q = torch.randn(2, 2, 3, 48).bfloat16()
     shared, kv = torch.randn(2, 1, 50, 32).bfloat16(), torch.randn(2, 2, 50, 32).bfloat16()
     keys = Keys(kv, shared=shared, width=16)
-    actual = decode_attention.attend_decoded(q, keys, kv, None)
+    actual = decode_attention.attend_decoded(q, keys, kv, None, None, None)
     expected = scaled_dot_product(q, keys.to_dense(q.dtype), kv, None)
     assert torch.equal(actual, expected)

@@ -6,6 +6,7 @@ decisions. The model itself serves the first conversations, and what its cache t
 must equal that bookkeeping.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -308,7 +309,22 @@ def _served_lines(
         kernels = "; ".join(sorted(set.union(*(turn.kernels for turn in timed))))
         timings = InterleavedTimings(samples, watch.read_noise(), {variant.name: kernels})
         session.timings.append(timings)
-        yield from _time_lines(session, variant, timings, timed, load.has_turns)
+        numbers = np.array([turn.request.turn for turn in timed])
+        prompts = np.array([len(turn.request.prompt) for turn in timed])
+        # the mean of all prompts with a hit, and by turn
+        for series, number in itertools.product(
+            ("warm_ttft", "cold_ttft"), (None, *(np.unique(numbers) if load.has_turns else ()))
+        ):
+            chosen = np.full(len(timed), True) if number is None else numbers == number
+            rounds = samples[variant.name, series].rounds[:, chosen]
+            means = TimingSamples(rounds.mean(axis=1, keepdims=True))
+            metric = series if number is None else f"turn_{series}"
+            yield session.make_line(
+                "conversations", metric, variant, means.median, "s", batch_size=1, cached=True,
+                turn=None if number is None else int(number),
+                prompt_tokens=round(prompts[chosen].mean()),
+                **session.reliability(timings, means, variant),
+            )  # fmt: skip
     if not _read_text(session, variant):
         return  # losses of random tokens say nothing
     tokens = sum(len(turn.request.reply) for turn in turns)
@@ -316,29 +332,6 @@ def _served_lines(
     names = (("reuse_gap", "nats/token"), ("reuse_kl", "nats/token"), ("reuse_top_changed", ""))
     for (metric, unit), value in zip(names, sums, strict=True):
         yield session.make_line("conversations", metric, variant, value, unit, cached=True)
-
-
-def _time_lines(
-    session: Session,
-    variant: Variant,
-    timings: InterleavedTimings,
-    timed: list[ServedTurn],
-    has_turns: bool,
-) -> Iterator[Measurement]:
-    """Yield the mean time to first token of the prompts with a hit: of all, and by turn."""
-    numbers = np.array([turn.request.turn for turn in timed])
-    for series in ("warm_ttft", "cold_ttft"):
-        samples = timings.samples[variant.name, series]
-        for turn in (None, *(sorted(set(numbers.tolist())) if has_turns else ())):
-            chosen = samples.rounds if turn is None else samples.rounds[:, numbers == turn]
-            means = TimingSamples(chosen.mean(axis=1, keepdims=True))
-            metric = series if turn is None else f"turn_{series}"
-            prompts = [len(one.request.prompt) for one in timed if turn in (None, one.request.turn)]
-            yield session.make_line(
-                "conversations", metric, variant, means.median, "s", batch_size=1, turn=turn,
-                prompt_tokens=round(sum(prompts) / len(prompts)), cached=True,
-                **session.reliability(timings, means, variant),
-            )  # fmt: skip
 
 
 @torch.inference_mode()

@@ -139,17 +139,14 @@ def _allocator_bytes(device: torch.device) -> list[int]:
 
 
 def measure_peaks(
-    model: GPT,
-    serving: ServingConfig,
-    prompt_tokens: int,
-    new_tokens: int,
-    on_run: Callable[[], None],
+    model: GPT, serving: ServingConfig, prompt: int, new: int, on_run: Callable[[], None]
 ) -> dict[bool, dict[str, int]]:
     """Measure the peak with a cache (True) and without (False) at batch 1.
 
     Run the decoder once before, so that all libraries are loaded.
 
     Args:
+        prompt, new: tokens of the prompt, and after it.
         on_run: called after every run.
 
     Returns:
@@ -157,9 +154,9 @@ def measure_peaks(
         ``peak_activations`` is the rest: activations, the scratch memory of kernels, and what the
         allocator rounds up and keeps.
     """
-    length = prompt_tokens + new_tokens
+    length = prompt + new
     works: dict[bool, Callable[[], object]] = {
-        True: lambda: DecodeRun(model, model.new_cache(1, length, serving), new_tokens).time(),
+        True: lambda: DecodeRun(model, model.new_cache(1, length, serving), new).time(),
         False: lambda: time_uncached(model, length),
     }
     stored = KVLayout.of(model.config, serving).stored_bytes(1, length, model.dtype_name)

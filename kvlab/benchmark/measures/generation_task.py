@@ -84,12 +84,7 @@ def measure(session: Session) -> Iterator[Measurement]:
 
 
 def _task_lines(
-    session: Session,
-    variants: list[Variant],
-    texts: dict[str, list[int]],
-    batch: int,
-    *,
-    cached: bool,
+    session: Session, variants: list[Variant], texts: dict[str, list[int]], batch: int, cached: bool
 ) -> Iterator[Measurement]:
     preparations: dict[str, float] = {}
     time_task = partial(_time_cached, preparations) if cached else _time_uncached

@@ -53,8 +53,6 @@ def attend_plain(
     visible = mask.to_dense(slice(0, length), q.device)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     scores = scores.masked_fill(~visible, -math.inf)
-    if sink is None:
-        return scores.softmax(-1) @ v
     return softmax_with_sink(scores, sink).to(v.dtype) @ v
 
 
