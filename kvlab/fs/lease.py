@@ -52,9 +52,8 @@ def lease_seconds() -> float:
     except ValueError:
         seconds = 0.0
     if not 1.0 <= seconds <= 86400.0:
-        raise UsageError(
-            f"{LEASE_SECONDS_VARIABLE} = {text} is not in 1 to 86400 seconds; unset it for 60"
-        )
+        rule = "is not in 1 to 86400 seconds; unset it for 60"
+        raise UsageError(f"{LEASE_SECONDS_VARIABLE} = {text} {rule}")
     return seconds
 
 
@@ -103,8 +102,8 @@ def read_lease(path: str) -> LeaseState | None:
         except FileNotFoundError:
             return None
     match = _LEASE_LINE.match(text)
-    holder = _parse_holder(match.group(3)) if match else {}
-    return LeaseState(text, match is None or match.group(1) == "held", holder)
+    holder = _parse_holder(match[3]) if match else {}
+    return LeaseState(text, match is None or match[1] == "held", holder)
 
 
 def _parse_holder(text: str) -> ProcessIdentity:
@@ -113,11 +112,11 @@ def _parse_holder(text: str) -> ProcessIdentity:
         holder: ProcessIdentity = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    texts = ("token", "since", "host", "boot", "space", "born")
+    texts = [holder.get(key) for key in ("token", "since", "host", "boot", "space", "born")]
     seconds, pid = holder.get("seconds"), holder.get("pid")
-    is_whole = all(isinstance(holder.get(key), str) for key in texts)
     is_number = isinstance(seconds, int | float) and 1.0 <= seconds <= 86400.0
-    return holder if is_whole and is_number and type(pid) is int and pid > 0 else {}
+    is_whole = is_number and type(pid) is int and pid > 0
+    return holder if is_whole and all(isinstance(text, str) for text in texts) else {}
 
 
 def current_number(path: Path) -> int:
@@ -158,14 +157,13 @@ def create_lease(path: Path, number: int) -> Fence | None:
         try:
             with open(handle, "wb") as file:  # all or an error; `os.write` may write a part
                 file.write(f"held {0:012d} {json.dumps(holder)}\n".encode())
-            numbers = _list_numbers(path)
-            if max(numbers, default=0) > number:  # our view of the folder was out of date
+            numbers = sorted(_list_numbers(path))
+            if numbers and numbers[-1] > number:  # our view of the folder was out of date
                 _unlink_if_exists(file_path)  # the later holder may have removed it already
                 return None
             # In ascending order: as long as one number exists, all above it do.
-            for older in sorted(numbers):
-                if older < number:
-                    _unlink_if_exists(lease_path(path, older))
+            for older in (n for n in numbers if n < number):
+                _unlink_if_exists(lease_path(path, older))
         except (OSError, StoreError):
             _unlink_if_exists(file_path)
             raise
@@ -175,13 +173,10 @@ def create_lease(path: Path, number: int) -> Fence | None:
 def write_heartbeat(fence: Fence, state: str, count: int) -> bool:
     """Write ``held`` or ``free`` and the heartbeat's count; return False if the file is gone."""
     try:
-        handle = os.open(fence.path, os.O_WRONLY)
+        with open(fence.path, "rb+", buffering=0) as file:
+            file.write(f"{state} {count:012d}".encode())
     except FileNotFoundError:
         return False
-    try:
-        os.pwrite(handle, f"{state} {count:012d}".encode(), 0)
-    finally:
-        os.close(handle)
     return True
 
 

@@ -62,12 +62,11 @@ class Lock:
         while True:
             # List first: a number that is taken meanwhile must not be skipped.
             number = lease.current_number(self.path)
-            fence: Fence | None = None
             if not self._watcher.is_held(self.path, number):
                 fence = lease.create_lease(self.path, number + 1)
-            if fence is not None:
-                self._heartbeat = _Heartbeat(fence)
-                return fence
+                if fence is not None:
+                    self._heartbeat = _Heartbeat(fence)
+                    return fence
             if timeout is not None and time.monotonic() - started >= timeout:
                 return None
             if on_wait is not None:
@@ -77,9 +76,9 @@ class Lock:
     def describe_holder(self) -> str:
         """Return who holds the lock, as text for people."""
         state = lease.read_current_lease(self.path)
-        if state is None or not state.holder:
+        holder = state.holder if state else {}
+        if not holder:
             return "another process"
-        holder = state.holder
         host = "" if holder["host"] == lease.process_identity()["host"] else f" on {holder['host']}"
         return f"process {holder['pid']}{host} since {holder['since']}"
 

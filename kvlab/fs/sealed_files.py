@@ -75,9 +75,8 @@ def seal_json(value: Mapping[str, Any]) -> bytes:
     """
     assert value, "an object without keys has no line to end with"
     assert "sha256" not in value, "the seal is added here"
-    body = json.dumps(value, indent=1, allow_nan=False).encode()[: -len("\n}")]
-    seal = hashlib.sha256(body).hexdigest()
-    return body + f',\n "sha256": "{seal}"\n}}\n'.encode()
+    body = json.dumps(value, indent=1, allow_nan=False).encode().removesuffix(b"\n}")
+    return body + f',\n "sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
 def read_sealed_bytes(path: str | Path) -> bytes:
@@ -173,8 +172,7 @@ def read_seal(path: str | Path) -> str:
     Raises:
         RecordDamaged, StoreError, FileNotFoundError: See `read_sealed_bytes`.
     """
-    data = read_sealed_bytes(path)
-    return data[-_SEAL_BYTES:].split(b'"')[3].decode()
+    return read_sealed_bytes(path)[-_SEAL_BYTES:].split(b'"')[3].decode()
 
 
 def seal_bytes(data: bytes) -> FileSeal:
@@ -210,10 +208,10 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
                 raise RecordDamaged(f"{path} is damaged: {size:,} bytes, not {seal['bytes']:,}")
             if not contents:
                 return
-            is_small = size <= _WHOLE_BYTES
-            digest = (
-                hashlib.sha256(file.read()) if is_small else hashlib.file_digest(file, "sha256")
-            )
+            if size <= _WHOLE_BYTES:
+                digest = hashlib.sha256(file.read())
+            else:
+                digest = hashlib.file_digest(file, "sha256")
     except (FileNotFoundError, NotADirectoryError):
         raise RecordDamaged(f"{path} is missing") from None
     except OSError as error:

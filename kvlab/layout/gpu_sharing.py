@@ -114,12 +114,14 @@ def _run(command: list[str], text: str = "") -> bool:
 
 def describe_sharing() -> str:
     """Return how trials share a GPU of this machine, a clause."""
+    path = _outcome_path()
     if not is_mps_running():
-        turns, path = "trials on one GPU take turns", _outcome_path()
         if shutil.which(MPS_CONTROL) is None:
-            return f"{turns}: {MPS_CONTROL} is not here"
+            return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
         if path.is_file() and path.read_text() == _SERVES_NOBODY:
-            return f"{turns}: NVIDIA's MPS was started here and served no process"
+            return (
+                "trials on one GPU take turns: NVIDIA's MPS was started here and served no process"
+            )
     return "trials on one GPU compute at the same time, by NVIDIA's MPS"
 
 
@@ -140,9 +142,8 @@ def allocator_share(gpus: float, device_bytes: int) -> float:
     """
     if gpus >= 1:
         return 1.0
-    share = gpus - CONTEXT_BYTES / device_bytes
-    if share <= 0:
+    least = CONTEXT_BYTES / device_bytes
+    if gpus <= least:
         text = f"resources.gpus = {gpus:g} of {format_bytes(device_bytes)} is less than a process"
-        least = CONTEXT_BYTES / device_bytes
         raise ResourceError(f"{text} takes before it trains; use more than {least:.2g}")
-    return share
+    return gpus - least

@@ -49,16 +49,12 @@ class KVLayout:
             SharingError: the tie is not possible on these layers.
         """
         serving = serving or ServingConfig()
-        trained = model.kv_owners
         tie = owner_map(serving.tie, model.layer_kinds)
-        slots = tied_slots(trained, tie, serving.tie_rule)
-        if serving.tie_rule == "owner":
-            writers = tuple(slot == layer for layer, slot in enumerate(slots))
-        else:
-            writers = tuple(owner == layer for layer, owner in enumerate(trained))
+        slots = tied_slots(model.kv_owners, tie, serving.tie_rule)
+        writing = slots if serving.tie_rule == "owner" else model.kv_owners
         return cls(
             owners=slots,
-            writers=writers,
+            writers=tuple(owner == layer for layer, owner in enumerate(writing)),
             layers=model.layers,
             kv_dtype=serving.kv_dtype,
             kv_group=serving.kv.resolve_group(model),
@@ -104,9 +100,8 @@ class KVLayout:
         up.
         """
         if self.blocks is None:
-            return DTYPES[self.storage_dtype(dtype)].token_bytes(
-                self.layers[layer].stored, self.kv_group
-            )
+            stored = DTYPES[self.storage_dtype(dtype)]
+            return stored.token_bytes(self.layers[layer].stored, self.kv_group)
         if not self.blocks.quantizes(self.layers[layer].window):
             return self._full_token_bytes(layer, dtype)
         return -(-self._block_bytes(layer) // self.blocks.group)
@@ -167,27 +162,25 @@ class KVLayout:
 
         With `segment_bytes` of these tokens, that is all that the next token reads.
         """
-        slots = self.slots
-        return sum(self._slot_snapshot_bytes(n, length, context_length, dtype) for n in slots)
-
-    def _slot_snapshot_bytes(self, slot: int, length: int, context_length: int, dtype: str) -> int:
-        layer = self.layers[slot]
-        if self.blocks is not None:
-            blocks, full = self.blocks.snapshot(length, layer.window)
-            full_bytes = len(full) * self._full_token_bytes(slot, dtype)
-            return len(blocks) * self._block_bytes(slot) + full_bytes
-        if layer.window is not None:
-            sinks, first_seen = min(layer.sink_tokens, length), max(0, length - layer.window + 1)
-            return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)
-        rule = self._find_eviction(layer, context_length)
-        if rule is None:
-            return 0
-        held = rule.count_held(length)
-        if rule.prompt is None:
-            scores = held * rule.slot_score_bytes // rule.keep
-        else:
-            scores = rule.slot_score_bytes if rule.is_voting(length) else 0
-        return held * self.token_bytes(slot, dtype) + layer.stored[0].count * scores
+        total = 0
+        for slot in self.slots:
+            layer = self.layers[slot]
+            rule = self._find_eviction(layer, context_length)
+            if self.blocks is not None:
+                blocks, full = self.blocks.snapshot(length, layer.window)
+                total += len(blocks) * self._block_bytes(slot)
+                total += len(full) * self._full_token_bytes(slot, dtype)
+            elif layer.window is not None:
+                sinks, first = min(layer.sink_tokens, length), max(0, length - layer.window + 1)
+                total += (sinks + length - max(sinks, first)) * self.token_bytes(slot, dtype)
+            elif rule is not None:
+                held, scores = rule.count_held(length), 0
+                if rule.prompt is None:
+                    scores = held * rule.slot_score_bytes // rule.keep
+                elif rule.is_voting(length):
+                    scores = rule.slot_score_bytes
+                total += held * self.token_bytes(slot, dtype) + layer.stored[0].count * scores
+        return total
 
     def _full_token_bytes(self, layer: int, dtype: str) -> int:
         """Return the bytes of one token in full precision, in a layer's slot."""
@@ -258,8 +251,8 @@ class KVLayout:
             count = format_count(len(slots), f"{KIND_NAMES.get(kind, kind)} slot")
             if self.blocks is not None:
                 blocks, full = self.blocks.capacity(context_length, layer.window)
-                text = f"{full} tokens x {self._full_token_bytes(slots[0], dtype):,} bytes in full"
-                text = f"{text} precision"
+                size = f"{self._full_token_bytes(slots[0], dtype):,} bytes in full precision"
+                text = f"{full} tokens x {size}"
                 if blocks:
                     sizes = f"{self.blocks.group} tokens x {self._block_bytes(slots[0]):,}"
                     text = f"{format_count(blocks, 'block')} of {sizes} + {text}"

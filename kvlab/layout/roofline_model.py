@@ -129,9 +129,7 @@ def find_break_even(
     assert (batch_size is None) != (context_length is None), "one is fixed, the other searched"
 
     def pays_off(value: int) -> bool:
-        batch, context = (batch_size, value) if batch_size else (value, context_length)
-        assert batch is not None
-        assert context is not None
+        batch, context = batch_size or value, context_length or value
         seconds, base_seconds = (
             decode_step_cost(*each, batch, context, peaks.dtype).seconds(peaks)
             for each in (model, base)

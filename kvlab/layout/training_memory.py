@@ -79,11 +79,11 @@ def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
     block_size = experiment.model.block_size
     rows = experiment.training.batch_tokens // block_size // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens
-    if tokens is None and memory is None:
-        tokens = min(CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES // activation_bytes(experiment))
-    elif tokens is None and memory is not None:
-        tokens = int(memory * ACTIVATION_MEMORY_SHARE / activation_bytes(experiment))
-    largest = max(1, min(rows, (tokens or 0) // block_size))
+    if tokens is None:
+        share = CPU_ACTIVATION_BYTES if memory is None else memory * ACTIVATION_MEMORY_SHARE
+        tokens = int(share / activation_bytes(experiment))
+        tokens = min(tokens, CPU_MICROBATCH_TOKENS) if memory is None else tokens
+    largest = max(1, min(rows, tokens // block_size))
     return max(n for n in range(1, largest + 1) if rows % n == 0)
 
 
@@ -102,16 +102,13 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     if not experiment.training.steps:
         return _WEIGHT_BYTES * parameter_count(experiment.model)
     on_gpu = experiment.resources.devices > 0
-    if on_gpu and memory is None and experiment.resources.microbatch_tokens is None:
-        rows = 1
-    else:
-        rows = microbatch_rows(experiment, memory if on_gpu else None)
+    rows = microbatch_rows(experiment, (memory or 0) if on_gpu else None)
     tokens = rows * experiment.model.block_size
     states = _STATE_BYTES * parameter_count(experiment.model)
     activations = tokens * activation_bytes(experiment) // _MARGIN
     probabilities = 0 if on_gpu else _probability_bytes(experiment, rows)
-    passing = activations + probabilities + _logit_bytes(experiment, tokens, on_gpu=on_gpu)
-    return states + passing
+    logits = _logit_bytes(experiment, tokens, on_gpu=on_gpu)
+    return states + activations + probabilities + logits
 
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:

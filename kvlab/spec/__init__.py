@@ -1,33 +1,16 @@
 """Experiments and sweeps as the user writes them, read from YAML and checked. No torch."""
 
-from kvlab.errors import SpecError
-from kvlab.spec.benchmark_config import BenchmarkConfig
-from kvlab.spec.data_config import DataConfig
-from kvlab.spec.evaluation_config import EvaluationConfig
-from kvlab.spec.experiment import Experiment, ServedModel
-from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.overrides import parse_override
-from kvlab.spec.resources_config import ResourcesConfig
-from kvlab.spec.serving_config import ServingConfig
-from kvlab.spec.spec_loader import load_experiment, load_served_model, load_sweep
-from kvlab.spec.sweep import Cell, Sweep
-from kvlab.spec.training_config import TrainingConfig
-
-__all__ = [
-    "BenchmarkConfig",
-    "Cell",
-    "DataConfig",
-    "EvaluationConfig",
-    "Experiment",
-    "ModelConfig",
-    "ResourcesConfig",
-    "ServedModel",
-    "ServingConfig",
-    "SpecError",
-    "Sweep",
-    "TrainingConfig",
-    "load_experiment",
-    "load_served_model",
-    "load_sweep",
-    "parse_override",
-]
+from kvlab.spec.benchmark_config import BenchmarkConfig as BenchmarkConfig
+from kvlab.spec.data_config import DataConfig as DataConfig
+from kvlab.spec.evaluation_config import EvaluationConfig as EvaluationConfig
+from kvlab.spec.experiment import Experiment as Experiment
+from kvlab.spec.experiment import ServedModel as ServedModel
+from kvlab.spec.model_config import ModelConfig as ModelConfig
+from kvlab.spec.overrides import parse_override as parse_override
+from kvlab.spec.resources_config import ResourcesConfig as ResourcesConfig
+from kvlab.spec.serving_config import ServingConfig as ServingConfig
+from kvlab.spec.spec_loader import load_experiment as load_experiment
+from kvlab.spec.spec_loader import load_served_model as load_served_model
+from kvlab.spec.spec_loader import load_sweep as load_sweep
+from kvlab.spec.sweep import Sweep as Sweep
+from kvlab.spec.training_config import TrainingConfig as TrainingConfig

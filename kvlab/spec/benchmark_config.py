@@ -1,8 +1,7 @@
 """`benchmark` of an experiment, and the table of measures that it and `kvlab bench` choose from."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,8 +13,6 @@ TASK_PROMPT_TOKENS = 256
 
 TASK_TOKENS = 2 * TASK_PROMPT_TOKENS
 """Tokens of one task: those of the prompt, and as many sampled."""
-
-DEFAULT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,8 @@ def list_measures(in_trials: str) -> tuple[str, ...]:
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
-    excluded_from_identity: ClassVar[frozenset[str]] = frozenset({"retime"})
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "parts": [], "memory": None, "conversations": None, "seconds": DEFAULT_SECONDS,
-    }  # fmt: skip
+    excluded_from_identity = frozenset({"retime"})
+    omitted_defaults = frozenset({"parts", "memory", "conversations", "seconds"})
 
     prompt_tokens: PositiveInt = 64
     """Prompt of the timed sequences. Unit: tokens. Example: 256"""
@@ -107,7 +102,7 @@ class BenchmarkConfig(SpecModel):
     """Timed runs at least, after one warm-up. More follow, up to five times as many, where the
     median is not known to 5% yet and `seconds` are not over.
     Unit: runs. Example: 5"""
-    seconds: Annotated[float, Field(gt=0, le=86400)] = DEFAULT_SECONDS
+    seconds: Annotated[float, Field(gt=0, le=86400)] = 0.5
     """At one context or batch: no run beyond `repeats` begins after this.
     Unit: seconds. Example: 2"""
     context_lengths: TupleOf[PositiveInt] = ()
@@ -134,8 +129,7 @@ class BenchmarkConfig(SpecModel):
         if len(set(self.parts)) < len(self.parts):
             yield "parts", "names one twice; name each once"
         if self.memory is not None and "limit" not in self.parts:
-            text = "is read only by the part limit; add limit to parts, or remove memory"
-            yield "memory", text
+            yield "memory", "is read only by the part limit; add limit to parts, or remove it"
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed; the order of ``parts`` does not."""

@@ -131,12 +131,9 @@ def _make_request(sweep: "Sweep", axes: tuple[Axis, ...], fraction: str) -> Desi
             targets.append(_find_position(axis, named, "target"))
         else:  # with several levels beside the baseline's, any of them could be meant
             targets.append(len(axis.points) - 1 if len(axis.points) <= 2 else None)
-    cells = [
-        _positions_of_levels(axes, cell, f"cells.{n}") for n, cell in enumerate(sweep.listed_cells)
-    ]
-    return DesignRequest(
-        axes, tuple(targets), tuple(cells), int(fraction or 1), generators=sweep.generators
-    )
+    listed = enumerate(sweep.listed_cells)
+    cells = tuple(_positions_of_levels(axes, cell, f"cells.{n}") for n, cell in listed)
+    return DesignRequest(axes, tuple(targets), cells, int(fraction or 1), sweep.generators)
 
 
 def _positions_of_levels(axes: Sequence[Axis], levels: Levels, key: str) -> Positions:
@@ -175,7 +172,7 @@ def _add_cell(cells: CellsByLevels, cell: SelectedCell) -> bool:
     """Add a cell, or its seeds to the cell of the same levels; return whether it is new."""
     key = tuple(cell.levels.values())
     existing = cells.get(key)
-    seeds = cell.seeds if existing is None else (*existing.seeds, *cell.seeds)
+    seeds = (*existing.seeds, *cell.seeds) if existing else cell.seeds
     cells[key] = replace(cell, seeds=tuple(dict.fromkeys(seeds)))
     return existing is None
 
@@ -187,11 +184,10 @@ def _count_when(
     baseline from another level."""
     merged = dict.fromkeys(sweep.when, 0)
     for positions in designed if sweep.when else ():
+        off = _make_cell(sweep, axes, positions, ()).off
         for axis, position in zip(axes, positions, strict=True):
-            for factor in merged.keys() & set(axis.factors):
-                designed_level = axis.points[position][factor]
-                is_off = factor in _make_cell(sweep, axes, positions, ()).off
-                merged[factor] += is_off and designed_level != sweep.baseline[factor]
+            for factor in off & set(axis.factors):
+                merged[factor] += axis.points[position][factor] != sweep.baseline[factor]
     for factor, count in merged.items():
         text = f"{factor} only where {_format_rule(sweep.when[factor])}"
         yield RuleEffect(f"when {factor}", text, count, count, len(designed))
@@ -221,15 +217,13 @@ def _include_cells(
         for factor, levels in rule.items():
             combinations = [{**cell, factor: level} for cell in combinations for level in levels]
             if len(combinations) > MAX_CELLS:
-                text = f"adds more than {MAX_CELLS:,} cells; write fewer levels"
-                raise DesignError("include", text)
+                raise DesignError(key, f"adds more than {MAX_CELLS:,} cells; write fewer levels")
         added = 0
         for named in combinations:
             positions = _positions_of_levels(axes, named, key)
             cell = _make_cell(sweep, axes, positions, sweep.all_seeds)
-            off = next((f for f in named if f in cell.off), None)
-            if off is not None:
-                text = f"sets {off}, which `when` switches off there; leave it out"
+            for factor in (f for f in named if f in cell.off):
+                text = f"sets {factor}, which `when` switches off there; leave it out"
                 raise DesignError(key, text)
             added += _add_cell(cells, cell)
         yield RuleEffect(f"include {number}", _format_rule(rule), added, len(combinations), total)

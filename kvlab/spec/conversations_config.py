@@ -13,7 +13,7 @@ public formats are read:
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -22,14 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from kvlab.spec.spec_model import (
-    NonNegativeInt,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-)
-from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
+from kvlab.errors import Problem
+from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel, TupleOf
+from kvlab.spec.validation_errors import FieldError, list_field_errors
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -113,10 +108,6 @@ DrawField = Annotated[Draw, BeforeValidator(_number_to_draw, json_schema_input_t
 """A distribution, or one number that is always drawn."""
 
 
-def _constant(value: float) -> Draw:
-    return Draw(distribution="constant", mean=value)
-
-
 _REPLACED_BY_TRACE = (
     "turns", "system_tokens", "prompt_tokens", "reply_tokens", "start_seconds", "think_seconds",
 )  # fmt: skip
@@ -132,15 +123,15 @@ class ConversationsConfig(SpecModel):
 
     count: PositiveInt = 32
     """Conversations; with a trace, its first requests. Unit: conversations. Example: 64"""
-    turns: DrawField = _constant(5)
+    turns: DrawField = Draw(distribution="constant", mean=5)
     """Turns of a conversation. It ends earlier where the next would not fit in block_size.
     Unit: turns. Default: 5. Example: {distribution: geometric, mean: 4, max: 8}"""
     system_tokens: NonNegativeInt = 0
     """Tokens with which all conversations begin alike. Unit: tokens. Example: 32"""
-    prompt_tokens: DrawField = _constant(16)
+    prompt_tokens: DrawField = Draw(distribution="constant", mean=16)
     """New tokens of a turn's prompt.
     Unit: tokens. Default: 16. Example: {distribution: lognormal, mean: 24, sigma: 0.5, max: 64}"""
-    reply_tokens: DrawField = _constant(8)
+    reply_tokens: DrawField = Draw(distribution="constant", mean=8)
     """Tokens of a reply, which is the text's own.
     Unit: tokens. Default: 8. Example: {distribution: geometric, mean: 8, max: 32}"""
     start_seconds: DrawField = Draw(distribution="exponential", mean=10)
@@ -233,9 +224,8 @@ class ConversationsConfig(SpecModel):
 # Traces
 
 
-@dataclass(frozen=True)
-class TracedRequest:
-    """One line of a trace.
+class TracedRequest(BaseModel):
+    """One line of a trace, with the keys that are read of either format.
 
     Attributes:
         seconds: when it arrives.
@@ -245,13 +235,15 @@ class TracedRequest:
         chat, parent: of this request and of the one that it continues; None where unknown.
     """
 
-    seconds: float
-    prompt_tokens: int
-    reply_tokens: int
-    blocks: tuple[int, ...]
-    turn: int = 1
-    chat: int | None = None
-    parent: int | None = None
+    model_config = ConfigDict(strict=True)
+
+    seconds: Annotated[float, Field(alias="timestamp", ge=0, le=MAX_DRAWN, allow_inf_nan=False)]
+    prompt_tokens: Annotated[int, Field(alias="input_length", ge=1, le=MAX_DRAWN)]
+    reply_tokens: Annotated[int, Field(alias="output_length", ge=0, le=MAX_DRAWN)]
+    blocks: Annotated[list[int], Field(alias="hash_ids")]
+    turn: Annotated[int, Field(ge=1)] = 1
+    chat: Annotated[int | None, Field(alias="chat_id")] = None
+    parent: Annotated[int | None, Field(alias="parent_chat_id")] = None
 
 
 @dataclass(frozen=True)
@@ -266,20 +258,6 @@ class Trace:
     block_tokens: int
     has_turns: bool
     requests: tuple[TracedRequest, ...]
-
-
-class _TraceLine(BaseModel):
-    """One line of a trace, with the keys that are read of either format."""
-
-    model_config = ConfigDict(strict=True)
-
-    timestamp: Annotated[float, Field(ge=0, le=MAX_DRAWN, allow_inf_nan=False)]
-    input_length: Annotated[int, Field(ge=1, le=MAX_DRAWN)]
-    output_length: Annotated[int, Field(ge=0, le=MAX_DRAWN)]
-    hash_ids: list[int]
-    turn: Annotated[int, Field(ge=1)] = 1
-    chat_id: int | None = None
-    parent_chat_id: int = -1
 
 
 def read_trace(path: str, count: int) -> Trace:
@@ -303,31 +281,22 @@ def _read_trace(path: str, count: int, _modified: int) -> Trace:
         lines = [(n, line) for n, line in enumerate(islice(file, count), 1) if line.strip()]
     if not lines:
         raise LookupError(f"{path} is empty; name a trace with a request in each line")
-    rows = [_parse_line(path, number, text) for number, text in lines]
-    has_turns = rows[0].chat_id is not None
+    requests = [_parse_line(path, number, text) for number, text in lines]
+    has_turns = requests[0].chat is not None
     block, scale = (16, 1.0) if has_turns else (512, 1e-3)
-    made = []
-    for (number, _), row in zip(lines, rows, strict=True):
-        count, most = len(row.hash_ids), -(-row.input_length // block)
-        if not max(1, row.input_length // block) <= count <= most:
-            text = f"hash_ids has {count} ids where input_length = {row.input_length} has {most}"
+    for (number, _), one in zip(lines, requests, strict=True):
+        count, most = len(one.blocks), -(-one.prompt_tokens // block)
+        if not max(1, one.prompt_tokens // block) <= count <= most:
+            text = f"hash_ids has {count} ids where input_length = {one.prompt_tokens} has {most}"
             text = f"{text} blocks of {block} tokens; use one id for each block"
             raise LookupError(f"{path}:{number}: {text}")
-        made.append(
-            TracedRequest(
-                row.timestamp * scale,
-                row.input_length,
-                max(1, row.output_length),
-                tuple(row.hash_ids),
-                row.turn if has_turns else 1,
-                row.chat_id,
-                None if row.parent_chat_id == -1 else row.parent_chat_id,
-            )
-        )
-    return Trace(block, has_turns, tuple(sorted(made, key=lambda one: one.seconds)))
+        one.seconds, one.reply_tokens = one.seconds * scale, max(1, one.reply_tokens)
+        one.turn = one.turn if has_turns else 1
+        one.parent = None if one.parent == -1 else one.parent
+    return Trace(block, has_turns, tuple(sorted(requests, key=lambda one: one.seconds)))
 
 
-def _parse_line(path: str, number: int, text: str) -> _TraceLine:
+def _parse_line(path: str, number: int, text: str) -> TracedRequest:
     try:
         row = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
@@ -336,28 +305,20 @@ def _parse_line(path: str, number: int, text: str) -> _TraceLine:
     if not isinstance(row, dict):
         raise LookupError(f"{path}:{number}: is not a JSON object; write one in each line")
     try:
-        return _TraceLine.model_validate(row)
+        return TracedRequest.model_validate(row)
     except ValidationError as error:
-        first = list_field_errors(error, _TraceLine, row)[0]
+        first = list_field_errors(error, TracedRequest, row)[0]
         raise LookupError(f"{path}:{number}: {first.message}") from None
 
 
-def check_traces(sweep: "Sweep") -> None:
-    """Check that the traces of a sweep's cells can be read.
-
-    Raises:
-        SpecError: each problem is placed at the key that names the trace.
-    """
-    problems = []
+def find_trace_problems(sweep: "Sweep") -> Iterator[Problem]:
+    """Yield why traces of a sweep's cells cannot be read, at the keys that name them."""
     path = ("benchmark", "conversations", "trace")
     for cell in sweep.cells():
         config = cell.experiment.benchmark.conversations
-        if config is None or config.trace is None:
-            continue
-        try:
-            read_trace(config.trace, config.count)
-        except LookupError as error:
-            problems.append(
-                sweep.locate(FieldError(path, f"{'.'.join(path)}: {error}"), cell.levels)
-            )
-    raise_once(problems)
+        if config is not None and config.trace is not None:
+            try:
+                read_trace(config.trace, config.count)
+            except LookupError as error:
+                message = f"{'.'.join(path)}: {error}"
+                yield sweep.locate(FieldError(path, message), cell.levels)

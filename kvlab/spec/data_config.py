@@ -1,19 +1,11 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import (
-    OneOf,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TextRule,
-    TupleOf,
-)
+from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,10 @@ class DataConfig(SpecModel):
     """`data`: which text, and how it becomes tokens."""
 
     # what selects the text is in the digest of its tokens, which `kvlab.trial.fingerprint` adds
-    excluded_from_identity: ClassVar[frozenset[str]] = frozenset(
+    excluded_from_identity = frozenset(
         {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
     )
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False}
+    omitted_defaults = frozenset({"mask_documents"})
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = "docstrings"
     """Where the text comes from. Example: fineweb-edu-10b"""
@@ -94,19 +86,18 @@ class DataConfig(SpecModel):
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
             yield "tokenizer", text
-        entry = SOURCES[self.source]
-        hint = f"not {self.source}; remove one"
+        entry, hint = SOURCES[self.source], f"not {self.source}; remove one"
+        reads_paths, needs_subset = _list_sources("reads_paths"), _list_sources("needs_subset")
         if entry.reads_paths and not self.paths:
             yield "source", "needs data.paths; name at least one file or folder"
         if not entry.reads_paths and self.paths:
-            yield "paths", f"is read only by {_list_sources('reads_paths')}, {hint}"
+            yield "paths", f"is read only by {reads_paths}, {hint}"
         if not entry.reads_paths and self.licence is not None:
-            text = f"is known for {self.source}; set it only for {_list_sources('reads_paths')}"
-            yield "licence", text
+            yield "licence", f"is known for {self.source}; set it only for {reads_paths}"
         if entry.needs_subset and self.subset is None:
             yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
         if self.subset is not None and not entry.needs_subset:
-            yield "subset", f"is read only by {_list_sources('needs_subset')}, {hint}"
+            yield "subset", f"is read only by {needs_subset}, {hint}"
 
     @property
     def ranks(self) -> int:

@@ -11,8 +11,6 @@ from pydantic import Field
 from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import Problems, SpecModel, TupleOf
 
-Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
 Names = Annotated[TupleOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
 
@@ -24,7 +22,7 @@ class DecideConfig(SpecModel):
 
     # The table of metrics stands above this package: commands that read a sweep check the name.
 
-    margin: Margin | None = None
+    margin: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """A cost below it does not matter, in the metric's unit, such as 0.02 nats/token. Enables the
     verdict: costs less than the margin.
     Unit: of decide.metric. Example: 0.02"""
@@ -34,7 +32,7 @@ class DecideConfig(SpecModel):
     claims: Names | None = None
     """Claims that are tested, as [heads=mqa, ...].
     Default: every level but the baseline's and the sizes of `size`. Example: [heads=mqa]"""
-    alpha: Alpha = 0.05
+    alpha: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
     """Probability of any wrong claim, over all claims together. Unit: probability. Example: 0.01"""
     over: dict[str, Names] | None = None
     """Levels of other factors that the effect of a level is the mean over, as {factor: [level,
@@ -85,14 +83,14 @@ def find_claim_problems(
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
+    named = {f"decide.over.{factor}": factor for factor in decide.over or {}}
+    named |= {f"decide.reference.{n}": factor for n, factor in enumerate(decide.reference or ())}
+    for key, factor in named.items():
+        if factor not in factors:
+            yield key, f"is not a factor; {suggest_name(factor, factors)}"
     for factor, levels in (decide.over or {}).items():
-        if factor not in factors:
-            yield f"decide.over.{factor}", f"is not a factor; {suggest_name(factor, factors)}"
-            continue
+        own = factors.get(factor, levels)
         for number, level in enumerate(levels):
-            if level not in factors[factor]:
-                text = f"is not a level of {factor}; {suggest_name(level, factors[factor])}"
+            if level not in own:
+                text = f"is not a level of {factor}; {suggest_name(level, own)}"
                 yield f"decide.over.{factor}.{number}", text
-    for number, factor in enumerate(decide.reference or ()):
-        if factor not in factors:
-            yield f"decide.reference.{number}", f"is not a factor; {suggest_name(factor, factors)}"

@@ -213,24 +213,21 @@ def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
             if len(aliases) > count:
                 listed.append(f"and {len(aliases) - count} more of three factors")
             if listed:
-                effect_name = _format_word(effect, names)
-                lines.append(f"{effect_name} is aliased with {', '.join(listed)}")
+                lines.append(f"{_format_word(effect, names)} is aliased with {', '.join(listed)}")
     return tuple(lines)
 
 
 def _get_generators(request: DesignRequest) -> dict[int, Word]:
     """Return for each generated axis the free axes whose product sets it."""
     count, generated = len(request.axes), request.fraction.bit_length() - 1
+    free = count - generated
     for axis in request.axes:
         if len(axis.points) != 2:
             text = f"takes factors of two levels, and {axis.name} has {len(axis.points)}"
             raise DesignError("design", f"{text}; drop levels, or use pairwise")
-    if count - generated < 2:
-        text = f"keeps fewer than 4 of {2**count} cells; use a larger fraction, or full"
-        raise DesignError("design", text)
-    if count - generated > MAX_FREE:
-        text = f"keeps 2^{count - generated} cells, and a sweep holds 2^{MAX_FREE}"
-        raise DesignError("design", f"{text}; use a smaller fraction")
+    if not 2 <= free <= MAX_FREE:
+        text = f"keeps 2^{free} of 2^{count} cells, and a fraction has 2^2 to 2^{MAX_FREE}"
+        raise DesignError("design", f"{text}; use another fraction, or full")
     if request.generators:
         return _check_generators(request, generated)
     return _choose_generators(count, generated)
@@ -250,13 +247,12 @@ def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
                 text = f"names {factor}, which is not an axis of this design"
                 raise DesignError("generators", f"{text}; use {', '.join(indices)}")
         if set(parents) & written.keys() or len(set(parents)) < 2:
-            text = f"sets {name} by {', '.join(parents)}"
-            hint = "use two or more factors that are not generated"
-            raise DesignError("generators", f"{text}; {hint}")
+            text = f"sets {name} by {', '.join(parents)}; use two or more that are not generated"
+            raise DesignError("generators", text)
         generators[indices[name]] = frozenset(indices[factor] for factor in parents)
     if min(map(len, _defining_relation(generators))) < 3:
-        text = "make two factors move together, so their effects cannot be separated"
-        raise DesignError("generators", f"{text}; use other products")
+        text = "make two factors move together, so no effect is seen alone; use other products"
+        raise DesignError("generators", text)
     return generators
 
 
@@ -319,19 +315,10 @@ DESIGNS: dict[str, Design] = {
 }
 
 
-def design_pattern() -> str:
-    """Return the regular expression of `design`."""
-    names = (
-        f"{name}:({'|'.join(map(str, design.arguments))})" if design.arguments else name
+def list_design_names() -> list[str]:
+    """Return the values of `design`, with the numbers that may follow a colon."""
+    return [
+        f"{name}:{argument}" if argument else name
         for name, design in DESIGNS.items()
-    )
-    return f"^({'|'.join(names)})$"
-
-
-def describe_designs() -> str:
-    """Return the names of all designs, as an error message lists them."""
-    names = []
-    for name, design in DESIGNS.items():
-        first, *others = design.arguments or ("",)
-        names.append(f"{name}:{first} ({', '.join(map(str, others[:2]))}, ...)" if first else name)
-    return ", ".join(names)
+        for argument in design.arguments or ("",)
+    ]

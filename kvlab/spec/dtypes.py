@@ -4,7 +4,7 @@ This is the one table of `serving.kv_dtype` and `training.kv_dtype`. The YAML's 
 messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache` all read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,7 @@ class DType:
         usable = [n for n in range(MIN_GROUP, size + 1) if size % n == 0]
         if not usable or size % self.numbers_per_item:
             multiple = max(MIN_GROUP, self.numbers_per_item)
-            text = f"cannot store a {name} of {size} numbers"
-            return f"{text}; use a multiple of {multiple}"
+            return f"cannot store a {name} of {size} numbers; use a multiple of {multiple}"
         what = f"head_dim = {size}" if name == "head" else f"the {size} numbers of a {name}"
         return f"needs groups that divide {what}; use {section}.kv_group: {join_or(usable)}"
 
@@ -163,6 +162,22 @@ class BlockRule:
         if window is not None:
             blocks = min(blocks, -(-(window - self.residual) // self.group))
         return blocks, min(tokens, self.residual + self.group)
+
+    def find_problems(self, model: "ModelConfig", section: str) -> Iterator[str]:
+        """Yield why K and V of ``model`` cannot be quantized in blocks, or would never be."""
+        longest = min(max(n.window or model.block_size for n in model.layers), model.block_size)
+        if model.kv != "separate":
+            text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
+            yield f"{text}; use int4 or int8 for what both are views of"
+        elif model.sink_tokens:
+            text = "keeps the newest tokens in full precision, not the first ones"
+            yield f"{text}; leave model.sink_tokens out, or use int4 or int8"
+        elif not (self.quantizes(longest) and self.quantized_tokens(model.block_size)):
+            most = min(longest - 1, model.block_size - self.group)
+            text = f"quantizes none of the {longest} tokens that a layer sees, as the newest"
+            text = f"{text} {self.residual} to {self.residual + self.group - 1} stay as they are"
+            fix = f"{section}.kv_residual: {most} or less" if most >= 0 else "a smaller kv_group"
+            yield f"{text}; use {fix}"
 
 
 _KIVI = "kvlab.cache.kivi:KIVIBuffer"
@@ -257,31 +272,12 @@ class KVStorage:
         """
         if not self.has_scales:
             return
-        sizes, dtype = model.stored_sizes, DTYPES[self.dtype]
-        found = (dtype.find_size_problem(n, self.group, name, section) for n, name in sizes.items())
-        problem = next(filter(None, found), None)
-        if problem is not None:
-            yield f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}", problem
-        if self.blocks is not None:
-            problem = _find_block_problem(self.blocks, model, section)
+        field = f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}"
+        for size, name in model.stored_sizes.items():
+            problem = DTYPES[self.dtype].find_size_problem(size, self.group, name, section)
             if problem is not None:
+                yield field, problem
+                break
+        if self.blocks is not None:
+            for problem in self.blocks.find_problems(model, section):
                 yield f"{section}.kv_dtype", problem
-
-
-def _find_block_problem(blocks: BlockRule, model: "ModelConfig", section: str) -> str | None:
-    """Return why K and V of ``model`` cannot be quantized in blocks, or would never be."""
-    if model.kv != "separate":
-        text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
-        return f"{text}; use int4 or int8 for what both are views of"
-    if model.sink_tokens:
-        text = "keeps the newest tokens in full precision, not the first ones"
-        return f"{text}; leave model.sink_tokens out, or use int4 or int8"
-    windows = [layer.window or model.block_size for layer in model.layers]
-    longest = min(max(windows), model.block_size)
-    if blocks.quantizes(longest) and blocks.quantized_tokens(model.block_size):
-        return None
-    most = min(longest - 1, model.block_size - blocks.group)
-    text = f"quantizes none of the {longest} tokens that a layer sees, as the newest"
-    text = f"{text} {blocks.residual} to {blocks.residual + blocks.group - 1} stay as they are"
-    fix = f"use {section}.kv_residual: {most} or less" if most >= 0 else "use a smaller kv_group"
-    return f"{text}; {fix}"

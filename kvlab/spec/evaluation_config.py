@@ -6,15 +6,16 @@ own index of 15,000 tasks takes longer still.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from kvlab.errors import Problem
 from kvlab.spec.spec_model import (
     NonNegativeInt,
     PositiveInt,
@@ -23,7 +24,7 @@ from kvlab.spec.spec_model import (
     TextRule,
     TupleOf,
 )
-from kvlab.spec.validation_errors import FieldError, raise_once
+from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -106,9 +107,7 @@ LmEvalTaskField = Annotated[
 class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "needle": None, "loss_bytes": None, "lm_eval": [], "precision": "training",
-    }  # fmt: skip
+    omitted_defaults = frozenset({"needle", "loss_bytes", "lm_eval", "precision"})
 
     loss_tokens: PositiveInt = 65_536
     """Validation tokens of the final loss. Unit: tokens. Example: 262144"""
@@ -191,31 +190,20 @@ def _index_tasks() -> dict[str, Path]:
     package = find_spec("lm_eval")
     assert package is not None, "checked by the caller"
     assert package.origin is not None, "it is a package of files"
-    files = sorted((Path(package.origin).parent / "tasks").rglob("*.y*ml"))
     return {
         name: path
-        for path in files
+        for path in sorted((Path(package.origin).parent / "tasks").rglob("*.y*ml"))
         for name in _TASK_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
     }
 
 
-def check_lm_eval(sweep: "Sweep") -> None:
-    """Check that lm-eval has the tasks that the cells of a sweep are evaluated on.
-
-    Raises:
-        SpecError: each problem is placed at the task.
-    """
-    raise_once(
-        sweep.locate(error, cell.levels)
-        for cell in sweep.cells()
-        for error in _find_task_errors(cell.experiment.evaluation.lm_eval)
-    )
-
-
-def _find_task_errors(tasks: tuple[LmEvalTask, ...]) -> Iterator[FieldError]:
-    for number, task in enumerate(tasks):
-        try:
-            find_task_file(task)
-        except LookupError as error:
-            text = f"evaluation.lm_eval.{number} = {task.task} {error}"
-            yield FieldError(("evaluation", "lm_eval", number), text)
+def find_task_problems(sweep: "Sweep") -> Iterator[Problem]:
+    """Yield the tasks of a sweep's cells that lm-eval does not have, at their place."""
+    for cell in sweep.cells():
+        for number, task in enumerate(cell.experiment.evaluation.lm_eval):
+            try:
+                find_task_file(task)
+            except LookupError as error:
+                text = f"evaluation.lm_eval.{number} = {task.task} {error}"
+                path = ("evaluation", "lm_eval", number)
+                yield sweep.locate(FieldError(path, text), cell.levels)

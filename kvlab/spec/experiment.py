@@ -52,19 +52,10 @@ class Experiment(SpecModel):
         return self.training.precision
 
     def _find_problems(self) -> Problems:
-        yield from self._find_data_problems()
-        yield from self._find_benchmark_problems()
-        yield from self._find_training_problems()
-        yield from self.training.kv.find_storage_problems(self.model, "training")
-        yield from _find_serving_problems(self.model, self.serving)
-
-    def _find_data_problems(self) -> Problems:
         model, data = self.model, self.data
         if model.vocab_size < data.vocab_size:
-            text = (
-                f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
-            )
-            yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
+            text = f"tokens of data.tokenizer {data.tokenizer}; use {data.vocab_size} or more"
+            yield "model.vocab_size", f"is smaller than the {data.vocab_size} {text}"
         if data.mask_documents and self.evaluation.positions:
             text = "measures the loss by tokens seen, of which data.mask_documents hides some"
             yield "evaluation.positions", f"{text}; turn one off"
@@ -73,6 +64,10 @@ class Experiment(SpecModel):
         if needle is not None and needle.lengths[-1] > model.block_size and has_end:
             text = f"exceeds block_size = {model.block_size}, where learned positions end"
             yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
+        yield from self._find_benchmark_problems()
+        yield from self._find_training_problems()
+        yield from self.training.kv.find_storage_problems(model, "training")
+        yield from _find_serving_problems(model, self.serving)
 
     def _find_benchmark_problems(self) -> Problems:
         bench, block_size = self.benchmark, self.model.block_size
@@ -84,11 +79,11 @@ class Experiment(SpecModel):
             text = f"and new_tokens = {bench.new_tokens} exceed block_size = {block_size}"
             yield "benchmark.context_lengths", f"{text}; shorten one"
         if "task" in bench.parts and block_size < TASK_TOKENS:
-            text = f"names task, whose {TASK_TOKENS} tokens exceed block_size = {block_size}"
-            yield "benchmark.parts", f"{text}; leave it out"
+            text = f"tokens exceed block_size = {block_size}; leave it out"
+            yield "benchmark.parts", f"names task, whose {TASK_TOKENS} {text}"
         if "limit" in bench.parts and bench.memory is None and not self.resources.devices:
-            text = "is missing, and on CPU limit needs it"
-            yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
+            text = "is missing, and on CPU limit needs it; give bytes, such as 8e9"
+            yield "benchmark.memory", text
         if bench.conversations is not None:
             for field, text in bench.conversations.find_length_problems(block_size):
                 yield f"benchmark.conversations.{field}", text
@@ -103,13 +98,13 @@ class Experiment(SpecModel):
             text = f"is less than one step of batch_tokens = {training.batch_tokens}"
             yield "training.tokens", f"{text}; use 0 to train nothing, or more"
         workers = self.resources.training_workers
+        rows = training.batch_tokens // block_size
+        if not training.batch_tokens % block_size and rows % workers:
+            text = f"cannot divide batch_tokens = {training.batch_tokens} into equal numbers of"
+            field = "gpus" if self.resources.workers is None else "workers"
+            hint = f"use a divisor of {rows}, the number of rows"
+            yield f"resources.{field}", f"{text} rows of block_size = {block_size}; {hint}"
         if training.batch_tokens % (block_size * workers):
-            if not training.batch_tokens % block_size:
-                rows = training.batch_tokens // block_size
-                text = f"cannot divide batch_tokens = {training.batch_tokens} into equal numbers of"
-                field = "gpus" if self.resources.workers is None else "workers"
-                hint = f"use a divisor of {rows}, the number of rows"
-                yield f"resources.{field}", f"{text} rows of block_size = {block_size}; {hint}"
             return
         microbatch = self.resources.microbatch_tokens
         worker_tokens = training.batch_tokens // workers

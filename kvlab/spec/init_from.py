@@ -5,9 +5,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from kvlab.errors import Problem
+from kvlab.spec.spec_model import Problems
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.sweep_validation import find_level_problems
-from kvlab.spec.validation_errors import FieldError, raise_once
+from kvlab.spec.validation_errors import FieldError
 
 INIT_FROM_FIELD = ("training", "init_from")
 
@@ -28,49 +30,43 @@ def get_source_levels(cell: Cell) -> dict[str, str] | None:
     return {**cell.levels, **init_from} if isinstance(init_from, dict) else None
 
 
-def check_init_from(sweep: Sweep) -> None:
-    """Check that the cells that others start from exist, and that none starts from itself.
-
-    Raises:
-        SpecError: each problem is placed at the level that sets ``training.init_from``.
-    """
-    cells = sweep.cells()
-    cells_by_key = {cell_key(cell.levels): cell for cell in cells}
-    raise_once(
-        sweep.locate(FieldError(path, f"{'.'.join(path)} = {message}"), cell.levels)
-        for cell in cells
-        for path, message in _find_init_from_problems(sweep, cell, cells_by_key)
-    )
+def find_init_from_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Yield why cells cannot start from others, at the levels that set ``training.init_from``."""
+    cells_by_key = {cell_key(cell.levels): cell for cell in sweep.cells()}
+    for cell in sweep.cells():
+        for field, message in _find_source_problems(sweep, cell, cells_by_key):
+            error = FieldError(tuple(field.split(".")), f"{field} = {message}")
+            yield sweep.locate(error, cell.levels)
 
 
-def _find_init_from_problems(
-    sweep: Sweep, cell: Cell, cells: Mapping[CellKey, Cell]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    init_from = cell.experiment.training.init_from
-    if not isinstance(init_from, dict):
+def _find_source_problems(sweep: Sweep, cell: Cell, cells: Mapping[CellKey, Cell]) -> Problems:
+    init_from, levels = cell.experiment.training.init_from, get_source_levels(cell)
+    if not isinstance(init_from, dict) or levels is None:
         return
-    unknown = [*find_level_problems(sweep, "training.init_from", init_from)]
-    if unknown:
+    field = "training.init_from"
+    if unknown := [*find_level_problems(sweep, field, init_from)]:
         for name, rule in unknown:
-            factor = name.removeprefix("training.init_from.")
-            yield (*INIT_FROM_FIELD, factor), f"{init_from[factor]} {rule}"
+            yield name, f"{init_from[name.removeprefix(f'{field}.')]} {rule}"
         return
-    levels = {**cell.levels, **init_from}
-    written = "{" + ", ".join(f"{factor}: {level}" for factor, level in init_from.items()) + "}"
-    name = f"the cell {_format_levels(levels)}"
-    source = cells.get(cell_key(levels))
+    written = ", ".join(f"{factor}: {level}" for factor, level in init_from.items())
+    name = " ".join(f"{factor}={level}" for factor, level in levels.items())
+    text, source = f"{{{written}}} is the cell {name}", cells.get(cell_key(levels))
     if source is None:
-        text = f"{written} is {name}, which is not in the design"
-        yield INIT_FROM_FIELD, f"{text}; include it, or start from another cell"
-    elif _is_cyclic(cell, cells):
-        text = f"is circular for the cell {_format_levels(cell.levels)}"
-        yield INIT_FROM_FIELD, f"{written} {text}; remove init_from from one of its cells"
-    elif missing := sorted(set(cell.seeds) - set(source.seeds)):
-        text = f"{written} is {name}, which is not planned at seed {', '.join(map(str, missing))}"
-        yield INIT_FROM_FIELD, f"{text}; add it there"
-    else:
-        for reason in _find_incompatibilities(cell, source):
-            yield INIT_FROM_FIELD, f"{written} is {name}, {reason}"
+        yield field, f"{text}, which is not in the design; include it, or start from another cell"
+        return
+    if _is_cyclic(cell, cells):
+        rule = f"is circular for the cell {cell.label}; remove init_from from one of its cells"
+        yield field, f"{{{written}}} {rule}"
+    if missing := sorted(set(cell.seeds) - set(source.seeds)):
+        seeds = ", ".join(map(str, missing))
+        yield field, f"{text}, which is not planned at seed {seeds}; add it there"
+    own, other = cell.experiment, source.experiment
+    if own.data.tokenizer != other.data.tokenizer:
+        rule = f"whose tokens are those of {other.data.tokenizer}, not {own.data.tokenizer}"
+        yield field, f"{text}, {rule}; give both cells one tokenizer"
+    if own.model.n_embd != other.model.n_embd:
+        rule = f"whose n_embd = {other.model.n_embd} is not {own.model.n_embd}, so no weight fits"
+        yield field, f"{text}, {rule}; start from another cell"
 
 
 def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
@@ -82,18 +78,3 @@ def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
         levels = get_source_levels(current)
         current = None if levels is None else cells.get(cell_key(levels))
     return current is not None
-
-
-def _find_incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:
-    """Yield why the source's weights would mean nothing in this cell."""
-    experiment, other = cell.experiment, source.experiment
-    if experiment.data.tokenizer != other.data.tokenizer:
-        text = f"whose tokens are those of {other.data.tokenizer}, not {experiment.data.tokenizer}"
-        yield f"{text}; give both cells one tokenizer"
-    if experiment.model.n_embd != other.model.n_embd:
-        text = f"whose n_embd = {other.model.n_embd} is not {experiment.model.n_embd}"
-        yield f"{text}, so no weight fits; start from another cell"
-
-
-def _format_levels(levels: Mapping[str, str]) -> str:
-    return " ".join(f"{factor}={level}" for factor, level in levels.items())

@@ -6,6 +6,7 @@ and an example. Editors complete and check the files by the same, as a JSON Sche
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from types import MappingProxyType
 from typing import Any
 
@@ -78,8 +79,7 @@ def format_key_reference(kind: str) -> str:
             lines += [f"- Unit: {key.unit}"] if key.unit else []
             lines += ["- Required" if key.default is None else f"- Default: {key.default}"]
             if "\n" in key.example:
-                block = "\n".join(f"  {line}" for line in key.example.splitlines())
-                lines += [f"- Example:\n\n  ```yaml\n{block}\n  ```"]
+                lines += ["- Example:\n\n  ```yaml", indent(key.example, "  "), "  ```"]
             else:
                 lines += [f"- Example: `{key.example}`"]
     return "\n".join(lines) + "\n"
@@ -204,13 +204,11 @@ def _write_yaml(value: Any) -> str:
     """Return a value as YAML: each key of a file in one line, or in several if it is long."""
     if not isinstance(value, dict) or not value:
         return _dump_yaml(value, flow=True)
-    entries = [
-        (f"{key}: {_dump_yaml(inner, flow=True)}", {key: inner}) for key, inner in value.items()
-    ]
-    return "\n".join(
-        line if len(line) <= LONGEST_LINE else _dump_yaml(entry, flow=None)
-        for line, entry in entries
-    )
+    lines = []
+    for key, inner in value.items():
+        line = f"{key}: {_dump_yaml(inner, flow=True)}"
+        lines.append(line if len(line) <= LONGEST_LINE else _dump_yaml({key: inner}, flow=None))
+    return "\n".join(lines)
 
 
 def _dump_yaml(value: Any, flow: bool | None) -> str:
@@ -244,12 +242,9 @@ def describe_keys(kind: str) -> dict[str, Any]:
 
     That is ``unit``, ``computed_default`` and ``given``, see `kvlab.spec.key_reference`.
     """
-    if kind == "sweep":
-        schema = Sweep.model_json_schema(schema_generator=_KeepOrder)
-        schema["title"] = "kvlab sweep"
-    else:
-        schema = Experiment.model_json_schema(schema_generator=_KeepOrder)
-        schema["title"] = "kvlab experiment"
+    root = Sweep if kind == "sweep" else Experiment
+    schema = root.model_json_schema(schema_generator=_KeepOrder) | {"title": f"kvlab {kind}"}
+    if kind == "experiment":
         schema["$defs"]["ModelConfig"]["properties"]["preset"] = {
             "enum": sorted(PRESETS),
             "description": "A shape by name; keys written beside it win.",
@@ -271,7 +266,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 
     Units and computed defaults are part of the descriptions, which editors show.
     """
-    return _map_schemas(_allow_float_notation, _map_schemas(_fold_facts, describe_keys(kind)))
+    return _map_schemas(_write_for_editors, describe_keys(kind))
 
 
 def _map_schemas(change: Callable[[Schema], Schema], schema: Schema) -> Schema:
@@ -299,17 +294,14 @@ def _use_standard_keywords(schema: Schema) -> Schema:
     return standard | {key: value for key, value in schema.items() if key not in names}
 
 
-def _fold_facts(schema: Schema) -> Schema:
-    """Move the unit and the computed default of a field into its description."""
+def _write_for_editors(schema: Schema) -> Schema:
+    """Move the unit and the computed default of a field into its description, and allow 10e9 for
+    whole numbers; with `integer` alone editors would underline valid files."""
     facts = {"Default": schema.get("computed_default"), "Unit": schema.get("unit")}
-    folded = {k: v for k, v in schema.items() if k not in ("computed_default", "unit", "given")}
+    written = {k: v for k, v in schema.items() if k not in ("computed_default", "unit", "given")}
     texts = [f"{name}: {fact}." for name, fact in facts.items() if fact not in (None, "none")]
     if texts:
-        folded["description"] = " ".join([schema["description"], *texts])
-    return folded
-
-
-def _allow_float_notation(schema: Schema) -> Schema:
-    """Allow 10e9 for whole numbers; with `integer` alone editors would underline valid files."""
-    is_whole = schema.get("type") == "integer"
-    return schema | {"type": "number", "multipleOf": 1} if is_whole else schema
+        written["description"] = " ".join([schema["description"], *texts])
+    if schema.get("type") == "integer":
+        written |= {"type": "number", "multipleOf": 1}
+    return written

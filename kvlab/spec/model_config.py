@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from itertools import chain
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -29,7 +30,6 @@ from kvlab.spec.layer_config import (
 )
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
-    FieldMessage,
     NonNegativeInt,
     OneOf,
     PositiveFloat,
@@ -77,11 +77,10 @@ class ModelConfig(SpecModel):
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "kv": "separate", "rotary_share": 1.0, "rope_scaling": None, "qk_norm": False,
-        "norm_placement": "pre", "attention_scale": None, "embedding_scale": 1.0, "sink": "none",
-        "sink_tokens": 0, "local": None, "global": None, "kinds": {},
-    }  # fmt: skip
+    omitted_defaults = frozenset({
+        "kv", "rotary_share", "rope_scaling", "qk_norm", "norm_placement", "attention_scale",
+        "embedding_scale", "sink", "sink_tokens", "local", "global_", "kinds",
+    })  # fmt: skip
 
     vocab_size: PositiveInt = 50257
     """Tokens in the vocabulary; at least those of data.tokenizer. Unit: tokens. Example: 50304"""
@@ -105,11 +104,7 @@ class ModelConfig(SpecModel):
     """Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the values (arXiv
     2002.05202) with a SiLU (swiglu) or a GELU (geglu).
     Example: swiglu"""
-    ffn_dim: PositiveInt = Field(
-        default_factory=lambda fields: _default_ffn_dim(
-            fields.get("mlp", "gelu"), fields.get("n_embd", 1)
-        )
-    )
+    ffn_dim: PositiveInt = Field(default_factory=lambda fields: _default_ffn_dim(**fields))
     """Hidden width of the MLP.
     Unit: dimensions. Default: 4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64.
     Example: 2048"""
@@ -231,7 +226,7 @@ class ModelConfig(SpecModel):
     def layers(self) -> tuple[LayerConfig, ...]:
         """The attention of every layer."""
         by_kind = {kind: self._resolve_layer(kind) for kind in set(self.layer_kinds)}
-        return tuple(by_kind[kind] for kind in self.layer_kinds)
+        return tuple(map(by_kind.__getitem__, self.layer_kinds))
 
     @property
     def stored_sizes(self) -> dict[int, str]:
@@ -254,7 +249,7 @@ class ModelConfig(SpecModel):
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
         scheme = POSITIONS[position]
         rotary_dim = round(share * head_dim) if scheme.is_rotary else 0
-        is_none = scheme.is_rotary and not scheme.has_embedding and not rotary_dim
+        is_none = scheme.is_rotary and not rotary_dim
         if latent is not None:
             rotary_dim = latent.rotary
         elif kv == "grouped_tied":
@@ -280,8 +275,7 @@ class ModelConfig(SpecModel):
         )
 
     def _find_problems(self) -> Problems:
-        problems = [*self._find_letter_problems()]
-        if problems:  # what its layers are is not known
+        if problems := [*self._find_letter_problems()]:  # what its layers are is not known
             yield from problems
             return
         yield from self._find_head_problems()
@@ -303,24 +297,20 @@ class ModelConfig(SpecModel):
             is_set = bool(own.model_fields_set) or kind not in KIND_NAMES
             if is_set and kind not in self.attention_pattern:
                 fields = (f"{key}.{n}" for n in LayerKind.model_fields if n in own.model_fields_set)
-                text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
-                yield (
-                    next(fields, key),
-                    f"{text} has none; use one such as G{kind}, or leave it out",
+                text = (
+                    f"is of layers {kind}, and attention_pattern {self.attention_pattern} has none"
                 )
+                yield next(fields, key), f"{text}; use one such as G{kind}, or leave it out"
 
     def _find_head_problems(self) -> Problems:
-        counts = {"n_kv_head": self.n_kv_head} | {
-            f"{key}.n_kv_head": own.n_kv_head
-            for key, own in self.kind_settings.values()
-            if own.n_kv_head is not None
-        }
-        for key, count in counts.items():
-            if self.n_head % count:
-                yield key, self._describe_divisors()
+        for key, settings in (("", self), *self.kind_settings.values()):
+            if settings.n_kv_head is not None and self.n_head % settings.n_kv_head:
+                yield f"{key}.n_kv_head", self._describe_divisors()
         if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
-            text = f"is not a multiple of n_head = {self.n_head}; change one, or set head_dim"
-            yield "n_embd", text
+            yield (
+                "n_embd",
+                f"is not a multiple of n_head = {self.n_head}; change one, or set head_dim",
+            )
 
     def _describe_divisors(self) -> str:
         divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
@@ -331,65 +321,61 @@ class ModelConfig(SpecModel):
             if own.position is None:
                 continue
             if POSITIONS[own.position].has_embedding:
-                text = "adds vectors to the tokens, before the first layer"
-                yield f"{key}.position", f"{text}; write it as model.position"
+                text = "adds vectors to the tokens; write it as model.position"
+                yield f"{key}.position", text
             elif self.position_scheme.has_embedding:
                 text = f"is set beside model.position = {self.position}, which every layer sees in"
                 yield f"{key}.position", f"{text} the tokens; use rope or none there"
-        by_kind = {layer.kind: layer for layer in self.layers}
-        for layer in by_kind.values():
-            if layer.rope_scaling and layer.rope_scaling.by == "yarn" and layer.rope_theta <= 1:
-                key, own = self.kind_settings[layer.kind]
-                field = "rope_theta" if own.rope_theta is None else f"{key}.rope_theta"
-                yield field, "is not above 1, so no wave is longer than another for yarn to scale"
-                break
-        problems = {self._find_rotation_problem(layer) for layer in by_kind.values()}
-        yield from sorted(problem for problem in problems if problem is not None)
+        problems = (self._find_rotation_problems(layer) for layer in set(self.layers))
+        yield from sorted(set(chain.from_iterable(problems)))
 
-    def _find_rotation_problem(self, layer: LayerConfig) -> FieldMessage | None:
-        """Return why the dimensions of a layer that are to rotate are no pairs, or None."""
+    def _find_rotation_problems(self, layer: LayerConfig) -> Problems:
+        """Yield why yarn has no waves to scale, or what is to rotate is no pairs of dimensions."""
         key, own = self.kind_settings[layer.kind]
+
+        def place(name: str) -> str:
+            return name if getattr(own, name) is None else f"{key}.{name}"
+
+        if layer.rope_scaling and layer.rope_scaling.by == "yarn" and layer.rope_theta <= 1:
+            text = "is not above 1, so no wave is longer than another for yarn to scale"
+            yield place("rope_theta"), text
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
+        rotated = share * layer.head_dim
         if not POSITIONS[position].is_rotary or not share:
-            return None
-        if share == 1 and layer.head_dim % 2 == 0:
-            return None
-        if share == 1:
+            return
+        if share == 1 and layer.head_dim % 2:
             is_derived = own.head_dim is None and "head_dim" not in self.model_fields_set
             text = f"is odd{' (n_embd / n_head)' if is_derived else ''}: {layer.head_dim}"
-            field = "head_dim" if own.head_dim is None else f"{key}.head_dim"
-            return field, f"{text}; {position} rotates pairs, so use an even head_dim"
-        rotated = share * layer.head_dim
-        if abs(rotated - layer.rotary_dim) < 1e-6 and layer.rotary_dim % 2 == 0:
-            return None
-        field = "rotary_share" if own.rotary_share is None else f"{key}.rotary_share"
-        nearest = 2 * max(1, round(rotated / 2))
-        text = f"gives {rotated:.6g} of head_dim = {layer.head_dim}, and pairs rotate"
-        return field, f"{text}; use {nearest} / {layer.head_dim} = {nearest / layer.head_dim:.6g}"
+            yield place("head_dim"), f"{text}; {position} rotates pairs, so use an even head_dim"
+        elif share < 1 and (abs(rotated - layer.rotary_dim) >= 1e-6 or layer.rotary_dim % 2):
+            nearest = 2 * max(1, round(rotated / 2))
+            hint = f"use {nearest} / {layer.head_dim} = {nearest / layer.head_dim:.6g}"
+            text = f"gives {rotated:.6g} of head_dim = {layer.head_dim}, and pairs rotate; {hint}"
+            yield place("rotary_share"), text
 
     def _find_kv_problems(self) -> Problems:
         is_rotary = self.position_scheme.is_rotary
         if self.qk_norm and self.kv != "separate":
-            text = "normalizes keys before they are stored, and under this kv what is stored is V,"
-            yield "qk_norm", f"{text} too; use kv: separate, or leave it out"
+            text = "normalizes what is stored, which is V, too, under this kv"
+            yield "qk_norm", f"{text}; use kv: separate, or leave it out"
         if self.kv in ("separate", "tied"):
             return
         # settings of heads have no meaning where all heads share a rotary key
         if self.rotary_share != 1:
-            text = "has no meaning beside this kv, whose shared key rotates; leave it out"
-            yield "rotary_share", text
+            yield (
+                "rotary_share",
+                "has no meaning beside this kv, whose shared key rotates; remove it",
+            )
         fixed = ["position", "rotary_share"]
         fixed += ["n_kv_head"] if isinstance(self.kv, LatentKV) else []
         for key, own in self.kind_settings.values():
             for name in fixed:
                 if getattr(own, name) is not None:
-                    text = "is the same in all layers under this kv, which has a key for all heads"
-                    yield f"{key}.{name}", f"{text}; leave it out"
+                    yield f"{key}.{name}", "is the same in all layers under this kv; leave it out"
         if self.kv == "grouped_tied":
             if not is_rotary:
-                text = f"needs position: rope, not {self.position}: half of its keys is rotary"
-                yield "kv", f"{text}; use tied instead"
+                yield "kv", f"needs position: rope, not {self.position}; use tied instead"
             for head_dim in sorted({layer.head_dim for layer in self.layers if layer.head_dim % 4}):
                 text = f"needs a head_dim that is a multiple of 4, not {head_dim}"
                 yield "kv", f"{text}: half of it is rotated in pairs"
@@ -404,8 +390,7 @@ class ModelConfig(SpecModel):
             text = f"is not an even number above 0; {self.position} rotates pairs of this key alone"
             yield "kv.rotary", f"{text}, so use one such as {2 * -(-self.head_dim // 4)}"
         if not is_rotary and self.kv.rotary:
-            text = f"needs position: rope, not {self.position}"
-            yield "kv.rotary", f"{text}; leave it out"
+            yield "kv.rotary", f"needs position: rope, not {self.position}; leave it out"
 
     def _find_window_problems(self) -> Problems:
         if self.sink_tokens and all(layer.window is None for layer in self.layers):
@@ -413,10 +398,8 @@ class ModelConfig(SpecModel):
             yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"
         kinds, (_, local) = self.layer_kinds, self.kind_settings["L"]
         if self.window is None and local.window is None and "L" in kinds:
-            text = (
-                "has local layers (L) but no window; set model.window to the tokens that they see"
-            )
-            yield "attention_pattern", text
+            text = "has local layers (L) but no window"
+            yield "attention_pattern", f"{text}; set model.window to the tokens that they see"
         if self.window is not None and "L" not in kinds:
             pattern = re.sub("^G+$", "GLLLLL", self.attention_pattern)
             text = f"needs local layers, and attention_pattern {self.attention_pattern} gives none"
@@ -441,7 +424,10 @@ class ModelConfig(SpecModel):
         facts, layers = self.identity(), self.layers
         for key in ("kv_sharing", "attention_pattern", "local", "global", "kinds", "rotary_share"):
             facts.pop(key, None)
-        windows = [_bound_window(layer, self.block_size) for layer in layers]
+        windows = [
+            layer.window if layer.visible_tokens(self.block_size) < self.block_size else None
+            for layer in layers
+        ]
         thetas = [layer.rope_theta if layer.rotary_dim else None for layer in layers]
         shares = [layer.rotary_share or None for layer in layers]
         facts |= {
@@ -454,11 +440,9 @@ class ModelConfig(SpecModel):
         }
         del facts["rope_theta"]
         facts.pop("rope_scaling", None)
-        scalings = [layer.rope_scaling for layer in layers]
+        scalings = [one.rope_scaling and one.rope_scaling.model_dump_json() for one in layers]
         if any(scalings):
-            facts["rope_scaling"] = _collapse(
-                [scaling and scaling.model_dump_json() for scaling in scalings]
-            )
+            facts["rope_scaling"] = _collapse(scalings)
         if any(thetas):
             facts["rope_theta"] = _collapse(thetas)
         if any(shares) and _collapse(shares) != 1:
@@ -466,11 +450,6 @@ class ModelConfig(SpecModel):
         if not any(windows):
             facts.pop("sink_tokens", None)
         return facts
-
-
-def _bound_window(layer: LayerConfig, block_size: int) -> int | None:
-    """Return the window of a layer, or None if it sees the whole block."""
-    return layer.window if layer.visible_tokens(block_size) < block_size else None
 
 
 def _collapse(values: list[Any]) -> Any:
@@ -481,7 +460,5 @@ def _collapse(values: list[Any]) -> Any:
     return next(iter(different), None)
 
 
-def _default_ffn_dim(mlp: str, n_embd: int) -> int:
-    if not MLPS.get(mlp):
-        return 4 * n_embd
-    return -(-8 * n_embd // (3 * 64)) * 64
+def _default_ffn_dim(mlp: str = "gelu", n_embd: int = 1, **_others: Any) -> int:
+    return -(-8 * n_embd // (3 * 64)) * 64 if MLPS.get(mlp) else 4 * n_embd

@@ -37,23 +37,20 @@ def find_scale_problems(sweep: "Sweep") -> Problems:
         for key, other in (("search", "factors"), ("factors", "search")):
             if key in scale and (key == "search") != (sweep.search is not None):
                 yield f"{at}.{key}", f"cannot stand in place of the {other} of the sweep; remove it"
-        yield from _find_level_problems(sweep, f"{at}.factors", scale.get("factors", {}))
-
-
-def _find_level_problems(sweep: "Sweep", at: str, factors: object) -> Problems:
-    if not isinstance(factors, dict):
-        yield at, "is not a mapping; write levels by factor"
-        return
-    for factor, levels in factors.items():
-        if factor not in sweep.factors:
-            hint = f"use one of {', '.join(sweep.factors)}"
-            yield f"{at}.{factor}", f"is not a factor of the sweep; {hint}"
-        elif not isinstance(levels, dict):
-            yield f"{at}.{factor}", "is not a mapping; write what a level changes by level"
-        else:
-            for level in levels.keys() - sweep.factors[factor].keys():
-                hint = f"use one of {', '.join(sweep.factors[factor])}"
-                yield f"{at}.{factor}.{level}", f"is not a level of {factor}; {hint}"
+        factors = scale.get("factors", {})
+        if not isinstance(factors, dict):
+            yield f"{at}.factors", "is not a mapping; write levels by factor"
+            continue
+        for factor, levels in factors.items():
+            key, own = f"{at}.factors.{factor}", sweep.factors.get(factor)
+            if own is None:
+                yield key, f"is not a factor of the sweep; use one of {', '.join(sweep.factors)}"
+            elif not isinstance(levels, dict):
+                yield key, "is not a mapping; write what a level changes by level"
+            else:
+                for level in levels.keys() - own.keys():
+                    text = f"is not a level of {factor}; use one of {', '.join(own)}"
+                    yield f"{key}.{level}", text
 
 
 def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocument:
@@ -87,14 +84,11 @@ def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocum
 
 def check_scale_exists(sweep: "Sweep", document: YamlDocument, scale: str) -> None:
     """Raise SpecError if the sweep has no such scale."""
-    if scale in sweep.scales:
-        return
-    text = f"has no scale {scale}"
-    if sweep.scales:
-        hint = f"use {' or '.join(sweep.scales)}, or leave out --scale for the file's own"
-        raise SpecError([document.problem(("scales",), f"{text}; {hint}")])
-    hint = f"write `scales: {{{scale}: {{experiment: ...}}}}`, or leave out --scale"
-    raise SpecError([document.problem((), f"{text}; {hint}")])
+    if scale not in sweep.scales:
+        hint = f"write `scales: {{{scale}: {{experiment: ...}}}}`"
+        hint = f"use {' or '.join(sweep.scales)}" if sweep.scales else hint
+        text = f"has no scale {scale}; {hint}, or leave out --scale for the file's own"
+        raise SpecError([document.problem(("scales",), text)])
 
 
 Locations = dict[Path, tuple[int, int]]

@@ -12,13 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator
 
-from kvlab.spec.spec_model import (
-    PositiveFloat,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-)
+from kvlab.spec.spec_model import PositiveFloat, PositiveInt, Problems, SpecModel, TupleOf
 from kvlab.spec.validation_errors import format_value
 
 Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
@@ -99,8 +93,6 @@ class Limit(SpecModel):
             yield "at_most", "and at_least are both missing; give one"
 
 
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-
 INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
 """Keys whose values decide which tokens validation losses are of, so no rung compares them."""
 
@@ -126,9 +118,9 @@ class PruningConfig(SpecModel):
     first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = None
     """No rung before this fraction of the steps.
     Unit: share. Default: 0.1. Example: 0.2, rule: halving"""
-    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = Field(
-        default=None, validate_default=True
-    )
+    rungs: (
+        Annotated[TupleOf[Annotated[float, Field(gt=0.0, lt=1.0)]], Field(min_length=1)] | None
+    ) = Field(default=None, validate_default=True)
     """Fractions of the steps.
     Unit: share. Default: halving: 1/factor, 1/factor^2, ... down to first; median: first, and twice
     as far each time. Example: [0.2, 0.5], rule: median"""
@@ -160,8 +152,8 @@ class PruningConfig(SpecModel):
             yield "rungs", "must ascend, each once; sort them"
         share = 1 / (self.factor or 3)
         if self.rule == "halving" and self.first is not None and self.first > share:
-            text = f"is past 1/factor = {share:.3g}, the last rung of halving"
-            yield "first", f"{text}; lower it, or name the rungs"
+            text = f"is past 1/factor = {share:.3g}, the last rung; lower it, or name the rungs"
+            yield "first", text
 
     @field_serializer("first")
     def _omit_first(self, _first: float | None) -> None:
@@ -178,17 +170,19 @@ class PruningConfig(SpecModel):
 
 
 def _default_rungs(rule: str, factor: int | None, first: float | None) -> tuple[float, ...]:
+    rungs = []
     if rule == "median":
-        rungs = [first or 0.1]
-        while rungs[-1] * 2 < 1:
-            rungs.append(rungs[-1] * 2)
+        rung = first or 0.1
+        while rung < 1:
+            rungs.append(rung)
+            rung *= 2
         return tuple(rungs)
     assert factor is not None, "filled in"
-    rungs = [1.0 / factor]
-    lowest = first or min(0.1, 1 / factor)
-    while rungs[-1] / factor >= lowest * (1 - 1e-9):
-        rungs.append(rungs[-1] / factor)
-    return tuple(rungs[::-1])
+    rung, lowest = 1.0 / factor, first or min(0.1, 1 / factor)
+    while rung >= lowest * (1 - 1e-9):
+        rungs.insert(0, rung)
+        rung /= factor
+    return tuple(rungs)
 
 
 class SearchConfig(SpecModel):
@@ -236,11 +230,10 @@ class SearchConfig(SpecModel):
         for name, keys in (("choices", self.choices), ("ranges", self.ranges)):
             for key in keys:
                 if "." not in key.strip(".") or key != key.strip("."):
-                    text = f"names {key}, which is not section.key"
-                    yield name, f"{text}; write one such as model.n_kv_head"
+                    hint = "write one such as model.n_kv_head"
+                    yield name, f"names {key}, which is not section.key; {hint}"
                 if key.startswith("resources."):
-                    text = f"names {key}, which changes where a trial runs, not what it finds"
-                    yield name, f"{text}; leave it out"
+                    yield name, f"names {key}, which changes where a trial runs; leave it out"
         if len(set(self.objectives)) != len(self.objectives):
             yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:

@@ -15,13 +15,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from kvlab.spec.spec_model import (
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-    raise_problems,
-)
+from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TupleOf, raise_problems
 
 MAX_LOOKS = 20
 MAX_SEED_COUNT = 1000

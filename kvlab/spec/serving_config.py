@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig, SharingField
-from kvlab.spec.spec_model import (
-    NonNegativeInt,
-    OneOf,
-    PositiveInt,
-    Problems,
-    SpecModel,
-)
+from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
 
 DEFAULT_SINKS = 4
 """First tokens that `recency` keeps, as StreamingLLM does (arXiv 2309.17453)."""
@@ -136,20 +130,19 @@ class EvictConfig(SpecModel):
             text = "is missing" if self.keep is None else "and bytes are two budgets"
             yield "keep", f"{text}; give keep or bytes"
         if self.recent is not None and self.by == "recency":
-            text = "is read only by: heavy_hitters and snapkv; by recency all but sinks are the"
-            yield "recent", f"{text} newest"
+            text = "is read only by: heavy_hitters and snapkv"
+            yield "recent", f"{text}; by recency all but sinks are the newest"
         if self.by == "snapkv":
             recent = self.recent or DEFAULT_OBSERVERS
-            if self.prompt is None:
-                yield "prompt", "is missing; by snapkv it is the tokens that are reduced to keep"
-            elif self.prompt <= recent:
-                text = f"has no token before its last {recent}, which vote"
-                yield "prompt", f"{text}; use more, or set recent"
             if self.pool is not None and self.pool % 2 == 0:
                 text = "is even, so it has no token in its middle"
                 yield "pool", f"{text}; use {self.pool - 1} or {self.pool + 1}"
             if self.prompt is None:
+                yield "prompt", "is missing; by snapkv it is the tokens that are reduced to keep"
                 return
+            if self.prompt <= recent:
+                text = f"has no token before its last {recent}, which vote"
+                yield "prompt", f"{text}; use more, or set recent"
         else:
             for name in ("prompt", "pool"):
                 if getattr(self, name) is not None:
@@ -188,9 +181,7 @@ class ServingConfig(SpecModel):
     code of the Character.AI article; with ``owner`` only the first layer of a group writes.
     """
 
-    omitted_defaults: ClassVar[dict[str, Any]] = {
-        "kv_group": None, "kv_residual": None, "evict": None, "compile": False,
-    }  # fmt: skip
+    omitted_defaults = frozenset({"kv_group", "kv_residual", "evict", "compile"})
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
     """How K/V are stored; model keeps the model's dtype. Example: int8"""
@@ -254,13 +245,12 @@ class ServingConfig(SpecModel):
             text = "ranks tokens by stored keys, so it needs model.kv: separate"
             yield "serving.evict.by", f"{text}; use recency"
         elif self.evict.by != "recency" and shared:
-            text = "would differ between the layers that share the slot of layer"
-            text = f"{text} {shared[0]}"
+            text = f"would differ between the layers that share the slot of layer {shared[0]}"
             yield "serving.evict.by", f"{text}; use recency, or share no K/V"
         elif self.evict.bytes is not None:
             keep = self._find_kept_tokens(self.evict, model, slots)
-            for name, message in self.evict.find_budget_problems(keep):
-                yield f"serving.evict.{name}", message
+            problems = self.evict.find_budget_problems(keep)
+            yield from ((f"serving.evict.{name}", message) for name, message in problems)
 
     def resolve_eviction(self, model: ModelConfig, slots: Sequence[int]) -> EvictionRule | None:
         """Return which tokens global slots keep; None for all.

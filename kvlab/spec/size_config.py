@@ -16,14 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
-from kvlab.errors import Problem
-from kvlab.spec.flops import (
-    non_embedding_parameters,
-    parameter_count,
-    training_flops_per_token,
-)
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.flops import non_embedding_parameters, parameter_count, training_flops_per_token
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.spec_model import Name, OneOf, Problems, SpecModel, TupleOf
 from kvlab.spec.validation_errors import FieldError, raise_once
@@ -104,24 +100,19 @@ def check_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
     Raises:
         SpecError: Sizes are equal, too few have a cell, or a prediction is too far away.
     """
-    errors = _find_size_errors(sweep, count_size_parameters(sweep, cells))
-    raise_once(sweep.source.document.problem(path, message) for path, message, _ in errors)
-
-
-def _find_size_errors(sweep: "Sweep", parameters: dict[str, int]) -> Iterator[FieldError]:
     if sweep.size is None:
         return
-    factor = sweep.size.factor
+    problem, parameters = sweep.source.document.problem, count_size_parameters(sweep, cells)
+    at, name = ("size", "factor"), f"size.factor = {sweep.size.factor}"
     if len(parameters) < MIN_SIZES:
-        text = f"size.factor = {factor} has cells of {len(parameters)} sizes, and a trend needs"
-        yield FieldError(("size", "factor"), f"{text} {MIN_SIZES}; exclude fewer cells")
-        return
-    levels: dict[int, str] = {}
+        text = f"{name} has cells of {len(parameters)} sizes, and a trend needs {MIN_SIZES}"
+        raise SpecError([problem(at, f"{text}; exclude fewer cells")])
+    problems, levels = [], dict[int, str]()
     for level, count in parameters.items():
         if count in levels:
-            text = f"size.factor = {factor}: its levels {levels[count]} and {level} both have"
+            text = f"{name}: its levels {levels[count]} and {level} both have {count:,} parameters"
             hint = "give each another model.n_layer or model.n_embd"
-            yield FieldError(("size", "factor"), f"{text} {count:,} parameters; {hint}")
+            problems.append(problem(at, f"{text}; {hint}"))
         levels.setdefault(count, level)
     largest = max(parameters.values())
     limit = MAX_EXTRAPOLATION * largest
@@ -130,7 +121,8 @@ def _find_size_errors(sweep: "Sweep", parameters: dict[str, int]) -> Iterator[Fi
             text = f"size.predict.{number} = {target:.4g} is more than {MAX_EXTRAPOLATION:g} times"
             rule = f"the largest size, {largest:,} parameters (embeddings not counted)"
             hint = f"write at most {limit:.4g}, or add a larger size"
-            yield FieldError(("size", "predict", number), f"{text} {rule}; {hint}")
+            problems.append(problem(("size", "predict", number), f"{text} {rule}; {hint}"))
+    raise_once(problems)
 
 
 MATCH_FACTOR = "match"
@@ -164,16 +156,8 @@ def _listed(value: Any) -> Any:
 MatchMode = Annotated[str, OneOf(lambda: MATCH_MODES)]
 MatchModes = Annotated[
     tuple[MatchMode, ...],
-    BeforeValidator(_listed),
+    BeforeValidator(_listed, json_schema_input_type=MatchMode | tuple[MatchMode, ...]),
     Field(min_length=1),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": list(MATCH_MODES)},
-                {"type": "array", "items": {"enum": list(MATCH_MODES)}, "minItems": 1},
-            ]
-        }
-    ),
 ]
 
 
@@ -200,15 +184,15 @@ def match_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> tuple["Cell", ...]:
     """
     if sweep.match == ("none",):
         return tuple(cells)
-    baselines = find_baselines(sweep, cells)
     problems: list[Problem] = []
     matched = []
-    for cell, baseline in zip(cells, baselines, strict=True):
+    for cell, baseline in zip(cells, find_baselines(sweep, cells), strict=True):
         size = SIZES.get(_get_mode(sweep, cell))
         if size is not None:
-            errors = _find_match_errors(sweep, cell, size, baseline)
+            target = size.count(baseline)
+            width = find_matching_width(cell.experiment.model, size, target)
+            errors = _find_match_errors(sweep, cell, size, target, width)
             problems += [sweep.locate(error, cell.levels) for error in errors]
-            width = find_matching_width(cell.experiment.model, size, size.count(baseline))
             model = _with_width(cell.experiment.model, width)
             cell = replace(cell, experiment=cell.experiment.model_copy(update={"model": model}))
         matched.append(cell)
@@ -259,7 +243,7 @@ def _with_width(model: ModelConfig, width: int) -> ModelConfig:
 
 
 def _find_match_errors(
-    sweep: "Sweep", cell: "Cell", size: Size, baseline: ModelConfig
+    sweep: "Sweep", cell: "Cell", size: Size, target: int, width: int
 ) -> Iterator[FieldError]:
     model, path = cell.experiment.model, ("model", "ffn_dim")
     size_factor = sweep.size_factor  # whose levels are sizes as a whole
@@ -268,23 +252,15 @@ def _find_match_errors(
         text = f"model.ffn_dim = {model.ffn_dim} is set by a level, and match sets it by cell"
         yield FieldError(path, f"{text}; remove one")
         return
-    target = size.count(baseline)
-    width = find_matching_width(model, size, target)
-    if abs(size.count(_with_width(model, width)) - target) > TOLERANCE * target:
-        yield FieldError(path, _describe_miss(model, size, target, width))
-    init_from = cell.experiment.training.init_from
-    if width != model.ffn_dim and init_from is not None:
-        text = f"match makes the MLP {width} wide instead of {model.ffn_dim}, so the weights of"
-        yield FieldError(
-            ("training", "init_from"), f"{text} training.init_from do not fit it; remove one"
-        )
-
-
-def _describe_miss(model: ModelConfig, size: Size, target: int, width: int) -> str:
-    """Return the rule and the sizes that are nearest to it."""
     reached = {n: size.count(_with_width(model, n)) for n in (width - 1, width, width + 1) if n}
-    sizes = ", ".join(
-        f"{n} gives {count:,} ({100 * (count / target - 1):+.2f}%)" for n, count in reached.items()
-    )
-    rule = f"within {100 * TOLERANCE:g}% of the baseline's {target:,} {size.unit}"
-    return f"model.ffn_dim cannot bring this cell {rule}: {sizes}"
+    if abs(reached[width] - target) > TOLERANCE * target:
+        sizes = ", ".join(
+            f"{n} gives {count:,} ({100 * (count / target - 1):+.2f}%)"
+            for n, count in reached.items()
+        )
+        rule = f"within {100 * TOLERANCE:g}% of the baseline's {target:,} {size.unit}"
+        yield FieldError(path, f"model.ffn_dim cannot bring this cell {rule}: {sizes}")
+    if width != model.ffn_dim and cell.experiment.training.init_from is not None:
+        text = f"match makes the MLP {width} wide instead of {model.ffn_dim}, so the weights of"
+        text = f"{text} training.init_from do not fit it; remove one"
+        yield FieldError(("training", "init_from"), text)

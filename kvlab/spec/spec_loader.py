@@ -9,20 +9,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.conversations_config import check_traces
-from kvlab.spec.evaluation_config import check_lm_eval
+from kvlab.spec.conversations_config import find_trace_problems
+from kvlab.spec.evaluation_config import find_task_problems
 from kvlab.spec.experiment import Experiment, ServedModel
-from kvlab.spec.init_from import check_init_from
+from kvlab.spec.init_from import find_init_from_problems
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.scale_config import apply_scale, check_scale_exists
 from kvlab.spec.sweep import Sweep, SweepSource
-from kvlab.spec.tuning_config import check_tune
-from kvlab.spec.validation_errors import format_value, list_field_errors
+from kvlab.spec.tuning_config import find_tuned_cell_problems
+from kvlab.spec.validation_errors import format_value, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
-_NO_OVERRIDES: Mapping[str, Any] = {}
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -37,7 +36,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     document = read_yaml(path)
     _check_kind(document, path, "experiment")
     data = resolve_paths(document.data, Path(path).parent)
-    return _validate(Experiment, data, document, overrides or {})
+    return _validate(Experiment, data, document, overrides)
 
 
 def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -> ServedModel:
@@ -48,7 +47,7 @@ def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -
     """
     if target in PRESETS:
         data = {"name": target, "model": {"preset": target}}
-        return _validate(ServedModel, data, YamlDocument(target, data, {}, {}), overrides or {})
+        return _validate(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
     if not target.endswith((".yaml", ".yml")):
         near = [name for name in PRESETS if target and name.startswith(target)]
         near += get_close_matches(target, PRESETS, 1)
@@ -79,10 +78,11 @@ def load_sweep(path: str | Path, scale: str = "") -> Sweep:
         check_scale_exists(sweep, document, scale)
         sweep, document = sweeps[scale], scaled[scale]
     sweep = _attach_source(sweep, document, path, scale)
-    check_init_from(sweep)
-    check_lm_eval(sweep)
-    check_traces(sweep)
-    check_tune(sweep)
+    finders = (
+        find_init_from_problems, find_task_problems, find_trace_problems, find_tuned_cell_problems
+    )  # fmt: skip
+    for find_problems in finders:
+        raise_once(find_problems(sweep))
     return sweep
 
 
@@ -116,7 +116,7 @@ def _check_kind(document: YamlDocument, path: str | Path, wanted: str) -> None:
     else:
         text = "is a sweep, and an experiment belongs here; name the one that it reads,"
         text = f"{text} {document.data.get('experiment')}"
-    key = next(iter(key for key in keys if key in _OWN_KEYS[other]))
+    key = next(key for key in keys if key in _OWN_KEYS[other])
     raise SpecError([document.problem((key,), text, at_key=True)])
 
 
@@ -157,8 +157,9 @@ def _validate(
     root: type[SpecT],
     data: Any,
     document: YamlDocument,
-    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+    overrides: Mapping[str, Any] | None = None,
 ) -> SpecT:
+    overrides = overrides or {}
     data = apply_patch(data, overrides)
     try:
         return root.model_validate(data)

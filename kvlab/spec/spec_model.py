@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
@@ -36,22 +36,19 @@ class SpecModel(BaseModel):
     Attributes:
         excluded_from_identity: fields that never enter a fingerprint: they change where, when or
             how often something is done, not what comes out.
-        omitted_defaults: fields that are newer than the first fingerprints, with their defaults.
-            At its default such a field is left out, so that earlier fingerprints keep their value.
+        omitted_defaults: fields that are newer than the first fingerprints. At its default such a
+            field is left out, so that earlier fingerprints keep their value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
     excluded_from_identity: ClassVar[frozenset[str]] = frozenset()
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {}
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset()
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed, as plain data."""
-        return {
-            key: value
-            for key, value in self.model_dump(mode="json").items()
-            if key not in self.excluded_from_identity
-            and (key not in self.omitted_defaults or value != self.omitted_defaults[key])
-        }
+        fields = type(self).model_fields
+        omitted = {n for n in self.omitted_defaults if getattr(self, n) == fields[n].default}
+        return self.model_dump(mode="json", exclude=omitted | self.excluded_from_identity)
 
     def _find_problems(self) -> Problems:
         """Yield what the fields say against each other. They are valid each by itself."""
@@ -76,11 +73,9 @@ class SpecModel(BaseModel):
         statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
         for field, below in pairwise(statements):
             match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(name)),
-                    ast.Expr(ast.Constant(str(text))),
-                ) if name in cls.model_fields:
-                    keys[cls.model_fields[name].alias or name].update(_read_docstring(text))
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    if own := cls.model_fields.get(name):
+                        keys[own.alias or name].update(_read_docstring(text))
         return written
 
 
@@ -107,8 +102,7 @@ def _read_docstring(text: str) -> dict[str, Any]:
 
 def raise_problems(problems: Iterable[FieldMessage]) -> None:
     """Raise one validation error that carries all ``problems``; do nothing if there are none."""
-    messages = list(problems)
-    if messages:
+    if messages := list(problems):
         raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
 
 
@@ -149,14 +143,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class TextRule:
-    """Restrict a string field to a regular expression, with a message that says what to write.
+    """Restrict a string field to a regular expression, with a message that says what to write."""
 
-    Attributes:
-        pattern, message: or functions that return them, for a rule that follows a table.
-    """
-
-    pattern: str | Callable[[], str]
-    message: str | Callable[[], str]
+    pattern: str
+    message: str
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -166,16 +156,12 @@ class TextRule:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**handler(schema), "pattern": _evaluate(self.pattern)}
+        return {**handler(schema), "pattern": self.pattern}
 
     def _validate(self, value: str) -> str:
-        if re.fullmatch(_evaluate(self.pattern), value) is None:
-            raise PydanticCustomError("text_rule", "{text}", {"text": _evaluate(self.message)})
+        if re.fullmatch(self.pattern, value) is None:
+            raise PydanticCustomError("text_rule", "{text}", {"text": self.message})
         return value
-
-
-def _evaluate(text: str | Callable[[], str]) -> str:
-    return text if isinstance(text, str) else text()
 
 
 def _integral_to_int(value: Any) -> Any:

@@ -21,7 +21,7 @@ from kvlab.errors import Problem
 from kvlab.spec import sweep_validation as rules
 from kvlab.spec.cell_selection import Selection, select_cells
 from kvlab.spec.decide_config import DecideConfig, find_claim_problems
-from kvlab.spec.designs import DESIGNS, DesignError, describe_designs, design_pattern
+from kvlab.spec.designs import DESIGNS, DesignError, list_design_names
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
@@ -38,32 +38,28 @@ from kvlab.spec.size_config import (
 from kvlab.spec.spec_model import (
     Name,
     NonNegativeInt,
+    OneOf,
     Problems,
     SpecModel,
-    TextRule,
     TupleOf,
     normalize_level_name,
     raise_problems,
 )
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
-from kvlab.spec.yaml_reader import Key, YamlDocument
+from kvlab.spec.yaml_reader import YamlDocument
 
 SEARCH_FACTOR = "point"
 """The factor whose levels are the suggestions of a search; ``base`` is its baseline."""
 
 
 def _normalize_level_names(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(normalize_level_name, value))
-    return (normalize_level_name(value),)
+    return tuple(map(normalize_level_name, value if isinstance(value, list) else [value]))
 
-
-_DESIGN = TextRule(design_pattern, lambda: f"is not one of {describe_designs()}")
 
 LevelName = Annotated[Name, BeforeValidator(normalize_level_name)]
 LevelNames = Annotated[tuple[Name, ...], BeforeValidator(_normalize_level_names)]
-DesignName = Annotated[str, _DESIGN]
+DesignName = Annotated[str, OneOf(list_design_names)]
 LevelRule = dict[Name, LevelNames]
 FactorGroup = Annotated[TupleOf[Name], Field(min_length=2)]
 
@@ -249,23 +245,18 @@ class Sweep(SpecModel):
             find_size_problems(self),
             find_claim_problems(self.decide, self.factors, self.baseline),
             find_scale_problems(self),
-            self._find_selection_problems(),
         )
         for step in steps:
-            problems = list(step)
-            yield from problems
-            if problems:
+            if problems := list(step):
+                yield from problems
                 return
-
-    def _find_selection_problems(self) -> Problems:
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:
             yield error.field, error.message
-            return
-        if not baseline or baseline[0].levels != self.baseline:
-            text = "drops the baseline cell, which every delta needs; narrow the rule"
-            yield "exclude", text
+        else:
+            if not baseline or baseline[0].levels != self.baseline:
+                yield "exclude", "drops the baseline cell, which every delta needs; narrow the rule"
 
     def with_source(self, source: SweepSource) -> "Sweep":
         """Return a copy that knows where it was read from, with every cell checked.
@@ -290,18 +281,14 @@ class Sweep(SpecModel):
     @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:
         """Every design of this sweep with its seeds; with looks, those of the last."""
-        return self.designs or {self.design: self._listed_seeds}
+        seeds = self.seeds
+        listed = seeds.seeds(seeds.looks[-1]) if isinstance(seeds, SeedLooks) else seeds
+        return self.designs or {self.design: listed}
 
     @property
     def looks(self) -> SeedLooks | None:
         """The looks at which it is decided which seeds are still needed, if there are any."""
         return self.seeds if isinstance(self.seeds, SeedLooks) else None
-
-    @property
-    def _listed_seeds(self) -> tuple[int, ...]:
-        if isinstance(self.seeds, SeedLooks):
-            return self.seeds.seeds(self.seeds.looks[-1])
-        return self.seeds
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
@@ -333,15 +320,13 @@ class Sweep(SpecModel):
         cells: list[Cell] = []
         problems: list[Problem] = []
         patches = {
-            (factor, level): self.patch(factor, level)
-            for factor, levels in self.factors.items()
-            for level in levels
+            f: {level: self.patch(f, level) for level in self.factors[f]} for f in self.factors
         }
         for selected in self.selection.cells:
             applied = {f: lvl for f, lvl in selected.levels.items() if f not in selected.off}
             data = self.source.base
             for factor, level in applied.items():
-                data = apply_patch(data, patches[factor, level])
+                data = apply_patch(data, patches[factor][level])
             try:
                 experiment = Experiment.model_validate(data)
                 cells.append(Cell(selected.levels, experiment, selected.seeds, selected.off))
@@ -376,18 +361,20 @@ class Sweep(SpecModel):
         path, message, at_key = error
         dotted = ".".join(map(str, path))
         document = self.source.document
-        for factor, level in reversed(list(levels.items())):
-            for key in self.factors.get(factor, {}).get(level, {}):
-                is_unknown_section = at_key and key.startswith(dotted + ".")
-                if dotted == key or dotted.startswith(key + ".") or is_unknown_section:
-                    inner = path[key.count(".") + 1 :]
-                    keys: tuple[Key, ...] = ("factors", factor, level, key, *inner)
-                    return document.problem(keys, message, at_key=at_key)
+        set_keys = [
+            ("factors", factor, level, key)
+            for factor, level in reversed(list(levels.items()))
+            for key in self.factors.get(factor, {}).get(level, {})
+        ]
+        for place in set_keys:
+            key = place[-1]
+            if f"{dotted}.".startswith(f"{key}.") or (at_key and key.startswith(f"{dotted}.")):
+                inner = path[key.count(".") + 1 :]
+                return document.problem((*place, *inner), message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
-        section = str(path[0]) + "." if path else ""
-        for factor, level in reversed(list(levels.items())):
-            for key in self.factors.get(factor, {}).get(level, {}):
-                if key.startswith(section):
-                    text = f"{message} (in the cell {label}; exclude it or change a level)"
-                    return document.problem(("factors", factor, level, key), text)
+        section = f"{path[0]}." if path else ""
+        for place in set_keys:
+            if place[-1].startswith(section):
+                text = f"{message} (in the cell {label}; exclude it or change a level)"
+                return document.problem(place, text)
         return self.source.base_document.problem(path, message, at_key=at_key)

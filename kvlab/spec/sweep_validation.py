@@ -23,16 +23,13 @@ def find_name_problems(sweep: "Sweep") -> Problems:
     for key, rules in (("exclude", sweep.exclude), ("include", sweep.include)):
         for number, rule in enumerate(rules):
             yield from _find_rule_problems(sweep, f"{key}.{number}", rule)
-    above: list[str] = []
-    for factor in sweep.factors:
-        for other in sweep.when.get(factor, {}):
-            if other in sweep.factors and other not in above:
-                text = f"is not above {factor} in factors; move it there"
-                yield f"when.{factor}.{other}", text
-        above.append(factor)
+    factors = list(sweep.factors)
     for factor, rule in sweep.when.items():
-        if factor not in sweep.factors:
-            yield f"when.{factor}", f"is not a factor; {suggest_name(factor, sweep.factors)}"
+        if factor not in factors:
+            yield f"when.{factor}", f"is not a factor; {suggest_name(factor, factors)}"
+            continue
+        for other in rule.keys() & set(factors[factors.index(factor) :]):
+            yield f"when.{factor}.{other}", f"is not above {factor} in factors; move it there"
         yield from _find_rule_problems(sweep, f"when.{factor}", rule)
 
 
@@ -67,8 +64,7 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
     for key in sorted(set().union(*(design.keys for design in DESIGNS.values()))):
         readers = {name for name, design in DESIGNS.items() if key in design.keys}
         if getattr(sweep, "listed_cells" if key == "cells" else key) and not designs & readers:
-            text = f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
-            yield key, text
+            yield key, f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
 
 
 def find_match_problems(sweep: "Sweep") -> Problems:
@@ -81,18 +77,15 @@ def find_match_problems(sweep: "Sweep") -> Problems:
     if len(sweep.match) < 2:
         return
     text = "is crossed with every cell of the design; leave it out, or use exclude"
-    for key, names in (("target", sweep.target), ("when", sweep.when)):
+    cells = ((f"cells.{number}", cell) for number, cell in enumerate(sweep.listed_cells))
+    for key, names in (("target", sweep.target), ("when", sweep.when), *cells):
         if MATCH_FACTOR in names:
             yield f"{key}.{MATCH_FACTOR}", text
-    for number, cell in enumerate(sweep.listed_cells):
-        if MATCH_FACTOR in cell:
-            yield f"cells.{number}.{MATCH_FACTOR}", text
-    for number, group in enumerate(sweep.zip):
+    groups = {f"zip.{number}": group for number, group in enumerate(sweep.zip)}
+    groups |= {f"generators.{name}": (name, *some) for name, some in sweep.generators.items()}
+    for key, group in groups.items():
         if MATCH_FACTOR in group:
-            yield f"zip.{number}", f"names {MATCH_FACTOR}, which {text}"
-    for factor, parents in sweep.generators.items():
-        if MATCH_FACTOR in (factor, *parents):
-            yield f"generators.{factor}", f"names {MATCH_FACTOR}, which {text}"
+            yield key, f"names {MATCH_FACTOR}, which {text}"
 
 
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:

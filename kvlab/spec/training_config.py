@@ -1,15 +1,8 @@
 """`training` of an experiment: the recipe."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
@@ -49,9 +42,6 @@ def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
     return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
-InitFrom = Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)]
-
-
 class TrainingConfig(SpecModel):
     """`training`: the recipe. AdamW, warm-up, then cosine or wsd to ``final_learning_rate``.
 
@@ -60,18 +50,13 @@ class TrainingConfig(SpecModel):
     another cell of the sweep, as the levels in which it differs (uptraining).
     """
 
-    excluded_from_identity: ClassVar[frozenset[str]] = frozenset(
-        {"checkpoint_every", "keep_last", "keep_best", "init_from"}
-    )
+    excluded_from_identity = frozenset({"checkpoint_every", "keep_last", "keep_best", "init_from"})
     # `kvlab.trial.initial_weights` adds the contents of init_from
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {
-        "residual": "float32", "int8": [], "kv_dtype": "model", "kv_group": None,
-        "kv_residual": None,
-    }  # fmt: skip
+    omitted_defaults = frozenset({"residual", "int8", "kv_dtype", "kv_group", "kv_residual"})
 
     tokens: NonNegativeInt = 0
     """Tokens seen in training; 0 trains nothing. Unit: tokens. Example: 1e10"""
-    init_from: InitFrom = None
+    init_from: Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)] = None
     """First weights: a Hugging Face folder or repository, or the training of another cell, as in
     {heads: mha}.
     Default: freshly drawn. Example: openai-community/gpt2"""

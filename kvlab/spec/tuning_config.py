@@ -13,15 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from kvlab.errors import Problem
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.spec_model import (
-    Name,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-)
+from kvlab.spec.seeds_config import Seed
+from kvlab.spec.spec_model import Name, PositiveInt, Problems, SpecModel, TupleOf
 from kvlab.spec.training_config import TrainingConfig
-from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
+from kvlab.spec.validation_errors import FieldError, list_field_errors
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
@@ -50,11 +45,7 @@ class TuneConfig(SpecModel):
 
     learning_rates: Rates = Field(alias=TUNED_KEY)
     """At least three rates, rising. Unit: none. Example: [0.001, 0.002, 0.004]"""
-    seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = (
-        100,
-        101,
-        102,
-    )
+    seeds: Annotated[TupleOf[Seed], Field(min_length=1)] = (100, 101, 102)
     """Seeds of the tuning alone: none of the sweep's own. With fewer than three, one training that
     goes wrong moves the rate.
     Example: [100, 101, 102]"""
@@ -75,27 +66,14 @@ def find_tune_problems(sweep: "Sweep") -> Problems:
     if sweep.tune is None:
         return
     if shared := sorted(set(sweep.tune.seeds) & set(sweep.all_seeds)):
-        text = f"has {', '.join(map(str, shared))} in common with the seeds of the cells"
-        yield (
-            "tune.seeds",
-            f"{text}, which would then be compared where they were tuned; use others",
+        text = (
+            f"has {', '.join(map(str, shared))} in common with the seeds of the cells, which would"
         )
+        yield "tune.seeds", f"{text} then be compared where they were tuned; use others"
     for factor in sweep.tune.share:
         if factor not in sweep.factors:
             text = f"names {factor}, which is not a factor; use {', '.join(sweep.factors)}"
             yield "tune.share", text
-
-
-def check_tune(sweep: "Sweep") -> None:
-    """Check that every cell of a sweep can be tuned.
-
-    Raises:
-        SpecError: Each problem is placed at the level or the key that causes it.
-    """
-    if sweep.tune is None:
-        return
-    tune = sweep.tune
-    raise_once(p for cell in sweep.cells() for p in _find_cell_problems(sweep, tune, cell))
 
 
 def is_tuned(cell: "Cell") -> bool:
@@ -123,27 +101,31 @@ def with_learning_rate(
     return experiment.model_copy(update={"training": TrainingConfig.model_validate(data)})
 
 
-def _find_cell_problems(sweep: "Sweep", tune: TuneConfig, cell: "Cell") -> Iterator[Problem]:
-    training = cell.experiment.training
-    if not is_tuned(cell):
+def find_tuned_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
+    """Yield why cells of a sweep cannot be tuned, at the level or the key that causes it."""
+    if sweep.tune is None:
         return
-    for factor, level in cell.levels.items():
-        if TUNED_KEY in sweep.factors[factor][level]:
-            text = f"{TUNED_KEY} = {training.learning_rate:g} is set by a level, and tune sets it"
-            path = ("factors", factor, level, TUNED_KEY)
-            yield sweep.source.document.problem(path, f"{text}; remove one")
-    if not training.steps:
-        text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
-        error = FieldError(("training", "tokens"), f"{text}; remove tune")
-        yield sweep.locate(error, cell.levels)
-    elif tune.tokens is not None and (text := _find_token_problem(tune.tokens, cell.experiment)):
-        message = f"tune.tokens = {tune.tokens} {text}"
-        yield sweep.source.document.problem(("tune", "tokens"), message)
+    for cell in filter(is_tuned, sweep.cells()):
+        training, document = cell.experiment.training, sweep.source.document
+        for factor, level in cell.levels.items():
+            if TUNED_KEY in sweep.factors[factor][level]:
+                rate = f"{TUNED_KEY} = {training.learning_rate:g}"
+                text = f"{rate} is set by a level, and tune sets it; remove one"
+                yield document.problem(("factors", factor, level, TUNED_KEY), text)
+        if not training.steps:
+            text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
+            error = FieldError(("training", "tokens"), f"{text}; remove tune")
+            yield sweep.locate(error, cell.levels)
+        elif text := _find_token_problem(sweep.tune.tokens, cell.experiment):
+            message = f"tune.tokens = {sweep.tune.tokens} {text}"
+            yield document.problem(("tune", "tokens"), message)
 
 
-def _find_token_problem(tokens: int, experiment: Experiment) -> str:
+def _find_token_problem(tokens: int | None, experiment: Experiment) -> str:
     """Return why a cell cannot be tuned with these tokens; empty if it can."""
     training = experiment.training
+    if tokens is None:
+        return ""
     if tokens >= training.tokens:
         return f"is not below training.tokens = {training.tokens}; leave it out to train as many"
     if tokens < training.batch_tokens:

@@ -44,7 +44,16 @@ _MESSAGES: dict[str, str] = {
     "too_short": "has too few entries; give at least {min_length}",
     "too_long": "has too many entries; give at most {max_length}",
     "string_too_short": "is empty; write something",
+    "literal_error": "is not one of {expected}",
 }
+
+_CHOICES = {
+    "none_required": "null", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "string_type": "text", "dict_type": "a mapping",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+}  # fmt: skip
+"""What one branch of a union accepts, by the error of another type or value."""
 
 _MISPLACED_KEYS: dict[Path, str] = {
     ("pruning",): "belongs under search; a design's cells are all trained to the end, as"
@@ -105,13 +114,7 @@ def _describe_choice(kind: str, context: dict[str, Any]) -> str:
     """Return what one branch of a union accepts."""
     if kind == "literal_error":
         return str(context["expected"]).replace("'", "").replace(" or ", ", ")
-    if kind == "none_required":
-        return "null"
-    choices = {"int_type": "a whole number", "int_from_float": "a whole number",
-               "float_type": "a number", "string_type": "text", "dict_type": "a mapping",
-               "greater_than_equal": f"a number of at least {context.get('ge')}",
-               "less_than_equal": f"a number of at most {context.get('le')}"}  # fmt: skip
-    return choices.get(kind, "")
+    return _CHOICES.get(kind, "").format(**context)
 
 
 def _find_value(path: Path, data: Any) -> tuple[Path, Any]:

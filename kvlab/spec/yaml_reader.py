@@ -5,6 +5,7 @@ means what it shows and cannot grow when it is read. Scalars follow YAML 1.2's c
 (`no` is a string, `10e9` is a number), not PyYAML's YAML 1.1.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,15 +73,14 @@ class _Loader(yaml.SafeLoader):
         elif self.depth > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH} levels; flatten it"
         if problem:
-            raise _UnsupportedYaml(event, problem)
+            raise _NotPlainData(problem=problem, problem_mark=event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
 
-class _UnsupportedYaml(Exception):
-    def __init__(self, event: Any, message: str):
-        self.mark, self.message = event.start_mark, message
+class _NotPlainData(yaml.MarkedYAMLError):
+    """The file uses YAML features beyond plain data, or is too large."""
 
 
 def read_yaml(path: str | Path) -> YamlDocument:
@@ -90,20 +90,18 @@ def read_yaml(path: str | Path) -> YamlDocument:
         SpecError: the file cannot be read, is empty or too large, is not YAML, or uses YAML
             features beyond plain data; with file, line and column.
     """
-    file = str(path)
+    file, raw, line = str(path), b"", 1
     try:
         raw = read_regular(path, MAX_BYTES + 1)
+        if len(raw) <= MAX_BYTES:
+            return parse_yaml(raw.decode("utf-8-sig"), file)
+        message = f"is larger than {MAX_BYTES:,} bytes; split it"
     except OSError as error:
         message = f"cannot be read: {error.strerror}; check the path"
-        raise SpecError([Problem(file, 1, 1, message)]) from None
-    if len(raw) > MAX_BYTES:
-        raise SpecError([Problem(file, 1, 1, f"is larger than {MAX_BYTES:,} bytes; split it")])
-    try:
-        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise SpecError([Problem(file, line, 1, "is not UTF-8 text; save it as UTF-8")]) from None
-    return parse_yaml(text, file)
+        message = "is not UTF-8 text; save it as UTF-8"
+    raise SpecError([Problem(file, line, 1, message)])
 
 
 def parse_yaml(text: str, file: str) -> YamlDocument:
@@ -112,8 +110,8 @@ def parse_yaml(text: str, file: str) -> YamlDocument:
     if node is None:
         raise SpecError([Problem(file, 1, 1, "is empty; write at least the required keys")])
     if not isinstance(node, yaml.MappingNode):
-        problem = Problem(file, *_line_column(node), "is not a mapping; write `key: value` lines")
-        raise SpecError([problem])
+        message = "is not a mapping; write `key: value` lines"
+        raise SpecError([Problem(file, *_line_column(node), message)])
     document = YamlDocument(file, {}, {}, {}, text)
     problems: list[Problem] = []
     document.data.update(_convert_node(node, (), document, problems))
@@ -123,25 +121,19 @@ def parse_yaml(text: str, file: str) -> YamlDocument:
 
 
 def _compose(text: str, file: str) -> Any:
-    loader = None
     try:
-        loader = _Loader(text)
-        return loader.get_single_node()
-    except _UnsupportedYaml as error:
-        problem = Problem(file, error.mark.line + 1, error.mark.column + 1, error.message)
+        return yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        location = text.count("\n", 0, error.position) + 1, 1
         message = f"has the character #x{ord(text[error.position]):04x}, which YAML forbids"
-        problem = Problem(file, line, 1, f"{message}; remove it")
+        message = f"{message}; remove it"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         location = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        message = f"is not valid YAML: {' '.join(str(error.problem or error.context).split())}"
-        problem = Problem(file, *location, f"{message}; check indentation and quotes")
-    finally:
-        if loader is not None:
-            loader.dispose()
-    raise SpecError([problem])
+        message = " ".join(str(error.problem or error.context).split())
+        if not isinstance(error, _NotPlainData):
+            message = f"is not valid YAML: {message}; check indentation and quotes"
+    raise SpecError([Problem(file, *location, message)])
 
 
 def _line_column(node: Any) -> LineColumn:
@@ -152,27 +144,29 @@ def _convert_node(
     node: Any, path: tuple[Key, ...], doc: YamlDocument, problems: list[Problem]
 ) -> Any:
     doc.locations[path] = _line_column(node)
-    if isinstance(node, yaml.ScalarNode):
-        return _convert_scalar(node, path, doc, problems)
     if isinstance(node, yaml.SequenceNode):
         return [_convert_node(item, (*path, i), doc, problems) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            return _convert_scalar(node)
+        except ValueError as error:
+            problems.append(doc.problem(path, str(error)))
+            return 0.0
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         place, key = _line_column(key_node), key_node.value
         if not isinstance(key_node, yaml.ScalarNode) or not key:
             problems.append(Problem(doc.file, *place, "a key must be a plain name"))
         elif key in result:
-            message = f"key {key!r} is duplicated here; keep one"
-            problems.append(Problem(doc.file, *place, message))
+            problems.append(Problem(doc.file, *place, f"key {key!r} is duplicated here; keep one"))
         else:
             doc.key_locations[(*path, key)] = place
             result[key] = _convert_node(value_node, (*path, key), doc, problems)
     return result
 
 
-def _convert_scalar(
-    node: Any, path: tuple[Key, ...], doc: YamlDocument, problems: list[Problem]
-) -> Any:
+def _convert_scalar(node: Any) -> Any:
+    """Return the value of a scalar, or raise ValueError with what is wrong with it."""
     text = node.value
     if node.style is not None:  # quoted or block text is text, whatever it looks like
         return text
@@ -181,11 +175,10 @@ def _convert_scalar(
     if _INT.match(text) and len(text) < 40:
         return int(text)
     if _NOT_FINITE.match(text):
-        problems.append(doc.problem(path, f"{text} is not a finite number; write one"))
-        return 0.0
-    if _FLOAT.match(text):
-        number = float(text.replace("_", ""))
-        if number in (float("inf"), float("-inf")):
-            problems.append(doc.problem(path, f"{text} is too large for a number"))
-        return number
-    return text
+        raise ValueError(f"{text} is not a finite number; write one")
+    if not _FLOAT.match(text):
+        return text
+    number = float(text.replace("_", ""))
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
