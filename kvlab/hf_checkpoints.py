@@ -47,12 +47,10 @@ def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True
         raise PretrainedError(f"{path_or_repo} is not a folder; {hint}, or a repository")
     from huggingface_hub import snapshot_download
 
+    options: dict[str, Any] = {"local_files_only": not download}
     try:
-        return Path(
-            snapshot_download(
-                str(path_or_repo), allow_patterns=DOWNLOAD_PATTERNS, local_files_only=not download
-            )
-        )
+        found = snapshot_download(str(path_or_repo), allow_patterns=DOWNLOAD_PATTERNS, **options)
+        return Path(found)
     except Exception as error:  # the library raises many kinds
         reason = summarize_error(error)
         text = f"{path_or_repo} is not a folder, and is not available from the hub: {reason}"
@@ -68,10 +66,11 @@ def list_checkpoint_files(folder: Path) -> list[Path]:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         text = "only safetensors are read, as other formats can run code"
-        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
-        others = f" beside {pickles[0]}, which is not opened" if pickles else ""
-        hint = f"{text}; convert it with safetensors.torch.save_file where you trust it"
-        raise PretrainedError(f"{folder} has no *.safetensors{others}; {hint if pickles else text}")
+        found = f"{folder} has no *.safetensors"
+        for name in sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES):
+            hint = "convert it with safetensors.torch.save_file where you trust it"
+            raise PretrainedError(f"{found} beside {name}, which is not opened; {text}; {hint}")
+        raise PretrainedError(f"{found}; {text}")
     if not (folder / "config.json").is_file():
         text = f"{folder} has no config.json, which says what the weights are"
         raise PretrainedError(f"{text}; copy it there, or name another folder")
@@ -90,18 +89,17 @@ def read_checkpoint_config(folder: Path) -> dict[str, Any]:
         if len(data) > MAX_CONFIG_BYTES:
             raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
         config = parse_json(data)
+        if not isinstance(config, dict):
+            raise ValueError("it is no object of settings")
     except FileNotFoundError:
         text = f"{folder} is no checkpoint: it has no config.json"
         raise PretrainedError(f"{text}; name a folder in Hugging Face's form") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or summarize_error(error)
         raise PretrainedError(f"{path} cannot be read: {reason}") from None
-    if not isinstance(config, dict):
-        raise PretrainedError(f"{path} cannot be read: it is no object of settings")
     if "auto_map" in config:
-        text = f"{path}: auto_map names code of the checkpoint, which kvlab never runs"
-        hint = "remove auto_map if its model is a plain one of its model_type"
-        raise PretrainedError(f"{text}; {hint}")
+        text = "auto_map names code of the checkpoint, which kvlab never runs; remove auto_map"
+        raise PretrainedError(f"{path}: {text} if its model is a plain one of its model_type")
     return config
 
 
@@ -135,15 +133,13 @@ def check_tensor_file(path: Path) -> int:
 
 def _check_layout(header: dict[str, Any], data_bytes: int) -> int:
     """Return the elements of all tensors, which together have to fill ``data_bytes``."""
-    spans, elements = [], 0
+    spans, elements, position = [], 0, 0
     for name, facts in header.items():
         shape, (begin, end) = _read_tensor_facts(name, facts)
-        count = math.prod(shape)
-        if end - begin != count * _DTYPE_BITS[facts["dtype"]] // 8:
+        if end - begin != math.prod(shape) * _DTYPE_BITS[facts["dtype"]] // 8:
             raise ValueError(f"{_quote(name)} of shape {shape} cannot have {end - begin:,} bytes")
         spans.append((begin, end, name))
-        elements += count
-    position = 0
+        elements += math.prod(shape)
     for begin, end, name in sorted(spans):
         if begin != position:
             raise ValueError(f"{_quote(name)} begins at byte {begin:,}, not at {position:,}")

@@ -25,9 +25,6 @@ from kvlab.humanize import (
 def test_hidden_characters_are_escaped(text, shown):
     assert sanitize_text(text) == shown
     sanitize_text(text).encode()
-
-
-def test_a_line_has_single_spaces_and_no_hidden_characters():
     assert sanitize_line(" a\n\n b\tc\x07 ") == "a b c\\x07"
 
 
@@ -52,8 +49,5 @@ def test_decimal_prefixes(value, text):
 
 
 def test_a_count_agrees_with_its_noun():
-    assert [format_count(n, "trial") for n in (0, 1, 2048)] == [
-        "0 trials",
-        "1 trial",
-        "2,048 trials",
-    ]
+    counts = [format_count(n, "trial") for n in (0, 1, 2048)]
+    assert counts == ["0 trials", "1 trial", "2,048 trials"]

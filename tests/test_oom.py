@@ -18,14 +18,12 @@ class AcceleratorError(RuntimeError):
     ("error", "kind"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "device_memory"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "device_memory"),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "device_memory"),
         (AcceleratorError("CUDA error: out of memory"), "device_memory"),
         (RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"), "device_memory"),
         (RuntimeError("HIP out of memory. Tried to allocate"), "device_memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "device_memory"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device_memory"),
-        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED"), "device_memory"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't "
                       "allocate memory: you tried to allocate 8 bytes. Error code 12 (Cannot "
                       "allocate memory)"), "host_memory"),
@@ -34,7 +32,6 @@ class AcceleratorError(RuntimeError):
         (RuntimeError("std::bad_alloc"), "host_memory"),
         (RuntimeError("unable to mmap 8 bytes from file: Cannot allocate memory"), "host_memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_memory"),
-        (MemoryError("the machine's memory ran out, and Ray ended the trial"), "host_memory"),
         (MemoryError(), "host_memory"),
         (RuntimeError("could not create a primitive descriptor for a matmul"), "bug"),
         (RuntimeError("CUDA error: device-side assert triggered"), "bug"),

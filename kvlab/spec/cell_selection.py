@@ -93,8 +93,8 @@ def select_cells(sweep: "Sweep") -> Selection:
         design = DESIGNS[name.partition(":")[0]]
         request = _make_request(sweep, axes[:n_designed], name.partition(":")[2])
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
-            text = f"{name} is valid only as a whole; remove exclude and when"
-            raise DesignError("design", text)
+            key = f"designs.{name}" if sweep.designs else "design"
+            raise DesignError(key, "is valid only as a whole; remove exclude and when")
         positions_of_cells = ((*p, *more) for p in design.positions(request) for more in crossed)
         for count, positions in enumerate(positions_of_cells):
             if count == MAX_CELLS:

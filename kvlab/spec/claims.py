@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from kvlab.errors import SpecError
+from kvlab.spec.spec_loader import validate_data
 from kvlab.spec.spec_model import Name, Problems, SpecModel, TextRule, TupleOf, normalize_level_name
-from kvlab.spec.validation_errors import list_field_errors
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
 Text = Annotated[str, Field(min_length=1)]
@@ -113,9 +112,4 @@ def load_claims(path: str | Path) -> tuple[Claims, YamlDocument]:
         SpecError: With all problems, each with file, line and column.
     """
     document = read_yaml(path)
-    try:
-        return Claims.model_validate(document.data), document
-    except ValidationError as error:
-        found = list_field_errors(error, Claims, document.data)
-    problems = [document.problem(one.path, one.message, at_key=one.at_key) for one in found]
-    raise SpecError(problems)
+    return validate_data(Claims, document.data, document), document

@@ -13,21 +13,17 @@ public formats are read:
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from kvlab.errors import Problem
 from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel, TupleOf
-from kvlab.spec.validation_errors import FieldError, list_field_errors
-
-if TYPE_CHECKING:
-    from kvlab.spec.sweep import Sweep
+from kvlab.spec.validation_errors import list_field_errors
 
 MAX_DRAWN = 10**9
 """No draw is above it: tokens, turns or seconds."""
@@ -309,16 +305,3 @@ def _parse_line(path: str, number: int, text: str) -> TracedRequest:
     except ValidationError as error:
         first = list_field_errors(error, TracedRequest, row)[0]
         raise LookupError(f"{path}:{number}: {first.message}") from None
-
-
-def find_trace_problems(sweep: "Sweep") -> Iterator[Problem]:
-    """Yield why traces of a sweep's cells cannot be read, at the keys that name them."""
-    path = ("benchmark", "conversations", "trace")
-    for cell in sweep.cells():
-        config = cell.experiment.benchmark.conversations
-        if config is not None and config.trace is not None:
-            try:
-                read_trace(config.trace, config.count)
-            except LookupError as error:
-                message = f"{'.'.join(path)}: {error}"
-                yield sweep.locate(FieldError(path, message), cell.levels)

@@ -6,16 +6,14 @@ own index of 15,000 tasks takes longer still.
 
 import hashlib
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kvlab.errors import Problem
 from kvlab.spec.spec_model import (
     NonNegativeInt,
     PositiveInt,
@@ -24,10 +22,6 @@ from kvlab.spec.spec_model import (
     TextRule,
     TupleOf,
 )
-from kvlab.spec.validation_errors import FieldError
-
-if TYPE_CHECKING:
-    from kvlab.spec.sweep import Sweep
 
 NEEDLE_KEY_TOKENS = 4
 NEEDLE_ANSWER_TOKENS = 4
@@ -195,15 +189,3 @@ def _index_tasks() -> dict[str, Path]:
         for path in sorted((Path(package.origin).parent / "tasks").rglob("*.y*ml"))
         for name in _TASK_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
     }
-
-
-def find_task_problems(sweep: "Sweep") -> Iterator[Problem]:
-    """Yield the tasks of a sweep's cells that lm-eval does not have, at their place."""
-    for cell in sweep.cells():
-        for number, task in enumerate(cell.experiment.evaluation.lm_eval):
-            try:
-                find_task_file(task)
-            except LookupError as error:
-                text = f"evaluation.lm_eval.{number} = {task.task} {error}"
-                path = ("evaluation", "lm_eval", number)
-                yield sweep.locate(FieldError(path, text), cell.levels)

@@ -76,10 +76,7 @@ def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocum
             for level in levels:
                 path = ("factors", factor, level)
                 sources[path] = ("scales", scale, *path)
-    locations, key_locations = (
-        _move_locations(table, sources) for table in (document.locations, document.key_locations)
-    )
-    return replace(document, data=data, locations=locations, key_locations=key_locations)
+    return replace(document, data=data, moved=sources)
 
 
 def check_scale_exists(sweep: "Sweep", document: YamlDocument, scale: str) -> None:
@@ -89,20 +86,3 @@ def check_scale_exists(sweep: "Sweep", document: YamlDocument, scale: str) -> No
         hint = f"use {' or '.join(sweep.scales)}" if sweep.scales else hint
         text = f"has no scale {scale}; {hint}, or leave out --scale for the file's own"
         raise SpecError([document.problem(("scales",), text)])
-
-
-Locations = dict[Path, tuple[int, int]]
-
-
-def _move_locations(table: Locations, sources: dict[Path, Path]) -> Locations:
-    """Return the locations, those below every key of ``sources`` taken from below its value."""
-    moved = {
-        path: location
-        for path, location in table.items()
-        if not any(path[:depth] in sources for depth in range(1, len(path) + 1))
-    }
-    for target, source in sources.items():
-        for path, location in table.items():
-            if path[: len(source)] == source:
-                moved[(*target, *path[len(source) :])] = location
-    return moved

@@ -9,15 +9,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.conversations_config import find_trace_problems
-from kvlab.spec.evaluation_config import find_task_problems
+from kvlab.spec.cell_validation import find_cell_problems
 from kvlab.spec.experiment import Experiment, ServedModel
-from kvlab.spec.init_from import find_init_from_problems
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.scale_config import apply_scale, check_scale_exists
 from kvlab.spec.sweep import Sweep, SweepSource
-from kvlab.spec.tuning_config import find_tuned_cell_problems
 from kvlab.spec.validation_errors import format_value, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
@@ -36,7 +33,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     document = read_yaml(path)
     _check_kind(document, path, "experiment")
     data = resolve_paths(document.data, Path(path).parent)
-    return _validate(Experiment, data, document, overrides)
+    return validate_data(Experiment, data, document, overrides)
 
 
 def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -> ServedModel:
@@ -47,7 +44,7 @@ def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -
     """
     if target in PRESETS:
         data = {"name": target, "model": {"preset": target}}
-        return _validate(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
+        return validate_data(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
     if not target.endswith((".yaml", ".yml")):
         near = [name for name in PRESETS if target and name.startswith(target)]
         near += get_close_matches(target, PRESETS, 1)
@@ -78,17 +75,13 @@ def load_sweep(path: str | Path, scale: str = "") -> Sweep:
         check_scale_exists(sweep, document, scale)
         sweep, document = sweeps[scale], scaled[scale]
     sweep = _attach_source(sweep, document, path, scale)
-    finders = (
-        find_init_from_problems, find_task_problems, find_trace_problems, find_tuned_cell_problems
-    )  # fmt: skip
-    for find_problems in finders:
-        raise_once(find_problems(sweep))
+    raise_once(find_cell_problems(sweep))
     return sweep
 
 
 def _validate_sweep(document: YamlDocument, path: str | Path) -> Sweep:
     try:
-        return _validate(Sweep, {"name": Path(path).stem, **document.data}, document)
+        return validate_data(Sweep, {"name": Path(path).stem, **document.data}, document)
     except SpecError as error:
         raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
 
@@ -149,16 +142,21 @@ def _attach_source(
         message = f"experiment = {sweep.experiment} {reason} (looked for {base_path})"
         raise SpecError([document.problem(("experiment",), message)]) from None
     base = resolve_paths(base_document.data, Path(base_path).parent)
-    _validate(Experiment, base, base_document)
+    validate_data(Experiment, base, base_document)
     return sweep.with_source(SweepSource(document, base_document, base, str(folder), scale))
 
 
-def _validate(
+def validate_data(
     root: type[SpecT],
     data: Any,
     document: YamlDocument,
     overrides: Mapping[str, Any] | None = None,
 ) -> SpecT:
+    """Return the data of a document as a spec.
+
+    Raises:
+        SpecError: with all problems, each at its place or at its override.
+    """
     overrides = overrides or {}
     data = apply_patch(data, overrides)
     try:

@@ -4,19 +4,17 @@ A recipe that was tuned for the baseline flatters it. Best rates differ by archi
 with depth and width (Yang et al. 2022, arXiv 2203.03466), so each one gets its own.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from kvlab.errors import Problem
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.seeds_config import Seed
 from kvlab.spec.spec_model import Name, PositiveInt, Problems, SpecModel, TupleOf
 from kvlab.spec.training_config import TrainingConfig
-from kvlab.spec.validation_errors import FieldError, list_field_errors
+from kvlab.spec.validation_errors import list_field_errors
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Cell, Sweep
@@ -101,27 +99,7 @@ def with_learning_rate(
     return experiment.model_copy(update={"training": TrainingConfig.model_validate(data)})
 
 
-def find_tuned_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
-    """Yield why cells of a sweep cannot be tuned, at the level or the key that causes it."""
-    if sweep.tune is None:
-        return
-    for cell in filter(is_tuned, sweep.cells()):
-        training, document = cell.experiment.training, sweep.source.document
-        for factor, level in cell.levels.items():
-            if TUNED_KEY in sweep.factors[factor][level]:
-                rate = f"{TUNED_KEY} = {training.learning_rate:g}"
-                text = f"{rate} is set by a level, and tune sets it; remove one"
-                yield document.problem(("factors", factor, level, TUNED_KEY), text)
-        if not training.steps:
-            text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
-            error = FieldError(("training", "tokens"), f"{text}; remove tune")
-            yield sweep.locate(error, cell.levels)
-        elif text := _find_token_problem(sweep.tune.tokens, cell.experiment):
-            message = f"tune.tokens = {sweep.tune.tokens} {text}"
-            yield document.problem(("tune", "tokens"), message)
-
-
-def _find_token_problem(tokens: int | None, experiment: Experiment) -> str:
+def find_token_problem(tokens: int | None, experiment: Experiment) -> str:
     """Return why a cell cannot be tuned with these tokens; empty if it can."""
     training = experiment.training
     if tokens is None:

@@ -34,7 +34,8 @@ class YamlDocument:
     """A file's data, and the location of each part of it.
 
     ``locations`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
-    value, ``key_locations`` to that of the key itself; both are 1-based.
+    value, ``key_locations`` to that of the key itself; both are 1-based. What stands at a key of
+    ``moved`` was read from its value, another path of the file.
     """
 
     file: str
@@ -42,9 +43,14 @@ class YamlDocument:
     locations: dict[tuple[Key, ...], LineColumn] = field(repr=False)
     key_locations: dict[tuple[Key, ...], LineColumn] = field(repr=False)
     text: str = field(default="", repr=False)
+    moved: dict[tuple[Key, ...], tuple[Key, ...]] = field(default_factory=dict, repr=False)
 
     def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
         """Return a problem at ``path``, or at its nearest ancestor that is in the file."""
+        for target, source in self.moved.items():
+            if path[: len(target)] == target:
+                path = (*source, *path[len(target) :])
+                break
         table = self.key_locations if at_key else self.locations
         while path and path not in table:
             path, table = path[:-1], self.locations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.errors import LeaseLost, StoreError, UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.fs import lease
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import LeaseWatcher
@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from kvlab.fs.lock import Lock
 count = Path(sys.argv[2])
-for _ in range(200):
+for _ in range(100):
     with Lock(sys.argv[1]).hold(on_wait=lambda: None):
         count.write_text(str(int(count.read_text()) + 1))
 """
@@ -82,6 +82,11 @@ def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
     said = lock.describe_wait("runs this trial")
     assert said.startswith(f"process {holder.pid} runs this trial since 2")
     assert said.endswith("when that process finishes or dies, or gives no sign of life for 60 s")
+    assert not watcher.free_if_abandoned(lock.path)
+    assert watcher.free_if_abandoned(tmp_path / "other")
+    assert os.listdir(tmp_path) == ["deep"]
+    with pytest.raises(ZeroDivisionError), lock.hold(on_wait=lambda: 1 / 0):
+        pytest.fail("the other process holds it")
 
 
 def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher):
@@ -93,29 +98,13 @@ def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher)
     assert not watcher.is_held(lock.path)
 
 
-def test_an_exception_of_on_wait_ends_the_waiting(tmp_path, holder):  # noqa: ARG001
-    tries = []
-
-    def give_up():
-        tries.append(1)
-        if len(tries) == 3:
-            raise KeyError("enough")
-
-    with (
-        pytest.raises(KeyError, match="enough"),
-        Lock(tmp_path / "deep" / "lock").hold(None, give_up),
-    ):
-        pytest.fail("the other process holds it")
-    assert len(tries) == 3
-
-
 def test_critical_sections_of_processes_do_not_overlap(tmp_path):
     count = tmp_path / "count"
     count.write_text("0")
     for process in [start_python(COUNT, tmp_path / "lock", count) for _ in range(3)]:
         process.communicate()
         assert process.returncode == 0
-    assert count.read_text() == "600"
+    assert count.read_text() == "300"
 
 
 def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
@@ -132,28 +121,20 @@ def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
 
     monkeypatch.setattr(lease, "_list_numbers", list_after_takeover)
     assert lease.create_lease(path, 3) is None
-    assert lease.current_number(path) == 9
+    for number in (9, 3):
+        assert lease.create_lease(path, number) is None
+    assert os.listdir(tmp_path) == ["lock.9"]
 
 
-def test_two_locks_of_one_process_exclude_each_other(tmp_path):
-    with (
-        Lock(tmp_path / "lock").hold() as first,
-        Lock(tmp_path / "lock").hold(timeout=0.0) as second,
-    ):
-        assert first is not None
-        assert second is None
-
-
-def test_a_query_creates_no_files(tmp_path, watcher):
+def test_a_query_creates_no_files_and_an_impossible_path_is_refused(tmp_path, watcher):
     assert not watcher.is_held(tmp_path / "deep" / "lock")
     assert not (tmp_path / "deep").exists()
-
-
-def test_an_impossible_path_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be locked") as caught:
+    with pytest.raises(StoreError, match="cannot be locked"):
         Lock(tmp_path / "file" / "lock").acquire()
-    assert "\n" not in str(caught.value)
+    os.mkfifo(tmp_path / "lock.1")  # a pipe answers nobody
+    assert watcher.is_held(tmp_path / "lock")
+    assert seems_held(tmp_path / "lock")
 
 
 @pytest.fixture
@@ -190,40 +171,25 @@ def write_foreign_lease(path: Path, *, beat: int = 0, **facts) -> str:
     return lease_file
 
 
-def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
+def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher, monkeypatch):
     path = tmp_path / "lock"
-    started, beat = time.monotonic(), 0
-    while time.monotonic() - started < 1.5:  # longer than a lease
-        beat += 1
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for beat in range(30):  # longer than a lease
         lease_file = write_foreign_lease(path, beat=beat)
         assert watcher.is_held(path)
-        time.sleep(0.05)
-    silent = time.monotonic()
+        now[0] += 0.05
+    now[0] += 1.2
+    assert watcher.is_held(path), "this process may have been suspended with the holder"
+    silent = 0
     while watcher.is_held(path):
-        assert time.monotonic() - silent < 60
-        time.sleep(0.05)
-    assert time.monotonic() - silent >= 0.9
+        now[0] += 0.05
+        silent += 1
+    assert 14 <= silent <= 16, "a gap counts as a quarter of the second"
     assert not Lock(path).acquire(timeout=0.0), "a first look cannot tell"
     assert watcher.free_if_abandoned(path)
     assert Lock(path).acquire(timeout=0.0)
     assert not os.path.exists(lease_file)
-
-
-def test_one_long_gap_between_looks_does_not_count_as_silence(tmp_path, watcher):
-    write_foreign_lease(tmp_path / "lock")
-    assert watcher.is_held(tmp_path / "lock")
-    time.sleep(1.2)
-    assert watcher.is_held(tmp_path / "lock"), (
-        "this process may have been suspended with the holder"
-    )
-
-
-def test_clocks_of_machines_are_not_compared(tmp_path, watcher):
-    lease_file = write_foreign_lease(tmp_path / "lock")
-    os.utime(lease_file, (0, 0))
-    assert watcher.is_held(tmp_path / "lock")
-    assert not Lock(tmp_path / "lock").acquire(timeout=0.0)
-    assert not seems_held(tmp_path / "lock"), "the age of its file says that it is lost"
 
 
 def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher):
@@ -232,7 +198,7 @@ def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher)
     dead = {**lease.process_identity(), "pid": process.pid}
     write_foreign_lease(tmp_path / "lock", **dead)
     assert not watcher.is_held(tmp_path / "lock")
-    for other in ({"host": "far"}, {"boot": "another"}, {"space": "a container's"}):
+    for other in ({"host": "far"}, {"boot": "another"}, {"space": "another"}):
         write_foreign_lease(tmp_path / "lock", **{**dead, **other})
         assert watcher.is_held(tmp_path / "lock")
     write_foreign_lease(tmp_path / "lock", **lease.process_identity())
@@ -241,15 +207,7 @@ def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher)
     assert not watcher.is_held(tmp_path / "lock"), "its process id was reused"
 
 
-def test_an_outdated_look_acquires_nothing(tmp_path):
-    path = tmp_path / "lock"
-    lease_file = write_foreign_lease(path)
-    assert lease.create_lease(path, 7) is None
-    assert lease.create_lease(path, 3) is None
-    assert os.listdir(tmp_path) == [os.path.basename(lease_file)]
-
-
-@pytest.mark.parametrize("text", ["soon", "0.5", "nan", "1e9"])
+@pytest.mark.parametrize("text", ["soon", "0.5", "nan"])
 def test_an_invalid_lease_duration_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", text)
     with pytest.raises(UsageError, match="KVLAB_LEASE_SECONDS"):
@@ -257,25 +215,10 @@ def test_an_invalid_lease_duration_is_refused(tmp_path, monkeypatch, text):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lost_lock_protects_its_files(tmp_path):
-    with Lock(tmp_path / "lock").hold() as fence:
-        write_atomic(tmp_path / "file", "ours", fence=fence)
-        os.unlink(tmp_path / "lock.1")
-        with pytest.raises(LeaseLost):
-            write_atomic(tmp_path / "file", "late", fence=fence)
-    assert (tmp_path / "file").read_text() == "ours"
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_only_an_abandoned_lock_is_freed(tmp_path, watcher, holder):  # noqa: ARG001
-    assert not watcher.free_if_abandoned(tmp_path / "deep" / "lock")
-    assert watcher.free_if_abandoned(tmp_path / "other")
-    assert os.listdir(tmp_path) == ["deep"]
-
-
 def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
     lock = Lock(tmp_path / "lock")
     fence = lock.acquire()
+    assert Lock(tmp_path / "lock").acquire(timeout=0.0) is None, "of this process, too"
     child = os.fork()
     if child == 0:
         lock.release()
@@ -290,10 +233,8 @@ def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
     "text",
     [
         'held 000000000001 {"seconds": "many", "pid": 1, "token": "t"}',
-        'held 000000000001 {"seconds": null, "pid": "1"}',
         'held 000000000001 {"seconds": 1e999, "pid": -1}',
         "held 000000000001 " + '{"a":' * 300 + "1" + "}" * 300,
-        "held 000000000001 []",
         "",
         "\0" * 200,
     ],
@@ -329,49 +270,32 @@ except StoreError as error:
 
 
 def test_a_lease_that_does_not_fit_the_disk_is_no_lease(tmp_path):
-    """`os.write` writes a part, without an error; such a file would block everybody."""
     done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "lock"], stdout=-1, text=True)
     assert done.stdout.startswith(f"{tmp_path / 'lock'}.1 cannot be locked: ")
     assert os.listdir(tmp_path) == []
     assert Lock(tmp_path / "lock").acquire(timeout=0.0)
 
 
-def test_a_pipe_in_the_place_of_a_lease_hangs_nobody(tmp_path, watcher):
-    os.mkfifo(tmp_path / "lock.1")
-    assert watcher.is_held(tmp_path / "lock")
-    assert seems_held(tmp_path / "lock")
-
-
 @pytest.mark.parametrize("jump", [-7e7, 7e7])
 def test_a_wall_clock_that_jumps_frees_no_living_lease_and_keeps_no_dead_one(
     tmp_path, watcher, monkeypatch, jump
 ):
-    """Owners are decided by the watcher's monotonic clock alone."""
-    lock = Lock(tmp_path / "lock")
-    with lock.hold() as fence:
-        real = time.time
-        monkeypatch.setattr(time, "time", lambda: real() + jump)
-        state = lease.read_lease(fence.path)
-        now = [time.monotonic()]
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        on_another_machine = state.text.replace(lease.process_identity()["host"], "elsewhere")
-        Path(fence.path).write_text(on_another_machine)
-        assert watcher.is_held(lock.path), "living: its last heartbeat has just been seen"
-        for beat in range(8):  # living: every look sees another heartbeat
-            now[0] += lease.lease_seconds() / 4
-            beating = on_another_machine.replace(f"{0:012d}", f"{beat + 1:012d}")
-            Path(fence.path).write_text(beating)
-            assert watcher.is_held(lock.path)
-        for _ in range(8):  # dead: no more heartbeats
-            now[0] += lease.lease_seconds() / 4
-            is_held = watcher.is_held(lock.path)
-        assert not is_held
+    real, now = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for beat in range(8):  # living: every look sees another heartbeat
+        write_foreign_lease(tmp_path / "lock", beat=beat, seconds=60.0)
+        assert watcher.is_held(tmp_path / "lock")
+        now[0] += 15.0
+    looks = []
+    for _ in range(8):  # dead: no more heartbeats
+        looks.append(watcher.is_held(tmp_path / "lock"))
+        now[0] += 15.0
+    assert looks == [True] * 3 + [False] * 5
 
 
-@pytest.mark.parametrize("jump", [-7e7, 3600])
-@pytest.mark.parametrize("machine", ["this", "another"])
+@pytest.mark.parametrize(("jump", "machine"), [(-7e7, "this"), (3600, "another")])
 def test_one_look_goes_by_the_clock_that_stamps_the_files(tmp_path, monkeypatch, jump, machine):
-    """Drivers join a sweep by one look: a living one must not seem gone, nor a dead one alive."""
     with Lock(tmp_path / "lock").hold() as fence:
         real, state = time.time, lease.read_lease(fence.path)
         if machine == "another":
@@ -386,7 +310,6 @@ def test_one_look_goes_by_the_clock_that_stamps_the_files(tmp_path, monkeypatch,
 
 
 def test_a_file_server_whose_clock_is_set_is_read_again(tmp_path, monkeypatch):
-    """Its stamps and the time that they are compared with come from one clock."""
     now, server = [1000.0], [5e9]
     monkeypatch.setattr("kvlab.fs.lock._file_clocks", {})
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

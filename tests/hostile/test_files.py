@@ -41,16 +41,13 @@ def write_record(path, name, data=b"{}", kind=tarfile.REGTYPE):
     ("name", "kind"),
     [
         ("../outside.json", tarfile.REGTYPE),
-        ("/tmp/outside.json", tarfile.REGTYPE),
         ("trials/0123456789abcdef/../../outside.json", tarfile.REGTYPE),
         ("trials/0123456789abcdef/result.json", tarfile.SYMTYPE),
         ("trials/0123456789abcdef/result.json", tarfile.LNKTYPE),
         ("trials/0123456789abcdef/result.json", tarfile.FIFOTYPE),
         ("trials/0123456789abcdef/a\x1b[2J.json", tarfile.REGTYPE),
         ("trials/0123456789abcdef/lock.1", tarfile.REGTYPE),
-        ("sweeps/../sweep.json", tarfile.REGTYPE),
         ("sweeps/s/points/../../sweep.json", tarfile.REGTYPE),
-        ("trainings/0123456789abcdef/final/../config.json", tarfile.REGTYPE),
         ("trainings/0123456789abcdef/checkpoints/step-00000004/.state.json", tarfile.REGTYPE),
         ("trunks/0123456789abcdef/step-00000004/a/b", tarfile.REGTYPE),
     ],
@@ -63,33 +60,24 @@ def test_a_record_has_the_names_of_a_store(tmp_path, name, kind):
     assert [file.name for file in tmp_path.iterdir()] == ["a.tar.xz"]
 
 
-def test_a_record_is_unpacked_to_a_limit(tmp_path):
+def test_a_record_is_a_whole_file_of_limited_size(tmp_path):
     path = write_record(tmp_path / "a.tar.xz", "sweeps/s/sweep.json", bytes(1 << 26))
     with pytest.raises(StoreError, match="sweep.json is too large"):
         extract_archive(path, tmp_path / "record")
+    for content in (path.read_bytes()[:-40], b"no archive", b""):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match="is not the record of a sweep"):
+            extract_archive(path, tmp_path / "record")
     assert not (tmp_path / "record").exists()
-
-
-def test_a_record_is_a_file(tmp_path):
-    os.mkfifo(tmp_path / "a.tar.xz")
+    path.unlink()
+    os.mkfifo(path)
     with pytest.raises(StoreError, match="no regular file"):
-        extract_archive(tmp_path / "a.tar.xz", tmp_path / "record")
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-40], lambda _: b"no archive", lambda _: b""]
-)
-def test_a_record_that_is_cut_off_is_refused(tmp_path, damage):
-    path = write_record(tmp_path / "a.tar.xz", "trials/0123456789abcdef/result.json")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(StoreError, match="is not the record of a sweep"):
         extract_archive(path, tmp_path / "record")
 
 
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_a_large_header_is_refused_unread(tmp_path, format):
+def test_a_large_header_is_refused_unread(tmp_path):
     path = tmp_path / "a.tar.xz"
-    with tarfile.open(path, "w:xz", format=format) as archive:
+    with tarfile.open(path, "w:xz", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("x" * (1 << 24)))
     tracemalloc.start()
     with pytest.raises(StoreError, match="which is no plain file"):
@@ -115,7 +103,6 @@ def test_garbage_collection_follows_no_link(tmp_path):
     training = store.training_directory(record.training({"heads": "mha"}, 0))
     for name in ("final", "checkpoints"):
         (training / name).mkdir(parents=True)
-        (training / name / "link").symlink_to(outside)
         (training / name / ".link").symlink_to(outside)
     (store.path / "trainings" / ("d" * 16)).symlink_to(outside)
     (store.path / "trials" / ("d" * 16)).symlink_to(outside)
@@ -137,44 +124,29 @@ def texts(*paths):
     return DataConfig(source="files", tokenizer="bytes", paths=tuple(map(str, paths)))
 
 
-@pytest.mark.parametrize("kind", ["txt.gz", "jsonl.gz"])
+@pytest.mark.parametrize("kind", ["txt.gz", "jsonl.gz", "parquet", "hellaswag.jsonl.xz"])
 def test_a_bomb_is_unpacked_to_a_limit(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
     path = tmp_path / f"bomb.{kind}"
-    line = b'{"text": "a"}\n' if "json" in kind else b"a" * 10
-    path.write_bytes(gzip.compress(line * 60_000))
-    with pytest.raises(DataError, match="unpacks to more than 200 times its size.*unpack it"):
-        for _ in read_documents(path):
-            pass
+    if kind == "parquet":
+        parquet.write_table(pa.table({"text": ["a" * 100_000] * 200}), path, compression="zstd")
+    elif kind == "hellaswag.jsonl.xz":
+        path.write_bytes(lzma.compress(bytes(1 << 20)))
+    else:
+        line = b'{"text": "a"}\n' if "json" in kind else b"a" * 10
+        path.write_bytes(gzip.compress(line * 60_000))
+    with pytest.raises(DataError, match=r"bomb\..* unpacks to more than 200 times its size"):
+        get_hellaswag_file(file=path) if "hella" in kind else list(read_documents(path))
 
 
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_a_table_is_unpacked_to_a_limit(tmp_path, monkeypatch, dictionary):
-    monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
-    path = tmp_path / "bomb.parquet"
-    table = pa.table({"text": ["a" * 100_000] * 200})
-    parquet.write_table(table, path, use_dictionary=dictionary, compression="zstd")
-    with pytest.raises(DataError, match=r"bomb\.parquet unpacks to more than 200 times"):
-        list(read_documents(path))
-
-
-def test_hellaswag_is_unpacked_to_the_limit_of_texts(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
-    bomb = tmp_path / "a.jsonl.xz"
-    bomb.write_bytes(lzma.compress(bytes(1 << 20)))
-    with pytest.raises(DataError, match=r"a\.jsonl\.xz unpacks to more than 200 times its size"):
-        get_hellaswag_file(file=bomb)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="no regular file"):
-        get_hellaswag_file(file=tmp_path / "pipe")
-
-
-def test_a_line_has_an_end(tmp_path, monkeypatch):
+def test_a_line_has_an_end_and_a_mark_of_byte_order_is_no_text(tmp_path, monkeypatch):
     monkeypatch.setattr("kvlab.data.text_formats.MAX_LINE_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": "' + "a" * 1000 + '"}\n')
-    with pytest.raises(DataError, match=r"line 2: is longer than 1,000 bytes; split"):
+    with pytest.raises(DataError, match=r"line 2: is longer than 1,000 bytes"):
         list(read_documents(path))
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    assert list(read_documents(tmp_path / "a.txt")) == ["hello"]
 
 
 def test_pipes_devices_and_loops_are_no_text(tmp_path):
@@ -192,6 +164,8 @@ def test_pipes_devices_and_loops_are_no_text(tmp_path):
             LocalFiles().identity(texts(folder))
         with pytest.raises(DataError, match="does not exist|a pipe or a device"):
             LocalFiles().identity(texts(folder / name))
+    with pytest.raises(DataError, match="no regular file"):
+        get_hellaswag_file(file=tmp_path / "pipe" / "pipe.txt")
     (tmp_path / "pipe" / "pipe.txt").unlink()
     (tmp_path / "pipe" / "again").symlink_to(tmp_path / "pipe")  # a folder that contains itself
     assert len(LocalFiles().identity(texts(tmp_path / "pipe"))) == 1
@@ -204,11 +178,6 @@ def test_bytes_that_are_no_utf8_are_refused(tmp_path, head):
         LocalFiles().identity(texts(tmp_path))
 
 
-def test_a_mark_of_byte_order_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
-    assert list(read_documents(tmp_path / "a.txt")) == ["hello"]
-
-
 # Specs
 
 
@@ -216,19 +185,12 @@ def test_a_mark_of_byte_order_is_no_text(tmp_path):
     ("text", "place"),
     [
         ("a: &a [x]\nb: [*a, *a]\n", "1:4: anchor"),
-        ("a: *b\n", "1:4: alias"),
         ("name: !!python/object/apply:os.mkdir [ran]\n", "1:7: tag"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested deeper"),
-        ("a: " + "{a: " * 5000 + "}" * 5000, "nested deeper"),
-        ("name: a\nname: b\n", "2:1: key 'name' is duplicated"),
-        ("training: {tokens: " + "9" * 400 + "}\n", "1:20"),
-        ("training: {tokens: 1e400}\n", "1:20"),
+        ("a: " + "{a: " * 32 + "}" * 32, "nested deeper than 32"),
         ("training: {tokens: " + "9" * 100_000 + "}\n", "1:20"),
         ("model: {n_layer: -.inf}\n", "1:18"),
-        ("model: {n_layer: 999999999999999999999999}\n", "1:18"),
         ("name: 'a\x1b[31m'\n", "1:1: has the character #x001b"),
-        ("? [a]\n: b\n", "1:3: a key must be a plain name"),
-        ("--- a\n--- b\n", "2:1"),
         ("a: 1\n" * 100_000, "more than 20,000 keys and values"),
         ("a" * 1_000_001, "larger than"),
     ],
@@ -242,19 +204,16 @@ def test_a_spec_that_means_harm_is_refused_at_its_place(tmp_path, text, place):
     assert time.process_time() - began < 3.0  # a second where nothing else runs
     assert place in str(error.value)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_spec_is_a_file(tmp_path):
-    os.mkfifo(tmp_path / "e.yaml")
-    for path in (tmp_path / "e.yaml", tmp_path, "/dev/zero"):
-        with pytest.raises(SpecError, match="cannot be read"):
-            load_experiment(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_experiment(str(path))
 
 
 # Tables and pages
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\n", "\r", "\r\n="])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r\n="])
 def test_no_cell_begins_as_a_formula(start):
     text = f"{start}HYPERLINK(1)"
     rows = rows_to_csv([text, "b"], [{text: [text], "b": text}, {text: text, "b": -1.5}])
@@ -265,12 +224,7 @@ def test_no_cell_begins_as_a_formula(start):
 @pytest.mark.parametrize(
     ("listens", "host", "status"),
     [
-        ("127.0.0.1", "evil.example", 403),
-        ("127.0.0.1", "127.0.0.1.evil.example:80", 403),
         ("127.0.0.1", "10.0.0.1", 403),
-        ("127.0.0.1", "[", 403),
-        ("127.0.0.1", "", 403),
-        ("127.0.0.1", "localhost:1", 200),
         ("0.0.0.0", "evil.example", 403),
         ("0.0.0.0", "10.0.0.1:5001", 200),
         ("0.0.0.0", socket.gethostname(), 200),
@@ -283,8 +237,8 @@ def test_the_live_page_answers_to_its_own_names(tmp_path, listens, host, status)
 
 @pytest.mark.parametrize(
     "path",
-    ["/report/made/../../x", "/report/made/%2e%2e/x", "/report/..%2fx/y", "/report/made//etc/passwd",
-     "/%2e%2e/x", "/live.html/../x", "/report/made/%00", "/api/sweep/..%2f..%2fx"],
+    ["/report/made/../../x", "/report/..%2fx/y", "/report/made//etc/passwd", "/%2e%2e/x",
+     "/report/made/%00", "/api/sweep/..%2f..%2fx"],
 )  # fmt: skip
 def test_the_live_page_sends_nothing_from_elsewhere(tmp_path, path):
     Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path / "runs")

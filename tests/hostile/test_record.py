@@ -9,7 +9,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.cli.progress_display import format_outcome
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.atomic_files import parse_json, read_json
+from kvlab.fs.atomic_files import read_json
 from kvlab.fs.sealed_files import check_form, read_sealed_json, seal_bytes, write_sealed_json
 from kvlab.store import Store, trial_records
 from kvlab.train.checkpoint import TrainingState
@@ -38,8 +38,6 @@ def change(path, **values):
     ("values", "place"),
     [
         ({"measurements__loss": "2.5"}, "measurements.loss"),
-        ({"measurements__loss": True}, "measurements.loss"),
-        ({"measurements__loss": 1e308}, "measurements.loss"),
         ({"measurements__loss": 10**400}, "measurements.loss"),
         ({"measurements": []}, "measurements"),
         ({"curves__validation_loss": [[1, 2]]}, "curves.validation_loss.0"),
@@ -67,7 +65,6 @@ def test_a_result_has_the_types_that_are_written(record, capsys, values, place):
         ({"cells": 0}, "cells has a value"),
         ({"factors": {"heads": []}}, "factors.heads has a value"),
         ({"factors": {"heads": ["mha", "gqa"]}}, "do not have the cell mqa"),
-        ({"question": 1}, "question has a value"),
         ({"patches": {"heads": {"mqa": ""}}}, "patches.heads.mqa has a value"),
     ],
 )
@@ -95,7 +92,6 @@ def test_what_one_reader_uses_is_refused_where_it_is_read(record, capsys, tmp_pa
         ("[" * 100_000, "nested too deeply"),
         ('{"a": 1, "a": 2}', "a key twice"),
         ('{"a": NaN}', "number NaN"),
-        ('{"a": -Infinity}', "number -Infinity"),
         ("9" * 5000, "4300 digits"),
         ("", "Expecting value"),
     ],
@@ -109,12 +105,9 @@ def test_json_is_one_value_that_is_finite(tmp_path, text, message):
 
 def test_json_is_not_larger_than_any_that_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("kvlab.fs.atomic_files.MAX_JSON_BYTES", 1000)
-    with pytest.raises(ValueError, match="larger than 1,000 bytes"):
-        parse_json(b'"' + b"x" * 1000 + b'"')
-    path = tmp_path / "a.json"
-    path.write_text('"' + "x" * 1000 + '"')
+    (tmp_path / "a.json").write_text('"' + "x" * 1000 + '"')
     with pytest.raises(StoreError, match="larger than 1,000 bytes"):
-        read_json(path)
+        read_json(tmp_path / "a.json")
 
 
 def test_details_that_unpack_to_anything_are_refused(record, monkeypatch):
@@ -128,29 +121,18 @@ def test_details_that_unpack_to_anything_are_refused(record, monkeypatch):
         list(Store(store.path).items(trial))
 
 
-@pytest.mark.parametrize("name", ["attempts/1/log.txt", "progress.json", "trial.json"])
-def test_no_reader_waits_at_a_pipe(record, capsys, name):
+def test_no_reader_waits_at_a_pipe(record, capsys):
     made, store = record
     trial = made.trial({"heads": "mha"}, 0)
-    path = store.trial_directory(trial) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
+    (store.trial_directory(trial) / "attempts" / "1").mkdir(parents=True)
+    for name in ("attempts/1/log.txt", "progress.json"):
+        os.mkfifo(store.trial_directory(trial) / name)
     for command in (["status", "made"], ["logs", trial], ["verify"], ["gc"]):
         assert main([*command, "--store", str(store.path)]) in (0, 1, 2)
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_details_that_are_no_list_are_damage(record):
-    """`kvlab gc` and `status` read them without the rest of a result."""
-    made, store = record
-    trial = made.trial({"heads": "mqa"}, 1)
-    change(store.trial_directory(trial) / "result.json", files="9")
-    assert store.status(trial) == "damaged"
-    assert main(["gc", "--weights", "--store", str(store.path)]) == 0
-
-
 def test_a_result_is_no_record_of_a_training(record, capsys):
-    """Its seal is valid, and it lists files, too."""
     made, store = record
     trial = made.trial({"heads": "mqa"}, 1)
     directory = store.training_directory(store.result(trial)["training"])
@@ -162,41 +144,35 @@ def test_a_result_is_no_record_of_a_training(record, capsys):
 
 
 def test_a_form_of_a_dataclass_has_no_other_names(tmp_path):
-    """It is made from all that the file has. What a name does to a terminal is left out."""
     check_form(tmp_path, {"step": 3}, TrainingState)
     with pytest.raises(RecordDamaged, match=r"damaged: .x1b.31mstep has a value .* not write \("):
         check_form(tmp_path, {"\x1b[31mstep": 3}, TrainingState)
 
 
-@pytest.mark.parametrize("key", ["error", "measurements", "kv", "experiment", "provenance"])
-def test_a_result_that_lacks_a_part_is_told_of_without_it(record, key):
+def test_a_result_that_lacks_a_part_is_told_of_without_it(record):
     made, store = record
     trial = made.trial({"heads": "mqa"}, 1)
     path = store.trial_directory(trial) / "result.json"
     content = read_sealed_json(path)
-    del content[key]
-    write_sealed_json(path, content)
-    assert isinstance(format_outcome(store, trial), str)
-    assert main(["status", "made", "--store", str(store.path)]) in (0, 1)
+    for key in ("error", "measurements", "provenance"):
+        write_sealed_json(path, {name: value for name, value in content.items() if name != key})
+        assert isinstance(format_outcome(store, trial), str)
+        assert main(["status", "made", "--store", str(store.path)]) in (0, 1)
+    write_sealed_json(path, {**content, "files": "9"})
+    assert store.status(trial) == "damaged"
+    assert main(["gc", "--weights", "--store", str(store.path)]) == 0
 
 
-def test_a_sweep_has_a_name_of_the_letters_that_names_have(record):
+def test_what_a_record_says_is_quoted_without_hidden_characters(record):
     _, store = record
     change(store.sweep_directory("made") / "sweep.json", name="\x1b[31m")
     with pytest.raises(RecordDamaged, match="damaged: name has a value") as caught:
         store.sweep("made")
     assert str(caught.value).isprintable()
-
-
-def test_what_a_record_says_is_quoted_without_hidden_characters(record):
-    _, store = record
+    change(store.sweep_directory("made") / "sweep.json", name="made")
     content = read_sealed_json(store.sweep_directory("made") / "sweep.json")
     content["baseline"]["heads"] = "\x1b[31m\u202emha"
     write_sealed_json(store.sweep_directory("made") / "sweep.json", content)
     with pytest.raises(RecordDamaged, match="do not have the cell") as caught:
         store.sweep("made")
     assert str(caught.value).isprintable()
-    del content["factors"]
-    write_sealed_json(store.sweep_directory("made") / "sweep.json", content)
-    with pytest.raises(RecordDamaged, match="damaged: factors has a value"):
-        store.sweep("made")

@@ -37,10 +37,8 @@ def store(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [
-        ["status", "made"], ["status"], ["logs", "TRIAL"], ["logs", "made"], ["verify"], ["gc"],
-        ["compare", "made", "made"], ["status", EVIL], ["logs", EVIL], ["report", EVIL],
-        ["plan", f"{EVIL}.yaml"], ["generate", EVIL, "--prompt", "a"], [EVIL],
-        ["copy", "--to", f"nowhere{EVIL}://x"], ["export", EVIL, "x"], ["gc", EVIL],
+        ["status", "made"], ["status"], ["logs", "TRIAL"], ["verify"], ["compare", "made", "made"],
+        ["status", EVIL], ["plan", f"{EVIL}.yaml"], [EVIL], ["copy", "--to", f"nowhere{EVIL}://x"],
     ],
 )  # fmt: skip
 def test_no_command_prints_what_a_terminal_obeys(store, capsys, words):

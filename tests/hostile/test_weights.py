@@ -83,14 +83,10 @@ def test_code_of_a_checkpoint_is_refused(tmp_path, write):
         ({"n_positions": 10**12}, r"bytes in float32, and the files hold 1,960 numbers"),
         ({"n_layer": 5000}, r"4,360,216 parameters"),
         ({"n_layer": 10**9}, "n_layer = 1000000000: .*10000"),
-        ({"n_layer": 10**400}, "n_layer = 1000"),
         ({"n_layer": "x"}, "n_layer = x: .*integer"),
-        ({"n_inner": [1]}, "ffn_dim"),
         ({"n_embd": None, "n_inner": None}, "of another kind"),
         ({"model_type": ["gpt2"]}, "model_type"),
         ('{"model_type": "gpt2", "n_layer": 2, "n_layer": 3}', "a key twice"),
-        ('{"model_type": "gpt2", "layer_norm_epsilon": NaN}', "number NaN"),
-        ("[" * 100_000, "nested too deeply"),
         ("[1]", "no object"),
         ('{"a": ' + "9" * 2_000_000 + "}", "larger than"),
     ],
@@ -108,21 +104,19 @@ def test_memory_that_is_not_there_is_refused(write, monkeypatch):
         GPT.from_pretrained(write())
 
 
-CHANGES = {
-    "outside": ({"data_offsets": [0, 10**12]}, "cannot have"),
-    "negative": ({"data_offsets": [-8, 88]}, "no counts"),
-    "too large": ({"shape": [2**40, 2**40]}, "cannot have"),
-    "overflow": ({"shape": [2**33, 2**33, 0]}, "cannot have"),
-    "boolean": ({"shape": [True]}, "no counts"),
-    "dtype": ({"dtype": "\x1b[31m"}, r"dtype \"\\u001b"),
-    "offsets": ({"data_offsets": [0]}, "unknown"),
-    "shape": ({"shape": "24"}, "no counts"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_header_is_checked_against_the_file(write, whole, change):
-    facts, message = CHANGES[change]
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"data_offsets": [0, 10**12]}, "cannot have"),
+        ({"data_offsets": [-8, 88]}, "no counts"),
+        ({"shape": [2**33, 2**33, 0]}, "cannot have"),
+        ({"shape": [True]}, "no counts"),
+        ({"dtype": "\x1b[31m"}, r"dtype \"\\u001b"),
+        ({"data_offsets": [0]}, "unknown"),
+        ({"shape": "24"}, "no counts"),
+    ],
+)
+def test_a_header_is_checked_against_the_file(write, whole, facts, message):
     header = {**whole[1], BIAS: {**whole[1][BIAS], **facts}}
     with pytest.raises(PretrainedError, match=message):
         GPT.from_pretrained(write(header=header))
@@ -140,24 +134,16 @@ def test_tensors_neither_overlap_nor_leave_gaps(write, whole):
 
 @pytest.mark.parametrize(
     ("head", "message"),
-    [
-        (b'{"a":' + b"[" * 100_000, "nested too deeply"),
-        (b'{"a": 1, "a": 2}', "a key twice"),
-        (b"[1]", "no object"),
-        (b'{"a": 1}', "has no dtype"),
-    ],
+    [(b"[" * 100_000, "nested too deeply"), (b"[1]", "no object"), (b'{"a": 1}', "has no dtype")],
 )
-def test_a_header_has_the_form_of_one(write, head, message):
+def test_a_header_has_the_form_of_one_and_ends_within_the_file(write, head, message):
+    folder = write(header=head)
     with pytest.raises(PretrainedError, match=message):
-        GPT.from_pretrained(write(header=head))
-
-
-@pytest.mark.parametrize("start", [b"", b"abc", b"\xff" * 8, struct.pack("<Q", 10**12) + b"{}"])
-def test_a_header_that_goes_beyond_the_file(write, start):
-    path = write() / "model.safetensors"
-    path.write_bytes(start)
-    with pytest.raises(PretrainedError, match="its header would have"):
-        check_tensor_file(path)
+        GPT.from_pretrained(folder)
+    for start in (b"", b"abc", b"\xff" * 8, struct.pack("<Q", 10**12) + b"{}"):
+        (folder / "model.safetensors").write_bytes(start)
+        with pytest.raises(PretrainedError, match="its header would have"):
+            check_tensor_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

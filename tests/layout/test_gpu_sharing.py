@@ -18,8 +18,8 @@ from kvlab.layout.gpu_sharing import (
 GB = 10**9
 
 
-@pytest.mark.parametrize("device", [8 * GB, 24 * GB, 80 * GB, 141 * GB])
-@pytest.mark.parametrize("peak", [GB // 10, 2 * GB, 5 * GB, 11 * GB, 60 * GB])
+@pytest.mark.parametrize("device", [8 * GB, 24 * GB, 141 * GB])
+@pytest.mark.parametrize("peak", [GB // 10, 2 * GB, 11 * GB])
 def test_as_many_as_fit_and_not_one_more(device, peak):
     count = trials_per_device(peak, device)
     each = peak * PEAK_MARGIN + CONTEXT_BYTES
@@ -40,9 +40,6 @@ def test_a_known_case():
     assert device_share(9) == 0.1111
     assert allocator_share(1.0, 80 * GB) == 1.0
     assert allocator_share(0.5, 80 * GB) == pytest.approx(0.5 - CONTEXT_BYTES / (80 * GB))
-
-
-def test_a_share_that_is_less_than_a_process_is_refused():
     with pytest.raises(ResourceError, match=r"resources\.gpus = 0\.05 of 16 GB is less than"):
         allocator_share(0.05, 16 * GB)
 
@@ -55,18 +52,14 @@ read command && [ "$command" = quit ] && rm "$CUDA_MPS_PIPE_DIRECTORY/control"
 
 @pytest.mark.parametrize(
     ("probe", "is_serving"),
-    [
-        ("", True),
-        ("raise SystemExit(1)", False),
-        ("import time; time.sleep(60)", False),  # a daemon that accepts and never answers
-    ],
+    [("", True), ("import time; time.sleep(60)", False)],  # accepts and never answers
 )
 def test_mps_is_started_once_and_ended_if_no_process_can_use_it(
     tmp_path, monkeypatch, probe, is_serving
 ):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 2.0)
+    monkeypatch.setattr(gpu_sharing, "MPS_START_SECONDS", 1.0)
     monkeypatch.setattr(gpu_sharing.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(tmp_path / "bin"))
     monkeypatch.setattr(gpu_sharing, "MPS_CONTROL", "toy-mps-control")

@@ -18,17 +18,10 @@ def stored(batch, context, dtype, serving=None, **model):
     ("expected", "batch", "context", "dtype", "serving", "model"),
     [
         (75_497_472, 1, 1024, "float32", None, {"preset": "gpt2"}),
-        (6_291_456, 1, 1024, "float32", None, {"preset": "gpt2", "n_kv_head": 1}),
-        (2_621_440, 1, 1024, "float32", TIED, {"preset": "gpt2", "n_kv_head": 1}),
         (2_359_296, 1, 1024, "float32", None, {"preset": "gpt2", "n_kv_head": 1, **HYBRID}),
         (1_048_576, 1, 1024, "float32", TIED, {"preset": "gpt2", "n_kv_head": 1, **HYBRID}),
-        (9_663_676_416, 1, 2048, "float16", None, {"preset": "gpt3-175b"}),
-        (4_831_838_208, 1, 1024, "float16", None, {"preset": "gpt3-175b"}),
         (50_331_648, 1, 1024, "float16", None, {"preset": "gpt3-175b", "n_kv_head": 1}),
-        (5_242_880_000, 1, 10_000, "float16", None, {"preset": "llama-7b"}),
-        (180_388_626_432, 128, 1024, "float16", None, {"preset": "video-30b"}),
         (614_400, 1, 1, "float32", None, {"preset": "gpt2-xl"}),
-        (614_400 * 512, 1, 512, "float32", None, {"preset": "gpt2-xl"}),
     ],
 )
 def test_kv_bytes(expected, batch, context, dtype, serving, model):
@@ -88,8 +81,7 @@ def test_gemma_3_has_the_published_parameters(preset, published, token_bytes, at
 
 
 def test_gpt_oss_has_the_published_parameters():
-    """Of its model card (arXiv 2508.10925), table 1: 0.64 billion of attention in the smaller one,
-    3.61 billion active, the embedding of tokens not counted; 5.13 billion in the larger."""
+    """Of its model card (arXiv 2508.10925), table 1: active ones, without embeddings."""
     sizes = (("gpt-oss-20b", 3.61, 24, 32), ("gpt-oss-120b", 5.13, 36, 128))
     for preset, active, layers, experts in sizes:
         model = ModelConfig(preset=preset)
@@ -130,8 +122,6 @@ def test_gpt2_xl_flops():
     model = ModelConfig(preset="gpt2-xl")
     for tokens in (1, 256, 1024):
         assert forward_flops(model, tokens) == 3_109_942_400 * tokens + 307_200 * tokens**2
-    total = sum(forward_flops(model, tokens) for tokens in range(256, 512))
-    assert total == pytest.approx(3.173e14, rel=1e-4)
 
 
 EXACT_NUMBERS_OF_ARTICLES = [
@@ -148,12 +138,6 @@ EXACT_NUMBERS_OF_ARTICLES = [
 
 def test_numbers_that_findings_quote():
     assert [claim.exact for claim in article_claims()] == EXACT_NUMBERS_OF_ARTICLES
-
-
-@pytest.mark.parametrize(("item_bytes", "sequences"), [(4, 56), (2, 132)])
-def test_sequences_of_512_tokens_that_fit_beside_gpt2_xl_on_an_rtx_4090(item_bytes, sequences):
-    weights, token_bytes = item_bytes * 1_557_611_200, item_bytes * 153_600
-    assert (24 * 2**30 - 7 * 2**28 - weights) // (token_bytes * 512) == sequences
 
 
 @pytest.mark.parametrize(
@@ -177,14 +161,10 @@ def test_windows_bound_reads_and_growth_but_sharing_does_not_bound_reads():
     assert decode_flops(model, 1024) < decode_flops(ModelConfig(preset="gpt2", n_kv_head=1), 1024)
 
 
-def test_written_bytes_follow_the_tie_rule():
+def test_written_bytes_follow_the_tie_rule_and_int8_counts_its_scales():
     model = ModelConfig(preset="gpt2", n_kv_head=1)
-    overwrite = KVLayout.of(model, ServingConfig(tie="character-ai"))
-    owner = KVLayout.of(model, ServingConfig(tie="character-ai", tie_rule="owner"))
-    assert overwrite.written_bytes(1) == 12 * 512
-    assert owner.written_bytes(1) == 5 * 512
-
-
-def test_int8_counts_its_scales():
+    owner = ServingConfig(tie="character-ai", tie_rule="owner")
+    assert KVLayout.of(model, TIED).written_bytes(1) == 12 * 512
+    assert KVLayout.of(model, owner).written_bytes(1) == 5 * 512
     layout = KVLayout.of(ModelConfig(preset="gpt2"), ServingConfig(kv_dtype="int8"))
     assert layout.stored_bytes(3, 100) == 3 * 100 * 12 * 2 * 12 * (64 + 2)

@@ -14,11 +14,7 @@ def test_groups_and_owner_maps_say_the_same():
 @pytest.mark.parametrize(
     ("sharing", "kinds", "message"),
     [
-        ("adjacent", "GG", "whole number"),
         ("adjacent:0", "GG", "at least 1"),
-        ("adjacent:two", "GG", "whole number"),
-        ("none:1", "GG", "takes no number"),
-        ("neighbours", "GG", "not a known pattern"),
         ("trailing:2", "GG", "leaves no global owner"),
         ("trailing:3", "GGLLL", "leaves no local owner"),
         ([[0, 1]], "GL", "joins global layer 0 and local layer 1"),

@@ -65,15 +65,19 @@ include:
     ]  # fmt: skip
 
 
-def test_zipped_factors_move_together(tmp_path):
-    text = (
-        FACTORS.replace("    gqa: {model.n_kv_head: 2}\n", "") + WHEN + "zip: [[heads, horizon]]\n"
-    )
-    assert names(load_sweep_text(tmp_path, text)) == [
-        "mha global w8",
-        "mqa hybrid w8",
-        "mqa hybrid w4",
-    ]
+@pytest.mark.parametrize(
+    ("tail", "cells"),
+    [
+        ("zip: [[heads, horizon]]\n", ["mha global w8", "mqa hybrid w8", "mqa hybrid w4"]),
+        ("design: cells\ncells: [{heads: mqa}, {horizon: hybrid, window: w4}]\n",
+         ["mha global w8", "mqa global w8", "mha hybrid w4"]),
+        ("design: cumulative\ntarget: {heads: mqa, window: w4}\n",
+         ["mha global w8", "mqa global w8", "mqa hybrid w8", "mqa hybrid w4"]),
+    ],
+)  # fmt: skip
+def test_zipped_listed_and_targeted_levels(tmp_path, tail, cells):
+    factors = FACTORS.replace("    gqa: {model.n_kv_head: 2}\n", "")
+    assert names(load_sweep_text(tmp_path, factors + WHEN + tail)) == cells
 
 
 def test_several_designs_each_with_its_seeds(tmp_path):
@@ -82,61 +86,6 @@ def test_several_designs_each_with_its_seeds(tmp_path):
     assert len(seeds) == 9
     assert seeds["mha global w8"] == seeds["mqa global w8"] == (0, 1, 2)
     assert seeds["mqa hybrid w8"] == (0,)
-
-
-def test_factors_that_a_listed_cell_omits_are_at_their_baseline(tmp_path):
-    text = (
-        FACTORS
-        + WHEN
-        + "design: cells\ncells:\n  - {heads: mqa}\n  - {horizon: hybrid, window: w4}\n"
-    )
-    assert names(load_sweep_text(tmp_path, text)) == [
-        "mha global w8",
-        "mqa global w8",
-        "mha hybrid w4",
-    ]
-
-
-def test_cumulative_takes_the_target(tmp_path):
-    text = FACTORS + WHEN + "design: cumulative\ntarget: {heads: gqa, window: w4}\n"
-    assert names(load_sweep_text(tmp_path, text)) == [
-        "mha global w8",
-        "gqa global w8",
-        "gqa hybrid w8",
-        "gqa hybrid w4",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tail", "message"),
-    [
-        ("design: half\n", "s.yaml:14:9: design = half is not one of full, one_factor"),
-        ("design: fractional:3\n", "design = fractional:3 is not one of"),
-        ("design: fractional:2\n", "design = fractional:2 takes factors of two levels, and heads has 3"),
-        ("design: cumulative\n", "s.yaml:1:1: target must name the level of heads that is the reduction: gqa or mqa"),
-        ("target: {heads: gqa}\n", "target = {...} is used by design: cumulative or leave_one_out alone"),
-        ("cells: [{heads: gqa}]\n", "is used by design: cells alone; leave it out"),
-        ("generators: {heads: [horizon, window]}\n", "is used by design: fractional alone"),
-        ("designs: {full: [0]}\nseeds: [1]\n", "leave out design and seeds"),
-        ("designs: {full: [0, 0]}\n", "designs.full = [0, 0] names a seed twice"),
-        ("when: {horizon: {window: w8}}\n", "is not above horizon in factors; move it there"),
-        ("when: {heads: {heads: mha}}\n", "is not above heads"),
-        ("when: {windo: {horizon: hybrid}}\n", "when.windo = {...} is not a factor; did you mean window?"),
-        ("when: {window: {}}\n", "names no level"),
-        ("exclude: [{windo: []}]\n", "exclude.0.windo = [] names no level"),
-        ("include: [{heads: []}]\n", "include.0.heads = [] names no level"),
-        ("exclude: [{}]\n", "exclude.0 = {...} names no level, so it would fit every cell"),
-        (WHEN + "include: [{window: w4}]\n", "sets window, which `when` switches off there"),
-        ("zip: [[heads, horizon]]\n", "joins factors of unequal length (heads 3, horizon 2)"),
-        ("zip: [[window, horizon]]\n", "must begin with horizon, which comes first"),
-        ("zip: [[horizon, windo]]\n", "names windo, which is not a factor; did you mean window?"),
-        ("zip: [[horizon, window], [window, horizon]]\n", "zipped already"),
-        ("zip: [[horizon, window]]\nbaseline: {window: w4}\n", "no row with the baseline levels of all"),
-        ("zip: [[horizon, window]]\ninclude: [{horizon: hybrid, window: w8}]\n", "are never together in the zip"),
-    ],
-)  # fmt: skip
-def test_refusals(tmp_path, tail, message):
-    assert message in sweep_errors(tmp_path, FACTORS + tail)
 
 
 def test_a_design_that_is_too_large_is_refused_before_it_is_made(tmp_path, monkeypatch):

@@ -41,8 +41,7 @@ def test_gpt2_124m_is_the_published_recipe():
 
 @pytest.mark.parametrize("name", ["gpt2-10m", "gpt2-30m", "gpt2-60m", "gpt2-124m", "gpt2-124m-30b"])
 def test_held_out_text_suffices_however_the_documents_fall(name):
-    """The split is by document. FineWeb-Edu's have about 1,000 tokens, and spread about twice
-    that, so the sum of n of them lies within 5 x 2,000 x sqrt(n) of its mean."""
+    """A document of FineWeb-Edu has about 1,000 tokens, give or take twice that."""
     experiment = load_experiment(FOLDER / f"{name}.yaml")
     data, evaluation = experiment.data, experiment.evaluation
     mean = (data.max_tokens or 9.9e9) * data.validation_fraction

@@ -1,17 +1,11 @@
 """YAML as plain data: numbers, locations, and everything that is refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import SpecError
 from kvlab.spec.yaml_reader import MAX_BYTES, parse_yaml, read_yaml
-
-
-def read_problem(text):
-    with pytest.raises(SpecError) as caught:
-        parse_yaml(text, "x.yaml")
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +33,9 @@ def test_locations_are_kept():
         ("", "x.yaml:1:1: is empty"),
         ("# only a comment\n", "is empty"),
         ("- a\n- b\n", "x.yaml:1:1: is not a mapping"),
-        ("just text", "is not a mapping"),
-        ("a: &b [1]\nc: *b\n", "x.yaml:1:4: anchor &b"),
-        ("a: *b\n", "x.yaml:1:4: alias *b"),
-        ("a: !!python/object/apply:os.system [ls]", "x.yaml:1:4: tag"),
-        ("a: 1\na: 2\n", "x.yaml:2:1: key 'a' is duplicated"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2:1: is not valid YAML"),
         ("a: [1, 2\nb: 3\n", "is not valid YAML"),
         ("a:\tb\n\tc: d", "is not valid YAML"),
-        ("a: " + "[" * 2000, "nested deeper than 32"),
         ("{a: 1}: 2", "a key must be a plain name"),
         ("a: .inf", "not a finite number"),
         ("a: 1e999", "too large"),
@@ -55,13 +43,9 @@ def test_locations_are_kept():
     ],
 )
 def test_refusals_name_the_place(text, message):
-    assert message in read_problem(text)
-
-
-def test_nested_aliases_are_refused_before_they_are_expanded():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
-    assert "anchor &a0" in read_problem("\n".join(lines))
+    with pytest.raises(SpecError) as caught:
+        parse_yaml(text, "x.yaml")
+    assert message in str(caught.value)
 
 
 def test_unreadable_files(tmp_path):
@@ -79,6 +63,7 @@ def test_unreadable_files(tmp_path):
         read_yaml(tmp_path / "large.yaml")
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused_never_a_crash(text):
     try:
