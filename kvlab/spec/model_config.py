@@ -303,9 +303,11 @@ class ModelConfig(SpecModel):
                 yield next(fields, key), f"{text}; use one such as G{kind}, or leave it out"
 
     def _find_head_problems(self) -> Problems:
-        for key, settings in (("", self), *self.kind_settings.values()):
-            if settings.n_kv_head is not None and self.n_head % settings.n_kv_head:
-                yield f"{key}.n_kv_head", self._describe_divisors()
+        counts: dict[str, int | None] = {"n_kv_head": self.n_kv_head}
+        counts |= {f"{key}.n_kv_head": own.n_kv_head for key, own in self.kind_settings.values()}
+        for key, count in counts.items():
+            if count is not None and self.n_head % count:
+                yield key, self._describe_divisors()
         if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
             yield (
                 "n_embd",

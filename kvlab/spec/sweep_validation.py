@@ -1,6 +1,6 @@
 """Check a sweep across its keys: that names exist, and that keys have an effect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvlab.errors import SpecError
@@ -77,8 +77,9 @@ def find_match_problems(sweep: "Sweep") -> Problems:
     if len(sweep.match) < 2:
         return
     text = "is crossed with every cell of the design; leave it out, or use exclude"
-    cells = ((f"cells.{number}", cell) for number, cell in enumerate(sweep.listed_cells))
-    for key, names in (("target", sweep.target), ("when", sweep.when), *cells):
+    named: dict[str, Collection[str]] = {"target": sweep.target, "when": sweep.when}
+    named |= {f"cells.{number}": cell for number, cell in enumerate(sweep.listed_cells)}
+    for key, names in named.items():
         if MATCH_FACTOR in names:
             yield f"{key}.{MATCH_FACTOR}", text
     groups = {f"zip.{number}": group for number, group in enumerate(sweep.zip)}
