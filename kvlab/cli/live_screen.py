@@ -1,13 +1,13 @@
 """Lines redrawn in place on a terminal. Only this module imports rich, which is slow to import."""
 
 import threading
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvlab.cli.terminal import ControlText
+from kvlab.cli.terminal import ControlText, StreamWrapper
 from kvlab.humanize import sanitize_text
 
 
@@ -63,17 +63,11 @@ class LiveScreen:
         return text
 
 
-class _ControllingStream:
+class _ControllingStream(StreamWrapper):
     """A terminal that gets rich's control sequences, whatever is done to other text."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
 
     def write(self, text: str) -> int:
         return self._stream.write(ControlText(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 class _CursorKeepingConsole(Console):

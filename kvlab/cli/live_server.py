@@ -46,6 +46,9 @@ MAX_RUNNING, MAX_ENDED, MAX_FAILED = 64, 12, 12
 MAX_ENDED_CURVES = 24
 CURVE_POINTS = 200
 
+PROGRESS = ("stage", "step", "steps", "loss", "tokens_per_second")
+"""What the page shows of a running trial's progress, as far as it is there."""
+
 HEADERS = [
     ("Cache-Control", "no-store"),
     ("Connection", "close"),
@@ -106,23 +109,16 @@ class LivePage:
     def _collect(self, name: str) -> dict[str, Any]:
         facts = collect_sweep_facts(self.store, name)
         trials = facts["trials"]
-        done = [trial for trial in trials if trial["state"] == "done"]
-        done.sort(key=self._ended_at, reverse=True)
+        paths = {t["trial"]: self.store.trial_directory(t["trial"]) / "result.json" for t in trials}
+        done = [t for t in trials if t["state"] == "done" and paths[t["trial"]].exists()]
+        done.sort(key=lambda trial: paths[trial["trial"]].stat().st_mtime, reverse=True)
         failed = [t for t in trials if t["state"] in ("failed", "diverged", "pruned")]
         running, curves = [], []
         for trial in [one for one in trials if one["state"] == "running"][:MAX_RUNNING]:
             progress = self.store.progress(trial["trial"]) or {}
-            shown = _describe(trial)
-            left, own = progress.get("seconds_left"), progress.get("curves") or {}
-            running.append({
-                **shown,
-                "stage": progress.get("stage", "starting"),
-                "step": progress.get("step", 0),
-                "steps": progress.get("steps", 0),
-                "loss": progress.get("loss"),
-                "tokens_per_second": progress.get("tokens_per_second"),
-                "left": None if left is None else format_duration(left),
-            })  # fmt: skip
+            shown, own = _describe(trial), progress.get("curves") or {}
+            state = {name: progress.get(name) for name in PROGRESS}
+            running.append({**shown, **state, "left": _show_time(progress.get("seconds_left"))})
             curves.append({
                 "trial": trial["trial"],
                 "label": shown["label"],
@@ -130,16 +126,12 @@ class LivePage:
                 "train": _thin(own.get("train_loss") or []),
                 "validation": _thin(own.get("validation_loss") or []),
             })  # fmt: skip
-        left = facts["pace"]["seconds_left"]
         return {
-            "sweep": facts["sweep"],
+            **{name: facts[name] for name in ("sweep", "stage", "driven", "states")},
             "question": sanitize_line(str(facts.get("question") or "")),
-            "stage": facts.get("stage"),
             "search": [sanitize_line(line) for line in facts.get("search", ())],
-            "driven": facts["driven"],
-            "states": facts["states"],
             "total": len(trials),
-            "left": None if left is None else format_duration(left),
+            "left": _show_time(facts["pace"]["seconds_left"]),
             "trials_per_hour": facts["pace"]["trials_per_hour"],
             "running": running,
             "ended": [
@@ -149,10 +141,6 @@ class LivePage:
             "failed": [_describe(trial) for trial in failed[-MAX_FAILED:]],
             "curves": [*curves, *self._ended_curves(done)],
         }
-
-    def _ended_at(self, trial: dict[str, Any]) -> float:
-        path = self.store.trial_directory(trial["trial"]) / "result.json"
-        return path.stat().st_mtime if path.exists() else 0.0
 
     def _read_ended(self, trial: str) -> dict[str, Any]:
         """Return the outcome, the training and the validation curve of a trial that is done."""
@@ -211,6 +199,10 @@ def _describe(trial: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _show_time(seconds: float | None) -> str | None:
+    return None if seconds is None else format_duration(seconds)
+
+
 def _thin(points: list[list[float]]) -> list[list[float]]:
     """Return ``[tokens, loss]`` of at most `CURVE_POINTS` points, the last among them."""
     step = -(-len(points) // CURVE_POINTS) or 1
@@ -248,12 +240,6 @@ def make_app(page: LivePage, host: str) -> Starlette:
     def show_report(request: Request) -> Response:
         return FileResponse(page.find_report_file(**request.path_params))
 
-    def list_sweeps(_: Request) -> Response:
-        return JSONResponse(page.list_sweeps())
-
-    def describe_sweep(request: Request) -> Response:
-        return JSONResponse(page.describe_sweep(**request.path_params))
-
     def say_error(_: Request, error: Exception) -> Response:
         if isinstance(error, OSError):
             text = error.strerror or type(error).__name__
@@ -261,10 +247,10 @@ def make_app(page: LivePage, host: str) -> Starlette:
             text = re.sub(r"(?<![\w.])/(?:[^\s/]+/)+", "", summarize_error(error))
         return PlainTextResponse(f"{text}\n", 404 if isinstance(error, UsageError) else 500)
 
-    async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
+    async def guard(request: Request, proceed: RequestResponseEndpoint) -> Response:
         if not is_own_name(request.headers.get("host", "")):
             return PlainTextResponse("this host name is not the page's own\n", 403)
-        response = await answer(request)
+        response = await proceed(request)
         if not request.scope["path"].startswith("/report/"):  # a report declares its own policy
             response.headers["Content-Security-Policy"] = POLICY
         return response
@@ -273,8 +259,10 @@ def make_app(page: LivePage, host: str) -> Starlette:
         routes=[
             Route("/", show_page),
             Route("/sweep/{name}", show_page),
-            Route("/api/sweeps", list_sweeps),
-            Route("/api/sweep/{name}", describe_sweep),
+            Route("/api/sweeps", lambda _: JSONResponse(page.list_sweeps())),
+            Route(
+                "/api/sweep/{name}", lambda r: JSONResponse(page.describe_sweep(**r.path_params))
+            ),
             Route("/report/{name}/{path:path}", show_report),
             Mount("/", StaticFiles(directory=str(assets))),
         ],

@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         options = build_parser(words).parse_args(words)
-        code: int = options.run(options)
+        code: int | None = options.run(options)
         sys.stdout.flush()
-        return code
+        return code or 0
     except KvlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code

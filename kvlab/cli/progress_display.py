@@ -4,12 +4,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.store import Store
-from kvlab.store.attempt import format_progress
+from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.sweep_progress import Event, RemainingTime
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.5
 HEARTBEAT_SECONDS = 10.0
 ID_DIGITS = 8
+STARTING: ProgressUpdate = {"stage": "starting"}
 
 
 class ProgressDisplay:
@@ -43,7 +44,11 @@ class ProgressDisplay:
         self._started = time.monotonic()
         self._preparation = ""
         self._remote_trials = 0
-        self._screen = _open_screen(stream)
+        self._screen: LiveScreen | None = None  # in pipes, logs and dumb terminals
+        if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+            from kvlab.cli import live_screen  # imports rich
+
+            self._screen = live_screen.LiveScreen(stream)
         self._lock = threading.Lock()
 
     def begin_stage(self, plan: Plan, *, retry_failed: bool = False) -> None:
@@ -93,41 +98,36 @@ class ProgressDisplay:
         self.end_preparation()
         planned = event.planned
         self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
+        label = _trial_label(planned)
         if event.kind == "started":
             if planned.trial.id in self._pruned:  # promoted: it is trained to its end after all
                 self._pruned.remove(planned.trial.id)
                 self._done -= 1
             self._remaining_time.on_start(planned)
             if self._screen is None:
-                self.print_line(f"started {_trial_label(planned)}")
+                self.print_line(f"started {label}")
         elif event.kind in ("retried", "healed", "waiting"):
             word = "again" if event.kind == "retried" else event.kind
-            self.print_line(f"{word:<7} {_trial_label(planned)}: {event.message}")
+            self.print_line(f"{word:<7} {label}: {event.message}")
         elif event.kind == "halted":
             self.print_line(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):
             self._remaining_time.on_interruption(planned)
-            self.print_line(f"{event.status:<7} {_trial_label(planned)}")
+            self.print_line(f"{event.status:<7} {label}")
         else:
-            self._handle_end(event)
-
-    def _handle_end(self, event: Event) -> None:
-        planned = event.planned
-        seconds = None if event.is_remote else event.seconds
-        record = self._store.training_directory(planned.trial.training_id) / "training.json"
-        try:  # the time since its training was finished
-            measuring = max(0.0, time.time() - record.stat().st_mtime)
-        except OSError:
+            record = self._store.training_directory(planned.trial.training_id) / "training.json"
             measuring = None
-        self._remaining_time.on_end(planned, seconds, measuring)
-        self._done += 1
-        self._failed += event.status == "failed"
-        if event.status == "pruned":
-            self._pruned.add(planned.trial.id)
-        outcome = format_outcome(self._store, planned.trial.id)
-        duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
-        line = f"{event.status:<7} {_trial_label(planned)}  {duration}  {outcome}"
-        self.print_line(line.rstrip())
+            with suppress(OSError):  # the time since its training was finished
+                measuring = max(0.0, time.time() - record.stat().st_mtime)
+            seconds = None if event.is_remote else event.seconds
+            self._remaining_time.on_end(planned, seconds, measuring)
+            self._done += 1
+            self._failed += event.status == "failed"
+            if event.status == "pruned":
+                self._pruned.add(planned.trial.id)
+            outcome = format_outcome(self._store, planned.trial.id)
+            duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
+            self.print_line(f"{event.status:<7} {label}  {duration}  {outcome}".rstrip())
 
     def _run(self, driver: Driver, ended: threading.Event) -> None:
         interval = HEARTBEAT_SECONDS if self._screen is None else REDRAW_SECONDS
@@ -140,18 +140,17 @@ class ProgressDisplay:
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
                 self._remote_trials = len(driver.remote_trials)
-                running, summary = driver.running_trials, self._format_summary()
+                summary = self._format_summary()
+                progress = [
+                    (one, format_progress(self._store.progress(one.trial.id) or STARTING))
+                    for one in driver.running_trials
+                ]
                 if self._screen is not None:
-                    lines = [
-                        f"{_trial_label(one)}  {self._format_progress(one)}" for one in running
-                    ]
+                    lines = [f"{_trial_label(one)}  {text}" for one, text in progress]
                     self._screen.redraw(lines, summary)
                 else:
-                    parts = (f"{_short_id(one)} {self._format_progress(one)}" for one in running)
+                    parts = (f"{one.trial.id[:ID_DIGITS]} {text}" for one, text in progress)
                     self.print_line("; ".join([summary, *parts]))
-
-    def _format_progress(self, planned: PlannedTrial) -> str:
-        return format_progress(self._store.progress(planned.trial.id) or {"stage": "starting"})
 
     def _format_summary(self) -> str:
         parts = [f"{self._sweep}: {self._done}/{len(self._known_trials)} done"]
@@ -166,15 +165,6 @@ class ProgressDisplay:
         if self._preparation:
             parts.append(f"preparing data: {self._preparation}")
         return ", ".join(parts)
-
-
-def _open_screen(stream: TextIO) -> "LiveScreen | None":
-    """Return a screen where lines can be redrawn, or None for pipes, logs and dumb terminals."""
-    if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
-        return None
-    from kvlab.cli.live_screen import LiveScreen
-
-    return LiveScreen(stream)
 
 
 def format_outcome(store: Store, trial_id: str) -> str:
@@ -202,9 +192,5 @@ def format_outcome(store: Store, trial_id: str) -> str:
     return "  ".join(parts)
 
 
-def _short_id(planned: PlannedTrial) -> str:
-    return planned.trial.id[:ID_DIGITS]
-
-
 def _trial_label(planned: PlannedTrial) -> str:
-    return f"{_short_id(planned)} {planned.label} seed={planned.trial.seed}"
+    return f"{planned.trial.id[:ID_DIGITS]} {planned.label} seed={planned.trial.seed}"

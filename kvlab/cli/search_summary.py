@@ -8,9 +8,7 @@ from kvlab.humanize import format_number
 from kvlab.spec import Sweep
 from kvlab.spec.search_config import format_settings, split_sampler
 from kvlab.spec.validation_errors import format_value
-from kvlab.store import Store
 from kvlab.sweep.search.optuna_sampler import check_search, objective_direction
-from kvlab.sweep.search.searcher import Searcher
 
 MAX_BEST = 10
 """Trials of a front that are listed."""
@@ -67,16 +65,6 @@ def suggest_confirmation(sweep: Sweep) -> str:
     path = Path(sweep.source.document.file).with_name(f"{sweep.name}-confirm.yaml")
     text = "One seed each: the best of many looks better than it is. Confirm on fresh seeds"
     return f"{text}: kvlab report {sweep.name} --confirm {path}"
-
-
-def promote_trials(search: Searcher, store: Store, trials: list[str]) -> None:
-    """Have pruned trials, given by the first digits of their ids, trained to their end.
-
-    Raises:
-        UsageError: If one is not a pruned trial of this search.
-    """
-    for trial in trials:
-        search.promote(store.find_trial(trial))
 
 
 def _in_parentheses(words: list[str]) -> str:

@@ -8,9 +8,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.errors import SpecError, UsageError
 from kvlab.humanize import suggest_name
@@ -66,9 +65,9 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 def add_store(parser: argparse.ArgumentParser, *, archive: bool = False) -> None:
     """Add ``--store``. With ``archive`` the command opens it by `open_store`."""
-    default = "(default: KVLAB_STORE, else runs in the project's folder)"
-    what = f"folder of the record, or its {ARCHIVE_SUFFIX}" if archive else "folder of the record"
-    parser.add_argument("--store", default=default_store(), metavar="DIR", help=f"{what} {default}")
+    text = f"folder of the record{f', or its {ARCHIVE_SUFFIX}' if archive else ''}"
+    text += " (default: KVLAB_STORE, else runs in the project's folder)"
+    parser.add_argument("--store", default=default_store(), metavar="DIR", help=text)
 
 
 def open_store(place: str) -> Store:
@@ -85,10 +84,8 @@ def open_store(place: str) -> Store:
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
-    default, text = project_path("reports"), "(default: reports in the project's folder)"
-    parser.add_argument(
-        "--reports", default=default, metavar="DIR", help=f"folder of reports {text}"
-    )
+    text = "folder of reports (default: reports in the project's folder)"
+    parser.add_argument("--reports", default=project_path("reports"), metavar="DIR", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -100,18 +97,13 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory(parser: argparse.ArgumentParser, use: str) -> None:
-    parser.add_argument(
-        "--memory", type=memory_size, metavar="SIZE",
-        help=f"memory of the device, such as 80GB or 24GiB: {use}",
-    )  # fmt: skip
+    text = f"memory of the device, such as 80GB or 24GiB: {use}"
+    parser.add_argument("--memory", type=memory_size, metavar="SIZE", help=text)
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threads", type=positive_int, metavar="N",
-        help="CPU threads (default: resources.cpus of the trial or experiment, else this machine's"
-        " cores)",
-    )  # fmt: skip
+    text = "CPU threads (default: resources.cpus of the trial or experiment, else all cores)"
+    parser.add_argument("--threads", type=positive_int, metavar="N", help=text)
 
 
 def set_threads(threads: int | None, cpus: float | None) -> int:
@@ -143,29 +135,22 @@ def resolve_device(name: str) -> str:
     """
     import torch
 
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise UsageError("--device cuda: there is no CUDA device here; use cpu")
     if name == "auto":
-        return "cuda" if has_cuda else "cpu"
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: there is no CUDA device here; use cpu")
     return name
 
 
 def add_variants(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--set", "KEY=VALUE", "change a key of every target; may be repeated")
-    parser.add_argument(
-        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
-        help="put a variant of the first target beside it; may be repeated",
-    )  # fmt: skip
+    text = "put a variant of the first target beside it; may be repeated"
+    settings: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+    parser.add_argument("--compare", nargs="+", help=text, **settings)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A target with changed keys.
-
-    Attributes:
-        name: The target, followed by what ``--compare`` changes of it.
-    """
+class Variant(NamedTuple):
+    """A target with changed keys; its name is the target and what ``--compare`` changes of it."""
 
     name: str
     target: str
@@ -238,8 +223,8 @@ def find_sweep_file(text: str) -> str:
         return str(named[0])
     names = [file.stem for file in files]
     hint = suggest_name(text, names, f"there are {', '.join(names) or 'none'}")
-    text = f"sweep = {text} is neither a file nor the name of one in {folders[0]}"
-    raise UsageError(f"{text}; {hint}")
+    where = f"is neither a file nor the name of one in {folders[0]}"
+    raise UsageError(f"sweep = {text} {where}; {hint}")
 
 
 def _written_name(file: Path) -> str | None:
@@ -271,29 +256,21 @@ def read_sweep(path: str | Path, scale: str = "") -> Sweep:
         SpecError: With every problem, each with file, line and column.
     """
     sweep = load_sweep(find_sweep_file(str(path)), scale)
-    problems = [
-        sweep.source.document.problem(where, message)
-        for where, message in (*_find_unknown_sections(sweep), *_find_metric_problems(sweep))
-    ]
-    if problems:
-        raise SpecError(problems)
+    if found := list(_find_unknown_names(sweep)):
+        raise SpecError([sweep.source.document.problem(where, text) for where, text in found])
     return sweep
 
 
-def _find_unknown_sections(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if not sweep.report.sections:
-        return
-    from kvlab.report.sections import choose_sections, explain_unknown_section  # imports scipy
+def _find_unknown_names(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield what is wrong with sections, with the decided metric, and with a margin in its unit."""
+    if sweep.report.sections:
+        from kvlab.report.sections import choose_sections, explain_unknown_section  # imports scipy
 
-    table = choose_sections(sweep.search is not None)
-    for number, name in enumerate(sweep.report.sections):
-        if name not in table:
-            text = f"report.sections.{number} = {name} {explain_unknown_section(name, table)}"
-            yield ("report", "sections", number), text
-
-
-def _find_metric_problems(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield what is wrong with the decided metric, and with a margin in its unit."""
+        table = choose_sections(sweep.search is not None)
+        for number, name in enumerate(sweep.report.sections):
+            if name not in table:
+                text = f"report.sections.{number} = {name} {explain_unknown_section(name, table)}"
+                yield ("report", "sections", number), text
     metric, margin = sweep.decide.metric, sweep.decide.margin
     if metric is None:
         return

@@ -38,20 +38,30 @@ COPY_SECONDS = 600.0
 """Time between two copies of the record while a sweep runs."""
 
 
-class MLflowCallback:
+class _Callback:
+    """Publishes a sweep to a target; an outage of the target costs one warning."""
+
+    def __init__(self, store: Store, sweep: str, target: str | None, warn: Callable[[str], None]):
+        self._store, self._sweep, self._target, self._warn = store, sweep, target, warn
+        self._error: str | None = None
+
+    def _handle_outage(self, what: str, error: KvlabError) -> None:
+        if self._error is None:
+            self._warn(f"{what} is not up to date: {error}; the sweep goes on without it")
+        self._error = str(error)
+
+
+class MLflowCallback(_Callback):
     """Mirror a sweep into MLflow.
 
     Args:
         store: Where the trials are recorded.
         sweep: Its name.
-        uri: Of the MLflow server or database; see `kvlab.track.Tracker` for the default.
+        target: URI of the MLflow server or database; see `kvlab.track.Tracker` for the default.
         warn: Called with the warning about an outage.
     """
 
-    def __init__(self, store: Store, sweep: str, uri: str | None, warn: Callable[[str], None]):
-        self._store, self._sweep, self._uri, self._warn = store, sweep, uri, warn
-        self._tracker: Tracker | None = None
-        self._error: str | None = None
+    _tracker: "Tracker | None" = None
 
     def on_result(self, trial_id: str) -> None:
         """Mirror a trial; after an outage, leave it to `finish`."""
@@ -63,7 +73,7 @@ class MLflowCallback:
             else:  # the whole sweep: a driver that was killed may have mirrored only a part
                 self._connect().mirror(self._sweep)
         except TrackingError as error:
-            self._handle_outage(error)
+            self._lose_tracker(error)
 
     def finish(self, report: Path | None) -> dict[str, str | None]:
         """Mirror the whole sweep with its report; return the URI and the error, if any."""
@@ -71,50 +81,49 @@ class MLflowCallback:
             tracker = self._connect()
             tracker.mirror(self._sweep, report)
         except TrackingError as error:
-            self._handle_outage(error)
-            return {"uri": self._uri, "error": self._error}
+            self._lose_tracker(error)
+            return {"uri": self._target, "error": self._error}
         return {"uri": tracker.uri, "error": None}
 
     def _connect(self) -> "Tracker":
         from kvlab.track import Tracker  # imports MLflow, which takes seconds
 
         if self._tracker is None:
-            tracker = Tracker(self._store.path, self._uri)
+            tracker = Tracker(self._store.path, self._target)
             tracker.close_zombies()
             self._tracker = tracker
         return self._tracker
 
-    def _handle_outage(self, error: TrackingError) -> None:
-        if self._error is None:
-            self._warn(f"MLflow is not up to date: {error}; the sweep goes on without it")
-        self._error = str(error)
+    def _lose_tracker(self, error: TrackingError) -> None:
+        self._handle_outage("MLflow", error)
         self._tracker = None  # `finish` connects again and finds out whether the outage is over
 
 
-class BackupCallback:
+class BackupCallback(_Callback):
     """Copy the record of a sweep to a folder or a URL, in a thread, and at the end.
 
     Args:
         store: Where the trials are recorded.
         sweep: Its name.
-        place: See `kvlab.store.record_archive.copy_sweep`; None or an empty string copies nothing.
+        target: Place of `kvlab.store.record_archive.copy_sweep`; None or an empty string copies
+            nothing.
         warn: Called with the warning about an outage.
 
     Raises:
         UsageError: If the URL cannot be opened or lies in the store.
     """
 
-    def __init__(self, store: Store, sweep: str, place: str | None, warn: Callable[[str], None]):
-        self._store, self._sweep, self._place, self._warn = store, sweep, place, warn
-        if place:
-            check_place(place, store)
-        self._error: str | None = None
-        self._thread: threading.Thread | None = None
-        self._next = 0.0
+    _thread: threading.Thread | None = None
+    _next = 0.0
+
+    def __init__(self, store: Store, sweep: str, target: str | None, warn: Callable[[str], None]):
+        super().__init__(store, sweep, target, warn)
+        if target:
+            check_place(target, store)
 
     def on_result(self, trial_id: str) -> None:  # noqa: ARG002 (a callback's)
         """Copy the record anew if the last copy is over and was begun some minutes ago."""
-        if not self._place or self._error is not None or time.monotonic() < self._next:
+        if not self._target or self._error is not None or time.monotonic() < self._next:
             return
         if self._thread is None or not self._thread.is_alive():
             self._next = time.monotonic() + COPY_SECONDS
@@ -123,19 +132,17 @@ class BackupCallback:
 
     def finish(self) -> dict[str, str | None]:
         """Copy the record; return the place and the error, if any."""
-        if not self._place:
+        if not self._target:
             return {"url": None, "error": None}
         if self._thread is not None:
             self._thread.join()
-        return {"url": redact_url(self._place), "error": None if self._copy() else self._error}
+        return {"url": redact_url(self._target), "error": None if self._copy() else self._error}
 
     def _copy(self) -> bool:
         try:
-            copy_sweep(self._store, self._sweep, self._place or "")
+            copy_sweep(self._store, self._sweep, self._target or "")
         except (CopyError, StoreError) as error:
-            if self._error is None:
-                self._warn(f"the copy is not up to date: {error}; the sweep goes on without it")
-            self._error = str(error)
+            self._handle_outage("the copy", error)
             return False
         return True
 
@@ -170,8 +177,9 @@ def notify_at_end(
     except UsageError:
         raise
     except Exception as error:
-        facts["exit_code"] = error.exit_code if isinstance(error, KvlabError) else 1
-        run_notify_command(command, {**facts, "outcome": "error", "error": str(error)}, warn)
+        code = error.exit_code if isinstance(error, KvlabError) else 1
+        facts |= {"exit_code": code, "outcome": "error", "error": str(error)}
+        run_notify_command(command, facts, warn)
         raise
     run_notify_command(command, facts, warn)
 

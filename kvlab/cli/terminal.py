@@ -84,11 +84,18 @@ def sanitize_output() -> Iterator[None]:
         yield
 
 
-class _CleanStream:
-    """A stream that writes `kvlab.humanize.sanitize_text` of what it gets."""
+class StreamWrapper:
+    """A stream that does as another one, but for what a subclass defines."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _CleanStream(StreamWrapper):
+    """A stream that writes `kvlab.humanize.sanitize_text` of what it gets."""
 
     def write(self, text: str) -> int:
         self._stream.write(text if isinstance(text, ControlText) else sanitize_text(text))
@@ -97,9 +104,6 @@ class _CleanStream:
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def show_status_line(line: str) -> None:
@@ -124,11 +128,8 @@ def tolerate_broken_output() -> Iterator[None]:
             sys.stderr.flush()
 
 
-class _TolerantStream:
+class _TolerantStream(StreamWrapper):
     """A stream that discards all output after the first error."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
 
     def write(self, text: str) -> int:
         try:
@@ -142,9 +143,6 @@ class _TolerantStream:
             self._stream.flush()
         except OSError:
             discard_output(self._stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def discard_output(stream: TextIO) -> None:

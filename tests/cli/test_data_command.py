@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.data.dataset_preparation import prepare_dataset
-from kvlab.spec import DataConfig, load_experiment
+from kvlab.spec import load_experiment
 from tests.support.text_files import stories, write_jsonl
 
 
@@ -66,14 +66,6 @@ def test_preparing_an_experiment_makes_the_dataset_of_its_trials(capsys, experim
     assert prepare_dataset(data).digest in out
 
 
-def test_max_bytes_may_be_written_as_a_float(capsys, text):
-    words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3"]
-    _, out, _ = run(capsys, "prepare", "files", *words, "--max-bytes", "2e4", "--json")
-    data = DataConfig(source="files", paths=(str(text),), tokenizer="bytes",
-                      validation_fraction=0.3, max_bytes=20_000)  # fmt: skip
-    assert json.loads(out)["digest"] == prepare_dataset(data).digest
-
-
 def test_verify_finds_a_changed_byte(capsys, text):
     _, out, _ = run(capsys, "prepare", "files", "--paths", text, "--json",
                     "--validation-fraction", "0.2")  # fmt: skip
@@ -83,12 +75,6 @@ def test_verify_finds_a_changed_byte(capsys, text):
     code, out, _ = run(capsys, "verify")
     assert code == 1
     assert path in out
-
-
-def test_the_json_of_an_empty_folder(capsys, data_home):
-    code, out, _ = run(capsys, "list", "--json")
-    expected = {"folder": str(data_home), "datasets": [], "hellaswag": None}
-    assert (code, json.loads(out)) == (0, expected)
 
 
 def test_a_wrong_path_in_a_file_is_shown_with_its_place_as_in_a_plan(capsys, experiment):

@@ -40,8 +40,3 @@ def test_sizes_adds_other_contexts_batches_and_sizes(capsys):
     sizes = {(r["size"], r["context_length"]): r["kv_bytes"] for r in json.loads(out)[0]["sizes"]}
     assert sizes["gpt3-175b", 1024]["1"] == 50_331_648
     assert sizes["gpt2", 1024]["8"] == 8 * 6_291_456 // 2
-
-
-def test_sizes_explains_why_a_layout_does_not_fit_another_size(capsys):
-    _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--sizes")
-    assert "its groups name layers by number" in out

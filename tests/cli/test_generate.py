@@ -71,24 +71,8 @@ def test_a_trial_by_the_first_digits_of_its_id(trial, model, capsys):
 def test_cached_and_uncached_give_the_same_tokens(trial, capsys, how):
     words = (trial, "--prompt", PROMPT, "--prompt", "c", "--new-tokens", "20", *how)
     assert rows(capsys, *words) == rows(capsys, *words, "--uncached")
-
-
-def test_the_seed_decides_the_draws(trial, capsys):
-    words = (trial, "--prompt", PROMPT, "--new-tokens", "20", "--temperature", "1.5", "--seed")
-    first, again, other = (rows(capsys, *words, seed) for seed in ("1", "1", "2"))
-    assert first == again != other
-
-
-def test_rows_of_a_batch_equal_those_generated_alone(trial, capsys):
-    prompts = [PROMPT, "x", "a longer one"]
-    words = [word for prompt in prompts for word in ("--prompt", prompt)]
-    together = rows(capsys, trial, *words, "--new-tokens", "10")
-    alone = [rows(capsys, trial, "--prompt", p, "--new-tokens", "10")[0] for p in prompts]
-    assert together == alone
-    text = run(capsys, trial, *words, "--new-tokens", "10")
-    assert [line for line in text.splitlines() if line.startswith("--- ")] == [
-        "--- 0", "--- 1", "--- 2",
-    ]  # fmt: skip
+    lines = run(capsys, *words).splitlines()
+    assert {"--- 0", "--- 1"} <= set(lines)
 
 
 def test_a_row_ends_with_a_stop_token(trial, capsys):
@@ -97,6 +81,7 @@ def test_a_row_ends_with_a_stop_token(trial, capsys):
     stop = next(id for id in free if 32 < id < 127)
     ended = rows(capsys, *words, "--new-tokens", "30", "--stop", chr(stop))[0]
     assert ended == free[: free.index(stop) + 1]
+    assert rows(capsys, *words, "--new-tokens", "30", "--seed", "4")[0] != free
 
 
 def test_streamed_output_has_whole_characters_and_equals_the_json(trial, capsys):
@@ -107,10 +92,6 @@ def test_streamed_output_has_whole_characters_and_equals_the_json(trial, capsys)
     assert printed.startswith("z\u00fc")
     shown = sanitize_text("z\u00fc" + bytewise.decode(new))  # a terminal obeys control characters
     assert printed.removesuffix("\n") == shown
-
-
-def test_no_new_tokens_leave_the_prompt(trial, capsys):
-    assert run(capsys, trial, "--prompt", PROMPT, "--new-tokens", "0") == PROMPT + "\n"
 
 
 @pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
@@ -136,11 +117,6 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
     words = ("tiny", "--random-weights", "--prompt-ids", "5,6", "--new-tokens", "6")
     expected = generate(GPT(ModelConfig(**PRESETS["tiny"])).eval(), [[5, 6]], 6, stop={50256})
     assert rows(capsys, *words) == expected
-
-
-def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, capsys):
-    (tmp_path / "weights" / "model.safetensors").write_bytes(b"no tensors")
-    assert "cannot be read" in refused(capsys, checkpoint, "--prompt-ids", "1")
 
 
 def test_the_cores_of_the_trial_are_the_threads(trial, capsys, monkeypatch):

@@ -80,7 +80,7 @@ def test_every_error_is_worded_as_written(folder, capsys, monkeypatch):
     golden = path.read_text()
     mistakes = [line.removeprefix("== ") for line in golden.splitlines() if line[:3] == "== "]
     assert len(set(mistakes)) == len(mistakes), "a mistake stands there twice"
-    said = "\n\n".join("\n".join([f"== {m}", *answer(folder, trial, m, capsys)]) for m in mistakes)
+    said = "\n".join("\n".join([f"== {m}", *answer(folder, trial, m, capsys)]) for m in mistakes)
     if os.environ.get("KVLAB_WRITE_GOLDEN"):
         path.write_text(f"{said}\n")
         return

@@ -16,7 +16,6 @@ import pytest
 
 from kvlab.cli import live_server
 from kvlab.cli.live_server import LivePage, listen, serve_live
-from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from tests.support.browser import Browser
@@ -108,16 +107,10 @@ def test_the_report_is_partial_and_follows_the_record(page, get):
 @pytest.mark.parametrize(
     "path",
     [
-        "/report/now/../../runs/sweeps/now/sweep.json",
         "/report/now/..%2f..%2fruns%2fsweeps%2fnow%2fsweep.json",
-        "/report/..%2fruns/report.html",
-        "/report/now//etc/passwd",
         "/report/none/report.html",
         "/api/sweep/none",
-        "/api/sweep/..%2fnow",
-        "/live_server.py",
         "/..%2flive_server.py",
-        "/nothing",
         "http://[/",
         "*",
     ],
@@ -188,9 +181,18 @@ def wait_for(browser, condition) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, host):
-    command = [sys.executable, "-m", "kvlab", "ui", "--live", "--host", host, "--store", "runs"]
+def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "kvlab",
+        "ui",
+        "--live",
+        "--host",
+        "0.0.0.0",
+        "--store",
+        "runs",
+    ]
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -198,20 +200,11 @@ def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, host):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
     )  # fmt: skip
     assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}/ follows")
-    if host == "0.0.0.0":
-        assert "reachable from other machines" in process.stdout.readline()
+    assert "reachable from other machines" in process.stdout.readline()
     assert ask(port, "/api/sweeps")[2] == "[]"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == ("ended\n", "")
     assert process.returncode == 0
-
-
-def test_without_mlflow_the_page_alone_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "kvlab.cli.live_server")
-    monkeypatch.setitem(sys.modules, "uvicorn", None)  # importing it is an error
-    assert main(["ui", "--live", "--store", str(tmp_path)]) == 1
-    assert "uvicorn is not installed here, and kvlab ui needs it" in capsys.readouterr().err
-    assert main(["status", "--store", str(tmp_path)]) == 0
 
 
 def test_a_port_that_is_taken(tmp_path):

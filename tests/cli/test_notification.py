@@ -104,9 +104,3 @@ def test_a_background_process_of_the_command_is_not_waited_for(tmp_path):
     run_notify_command("sleep 20 & echo $! > child", FACTS, warnings.append, timeout=10.0)
     assert warnings == []
     os.kill(int((tmp_path / "child").read_text()), 9)
-
-
-def test_without_a_command_nothing_runs(tmp_path):
-    for command in (None, ""):
-        run_notify_command(command, FACTS, print)
-    assert os.listdir(tmp_path) == []

@@ -55,13 +55,6 @@ def test_lines_that_stay_stand_above_those_that_are_redrawn():
     assert render_screen(process.output)[2:] == ["done"]
 
 
-def test_a_line_is_cut_to_the_width_of_the_terminal():
-    process = PtyProcess("-c", SCREEN, rows=10, columns=40, PYTHONPATH=str(ROOT))
-    process.read_until(lambda output: "0/2" in output)
-    assert f"trial a: {'x' * 30}\r\n" in process.output
-    process.kill()
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch, mlflow_template):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
@@ -98,14 +91,6 @@ def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
     assert any(line.startswith("stopped ") for line in shown)
     assert shown[-1] == "stopped; submit again to go on from the last checkpoints"
     assert "\x1b[?25l" not in process.output, "a killed process could not show the cursor again"
-
-
-def test_a_dumb_terminal_gets_plain_lines(folder):
-    process = PtyProcess("-c", SUBMIT, *submit_words(folder), PYTHONPATH=str(ROOT), TERM="dumb")
-    process.read_until(lambda output: "\nstarted " in output)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait() == 130
-    assert "\x1b" not in process.output
 
 
 def test_a_pipe_gets_plain_lines_without_importing_rich(folder, monkeypatch):

@@ -2,13 +2,7 @@
 
 import json
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from mlflow import MlflowClient
@@ -19,10 +13,8 @@ from kvlab.errors import DataError, StoreError
 from kvlab.report import answer_text
 from kvlab.store import Store
 from tests.support.tiny_sweep import (
-    ENDLESS_EXPERIMENT,
     EXPERIMENT,
     FAILING_SWEEP,
-    SHORT_REPORT,
     SWEEP,
     run_kvlab,
     tiny_sweep_folder,
@@ -133,11 +125,6 @@ def test_plan_shows_the_states_of_the_trials(store):
     assert "3 trials, 2 trainings: 1 trial shares a training with another." in text
 
 
-def test_plan_of_another_store_is_new():
-    out = run_kvlab("plan", "s.yaml", "--store", "elsewhere", "--json")[1]
-    assert json.loads(out)["totals"]["states"] == {"new": 2, "shares training": 1}
-
-
 def test_status(store):
     code, out, _ = run_kvlab("status", "s", "--json")
     facts = json.loads(out)
@@ -202,45 +189,6 @@ def test_a_damaged_result_is_measured_again_and_equal(folder, store):
     assert store.attempts(trial) == [1, 2]
 
 
-class BrokenServer(BaseHTTPRequestHandler):
-    """An MLflow server that answers every request with an error, and counts them."""
-
-    requests = 0
-
-    def do_POST(self):
-        type(self).requests += 1
-        self.send_error(404, "out of order")
-
-    do_GET = do_POST
-
-    def log_message(self, *arguments):
-        pass
-
-
-def test_an_outage_of_mlflow_costs_one_warning_and_few_requests(folder, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    server = HTTPServer(("127.0.0.1", 0), BrokenServer)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        uri = f"http://127.0.0.1:{server.server_port}"
-        (folder / "good.yaml").write_text(SWEEP + SHORT_REPORT + "seeds: [5]\n")
-        code, out, error = run_kvlab(
-            "submit", "good.yaml", "--executor", "inline", "--store", "other", "--json",
-            "--tracking-uri", uri,
-        )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    facts = json.loads(out)
-    assert (code, facts["states"]) == (0, {"done": 2, "missing": 0})
-    assert facts["mlflow"]["error"]
-    assert (folder / facts["report"] / "report.md").exists()
-    assert len(re.findall("MLflow", error.replace("MLflow at", ""))) == 1
-    assert BrokenServer.requests == 4, "two while the sweep ran, two at the end"
-
-
 def test_missing_text_is_reported_before_anything_is_written(folder):
     (folder / "gone.yaml").write_text(EXPERIMENT.replace("texts", "gone"))
     (folder / "lost.yaml").write_text(SWEEP.replace("e.yaml", "gone.yaml"))
@@ -272,27 +220,3 @@ def test_stop_is_honoured_while_the_text_is_prepared(folder, monkeypatch):
 
     monkeypatch.setattr(submit, "prepare_text", prepare)
     assert "goes on" in run_kvlab(*arguments)[2], "the request to stop has been withdrawn"
-
-
-def test_ctrl_c_stops_at_a_checkpoint_with_130(folder, mlflow_template):
-    (folder / "long.yaml").write_text(ENDLESS_EXPERIMENT)
-    (folder / "slow.yaml").write_text(SWEEP.replace("e.yaml", "long.yaml"))
-    store = Store(folder / "slow")
-    store.path.mkdir()
-    shutil.copyfile(mlflow_template(), store.path / "mlflow.db")
-    command = [sys.executable, "-m", "kvlab.cli.main", "submit", "slow.yaml"]
-    options = ["--store", "slow", "--executor", "inline", "--json"]
-    process = subprocess.Popen([*command, *options], stdout=-1, stderr=-1, text=True)
-    deadline = time.monotonic() + 120
-    while not any((store.progress(t) or {}).get("step") for t in store.trial_ids()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == 130, error
-    assert json.loads(out)["states"] == {"missing": 2}
-    assert "report" not in json.loads(out)
-    assert "Traceback" not in error
-    assert list((store.path / "trainings").glob("*/checkpoints/step-*"))
-    assert "2 missing; no driver is running" in run_kvlab("status", "slow", "--store", "slow")[1]

@@ -55,18 +55,3 @@ def test_mlflow_shows_a_stopped_sweep_as_killed(store):
         assert runs(store)[1] == ["RUNNING"]
     mirror.finish(None)
     assert runs(store) == (sorted(trials[:-1]), ["KILLED"])
-
-
-def test_an_outage_of_mlflow_costs_one_warning_and_finish_tries_again(store):
-    trials, warned = store.sweep_trials("made"), []
-    database = store.path / "mlflow.db"
-    database.mkdir()  # in the way of the file
-    mirror = MLflowCallback(store, "made", None, warned.append)
-    for trial in trials:
-        mirror.on_result(trial)
-    assert len(warned) == 1
-    assert mirror.finish(None)["error"]
-    assert len(warned) == 1
-    database.rmdir()
-    assert mirror.finish(None)["error"] is None
-    assert runs(store) == (sorted(trials), ["FINISHED"])

@@ -46,12 +46,6 @@ def test_an_unreadable_file(folder, capsys):
     assert refused(["submit", "s.yaml"], capsys, folder).startswith("s.yaml")
 
 
-@pytest.mark.parametrize("name", ["nosuch.yaml", "../../x", ".", "s.yaml/x"])
-def test_a_file_that_cannot_be_opened(folder, capsys, name):
-    (folder / "s.yaml").write_text(SWEEP)
-    refused(["submit", name], capsys, folder)
-
-
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"question: \x00\n", b"\x89PNG\r\n\x1a\n"])
 def test_a_file_that_is_not_text(folder, capsys, content):
     (folder / "s.yaml").write_bytes(content)

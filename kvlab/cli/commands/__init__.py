@@ -1,9 +1,9 @@
 """The table of commands: name -> summary, in the order of `kvlab --help`.
 
-Each command is the module of its name in this package, with ``add_arguments(parser)`` and
-``run(options) -> exit code``, and ``EPILOG`` where its help ends with examples. It is imported only
-when its command runs, so `kvlab --help` stays instant. To add a command, write its module and add
-a line here.
+Each command is the module of its name in this package, with ``add_arguments(parser)``,
+``run(options)``, which returns the exit code where it may be other than 0, and ``EPILOG`` where its
+help ends with examples. It is imported only when its command runs, so `kvlab --help` stays instant.
+To add a command, write its module and add a line here.
 """
 
 COMMANDS = {

@@ -42,53 +42,42 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target", nargs="+",
-        help="a preset, a spec file (both with random weights), a trial id, or a checkpoint",
-    )  # fmt: skip
+    text = "a preset, a spec file (both with random weights), a trial id, or a checkpoint"
+    parser.add_argument("target", nargs="+", help=text)
     shared.add_variants(parser)
     defaults = " ".join(name for name, entry in MEASURES.items() if entry.is_default)
-    parser.add_argument(
-        "--only", nargs="+", choices=list(MEASURES), metavar="PART",
-        help=f"parts to measure (default: {defaults}; and task, limit with their options)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=[None], metavar="DTYPE",
-        help=f"dtype of the weights: {', '.join(DTYPES)}; several are variants (default: float32;"
-        " of an experiment or a trial on a GPU, the precision of its training)",
-    )  # fmt: skip
-    shared.add_device(parser)
-    shared.add_threads(parser)
-    text = "default half the smallest block size"
-    parser.add_argument("--prompt-tokens", type=shared.positive_int, help=text)
-    parser.add_argument("--new-tokens", type=shared.positive_int, default=16, help="default 16")
-    parser.add_argument(
-        "--contexts", type=shared.positive_int, nargs="+", metavar="N",
-        help="prompt lengths of latency (default: an eighth, half, and all of the block size)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batches", type=shared.positive_int, nargs="+", default=[1, 4], metavar="N"
+    text = f"parts to measure (default: {defaults}; and task, limit with their options)"
+    parser.add_argument("--only", nargs="+", choices=list(MEASURES), metavar="PART", help=text)
+    text = (
+        f"dtype of the weights: {', '.join(DTYPES)}; several are variants (default: float32;"
+        " of an experiment or a trial on a GPU, the precision of its training)"
     )
     parser.add_argument(
-        "--relative-error", type=_fraction, default=DEFAULTS.relative_error, metavar="X",
-        help="measure until every median is known to this, and every ratio of variants to 0.02"
-        f" (default {DEFAULTS.relative_error})",
-    )  # fmt: skip
+        "--dtype", nargs="+", choices=DTYPES, default=[None], metavar="DTYPE", help=text
+    )
+    shared.add_device(parser)
+    shared.add_threads(parser)
+    number = shared.positive_int
+    text = "default half the smallest block size"
+    parser.add_argument("--prompt-tokens", type=number, help=text)
+    parser.add_argument("--new-tokens", type=number, default=16, help="default 16")
+    text = "prompt lengths of latency (default: an eighth, half, and all of the block size)"
+    parser.add_argument("--contexts", type=number, nargs="+", metavar="N", help=text)
+    parser.add_argument("--batches", type=number, nargs="+", default=[1, 4], metavar="N")
+    error, rounds = DEFAULTS.relative_error, [DEFAULTS.min_rounds, DEFAULTS.max_rounds]
+    text = f"of every median, at which it is measured well enough (default {error})"
+    parser.add_argument("--relative-error", type=_fraction, default=error, metavar="X", help=text)
     parser.add_argument(
-        "--rounds", type=shared.positive_int, nargs=2, metavar=("LEAST", "MOST"),
-        default=[DEFAULTS.min_rounds, DEFAULTS.max_rounds],
+        "--rounds", type=number, nargs=2, metavar=("LEAST", "MOST"), default=rounds,
         help=f"turns of every variant (default {DEFAULTS.min_rounds} {DEFAULTS.max_rounds})",
     )  # fmt: skip
     text = f"start no round of a context or batch later (default {DEFAULTS.seconds:.0f})"
-    parser.add_argument("--seconds", type=shared.positive_int, default=DEFAULTS.seconds, help=text)
+    parser.add_argument("--seconds", type=number, default=DEFAULTS.seconds, help=text)
     text = "bytes that the part limit may use"
     parser.add_argument("--limit", type=shared.memory_size, metavar="SIZE", help=text)
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
-    parser.add_argument(
-        "--load", nargs="+", metavar="KEY=VALUE",
-        help="keys of benchmark.conversations, for the part conversations; see `kvlab schema"
-        " experiment --doc` (default: those of the experiment, where a target is one)",
-    )  # fmt: skip
+    text = "keys of benchmark.conversations, for the part conversations (default: the target's)"
+    parser.add_argument("--load", nargs="+", metavar="KEY=VALUE", help=text)
     shared.add_flag(parser, "--remeasure", "measure the device's peaks again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
     shared.add_flag(parser, "--json", "one JSON line per measurement")
@@ -100,11 +89,10 @@ def run(options: argparse.Namespace) -> int:
 
     names = _select_measures(options)
     variants = _open_variants(options, shared.resolve_device(options.device))
-    block_size = min(variant.model.config.block_size for variant in variants)
     is_quiet = options.json or not sys.stderr.isatty()
     session = Session(
         variants,
-        _make_settings(options, block_size),
+        _make_settings(options, min(one.model.config.block_size for one in variants)),
         on_turn=(lambda _note: None) if is_quiet else show_status_line,
         on_notice=lambda text: print(text, file=sys.stderr, flush=True),
         remeasure_peaks=options.remeasure,
@@ -136,13 +124,14 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
     """
     selected = set(options.only or (name for name, one in MEASURES.items() if one.is_default))
     for name, entry in MEASURES.items():
-        if not entry.added_by or not getattr(options, entry.added_by) or name in selected:
+        flag = entry.added_by
+        if not flag or not getattr(options, flag):
             continue
         if not options.only:
             selected.add(name)
-        elif not any(entry.added_by in MEASURES[other].reads for other in selected):
-            text = f"--{entry.added_by} is read by the part {name}, which --only leaves out"
-            raise UsageError(f"{text}; add {name} to --only, or remove --{entry.added_by}")
+        elif not any(flag in MEASURES[other].reads for other in selected):
+            text = f"--{flag} is read by the part {name}, which --only leaves out"
+            raise UsageError(f"{text}; add {name} to --only, or remove --{flag}")
     return [name for name in MEASURES if name in selected]
 
 
@@ -151,24 +140,19 @@ def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
     from kvlab.trial.model_targets import VariantFactory
 
     factory = VariantFactory(Store(options.store), device)
-    has_several_dtypes = len(options.dtype) > 1
-    variants = []
-    for variant in shared.list_variants(options):
+    variants: dict[str, Variant] = {}
+    for one in shared.list_variants(options):
         for dtype in options.dtype:
-            name = f"{variant.name} {dtype}" if has_several_dtypes else variant.name
-            variants.append(factory.make_variant(variant.target, variant.changes, name, dtype))
+            name = f"{one.name} {dtype}" if len(options.dtype) > 1 else one.name
+            if name in variants:
+                raise UsageError(f"{name} is named twice; name every variant once")
+            variants[name] = factory.make_variant(one.target, one.changes, name, dtype)
     number = shared.set_threads(options.threads, next(iter(factory.cpus.values()), None))
-    others = [
-        f"{target} asks for {count:g}" for target, count in factory.cpus.items() if count != number
-    ]
+    others = [f"{target} asks for {n:g}" for target, n in factory.cpus.items() if n != number]
     if options.threads is None and others:
         text = f"measured on {format_count(number, 'thread')}, though {', '.join(others)}"
         print(f"{text}; choose with --threads", file=sys.stderr)
-    names = [variant.name for variant in variants]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
-        raise UsageError(f"{repeated} is named twice; name every variant once")
-    return variants
+    return list(variants.values())
 
 
 def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSettings":
@@ -180,7 +164,7 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         text = f"--new-tokens {new} leaves no prompt in block_size = {block_size}"
         raise UsageError(f"{text}; use fewer")
     prompt = options.prompt_tokens or min(block_size // 2, longest)
-    contexts = options.contexts or sorted({max(1, block_size // 8), prompt, longest})
+    contexts = options.contexts or {max(1, block_size // 8), prompt, longest}
     for flag, length in [("--prompt-tokens", prompt), *(("--contexts", n) for n in contexts)]:
         if length > longest:
             text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block_size}"
@@ -264,7 +248,6 @@ FIELD_HEADERS = {
     "cached": "cache", "against": "size", "budget_bytes": "bytes",
 }  # fmt: skip
 
-
 _SHARES = ("hit_rate", "hit_rate_exact", "flops_saved", "top_changed")
 """Ends of metrics that are printed in percent."""
 
@@ -307,7 +290,7 @@ def _format_value(line: Measurement) -> str:
     text = _format_quantity(line.value, line.unit)
     if line.metric in ("mbu", "mfu", "efficiency") or line.metric.endswith(_SHARES):
         text = f"{line.value:.1%}"
-    elif line.metric.endswith("_ratio") and line.low is not None and line.high is not None:
+    elif line.metric.endswith("_ratio") and line.low is not None:
         verdict = line.verdict or line.note
         if line.verdict == "undecided" and line.least_found is not None:
             verdict = f"not told apart (would have found {line.least_found:.0%})"

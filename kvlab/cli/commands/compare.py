@@ -12,36 +12,26 @@ from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.sweep_comparison import Comparison, compare_sweeps
-from kvlab.store import Store
+from kvlab.store import Store, record_comparison
 from kvlab.store.metrics import METRICS
-from kvlab.store.record_comparison import (
-    NOT_RECORDED,
-    RecordComparison,
-    TrialRecord,
-    compare_records,
-)
+from kvlab.store.record_comparison import RecordComparison, TrialRecord
 from kvlab.store.record_forms import refuse_malformed
 
 EPILOG = """\
 With --trials, A and B are two records of one trial, such as from two machines. Name each by its id
 (or its first digits) in --store and --store-b, as STORE:ID, or by its folder. The records agree if
 counts are equal, losses differ by at most 0.002 nats/token or 0.003 bits/byte, and shares by at
-most 0.01. Times are shown and not compared. Measured differences of one trial are 0.0005 nats/token
-with and without CPU kernels, and 0.0000005 between one thread and two. The exit code is 1 if the
-records disagree.
+most 0.01. Times are not compared. The exit code is 1 if the records disagree.
 
 examples:
   kvlab compare quickstart quickstart --store-b old-runs
-  kvlab compare --trials 3f2a 3f2a --store-b other/runs
   kvlab compare --trials runs:3f2a other/runs:3f2a
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="name or file of a submitted sweep, or a trial")
-    parser.add_argument(
-        "after", metavar="B", help="name or file of another one, or of the same in --store-b"
-    )
+    parser.add_argument("after", metavar="B", help="another one, or the same in --store-b")
     add_flag(parser, "--trials", "A and B are trials")
     add_store(parser, archive=True)
     parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
@@ -133,17 +123,13 @@ def _compare_trials(options: argparse.Namespace) -> int:
     if one.store.trial_directory(one.trial).samefile(other.store.trial_directory(other.trial)):
         text = f"A and B are one record, {one.store.trial_directory(one.trial)}"
         raise UsageError(f"{text}; name the store of the other with --store-b or STORE:ID")
-    found = compare_records(one, other)
+    found = record_comparison.compare_records(one, other)
     print_result(options, found.as_dict(), "\n".join(_format_records(one, other, found)))
     return int(not found.agrees)
 
 
 def _read_trial(text: str, store: str) -> TrialRecord:
-    """Read a trial that is given by its folder, as STORE:ID, or by its id in ``store``.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Read a trial that is given by its folder, as STORE:ID, or by its id in ``store``."""
     folder = Path(text).resolve()
     if (folder / "result.json").is_file() and folder.parent.name == "trials":
         return TrialRecord.read(Store(folder.parent.parent), folder.name)
@@ -153,18 +139,17 @@ def _read_trial(text: str, store: str) -> TrialRecord:
 
 
 def _format_records(one: TrialRecord, other: TrialRecord, found: RecordComparison) -> Iterator[str]:
-    if found.is_one_trial:
-        yield f"trial {one.trial}: A in {one.store.path}, B in {other.store.path}"
-    else:
-        yield f"A: trial {one.trial} in {one.store.path}"
-        yield f"B: trial {other.trial} in {other.store.path}"
+    yield f"A: trial {one.trial} in {one.store.path}"
+    yield f"B: trial {other.trial} in {other.store.path}"
     tables = {"configuration": found.configuration, "code, machine and time": found.environment}
     if found.is_one_trial:
         tables["sizes and counts, which must agree"] = found.exact
     for title, fields in tables.items():
         yield ""
         if fields:
-            rows = [[one.name, *map(_format_value, (one.before, one.after))] for one in fields]
+            rows = [
+                [one.name, _format_value(one.before), _format_value(one.after)] for one in fields
+            ]
             yield format_table([[title, "A", "B"], *rows])
         else:
             yield f"{title}: no field differs"
@@ -175,30 +160,28 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
 
 
 def _format_value(value: Any) -> str:
-    return NOT_RECORDED if value is None else sanitize_line(str(value))
+    return record_comparison.NOT_RECORDED if value is None else sanitize_line(str(value))
 
 
 def _format_results(found: RecordComparison) -> Iterator[str]:
     rows = [["measurement", "A", "B", "B - A", "accepted", ""]]
-    for verdict in ("only in A", "only in B", "beyond", "within"):
-        for one in (one for one in found.metrics if one.verdict == verdict):
-            values = ["" if value is None else f"{value:.8g}" for value in (one.before, one.after)]
-            difference = ""
-            if one.before is not None and one.after is not None:
-                difference = f"{one.after - one.before:+.2g}"
-            accepted = "" if one.tolerance is None else f"{one.tolerance:.3g}"
-            rows.append([one.name, *values, difference, accepted, verdict])
+    machine = [["of the machine, not compared", "A", "B", "B / A"]]
+    for one in sorted(found.metrics, key=lambda one: one.verdict):
+        before, after = ("" if x is None else f"{x:.8g}" for x in (one.before, one.after))
+        difference = ratio = ""
+        if one.before is not None and one.after is not None:
+            difference = f"{one.after - one.before:+.2g}"
+            ratio = f"{one.after / one.before:.3g}" if one.before else ""
+        accepted = "" if one.tolerance is None else f"{one.tolerance:.3g}"
+        if one.verdict == "not compared":
+            machine.append([one.name, before, after, ratio])
+        elif one.verdict != "equal":
+            rows.append([one.name, before, after, difference, accepted, one.verdict])
     if len(rows) > 1:
         yield format_table(rows, "lrrrr")
     yield f"{found.count('equal')} of {len(found.metrics)} measurements are equal"
-    rows = [["of the machine, not compared", "A", "B", "B / A"]]
-    for one in found.metrics:
-        if one.verdict == "not compared" and one.before is not None and one.after is not None:
-            ratio = f"{one.after / one.before:.3g}" if one.before else ""
-            rows.append([one.name, f"{one.before:.4g}", f"{one.after:.4g}", ratio])
-    if len(rows) > 1:
-        yield ""
-        yield format_table(rows, "lrrr")
+    if len(machine) > 1:
+        yield f"\n{format_table(machine, 'lrrr')}"
     for words, is_same in (("the same", True), ("other", False)):
         names = [name for name, one in found.files.items() if one == is_same]
         if names:
@@ -207,19 +190,12 @@ def _format_results(found: RecordComparison) -> Iterator[str]:
 
 
 def _state_verdict(found: RecordComparison) -> str:
+    fields = [*found.exact, *found.beyond] if found.is_one_trial else found.configuration
+    names = ", ".join(one.name for one in fields[:8]) + (", ..." if len(fields) > 8 else "")
     if not found.is_one_trial:
-        names = ", ".join(one.name for one in found.configuration[:8])
-        more = len(found.configuration) - 8
-        rest = f" and {more} more" if more > 0 else ""
-        if not names:
-            return "verdict: two trials, of one configuration but of other versions of kvlab"
-        return f"verdict: two trials, which differ in {names}{rest}"
-    counts = (
-        f"{found.count('equal')} measurements equal, {found.count('within')} within the tolerance,"
-        f" {len(found.beyond) or 'none'} beyond it"
+        return f"verdict: two trials, which differ in {names or 'the version of kvlab'}"
+    state = "agree" if found.agrees else f"DISAGREE in {names}"
+    return (
+        f"verdict: one trial, and the records {state}: {found.count('equal')} measurements equal,"
+        f" {found.count('within')} within the tolerance, {len(found.beyond) or 'none'} beyond it"
     )
-    if found.agrees:
-        return f"verdict: one trial, and the records agree: {counts}"
-    wrong = [*(one.name for one in found.exact), *(one.name for one in found.beyond)]
-    names = ", ".join(wrong[:8])
-    return f"verdict: one trial, and the records DISAGREE in {names}: {counts}"

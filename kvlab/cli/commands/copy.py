@@ -8,40 +8,23 @@ from pathlib import Path
 from kvlab.cli.shared_arguments import add_flag, add_json, add_store, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
-from kvlab.store import Store
-from kvlab.store.record_archive import (
-    ARCHIVE_SUFFIX,
-    CopySummary,
-    archive_at,
-    check_place,
-    copy_sweep,
-    extract_archive,
-    fetch_archive,
-    is_archive,
-    list_archives,
-    redact_url,
-    restore_archive,
-)
+from kvlab.store import Store, record_archive
+from kvlab.store.record_archive import ARCHIVE_SUFFIX, CopySummary, is_archive, redact_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     direction = parser.add_mutually_exclusive_group(required=True)
-    direction.add_argument(
-        "--to",
-        metavar="PLACE",
-        help=f"write the record of a sweep to this FILE{ARCHIVE_SUFFIX}, or to"
-        f" SWEEP{ARCHIVE_SUFFIX} in this folder or URL (s3://bucket/folder)",
-    )
-    direction.add_argument(
-        "--from", dest="origin", metavar="PLACE", help="restore what the store lacks"
-    )
+    text = f"write the record to this FILE{ARCHIVE_SUFFIX}, folder or URL (s3://bucket/folder)"
+    direction.add_argument("--to", metavar="PLACE", help=text)
+    text = "restore what the store lacks"
+    direction.add_argument("--from", dest="origin", metavar="PLACE", help=text)
     add_flag(parser, "--weights", "with --to: also weights and checkpoints")
     add_store(parser)
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     place: str = options.to or options.origin
     name = None if options.sweep is None else sweep_name(options.sweep)
@@ -49,34 +32,36 @@ def run(options: argparse.Namespace) -> int:
         if name is None and is_archive(place):
             text = f"--to {place} is the record of one sweep"
             raise UsageError(f"{text}; name it: `kvlab copy SWEEP`")
-        check_place(place, store)
+        record_archive.check_place(place, store)
         names = store.sweep_names() if name is None else [name]
         for one in names:
             store.sweep(one)  # refuse an unknown sweep before anything is copied
-        summaries = [copy_sweep(store, one, place, options.weights) for one in names]
+        summaries = [record_archive.copy_sweep(store, n, place, options.weights) for n in names]
     elif options.weights:
         raise UsageError("--weights belongs to --to; --from takes all that the archive has")
     else:
-        is_folder = name is None and not is_archive(place)
-        archives = list_archives(place) if is_folder else [archive_at(place, name or "")]
+        if name is None and not is_archive(place):
+            archives = record_archive.list_archives(place)
+        else:
+            archives = [record_archive.archive_at(place, name or "")]
         summaries = [_restore(store, archive, name) for archive in archives]
     shown = redact_url(place)
     source, target = (options.store, shown) if options.to else (shown, options.store)
     lines = [_format_summary(summary, target) for summary in summaries]
     facts = [asdict(summary) for summary in summaries]
     print_result(options, facts, "\n".join(lines) or f"{source} holds no sweep; nothing to do")
-    return 0
 
 
 def _restore(store: Store, place: str, name: str | None) -> CopySummary:
     """Put what an archive has into the store."""
     with tempfile.TemporaryDirectory() as folder:
-        archive = extract_archive(fetch_archive(place, Path(folder)), Path(folder, "record"))
+        file = record_archive.fetch_archive(place, Path(folder))
+        archive = record_archive.extract_archive(file, Path(folder, "record"))
         [found] = archive.sweep_names()
         if name is not None and name != found:
             text = f"{redact_url(place)} is the record of {found}, not of {name}"
             raise UsageError(f"{text}; leave the name out")
-        return restore_archive(store, archive)
+        return record_archive.restore_archive(store, archive)
 
 
 def _format_summary(summary: CopySummary, target: str) -> str:

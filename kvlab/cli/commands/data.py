@@ -8,17 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.shared_arguments import add_json, positive_int
 from kvlab.cli.terminal import format_table, print_result
+from kvlab.data import hellaswag_dataset
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
-from kvlab.data.hellaswag_dataset import (
-    HELLASWAG_ITEMS,
-    HELLASWAG_LICENCE,
-    HELLASWAG_SHA256,
-    find_hellaswag_file,
-    get_hellaswag_file,
-)
 from kvlab.data.shards import Dataset, read_dataset_facts, read_manifest, verify_dataset
 from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
@@ -50,27 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
     prepare.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
     prepare.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
-    prepare.add_argument(
-        "--licence", metavar="TEXT", help="licence of your files, for source files"
-    )
+    prepare.add_argument("--licence", metavar="TEXT", help="of your files, for source files")
     prepare.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
     prepare.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 500M")
-    prepare.add_argument(
-        "--validation-fraction", metavar="SHARE", help="share of documents to hold out"
-    )
-    prepare.add_argument("--workers", type=_worker_count, help="processes (default: one per core)")
+    text = "share of documents to hold out"
+    prepare.add_argument("--validation-fraction", metavar="SHARE", help=text)
+    prepare.add_argument("--workers", type=positive_int, help="processes (default: one per core)")
 
     _add_action(actions, "list", "list evaluation sets and prepared text", _run_list)
     _add_action(actions, "verify", "read all data again and compare checksums", _run_verify)
 
 
-def run(options: argparse.Namespace) -> int:
-    code: int = options.action(options)
+def run(options: argparse.Namespace) -> int | None:
+    code: int | None = options.action(options)
     return code
 
 
 def _add_action(
-    actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int]
+    actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int | None]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=line, description=line)
     add_json(parser)
@@ -78,16 +69,16 @@ def _add_action(
     return parser
 
 
-def _run_get(options: argparse.Namespace) -> int:
-    path = get_hellaswag_file(_print_progress, options.file)
-    facts = {"name": "hellaswag", "path": str(path), "items": HELLASWAG_ITEMS}
-    facts |= {"sha256": HELLASWAG_SHA256, "licence": HELLASWAG_LICENCE}
-    text = f"HellaSwag validation, {HELLASWAG_ITEMS:,} items, {HELLASWAG_LICENCE}: {path}"
+def _run_get(options: argparse.Namespace) -> None:
+    path = hellaswag_dataset.get_hellaswag_file(_print_progress, options.file)
+    items, licence = hellaswag_dataset.HELLASWAG_ITEMS, hellaswag_dataset.HELLASWAG_LICENCE
+    facts = {"name": "hellaswag", "path": str(path), "items": items, "licence": licence}
+    facts["sha256"] = hellaswag_dataset.HELLASWAG_SHA256
+    text = f"HellaSwag validation, {items:,} items, {licence}: {path}"
     print_result(options, facts, text)
-    return 0
 
 
-def _run_prepare(options: argparse.Namespace) -> int:
+def _run_prepare(options: argparse.Namespace) -> None:
     data = _make_data_config(options)
     try:
         dataset = prepare_dataset(data, _print_progress, workers=options.workers)
@@ -98,7 +89,6 @@ def _run_prepare(options: argparse.Namespace) -> int:
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
     print_result(options, _collect_dataset_facts(dataset.folder), _format_dataset(dataset))
-    return 0
 
 
 def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
@@ -113,29 +103,16 @@ def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
     return read_yaml(target).problem(path, message)
 
 
-def _run_list(options: argparse.Namespace) -> int:
+def _run_list(options: argparse.Namespace) -> None:
     datasets = [_collect_dataset_facts(folder) for folder in list_prepared_datasets()]
-    hellaswag = find_hellaswag_file()
-    facts = {
-        "folder": str(get_data_dir()),
-        "datasets": datasets,
-        "hellaswag": str(hellaswag) if hellaswag else None,
-    }
-    lines = [f"data folder: {get_data_dir()}", f"HellaSwag: {hellaswag or 'not here'}"]
+    folder, hellaswag = str(get_data_dir()), hellaswag_dataset.find_hellaswag_file()
+    facts = {"folder": folder, "datasets": datasets, "hellaswag": hellaswag and str(hellaswag)}
+    lines = [f"data folder: {folder}", f"HellaSwag: {hellaswag or 'not here'}"]
     if datasets:
-        head = [
-            "train",
-            "held out",
-            "overlap",
-            "documents",
-            "on disk",
-            "tokenizer",
-            "identity",
-            "source",
-        ]
-        lines.append(format_table([head, *map(_make_dataset_row, datasets)], "rrrrr"))
+        titles = "train, held out, overlap, documents, on disk, tokenizer, identity, source"
+        rows = [titles.split(", "), *map(_make_dataset_row, datasets)]
+        lines.append(format_table(rows, "rrrrr"))
     print_result(options, facts, "\n".join(lines))
-    return 0
 
 
 def _run_verify(options: argparse.Namespace) -> int:
@@ -144,13 +121,13 @@ def _run_verify(options: argparse.Namespace) -> int:
     for folder in folders:
         _print_progress(f"reading {folder}")
         problems += verify_dataset(folder)
-    hellaswag = find_hellaswag_file()
-    if hellaswag:
-        try:
-            get_hellaswag_file()
-        except DataError as error:
-            problems.append(str(error))
-    checked = len(folders) + bool(hellaswag)
+    has_hellaswag = hellaswag_dataset.find_hellaswag_file() is not None
+    try:
+        if has_hellaswag:
+            hellaswag_dataset.get_hellaswag_file()
+    except DataError as error:
+        problems.append(str(error))
+    checked = len(folders) + has_hellaswag
     summary = f"{checked} checked, {len(problems)} problems"
     facts = {"checked": checked, "problems": problems}
     print_result(options, facts, "\n".join([*problems, summary]))
@@ -159,14 +136,14 @@ def _run_verify(options: argparse.Namespace) -> int:
 
 def _make_data_config(options: argparse.Namespace) -> DataConfig:
     values = {key: getattr(options, key) for key in ("tokenizer", "subset", "licence")}
-    if options.paths is not None:
-        values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
-    if options.tokens is not None:
-        values["max_tokens"] = _parse_token_count(options.tokens)
     for key in ("max_bytes", "validation_fraction"):
         text = getattr(options, key)
         values[key] = None if text is None else parse_override(f"{key}={text}")[1]
     values = {key: value for key, value in values.items() if value is not None}
+    if options.paths is not None:
+        values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
+    if options.tokens is not None:
+        values["max_tokens"] = _parse_token_count(options.tokens)
     target: str = options.target
     if target.endswith((".yaml", ".yml")):
         return load_experiment(target, {f"data.{key}": value for key, value in values.items()}).data
@@ -205,15 +182,13 @@ def _format_dataset(dataset: Dataset) -> str:
 
 def _make_dataset_row(facts: dict[str, Any]) -> list[str]:
     train, validation = facts["splits"]["train"], facts["splits"]["validation"]
-    tokens = train["tokens"] + validation["tokens"]
-    size = tokens * int(facts["dtype"][-1])
-    overlap = facts.get("overlap")  # datasets of older versions have none
+    tokens, overlap = train["tokens"] + validation["tokens"], facts.get("overlap")
     return [
         format_number(train["tokens"]),
         format_number(validation["tokens"]),
         f"{overlap[max(overlap, key=int)]:.2%}" if overlap else "not measured",
         f"{train['documents'] + validation['documents']:,}",
-        format_bytes(size),
+        format_bytes(tokens * int(facts["dtype"][-1])),
         facts["tokenizer"],
         facts["identity"][:16],
         facts["source"],
@@ -234,9 +209,3 @@ def _parse_token_count(text: str) -> int:
     if not (1 <= count <= 10**15 and count.is_integer()):
         raise UsageError(f"--tokens = {text} is not a count of tokens; write 10B, 500M or 2e6")
     return int(count)
-
-
-def _worker_count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 1024")
-    return int(text)

@@ -30,11 +30,7 @@ from kvlab.sweep.executors.capacity import cpu_count
 
 CheckState = Literal["ok", "note", "wrong"]
 
-_MARKS: dict[CheckState, str] = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
-
 MIN_FREE_BYTES = 2 * 10**9
-
-NAME_WIDTH = len("data folder")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +43,10 @@ def run(options: argparse.Namespace) -> int:
     for check in run_checks(Path(options.store).absolute()):
         checks.append(check)
         if not options.json:  # at once: Ray takes seconds to start
-            print(f"{_MARKS[check.state]}  {check.name:<{NAME_WIDTH}}  {check.found}", flush=True)
+            mark = check.state.upper() if check.state == "wrong" else check.state
+            print(f"{mark:<5}  {check.name:<11}  {check.found}", flush=True)
             if check.way_out:
-                print(f"{'':<{NAME_WIDTH + 9}}-> {check.way_out}")
+                print(f"{'':<20}-> {check.way_out}")
     if options.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     return int(any(check.state == "wrong" for check in checks))
@@ -82,7 +79,13 @@ def run_checks(store: Path) -> Iterator[Check]:
     yield _check_folder("store", store, "--store or KVLAB_STORE")
     yield _check_folder("data folder", get_data_dir().absolute(), "KVLAB_DATA")
     yield _check_mlflow(store)
-    yield from _check_data()
+    datasets, hellaswag = list_prepared_datasets(), find_hellaswag_file()
+    hint = "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
+    found = f"{len(datasets)} prepared in {get_data_dir()}"
+    yield Check("text", "ok", found) if datasets else Check("text", "note", "none here", hint)
+    hint = "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
+    found, state = (f"in {hellaswag.parent}", "ok") if hellaswag else ("not here", "note")
+    yield Check("HellaSwag", state, found, "" if hellaswag else hint)
 
 
 def _check_torch() -> Iterator[Check]:
@@ -171,17 +174,3 @@ def _check_mlflow(store: Path) -> Check:
         hint = "use a server: --tracking-uri or MLFLOW_TRACKING_URI"
         return Check("MLflow", "wrong", f"no database can be made in {store}: {error}", hint)
     return Check("MLflow", "ok", "a database in the store (MLFLOW_TRACKING_URI is not set)")
-
-
-def _check_data() -> Iterator[Check]:
-    """Check what text and evaluation data is here; either comes at its first use."""
-    if datasets := list_prepared_datasets():
-        yield Check("text", "ok", f"{len(datasets)} prepared in {get_data_dir()}")
-    else:
-        hint = "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
-        yield Check("text", "note", "none prepared yet", hint)
-    path, hint = find_hellaswag_file(), "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
-    if path:
-        yield Check("HellaSwag", "ok", f"in {path.parent}")
-    else:
-        yield Check("HellaSwag", "note", "not here yet", hint)

@@ -1,21 +1,14 @@
 """`kvlab estimate`: exact KV bytes, parameters and FLOPs of presets and specs."""
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table
+from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
 from kvlab.humanize import format_number
-from kvlab.layout import (
-    RESCALE_PRESETS,
-    KVLayout,
-    RescaleError,
-    ServingEstimate,
-    estimate_serving,
-    rescale,
-)
+from kvlab.layout import KVLayout, rescaling
+from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.spec import ServedModel, load_served_model
 from kvlab.spec.dtypes import DTYPES
 
@@ -37,53 +30,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=shared.positive_int, default=1, help=text)
     text = "tokens of each sequence (default the model's block size)"
     parser.add_argument("--context", type=shared.positive_int, help=text)
-    parser.add_argument(
-        "--dtype", default="float32",
-        choices=sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized),
-        help="the model's dtype (default float32)",
-    )  # fmt: skip
+    names = sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized)
+    parser.add_argument("--dtype", default="float32", choices=names, help="default float32")
     shared.add_memory(parser, "prints the largest batch that fits")
     shared.add_flag(parser, "--sizes", "also other contexts, batches and sizes of model")
     shared.add_flag(parser, "--json", "print a JSON list with an object per target")
 
 
-def run(options: argparse.Namespace) -> int:
-    shapes = [
-        load_served_model(variant.target, variant.changes).model_copy(update={"name": variant.name})
-        for variant in shared.list_variants(options)
-    ]
-    estimates = [
-        estimate_serving(
+def run(options: argparse.Namespace) -> None:
+    dtype, estimates, facts, tables = options.dtype, [], [], []
+    for one in shared.list_variants(options):
+        shape = load_served_model(one.target, one.changes).model_copy(update={"name": one.name})
+        estimate = estimate_serving(
             shape,
             batch_size=options.batch,
             context_length=options.context,
-            dtype=options.dtype,
+            dtype=dtype,
             memory=options.memory,
         )
-        for shape in shapes
-    ]
-    sizes = [_estimate_sizes(shape, options.dtype) for shape in shapes] if options.sizes else []
-    if options.json:
-        rows = [asdict(item) for item in estimates]
-        for row, elsewhere in zip(rows, sizes, strict=False):
-            row["sizes"] = elsewhere
-        print(json.dumps(rows, indent=1))
-        return 0
-    print(_format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates))
-    for shape, elsewhere in zip(shapes, sizes, strict=False):
-        print(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {options.dtype}")
-        print(_format_sizes(elsewhere))
-    return 0
+        estimates.append(estimate)
+        facts.append(asdict(estimate))
+        if options.sizes:
+            facts[-1]["sizes"] = sizes = _estimate_sizes(shape, dtype)
+            tables.append(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {dtype}")
+            tables.append(_format_sizes(sizes))
+    text = _format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates)
+    print_result(options, facts, "\n".join([text, *tables]))
 
 
 def _estimate_sizes(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
     rows: list[dict[str, Any]] = []
-    for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):
+    for size in dict.fromkeys((shape.name, *rescaling.RESCALE_PRESETS)):
         try:
-            other = shape if size == shape.name else rescale(shape, size)
+            other = shape if size == shape.name else rescaling.rescale(shape, size)
             layout = KVLayout.of(other.model, other.serving)
-        except RescaleError as error:
+        except rescaling.RescaleError as error:
             rows.append({"size": size, "reason": str(error)})
             continue
         rows += [

@@ -1,11 +1,11 @@
 """`kvlab explain`: what a trial, a cell or a level is computed from, and where its files are."""
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from typing import Any
 
 from kvlab.analysis.explanation import Explanation, Term, explain_cell, explain_level
@@ -13,7 +13,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
-from kvlab.cli.terminal import format_table
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.data.dataset_preparation import list_prepared_datasets
 from kvlab.data.shards import open_dataset, read_manifest
 from kvlab.errors import DataError, RecordDamaged, StoreError, UsageError
@@ -31,17 +31,15 @@ MAX_NAMES = 12
 NOT_RECORDED = "not recorded"
 
 EPILOG = """\
-TRIAL is an id or its first digits. Ids are looked up before names. CELL is the name of a cell in
-the report, or its levels that differ from the baseline's, such as heads=mqa,horizon=hybrid.
-FACTOR=LEVEL is the effect of a level, averaged over the settings of the other factors. Means and
-differences are computed again from the values of the trials. For every trial it checks the files,
-and prints text, code, machine, command and time. The exit code is 1 if a file is damaged.
+TRIAL is an id or its first digits. CELL is the name of a cell in the report, or its levels that
+differ from the baseline's. FACTOR=LEVEL is the effect of a level, averaged over the settings of the
+other factors. Every number is computed again, and the files of every trial are checked. The exit
+code is 1 if a file is damaged.
 
 examples:
   kvlab explain 3f2a                      (a trial, by the first digits of its id)
   kvlab explain quickstart mqa+hybrid     (a cell of a sweep, by its name in the report)
   kvlab explain quickstart heads=mqa      (what a level does)
-  kvlab explain mqa --store reports/quickstart/record.tar.xz
 """
 
 CACHED = {
@@ -66,37 +64,49 @@ Answer = tuple[dict[str, Any], list[str], list[TrialRow]]
 """What a sweep says of a cell or a level: as JSON, as lines, and the trials behind it."""
 
 
+Origin = dict[str, Any]
+"""What a trial was made from, as `--json` prints it; its files with their sha256 and problems."""
+
+
 def run(options: argparse.Namespace) -> int:
     store, text = open_store(options.store), options.what.strip()
     studies = _load_studies(store, options.sweep)
     trial = _find_trial(store, studies, text, in_sweep=options.sweep is not None)
+    read = cache(partial(_read_origin, store, cache(_find_text)))
     if trial is not None:
-        return _explain_trial(options, store, studies, trial)
-    if not studies:
-        raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-    read: dict[str, Origin] = {}
-    texts: dict[str, str] = {}
-    facts = []
-    for study in studies:
-        with refuse_malformed(study.name):
-            answer = _look_up(study, text)
-        if answer is None:
-            continue
-        about, lines, rows = answer
-        trials = dict.fromkeys(row.trial for row in rows if row.trial)
-        read |= {trial: _read_origin(store, trial, texts) for trial in trials if trial not in read}
-        origins = [read[trial] for trial in trials]
-        facts.append({**about, "trials": origins})
-        if not options.json:
-            files = {file["path"]: file["problem"] for one in origins for file in one["files"]}
-            whole = sum(not problem for problem in files.values())
-            count = f"{whole} of {len(files)} verify; `kvlab explain TRIAL` lists those of a trial"
-            print("\n".join([*lines, "", *_format_damage(origins), f"files     {count}"]))
-    if not facts:
-        raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    return int(any(map(_is_damaged, read.values())))
+        origins = [read(trial)]
+        about, lines = _explain_trial(store, studies, origins[0])
+        facts = [about]
+    else:
+        if not studies:
+            raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
+        origins, facts, lines = [], [], []
+        for study in studies:
+            with refuse_malformed(study.name):
+                answer = _look_up(study, text)
+            if answer is None:
+                continue
+            about, own_lines, rows = answer
+            own = [read(trial) for trial in dict.fromkeys(row.trial for row in rows) if trial]
+            origins += own
+            facts.append({**about, "trials": own})
+            problems = _list_problems(own)
+            count = f"{list(problems.values()).count('')} of {len(problems)} verify"
+            lines += [*own_lines, "", *_format_damage(problems)]
+            lines.append(f"files     {count}; `kvlab explain TRIAL` lists those of a trial")
+        if not facts:
+            raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
+    print_result(options, facts, "\n".join(lines))
+    return int(any(_list_problems(origins).values()))
+
+
+def _list_problems(origins: Iterable[Origin]) -> dict[str, str]:
+    """Return path -> problem of the files of trials; the problem is empty if there is none."""
+    return {file["path"]: file["problem"] for one in origins for file in one["files"]}
+
+
+def _format_damage(problems: Mapping[str, str]) -> Iterator[str]:
+    yield from (f"DAMAGED   {path}: {problem}" for path, problem in problems.items() if problem)
 
 
 def _load_studies(store: Store, sweep: str | None) -> list[Study]:
@@ -156,88 +166,73 @@ def _find_cell(study: Study, text: str) -> Levels | None:
 
 
 def _describe_unknown(store: Store, studies: Sequence[Study], text: str) -> str:
-    """Say that nothing has a name, what there is, and what to write instead."""
-    designs = [study for study in studies if study.search is None]
-    for study in designs:
-        factor, _, level = text.partition("=")
-        if factor in study.factors and level == study.factors[factor][0]:
-            others = ", ".join(f"{factor}={one}" for one in study.factors[factor][1:])
-            rule = f"{text} is the baseline's level of {study.name}, which others are compared with"
-            return f"{rule}; explain {others or 'the cell baseline'}"
-    cells = list(dict.fromkeys(s.label(levels) for s in studies for levels in s.cells))
-    changes = (f"{f}={one}" for s in designs for f, own in s.factors.items() for one in own[1:])
-    levels = list(dict.fromkeys(changes))
-    names = ", ".join(study.name for study in studies)
-    where = f"{text} is no trial of {store.path}, and no cell or level of {names}"
-    if near := suggest_name(text, [*cells, *levels], ""):
-        return f"{where}; {near}"
+    """Say that nothing has a name, and what to write instead."""
+    names = [s.label(levels) for s in studies for levels in s.cells]
+    for study in (one for one in studies if one.search is None):
+        names += [f"{factor}={level}" for factor, own in study.factors.items() for level in own[1:]]
+    names = list(dict.fromkeys(names))
+    sweeps = ", ".join(study.name for study in studies)
+    where = f"{text} is no trial of {store.path}, and no cell or level of {sweeps}"
     if re.match(r"[-+\u2212<]?\d", text):
         where += "; for a number of a report, give the cell or the level of its row"
-    for kind, listed in (("cells", cells), ("levels", levels)):
-        more = ", ..." if len(listed) > MAX_NAMES else ""
-        where += f"; {kind} are {', '.join(listed[:MAX_NAMES])}{more}" if listed else ""
-    return where
+    listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    return f"{where}; {suggest_name(text, names, f'use {listed}')}"
 
 
 # Trials
 
 
 def _explain_trial(
-    options: argparse.Namespace, store: Store, studies: Sequence[Study], trial: str
-) -> int:
-    """Print how a trial ended, what it is in each sweep, its files and what it recorded."""
-    origin = _read_origin(store, trial, {})
+    store: Store, studies: Sequence[Study], origin: Origin
+) -> tuple[dict[str, Any], list[str]]:
+    """Return how a trial ended, what it is in each sweep, its files and what it recorded."""
+    trial, training = origin["trial"], origin["training"]
     own = [(s, row) for s in studies for row in s.rows if row.trial == trial]
     measured = next((row.measurements for _, row in own if row.is_done), {})
-    sharing = {row.trial for s in studies for row in s.rows if row.training == origin["training"]}
+    sharing = {
+        row.trial for s in studies for row in s.rows if training and row.training == training
+    }
     folders = [
         store.trial_directory(trial),
         *(store.attempt_directory(trial, number) for number in store.attempts(trial)),
-        *([store.training_directory(origin["training"])] if origin["training"] else []),
+        *([store.training_directory(training)] if training else []),
     ]
     facts = {
         "kind": "trial",
         "cells": [{**_name_cell(s, row.levels), "seed": row.seed} for s, row in own],
         "cached": CACHED[origin["status"]],
-        "same_weights": sorted(sharing - {trial}) if origin["training"] else [],
+        "same_weights": sorted(sharing - {trial}),
         "folders": [str(path) for path in folders if path.exists()],
         "measurements": {name: measured[name] for name in METRICS.sort(measured)},
         **origin,
     }
-    if options.json:
-        print(json.dumps([facts], indent=1))
-        return int(_is_damaged(origin))
     cells = [f"{s.name}: {s.label(row.levels)} seed={row.seed}" for s, row in own]
-    print(f"trial {trial}: {origin['status']}; {'; '.join(cells) or 'in no cell of these sweeps'}")
-    lines = [line for s, row in own for line in _format_levels(s, row.levels)]
+    lines = [
+        f"trial {trial}: {origin['status']}; {'; '.join(cells) or 'in no cell of these sweeps'}"
+    ]
+    for cell in facts["cells"]:
+        lines += _format_levels(cell)
     lines.append(f"cached    {facts['cached']}")
     if shared := ", ".join(one[:ID_DIGITS] for one in facts["same_weights"]):
         lines.append(f"weights   also those of {shared}")
     lines += [f"folder    {path}" for path in facts["folders"]]
     lines += _format_origin(origin)
-    rows = [
-        [name, f"{fmt.in_display_unit(name, value):.10g}", fmt.display_unit(name),
-         METRICS[name].title]
-        for name, value in facts["measurements"].items()
-    ]  # fmt: skip
-    table = [format_table([["recorded", "value", "unit", "what it is"], *rows], "lr")]
-    print("\n".join([*lines, "", *table] if rows else lines))
-    return int(_is_damaged(origin))
+    rows = [["recorded", "value", "unit", "what it is"]]
+    for name, value in facts["measurements"].items():
+        shown = f"{fmt.in_display_unit(name, value):.10g}"
+        rows.append([name, shown, fmt.display_unit(name), METRICS[name].title])
+    if len(rows) > 1:
+        lines += ["", format_table(rows, "lr")]
+    return facts, lines
 
 
-Origin = dict[str, Any]
-"""What a trial was made from, as `--json` prints it; its files with their sha256 and problems."""
-
-
-def _is_damaged(origin: Origin) -> bool:
-    return any(file["problem"] for file in origin["files"])
-
-
-def _read_origin(store: Store, trial: str, texts: dict[str, str]) -> Origin:
+def _read_origin(store: Store, find_text: Callable[[str], str], trial: str) -> Origin:
     """Check the files of a trial, and read what its result says of its making.
 
     Args:
-        texts: Where the tokens of a digest are; filled in for the next trial.
+        store: The store.
+        find_text: Says where the tokens of a digest are.
+        trial: Id of the trial.
     """
     files, notes = list_trial_files(store, trial)
     try:
@@ -258,61 +253,40 @@ def _read_origin(store: Store, trial: str, texts: dict[str, str]) -> Origin:
         return origin
     if start := (result.get("training_record") or {}).get("start"):
         origin["start"] = f"weights of {start['source']}, {start['identity']}"
+    origin["command"] = str(made.get("command") or NOT_RECORDED)
+    changes = "with uncommitted changes" if made.get("dirty") else "no uncommitted changes"
+    outside = f"commit {NOT_RECORDED}: kvlab ran outside of a checkout"
+    origin["code"] = f"commit {made['commit']}, {changes}" if made.get("commit") else outside
     versions = {"kvlab": made.get("kvlab"), "Python": made.get("python")}
     versions |= made.get("versions") or {}
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    return origin | {
-        "command": str(made.get("command") or NOT_RECORDED),
-        "code": _describe_commit(made),
-        "versions": listed or NOT_RECORDED,
-        "machine": _describe_machine(made),
-        "text": _describe_text(made.get("data") or {}, result, texts),
-    }
-
-
-def _describe_commit(made: Mapping[str, Any]) -> str:
-    if not made.get("commit"):
-        return f"commit {NOT_RECORDED}: kvlab ran outside of a checkout"
-    dirty = {True: "with uncommitted changes", False: "no uncommitted changes"}
-    state = dirty.get(made.get("dirty"), f"uncommitted changes {NOT_RECORDED}")  # type: ignore[arg-type]
-    return f"commit {made['commit']}, {state}"
-
-
-def _describe_machine(made: Mapping[str, Any]) -> str:
-    threads = made.get("threads")
+    origin["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    threads, timings = made.get("threads"), made.get("timings")
     parts = [
-        str(made.get("device") or f"device {NOT_RECORDED}"),
-        f"threads {NOT_RECORDED}" if threads is None else format_count(int(threads), "thread"),
-        str(made.get("platform") or f"platform {NOT_RECORDED}"),
+        made.get("device"),
+        threads and format_count(threads, "thread"),
+        made.get("platform"),
+        "CPU kernels turned off (KVLAB_PLAIN)" if made.get("kernels") is False else "",
+        timings and f"timings {timings}",
     ]
-    parts += ["CPU kernels turned off (KVLAB_PLAIN)"] if made.get("kernels") is False else []
-    timings = made.get("timings")
-    return ", ".join(parts) + (f"; timings {timings}" if timings else "")
-
-
-def _describe_text(
-    data: Mapping[str, Any], result: Mapping[str, Any], texts: dict[str, str]
-) -> str:
-    if not data:
-        return NOT_RECORDED
-    source = ((result.get("experiment") or {}).get("data") or {}).get("source", "")
-    digest = str(data.get("digest") or "")
-    if digest not in texts:
-        texts[digest] = _find_text(digest)
-    name = f"{source} in tokens of {data.get('tokenizer', '?')}".strip()
-    return f"{name}, digest {digest or NOT_RECORDED}; {texts[digest]}"
+    origin["machine"] = ", ".join(str(part) for part in parts if part) or NOT_RECORDED
+    origin["text"] = NOT_RECORDED
+    if data := made.get("data"):
+        source = ((result.get("experiment") or {}).get("data") or {}).get("source", "")
+        name = f"{source} in tokens of {data.get('tokenizer')}".strip()
+        digest = str(data.get("digest"))
+        origin["text"] = f"{name}, digest {digest}; {find_text(digest)}"
+    return origin
 
 
 def _find_text(digest: str) -> str:
     """Say where on this machine the tokens of a digest are, and whether their manifest verifies."""
     for folder in list_prepared_datasets():
         try:
-            if read_manifest(folder)["digest"] != digest:
-                continue
-            open_dataset(folder)
+            if read_manifest(folder)["digest"] == digest:
+                open_dataset(folder)
+                return f"{folder}/manifest.json verifies"
         except DataError as error:
             return f"DAMAGED on this machine: {error}"
-        return f"{folder}/manifest.json verifies"
     return "not on this machine"
 
 
@@ -320,23 +294,16 @@ def _format_origin(one: Origin) -> Iterator[str]:
     """Yield what a trial was made from, and its files."""
     if "command" in one:
         times = [one[key].replace("T", " ").removesuffix("Z") for key in ("started", "finished")]
-        yield f"when      {' to '.join(time or NOT_RECORDED for time in times)} UTC"
-        yield f"training  {one['training'] or NOT_RECORDED}"
-        topics = ("start", "command", "code", "versions", "machine", "text")
+        yield f"when      {' to '.join(times)} UTC"
+        topics = ("training", "start", "command", "code", "versions", "machine", "text")
         yield from (f"{topic:<9} {one[topic]}" for topic in topics if topic in one)
     else:
         yield f"origin    {NOT_RECORDED}, as there is no whole result"
     yield from (f"note      {note}" for note in one["notes"])
-    yield from _format_damage([one])
+    yield from _format_damage(_list_problems([one]))
     yield "files     verified now; of .json files the seal at their end"
-    yield from (
-        f"  {file['sha256']}  {file['path']}" for file in one["files"] if not file["problem"]
-    )
-
-
-def _format_damage(origins: Sequence[Origin]) -> Iterator[str]:
-    files = {file["path"]: file["problem"] for one in origins for file in one["files"]}
-    yield from (f"DAMAGED   {path}: {problem}" for path, problem in files.items() if problem)
+    whole = (file for file in one["files"] if not file["problem"])
+    yield from (f"  {file['sha256']}  {file['path']}" for file in whole)
 
 
 def _name_cell(study: Study, levels: Levels) -> dict[str, Any]:
@@ -347,9 +314,8 @@ def _name_cell(study: Study, levels: Levels) -> dict[str, Any]:
     return {"sweep": study.name, "cell": label, "levels": named, "settings": settings}
 
 
-def _format_levels(study: Study, levels: Levels) -> Iterator[str]:
+def _format_levels(cell: Mapping[str, Any]) -> Iterator[str]:
     """Yield the levels of a cell, and what each of them sets."""
-    cell = _name_cell(study, levels)
     yield f"levels    {', '.join(f'{factor}={level}' for factor, level in cell['levels'].items())}"
     for factor, patch in cell["settings"].items():
         if patch:
@@ -365,9 +331,10 @@ def _explain_cell(study: Study, levels: Levels) -> Answer:
     values = study.values(levels, metric)
     mean, spread = mean_and_spread(list(values.values())) if values else (None, None)
     found = explain_cell(study, levels)
+    cell = _name_cell(study, levels)
     facts = {
         "kind": "cell",
-        **_name_cell(study, levels),
+        **cell,
         "metric": metric,
         "values": [
             {"seed": r.seed, "trial": r.trial, "status": r.status, "value": values.get(r.seed)}
@@ -377,26 +344,26 @@ def _explain_cell(study: Study, levels: Levels) -> Answer:
         "standard_deviation": spread,
         "comparison": None if found is None else found.as_dict(),
     }
-    trials = format_count(len(rows), "trial")
-    lines = [f"cell {study.label(levels)} of sweep {study.name}: {trials}"]
-    lines += [*_format_levels(study, levels), "", _name_metric(metric)]
+    lines = [f"cell {cell['cell']} of sweep {study.name}: {format_count(len(rows), 'trial')}"]
+    lines += [*_format_levels(cell), "", _name_metric(metric)]
     for row in rows:
         value = _show(metric, values[row.seed]) if row.seed in values else row.status
         lines.append(f"seed {row.seed}: {value}  ({row.trial[:ID_DIGITS]})")
     if mean is not None:
         deviation = "" if spread is None else f", standard deviation {_show(metric, spread)}"
         lines.append(f"mean of these = {_show(metric, mean)}{deviation}")
+    lines.append("")
     if found is not None:
         compared = study.comparisons[levels]
         rows += [study.cells[compared.reference][seed] for seed in compared.seeds]
-        return facts, [*lines, "", *_format_explanation(found)], rows
-    if study.search is not None:
-        why = "trials of a search are not compared with a reference"
+        lines += _format_explanation(found)
+    elif study.search is not None:
+        lines.append("trials of a search are not compared with a reference")
     elif study.estimand.reference(levels) == levels:
-        why = "it is a reference, as it saves no byte: other cells are compared with it"
+        lines.append("it is a reference, as it saves no byte: other cells are compared with it")
     else:
-        why = "it has no seed in common with its reference, so nothing is compared"
-    return facts, [*lines, "", why], rows
+        lines.append("it has no seed in common with its reference, so nothing is compared")
+    return facts, lines, rows
 
 
 def _explain_level(study: Study, factor: str, level: str) -> Answer:
@@ -431,14 +398,14 @@ def _format_explanation(one: Explanation) -> Iterator[str]:
     yield f"{one.title}, in {_name_metric(metric)}"
     yield from (f"  {note}" for note in one.notes)
     if one.settings:
-        rows = [
-            [
-                use.cell, use.partner, f"{use.weight:.4g}" if use.weight else "",
-                use.left_out if use.difference is None else _show(metric, use.difference, "+.8g"),
-            ]
-            for use in one.settings
-        ]  # fmt: skip
-        yield from ("", format_table([["setting", "minus", "weight", "difference"], *rows], "llr"))
+        rows = [["setting", "minus", "weight", "difference"]]
+        for use in one.settings:
+            weight = f"{use.weight:.4g}" if use.weight else ""
+            difference = use.left_out
+            if use.difference is not None:
+                difference = _show(metric, use.difference, "+.8g")
+            rows.append([use.cell, use.partner, weight, difference])
+        yield from ("", format_table(rows, "llr"))
     if one.computed is not None:
         yield from ("", _format_terms(one), "")
         sums = one.by_seed
@@ -464,11 +431,10 @@ def _format_terms(one: Explanation) -> str:
     pairs = list(zip(one.terms[::2], one.terms[1::2], strict=False))
     if all(a.seed == b.seed and abs(a.weight + b.weight) < 1e-12 for a, b in pairs):
         head = ["seed", "cell", "trial", "value", "minus", "trial", "value", "difference", "weight"]
-        rows = [
-            [str(a.seed), *show(a), *show(b), _show(metric, a.value - b.value, "+.8g"),
-             f"{a.weight:+.4g}"]
-            for a, b in pairs
-        ]  # fmt: skip
+        rows = []
+        for a, b in pairs:
+            difference = _show(metric, a.value - b.value, "+.8g")
+            rows.append([str(a.seed), *show(a), *show(b), difference, f"{a.weight:+.4g}"])
         return format_table([head, *rows], "rllrllrrr")
     rows = [[str(term.seed), *show(term), f"{term.weight:+.4g}"] for term in one.terms]
     return format_table([["seed", "cell", "trial", "value", "weight"], *rows], "rllrr")

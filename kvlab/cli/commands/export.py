@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     from kvlab.data.tokenizers import load_tokenizer
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_trial
@@ -39,4 +39,3 @@ def run(options: argparse.Namespace) -> int:
     kind = opened.model.save_pretrained(folder, end_of_text=end_of_text)
     facts = {"trial": opened.name, "model_type": kind, "folder": str(folder)}
     print_result(options, facts, f"{folder}: trial {opened.name} as {kind}")
-    return 0

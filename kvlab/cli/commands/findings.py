@@ -31,18 +31,16 @@ def run(options: argparse.Namespace) -> int:
         if sweeps_page.is_file():
             text = sweeps_page.read_text(encoding="utf-8")
             pages[sweeps_page] = fill_study_tables(text, sweeps_page.parent, studies)
-    stale = [
-        path
-        for path, text in pages.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
-    if options.check:
-        for path in stale:
+    is_current = True
+    for path, text in pages.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        is_current = False
+        if options.check:
             print(f"{path}: is not what the records say; run `kvlab findings`")
-        return int(bool(stale))
-    for path in stale:
-        write_atomic(path, pages[path])
-        print(path)
-    if not stale:
+        else:
+            write_atomic(path, text)
+            print(path)
+    if is_current:
         print("every page is what the records say")
-    return 0
+    return int(options.check and not is_current)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     garbage = find_garbage(
         Store(options.store), weights=options.weights, unused=options.unused, pruned=options.pruned
     )
@@ -42,4 +42,3 @@ def run(options: argparse.Namespace) -> int:
         lines.append(f"{len(busy)} left, because a process uses them now")
     empty = f"{options.store} holds nothing that could go"
     print_result(options, facts, "\n".join(lines) if garbage else empty)
-    return 0

@@ -5,7 +5,8 @@ import json
 import signal
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -45,17 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_flag(parser, "--random-weights", "draw the weights of a preset at random")
     shared.add_flag(parser, "--chat", "reply to each line of the input, in one conversation")
     shared.add_flag(parser, "--show-reuse", "in a chat: print reused tokens and latency")
-    parser.add_argument(
-        "--prefix-cache", type=shared.memory_size, metavar="SIZE",
-        help="in a chat: the most bytes of K/V that are kept for later turns (default 1GB)",
-    )  # fmt: skip
+    text = "in a chat: the most bytes of K/V that are kept for later turns (default 1GB)"
+    parser.add_argument("--prefix-cache", type=shared.memory_size, metavar="SIZE", help=text)
     shared.add_device(parser)
     shared.add_threads(parser)
     shared.add_store(parser)
     shared.add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     from kvlab.model.generate import Sampling, generate
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_model, override_serving
@@ -72,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
     serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()
     if options.chat:
-        return _Chat(options, text, model, serving, sampling).run()
+        _Chat(options, text, model, serving, sampling).run()
+        return
     is_streamed = len(text.prompts) == 1 and not options.json
     start = time.perf_counter()
     try:
@@ -95,27 +95,20 @@ def run(options: argparse.Namespace) -> int:
     block_size = opened.model.config.block_size
     longest = max(len(prompt) + len(row) for prompt, row in zip(text.prompts, rows, strict=True))
     if longest > block_size:
-        print(
-            f"warning: {longest:,} tokens with the prompt, and the model was trained on sequences"
-            f" of block_size = {block_size:,}; no measurement covers the text beyond that; keep"
-            f" prompt and --new-tokens within {block_size:,} together",
-            file=sys.stderr,
-        )
-    return 0
+        warning = f"{longest:,} tokens with the prompt, and the model was trained on {block_size:,}"
+        print(f"warning: {warning}; no measurement covers the text beyond", file=sys.stderr)
 
 
 def _check_chat(options: argparse.Namespace) -> None:
-    wrong = {"json": options.json, "uncached": options.uncached}
     if not options.chat:
-        wrong = {"show-reuse": options.show_reuse, "prefix-cache": options.prefix_cache is not None}
-    for name, is_given in wrong.items():
-        if is_given and options.chat:
-            raise UsageError(f"--{name} does not go with --chat; leave it out")
-        if is_given:
-            raise UsageError(f"--{name} is about conversations; add --chat")
-    if options.chat and len(options.prompt) + len(options.prompt_ids) > 1:
+        if options.show_reuse or options.prefix_cache is not None:
+            text = "--show-reuse and --prefix-cache are about conversations"
+            raise UsageError(f"{text}; add --chat, or leave them out")
+    elif options.json or options.uncached:
+        raise UsageError("--json and --uncached do not go with --chat; leave them out")
+    elif len(options.prompt) + len(options.prompt_ids) > 1:
         raise UsageError("a chat begins with one prompt at most; give --prompt once")
-    if options.chat and options.new_tokens < 1:
+    elif options.new_tokens < 1:
         raise UsageError(f"--new-tokens {options.new_tokens} is no reply; use 1 or more")
 
 
@@ -205,30 +198,26 @@ class _Chat:
         )  # fmt: skip
         self._conversation = self._begin()
         self._turn_starts: list[int] = []
-        self._is_terminal = sys.stdin.isatty()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Reply to lines until the input ends."""
-        if self._is_terminal:
+        is_terminal = sys.stdin.isatty()
+        if is_terminal:
             print(CHAT_HELP, file=sys.stderr)
-        while line := self._read_line():
-            try:
-                self._take_line(line.rstrip("\n"))
-            except ValueError as error:
-                print(error, file=sys.stderr)
-        if self._is_terminal:
-            print()  # after the prompt
-        return 0
-
-    def _read_line(self) -> str:
-        """Return the next line with its end, or nothing at the end of the input."""
-        while True:
-            if self._is_terminal:
+        line = None
+        while line != "":
+            if is_terminal:
                 print("> ", end="", flush=True)
             try:
-                return sys.stdin.readline()
+                line = sys.stdin.readline()
+                if line:
+                    self._take_line(line.rstrip("\n"))
             except KeyboardInterrupt:
                 print("\nCtrl-D ends the chat", file=sys.stderr)
+            except ValueError as error:
+                print(error, file=sys.stderr)
+        if is_terminal:
+            print()  # after the prompt
 
     def _take_line(self, line: str) -> None:
         if line == "/new":
@@ -248,11 +237,11 @@ class _Chat:
         reply = self._conversation.reply(new, self._options.new_tokens, self._text.stop)
         separator = ""
         try:
-            with _Interrupts() as interrupts, closing(reply):
+            with _count_interrupts() as interrupts, closing(reply):
                 for token in reply:
                     self._text.print_token(token, separator)
                     separator = "" if tokenizer else ","
-                    if interrupts.count:
+                    if interrupts:
                         break
         except KeyboardInterrupt:
             self._text.end_line()
@@ -260,36 +249,35 @@ class _Chat:
         self._text.end_line()
         self._turn_starts.append(before)
         reuse = self._conversation.reuse
-        if not self._options.show_reuse or reuse is None:
-            return
-        held = format_bytes(self._prefix_cache.bytes_held)
-        budget = format_bytes(self._prefix_cache.bytes_budget)
-        print(
-            f"[took over {reuse.hit_tokens:,} of {format_count(reuse.prompt_tokens, 'token')}"
-            f" ({format_bytes(reuse.hit_bytes)}); first token after"
-            f" {1000 * reuse.first_token_seconds:.3g} ms; {held} of {budget} held]",
-            file=sys.stderr,
-        )
+        if self._options.show_reuse and reuse is not None:
+            held, budget = self._prefix_cache.bytes_held, self._prefix_cache.bytes_budget
+            print(
+                f"[took over {reuse.hit_tokens:,} of {format_count(reuse.prompt_tokens, 'token')}"
+                f" ({format_bytes(reuse.hit_bytes)}); first token after"
+                f" {1000 * reuse.first_token_seconds:.3g} ms;"
+                f" {format_bytes(held)} of {format_bytes(budget)} held]",
+                file=sys.stderr,
+            )
 
 
-class _Interrupts:
-    """Count Ctrl-C instead of raising it; a second one is raised.
+@contextmanager
+def _count_interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C in a list instead of raising it; a second one is raised.
 
     So a reply ends between two tokens, and not within one, whose K/V would be stored in part.
     """
+    interrupts: list[int] = []
 
-    def __enter__(self) -> "_Interrupts":
-        self.count = 0
-        self._previous = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 1:
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1:
             signal.default_int_handler(number, frame)
 
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _parse_token_ids(text: str) -> list[int]:

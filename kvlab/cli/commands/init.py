@@ -12,16 +12,13 @@ from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.spec.key_reference import json_schema
 
-_INSTALLED_NAMES = {"gitignore": ".gitignore"}
-"""Name in the package -> name in the new folder. A .gitignore would act on the package itself."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="made if it does not exist")
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"DIR = {folder} is a file; name a folder")
@@ -37,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
     lines = [str(folder / name) for name in sorted(starter)]
     lines += ["", f"next: cd {folder} && kvlab plan sweeps/first.yaml"]
     print_result(options, {"folder": str(folder), "files": sorted(starter)}, "\n".join(lines))
-    return 0
 
 
 def _read_starter(folder: Traversable, prefix: str) -> dict[str, str]:
@@ -47,7 +43,7 @@ def _read_starter(folder: Traversable, prefix: str) -> dict[str, str]:
         if entry.is_dir():
             texts |= _read_starter(entry, f"{prefix}{entry.name}/")
         else:
-            texts[prefix + _INSTALLED_NAMES.get(entry.name, entry.name)] = entry.read_text(
-                encoding="utf-8"
-            )
+            # a .gitignore would act on the package itself
+            name = ".gitignore" if entry.name == "gitignore" else entry.name
+            texts[prefix + name] = entry.read_text(encoding="utf-8")
     return texts

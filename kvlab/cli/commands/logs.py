@@ -16,23 +16,20 @@ POLL_SECONDS = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="TRIAL|SWEEP",
-        help="a trial's id, or its first digits; or a sweep: its running trials, else those that"
-        " failed, else the last one that ended",
-    )  # fmt: skip
-    parser.add_argument(
-        "--attempt", type=int, metavar="N", help="attempt of a trial (default: the last)"
-    )
+    text = "a trial, or a sweep: its trials that run, else those that failed, else its last one"
+    parser.add_argument("name", metavar="TRIAL|SWEEP", help=text)
+    text = "attempt of a trial (default: the last)"
+    parser.add_argument("--attempt", type=int, metavar="N", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="print until it ends")
     add_store(parser)
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     if options.name in store.sweep_names():
-        return _show_sweep(store, options)
+        _show_sweep(store, options)
+        return
     trial = store.find_trial(options.name)
     attempts, number = store.attempts(trial), options.attempt
     if not attempts:
@@ -46,27 +43,22 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         texts = {"log": _read_log(log), "traceback": _read_log(trace)}
         print(json.dumps({"trial": trial, "attempt": number, **texts}, indent=1))
-        return 0
+        return
     position = _print_from(log, 0)
     while options.follow and store.is_running(trial) and number == store.attempts(trial)[-1]:
         time.sleep(POLL_SECONDS)
         position = _print_from(log, position)
     _print_from(log, position)
     _print_from(trace, 0)
-    return 0
 
 
-def _show_sweep(store: Store, options: argparse.Namespace) -> int:
+def _show_sweep(store: Store, options: argparse.Namespace) -> None:
     """Print the logs of a sweep's running trials, else failed ones, else the last that ended."""
     name = options.name
     if options.attempt is not None:
         text = f"--attempt = {options.attempt} needs a trial, and {name} is a sweep"
         raise UsageError(f"{text}; name a trial: see `kvlab status {name}`")
-    logs = {
-        trial: store.attempt_directory(trial, attempts[-1]) / "log.txt"
-        for trial in store.sweep_trials(name)
-        if (attempts := store.attempts(trial))
-    }
+    logs = _find_logs(store, name)
     running = [trial for trial in logs if store.is_running(trial)]
     failed = [trial for trial in logs if store.status(trial) == "failed"]
     ended = [trial for trial, log in logs.items() if log.exists()]
@@ -75,20 +67,26 @@ def _show_sweep(store: Store, options: argparse.Namespace) -> int:
     if options.json:
         facts = [{"trial": trial, "log": _read_log(logs[trial])} for trial in shown]
         print(json.dumps({"sweep": name, "trials": facts}, indent=1))
-        return 0
+        return
     if not shown and not store.is_driven(name):
         print(f"no trial of {name} has begun; see `kvlab status {name}`")
     positions = {logs[trial]: 0 for trial in shown}
     _print_lines(positions)
     while options.follow and store.is_driven(name):
         time.sleep(POLL_SECONDS)
-        for trial in store.sweep_trials(name):
-            if store.is_running(trial) and (attempts := store.attempts(trial)):
-                log = store.attempt_directory(trial, attempts[-1]) / "log.txt"
+        for trial, log in _find_logs(store, name).items():
+            if store.is_running(trial):
                 positions.setdefault(log, 0)
         _print_lines(positions)
     _print_lines(positions)
-    return 0
+
+
+def _find_logs(store: Store, sweep: str) -> dict[str, Path]:
+    """Return the log of the last attempt at every trial of a sweep that has begun."""
+    attempts = {trial: store.attempts(trial) for trial in store.sweep_trials(sweep)}
+    return {
+        t: store.attempt_directory(t, own[-1]) / "log.txt" for t, own in attempts.items() if own
+    }
 
 
 def _print_lines(positions: dict[Path, int]) -> None:

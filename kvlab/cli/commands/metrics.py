@@ -1,14 +1,14 @@
 """`kvlab metrics`: every measurement, its unit and how it is taken, as Markdown."""
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import suggest_name
-from kvlab.store.metrics import FAMILIES, METRICS, OTHER, MetricFamily, find_family
+from kvlab.store.metrics import FAMILIES, METRICS, OTHER, find_family
 from kvlab.track.run_description import DUPLICATES, tracked_name
 
 HEAD = ("name", "what", "unit", "better", "in MLflow")
@@ -19,22 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the reference of metrics.
-
-    Raises:
-        UsageError: a name is no metric.
-    """
+def run(options: argparse.Namespace) -> None:
     for name in options.name:
         if name not in METRICS:
             hint = suggest_name(name, METRICS, "`kvlab metrics` lists them")
             raise UsageError(f"{name} is not a metric; {hint}")
     names = options.name or list(METRICS)
-    if options.json:
-        print(json.dumps([describe_metric(name) for name in names], indent=1))
-        return 0
-    print(format_markdown(names))
-    return 0
+    print_result(options, list(map(describe_metric, names)), format_markdown(names))
 
 
 def describe_metric(name: str) -> dict[str, Any]:
@@ -57,8 +48,8 @@ def describe_metric(name: str) -> dict[str, Any]:
 
 def format_markdown(names: Sequence[str]) -> str:
     """Return the reference of metrics as Markdown."""
-    parts = []
-    if len(names) == len(METRICS):
+    is_complete, parts = len(names) == len(METRICS), []
+    if is_complete:
         text = (
             f"{len(names)} measurements, and those of lm-eval. `result.json` has them by name under"
             " `measurements`; `results.csv` and `results.jsonl` of a report have a row for each"
@@ -66,25 +57,18 @@ def format_markdown(names: Sequence[str]) -> str:
             " computed when the record is read."
         )
         parts = ["# Measurements", text]
-    for family, members in _group_by_family(names):
+    for family in (*FAMILIES, OTHER):
+        members = [name for name in names if find_family(name) is family]
+        if not members and (family is OTHER or not is_complete):
+            continue
         places = f"- Sections of the report: {', '.join(f'`{name}`' for name in family.sections)}"
         keys = ", ".join(f"`{key}`" for key in family.key.split(", ") if key)
         places = f"- Keys: {keys}\n{places}" if keys else places
         parts += [f"## {family.title}", family.method, places]
         if members:
-            lines = [_format_row(HEAD), _format_row(["---"] * len(HEAD))]
-            lines += [_format_row(_make_row(name)) for name in members]
-            parts.append("\n".join(lines))
+            rows = [HEAD, ["---"] * len(HEAD), *map(_make_row, members)]
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(parts)
-
-
-def _group_by_family(names: Sequence[str]) -> Iterator[tuple[MetricFamily, list[str]]]:
-    """Yield the families of metrics, with those that are in ``names``; all if these are all."""
-    is_complete = len(names) == len(METRICS)
-    for family in (*FAMILIES, OTHER):
-        members = [name for name in names if find_family(name) is family]
-        if members or (is_complete and family is not OTHER):
-            yield family, members
 
 
 def _make_row(name: str) -> tuple[str, ...]:
@@ -98,7 +82,3 @@ def _format_tracked(name: str) -> str:
         return f"none where equal to {_format_tracked(DUPLICATES[name])}"
     tracked, step = tracked_name(name)
     return tracked if step is None else f"{tracked}, step {step}"
-
-
-def _format_row(cells: tuple[str, ...] | list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

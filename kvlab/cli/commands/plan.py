@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import Any
 from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.search_summary import format_search_space
-from kvlab.cli.terminal import format_table
+from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
@@ -20,8 +19,10 @@ from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
+from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
+from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning import explain as matching
-from kvlab.sweep.planning.budget import Budget, estimate_budget
+from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
@@ -37,13 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
     shared.add_scale(parser)
     shared.add_store(parser)
-    parser.add_argument(
-        "--rate", type=shared.positive_float, metavar="FLOPS",
-        help="training FLOPs per second of one trial (default: measured from finished trials)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--price", type=shared.positive_float, help="price of one GPU or CPU core per hour"
-    )
+    text = "training FLOPs per second of one trial (default: measured from finished trials)"
+    parser.add_argument("--rate", type=shared.positive_float, metavar="FLOPS", help=text)
+    text = "price of one GPU or CPU core per hour"
+    parser.add_argument("--price", type=shared.positive_float, help=text)
     shared.add_memory(parser, "warns of trainings that exceed it (default on CPU: this machine's)")
     parser.add_argument(
         "--why", nargs="?", const="", metavar="TRIAL",
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     sweep = shared.read_sweep(options.sweep, options.scale)
     stage = plan_stage(sweep, store, provisional=True)
@@ -63,44 +61,45 @@ def run(options: argparse.Namespace) -> int:
     most_costs = None if most is None else _estimate_costs(most, store, options)
     precision = expect_precision(stage, least, store)
     unmatched = matching.find_unmatched_trials(planned, store)
+    asks_why = options.why is not None
     why = None
-    if options.why or (options.why is not None and not unmatched):
-        why = _explain_missing(planned, store, options.why)
+    if asks_why and (options.why or not unmatched):
+        why = _find_missing(planned, options.why)
+        nearest = matching.find_nearest_trial(why.trial, store)
     retiming = _describe_retiming(planned, store)
-    if options.json:
-        facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
-        if most is not None:
-            at_most = {"trials": len(most.trials), "trainings": most.training_count}
-            facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
-            facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
-            facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
-        facts["precision"] = precision and precision.to_json()
-        facts["retiming"] = retiming
-        facts["unmatched"] = [asdict(group) for group in unmatched]
-        if why is not None:
-            facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
-        print(json.dumps(facts, indent=1))
-        return 0
+    facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
+    if most is not None:
+        at_most = {"trials": len(most.trials), "trainings": most.training_count}
+        facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
+        facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
+        facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
+    facts["precision"] = precision and precision.to_json()
+    facts["retiming"] = retiming
+    facts["unmatched"] = [asdict(group) for group in unmatched]
+    if why is not None:
+        facts["why"] = {"trial": why.trial.id, "nearest": nearest and asdict(nearest)}
+    tuned = []  # the rate that was found for each architecture
+    if "tuning" in stage.record and not stage.is_tuning:
+        for one in stage.record["tuning"]["architectures"]:
+            found = describe_optimum(Optimum(**one["optimum"]), one["recipe"])
+            tuned.append(f"Tuned for {_format_label(one['levels'])}: {TUNED_KEY} = {found}.")
     lines = [
         *_format_plan(planned),
-        *_format_unmatched(unmatched, options.why is not None),
-        *_format_tuning(stage),
+        *_format_unmatched(unmatched, asks_why),
+        *tuned,
         *(precision.describe() if precision else []),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
         *(_format_stage(stage, least, most, most_costs) if most is not None else []),
-        *(_format_difference(*why) if why is not None else []),
+        *(_format_difference(why, nearest) if why is not None else []),
     ]
-    print("\n".join(lines))
-    return 0
+    print_result(options, facts, "\n".join(lines))
 
 
 def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) -> Budget | None:
     """Return the budget of what is missing, None if nothing is."""
     memory = options.memory
     if memory is None and not any(p.trial.experiment.resources.devices for p in planned.trials):
-        from kvlab.sweep.planning.budget import host_memory
-
         memory = host_memory()  # GPUs may be elsewhere
     text = "measuring how fast this machine trains, for the time; once, some seconds"
     return estimate_budget(
@@ -117,8 +116,6 @@ def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) ->
 
 def _describe_retiming(planned: Plan, store: Store) -> str:
     """Return whether trials are timed again at the end, and why; empty if this needs no word."""
-    from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
-
     if any(not one.has_ended for one in planned.trials):
         return announce_retiming(planned, _count_concurrent_trials(planned))
     with contextlib.suppress(UsageError, StoreError):  # no description, or a damaged one
@@ -128,26 +125,19 @@ def _describe_retiming(planned: Plan, store: Store) -> str:
 
 def _count_concurrent_trials(planned: Plan) -> int:
     """Return how many trials share the memory of this machine or of one GPU if Ray runs them."""
-    from kvlab.sweep.executors.capacity import cpu_count
-    from kvlab.sweep.planning.budget import MachineMemory
-
     machine = MachineMemory(0, 0, cpu_count())
     most = max(machine.at_once(one.trial.experiment.resources) for one in planned.trials)
     search = planned.sweep.search
     return most if search is None else min(most, search.parallel)
 
 
-def _explain_missing(
-    planned: Plan, store: Store, prefix: str
-) -> tuple[PlannedTrial, matching.NearestTrial | None]:
-    """Return the first missing trial whose id starts with ``prefix``, and its nearest trial."""
-    matches = [
-        one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended
-    ]
-    if not matches:
-        text = f"--why = {prefix}" if prefix else "--why"
-        raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
-    return matches[0], matching.find_nearest_trial(matches[0].trial, store)
+def _find_missing(planned: Plan, prefix: str) -> PlannedTrial:
+    """Return the first missing trial whose id starts with ``prefix``."""
+    for one in planned.trials:
+        if one.trial.id.startswith(prefix) and not one.has_ended:
+            return one
+    text = f"--why = {prefix}" if prefix else "--why"
+    raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
 
 
 def _format_plan(planned: Plan) -> Iterator[str]:
@@ -168,8 +158,7 @@ def _format_plan(planned: Plan) -> Iterator[str]:
         limit = format_number(MAX_EXTRAPOLATION * max(counts.values()))
         text = f"Sizes by {sweep.size.factor}: {sizes} parameters without embeddings, with the"
         yield f"{text} output head; effects can be predicted up to {limit}."
-    split = count_split_by_warmup(one.trial for one in trials)
-    if split:
+    if split := count_split_by_warmup(one.trial for one in trials):
         text = f"{split:,} trainings under wsd differ in their token budget and in the warm-up"
         hint = "write one training.warmup_tokens (its default is 4% of tokens)"
         yield f"{text} alone; to share their stable phase, {hint}."
@@ -210,18 +199,16 @@ def _format_trials(planned: Plan) -> str:
 
 
 def _describe_state(one: PlannedTrial) -> str:
-    if one.state == "new":
-        start = one.trial.initial_weights
-        if one.branch.steps:
-            trial = one.branch.source
-            source = f"from {trial[:8]}" if trial else "from the store"
-            return f"new, branches {source} after step {one.branch.steps:,}"
-        if one.starts_from:
-            return f"new, after the training of {one.starts_from[:8]}"
-        return f"new, from {start.name}" if start else "new"
-    if one.state != "shares training":
+    if one.state == "shares training":
+        return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
+    if one.state != "new":
         return one.state
-    return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
+    if one.branch.steps:
+        source = one.branch.source[:8] if one.branch.source else "the store"
+        return f"new, branches from {source} after step {one.branch.steps:,}"
+    if one.starts_from:
+        return f"new, after the training of {one.starts_from[:8]}"
+    return f"new, from {start.name}" if (start := one.trial.initial_weights) else "new"
 
 
 def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
@@ -234,10 +221,8 @@ def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
             key = tuple(cell.values())
             if key not in seen:  # every seed repeats it
                 seen.add(key)
-                reason = matching.explain_equality(
-                    experiments[tuple(first.values())], experiments[key]
-                )
-                yield cell, first, reason
+                original = experiments[tuple(first.values())]
+                yield cell, first, matching.explain_equality(original, experiments[key])
 
 
 def _format_label(levels: Levels) -> str:
@@ -245,15 +230,16 @@ def _format_label(levels: Levels) -> str:
 
 
 def _collect_facts(planned: Plan) -> dict[str, Any]:
+    selection = planned.sweep.selection
     return {
         "sweep": planned.sweep.name,
         "text_absent": list(planned.absent),
         "notes": list(planned.notes),
         "design": {
-            "cells": len(planned.sweep.selection.cells),
-            "designed": planned.sweep.selection.designed,
-            "rules": [asdict(rule) for rule in planned.sweep.selection.rules],
-            "notes": list(planned.sweep.selection.notes),
+            "cells": len(selection.cells),
+            "designed": selection.designed,
+            "rules": [asdict(rule) for rule in selection.rules],
+            "notes": list(selection.notes),
         },
         "same": [
             {"cell": dict(cell), "as": dict(first), "why": reason}
@@ -301,8 +287,7 @@ def _format_budget(costs: Budget) -> Iterator[str]:
     text = f"Still to run: {at_most}{counts} of {sizes} parameters"
     yield f"{text}; training takes {_format_work(costs)}."
     if costs.suggestions:
-        verb = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
-        text = f"{costs.suggestions:,} of them {verb} to come"
+        text = f"{costs.suggestions:,} of them are suggestions to come"
         yield f"{text}, each taken to cost what the base does."
     yield _format_memory(costs)
     yield _format_time(costs)
@@ -321,13 +306,12 @@ def _format_difference(
     name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
     if nearest is None:
         yield f"{name} has no result: the store has no finished trial at all."
-        return
-    if not nearest.differences:
+    elif not nearest.differences:
         text = "asks for the same, and was made by an older version of kvlab's recipe"
         yield f"{name} has no result: {nearest.trial[:8]} {text} or measurement."
-        return
-    yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
-    yield from _format_fields(nearest.differences, "there")
+    else:
+        yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
+        yield from _format_fields(nearest.differences, "there")
 
 
 def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool) -> Iterator[str]:
@@ -337,8 +321,8 @@ def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool)
         with_fields: List every field with both values.
     """
     for group in groups:
-        verb = "no longer matches" if group.count == 1 else "no longer match"
-        text = f"{format_count(group.count, 'finished trial')} {verb} this sweep"
+        verb = "matches" if group.count == 1 else "match"
+        text = f"{format_count(group.count, 'finished trial')} no longer {verb} this sweep"
         if group.differences is None:
             yield f"{text}, which has other cells or seeds now."
         elif not group.differences:
@@ -347,11 +331,9 @@ def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool)
             yield f"{text}, which differs in"
             yield from _format_fields(group.differences, "then")
         else:
-            names = [name for name, _, _ in group.differences]
-            more = len(names) - MAX_NAMED
-            if more > 1:
-                names[MAX_NAMED:] = [f"{more} more keys"]
-            yield f"{text}, as {', '.join(names)} changed; --why shows the values."
+            names = ", ".join(name for name, _, _ in group.differences[:MAX_NAMED])
+            more = ", ..." if len(group.differences) > MAX_NAMED else ""
+            yield f"{text}, as {names}{more} changed; --why shows the values."
 
 
 def _format_fields(differences: Iterable[matching.Difference], other: str) -> Iterator[str]:
@@ -359,18 +341,10 @@ def _format_fields(differences: Iterable[matching.Difference], other: str) -> It
     for key, *values in differences:
         if key == matching.DIGEST:  # of the tokens of the text
             values = [value and str(value)[:12] for value in values]
-        here, there = (
+        now, before = (
             format_value(list(value) if isinstance(value, tuple) else value) for value in values
         )
-        yield f"  {key}: {here} {'now' if other == 'then' else 'here'}, {there} {other}"
-
-
-def _format_tuning(stage: Stage) -> Iterator[str]:
-    """Yield the rate that was found for each architecture."""
-    if "tuning" in stage.record and not stage.is_tuning:
-        for one in stage.record["tuning"]["architectures"]:
-            found = describe_optimum(Optimum(**one["optimum"]), one["recipe"])
-            yield f"Tuned for {_format_label(one['levels'])}: {TUNED_KEY} = {found}."
+        yield f"  {key}: {now} {'now' if other == 'then' else 'here'}, {before} {other}"
 
 
 def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -> Iterator[str]:
@@ -380,12 +354,8 @@ def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -
         yield f"{stage.name[:1].upper()}{stage.name[1:]}: nothing more is to be decided."
         return
     counts = least.format_totals().partition(":")[0]
-    if stage.is_tuning:
-        yield f"This is {stage.name}. With the design at the rates found, at least {counts}."
-        yield f"The most, if every grid gets all rates that it may: {most.format_totals()}."
-    else:
-        yield f"This is {stage.name}, the least that the sweep takes: {counts}."
-        yield f"The most, if nothing is decided before the last: {most.format_totals()}."
+    yield f"This is {stage.name}, the least that the sweep takes: {counts}."
+    yield f"The most, if nothing is decided before the last: {most.format_totals()}."
     if costs is not None:
         hours = costs.hours and f", {format_number(costs.hours)} {costs.device} hours"
         text = f"Then still to run: {format_count(costs.trials, 'trial')}; training takes"
@@ -397,16 +367,12 @@ def _format_memory(costs: Budget) -> str:
     text += f" ({costs.peak_trial[:8]}), and {format_bytes(costs.process_bytes)} of its process"
     if costs.memory is None:
         return f"{text}; state the GPU's with --memory to compare."
-    memory = format_bytes(costs.memory)
-    hint = "lower resources.microbatch_tokens or the model"
-    verb = " is"
     if costs.at_once > 1:
         text += f"; {costs.at_once} at once take {format_bytes(costs.total_bytes)}"
-        hint += ", or give each more cores or more of a GPU, so that fewer run at once"
-        verb = ","
     if costs.fits:
-        return f"{text} of {memory}."
-    return f"{text}{verb} more than the {memory} there are; {hint}."
+        return f"{text} of {format_bytes(costs.memory)}."
+    hint = "lower resources.microbatch_tokens or the model, or run fewer at once"
+    return f"{text}, more than the {format_bytes(costs.memory)} there are; {hint}."
 
 
 def _format_time(costs: Budget) -> str:
@@ -418,17 +384,16 @@ def _format_time(costs: Budget) -> str:
         speed += f" of {format_count(rate.results, 'finished trial')} here"
     if costs.hours is None or costs.wall_seconds is None:
         return f"Time: not known, as trials are on CPU and on GPU; {speed}."
-    at_once = f", {costs.at_once} trials at once" if costs.at_once > 1 else ""
-    hours = f"{format_number(costs.hours)} {costs.device} hours"
+    duration = f"about {format_duration(costs.wall_seconds)}"
+    if rate.uncertainty is not None:
+        ends = (costs.wall_seconds / rate.uncertainty, costs.wall_seconds * rate.uncertainty)
+        duration += f" ({' to '.join(map(format_duration, ends))})"
+    duration += f", {costs.at_once} trials at once" if costs.at_once > 1 else ""
     scope = "training alone"
     if rate.measure_seconds is not None:
         scope = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
-    duration = f"about {format_duration(costs.wall_seconds)}"
-    if rate.uncertainty is not None:
-        low = format_duration(costs.wall_seconds / rate.uncertainty)
-        high = format_duration(costs.wall_seconds * rate.uncertainty)
-        duration += f" ({low} to {high})"
-    return f"Time: {duration}{at_once}; {hours}, {scope}; {speed}."
+    hours = f"{format_number(costs.hours)} {costs.device} hours"
+    return f"Time: {duration}; {hours}, {scope}; {speed}."
 
 
 _SOURCES = {

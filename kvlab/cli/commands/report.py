@@ -11,9 +11,8 @@ from pathlib import Path
 
 from kvlab.analysis.study import Study
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli.terminal import print_answer
+from kvlab.cli.terminal import print_answer, print_result
 from kvlab.errors import UsageError
-from kvlab.humanize import format_count
 from kvlab.report import answer_text, write_study_report
 from kvlab.report.confirmation import write_confirmation
 from kvlab.report.paper import PAGE_WIDTH, PaperFolder
@@ -29,30 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a submitted sweep")
     shared.add_store(parser, archive=True)
     shared.add_reports(parser)
-    parser.add_argument(
-        "--sections", metavar="A,B",
-        help="sections in order (default: those that the sweep names, else all)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--paper", metavar="DIR",
-        help="also write LaTeX and PDF files for a paper: table, figures, methods, references",
-    )  # fmt: skip
-    parser.add_argument(
-        "--paper-width", type=paper_width, metavar="WIDTH",
-        help="with --paper: column (3.25 in), page (6.75 in) or inches (default: column)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--confirm", metavar="FILE",
-        help="of a search: write no report, but a sweep that repeats the best trials on new seeds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tracking-uri", metavar="URI",
-        help="read the record from this MLflow instead of the store; the report is the same",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mirrored-by", metavar="ID",
-        help="with --tracking-uri: id of the store, if several have mirrored a sweep of that name",
-    )  # fmt: skip
+    text = "sections in order (default: those that the sweep names, else all)"
+    parser.add_argument("--sections", metavar="A,B", help=text)
+    text = "also write LaTeX and PDF files for a paper: table, figures, methods, references"
+    parser.add_argument("--paper", metavar="DIR", help=text)
+    text = "with --paper: column (3.25 in), page (6.75 in) or inches (default: column)"
+    parser.add_argument("--paper-width", type=paper_width, metavar="WIDTH", help=text)
+    text = "of a search: write no report, but a sweep that repeats the best trials on new seeds"
+    parser.add_argument("--confirm", metavar="FILE", help=text)
+    text = "read the record from this MLflow instead of the store; the report is the same"
+    parser.add_argument("--tracking-uri", metavar="URI", help=text)
+    text = "with --tracking-uri: id of the store, if several have mirrored a sweep of that name"
+    parser.add_argument("--mirrored-by", metavar="ID", help=text)
     shared.add_flag(parser, "--watch", "write it again after every trial until no driver runs")
     shared.add_flag(parser, "--strict", "write no report if a file of the record is damaged")
     shared.add_json(parser)
@@ -60,52 +47,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def paper_width(text: str) -> float:
     """Parse the width of a paper's figures: a name, or inches."""
-    named = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}
-    if text in named:
-        return named[text]
-    if not 2 <= shared.parse_number(text) <= 12:
+    width = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}.get(text) or shared.parse_number(text)
+    if not 2 <= width <= 12:
         rule = "is not column, page or a number of inches from 2 to 12"
         raise argparse.ArgumentTypeError(f"{text} {rule}")
-    return float(text)
+    return width
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     name, paper = shared.sweep_name(options.sweep), _parse_paper(options)
     sections = _parse_sections(options.sections)
     if options.confirm is not None:
-        return _confirm(options, name)
+        _confirm(options, name)
+        return
     if options.watch:
-        return _watch(options, name, sections, paper)
+        _watch(options, name, sections, paper)
+        return
     folder, answer = _write_report(options, name, sections, paper)
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         facts = {"sweep": name, "report": str(folder), "answer": answer, "files": files}
         print(json.dumps(facts | ({"paper": str(paper.folder)} if paper else {}), indent=1))
-        return 0
+        return
     print_answer(answer, folder, sys.stdout)
     print(folder / "report.md")
     if paper:
         parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
         print(f"{paper.folder / name}: {', '.join(parts)}")
         print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
-    return 0
 
 
-def _confirm(options: argparse.Namespace, name: str) -> int:
+def _confirm(options: argparse.Namespace, name: str) -> None:
     """Write the sweep that confirms the best trials of a search."""
-    others = {"--paper": options.paper, "--sections": options.sections, "--watch": options.watch}
-    others["--tracking-uri"] = options.tracking_uri
-    for other, value in others.items():
-        if value:
-            text = f"--confirm writes a sweep and no report, so {other} has no effect"
+    for other in ("paper", "sections", "watch", "tracking_uri"):
+        if getattr(options, other):
+            flag = f"--{other.replace('_', '-')}"
+            text = f"--confirm writes a sweep and no report, so {flag} has no effect"
             raise UsageError(f"{text}; leave one of them out")
     write_confirmation(Study.load(shared.open_store(options.store), name), Path(options.confirm))
-    if options.json:
-        print(json.dumps({"sweep": name, "confirmation": options.confirm}, indent=1))
-        return 0
-    print(options.confirm)
-    print(f"next: kvlab plan {options.confirm}")
-    return 0
+    facts = {"sweep": name, "confirmation": options.confirm}
+    print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
 
 
 def _watch(
@@ -113,7 +94,7 @@ def _watch(
     name: str,
     sections: tuple[str, ...] | None,
     paper: PaperFolder | None,
-) -> int:
+) -> None:
     """Write the report whenever a trial has ended, until no driver runs the sweep any more.
 
     A report takes at most half of a core: the pause after it is as long as it took.
@@ -131,26 +112,18 @@ def _watch(
             for trial in store.sweep_trials(name)
         }
         counts = Counter(states.values())
-        missing = counts["missing"]
         if states != before:
             with store.report_lock(name).hold():  # a driver that ends writes the report, too
                 measured = paper if counts["done"] else None
                 folder, _ = _write_report(options, name, sections, measured)
-            if options.json:
-                facts = {"sweep": name, "report": str(folder), "states": dict(counts)}
-                print(json.dumps(facts), flush=True)
-            else:
-                ended = [
-                    f"{n} {state}" for state, n in sorted(counts.items()) if state != "missing"
-                ]
-                how = f" ({', '.join(ended)})" if missing < len(states) else ""
-                total = format_count(len(states), "trial")
-                text = f"{name}: {len(states) - missing} of {total} ended{how}"
-                print(f"{time.strftime('%H:%M:%S')}  {text}  {folder / 'report.html'}", flush=True)
+            facts = {"sweep": name, "report": str(folder), "states": dict(counts)}
+            shown = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+            line = f"{time.strftime('%H:%M:%S')}  {name}: {shown}  {folder / 'report.html'}"
+            print(json.dumps(facts) if options.json else line, flush=True)
         if not is_driven:
-            if missing and not options.json:
+            if counts["missing"] and not options.json:
                 print(f"no driver runs {name}; `kvlab submit` goes on with what is missing")
-            return 0
+            return
         time.sleep(max(WATCH_SECONDS, time.monotonic() - began))
 
 

@@ -1,7 +1,6 @@
 """`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store = open_store(options.store)
     if options.sweep is None:
         sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
@@ -34,40 +33,36 @@ def run(options: argparse.Namespace) -> int:
     else:
         facts = collect_sweep_facts(store, sweep_name(options.sweep))
         print_result(options, facts, _format_sweep(facts))
-    return 0
 
 
 def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     """Return the counts by state, and every trial with its cell, state and details."""
     sweep = store.sweep(name)
-    with refuse_malformed(name):
-        return _collect_facts(store, name, sweep)
-
-
-def _collect_facts(store: Store, name: str, sweep: dict[str, Any]) -> dict[str, Any]:
-    search = SearchResults.from_sweep(sweep)
     trials: dict[str, dict[str, Any]] = {}
-    for cell in list_cells(sweep):
-        for seed, trial in cell["trials"].items():
-            if trial not in trials:
-                facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}
-                facts["settings"] = describe_levels(sweep, cell["levels"])
-                trials[trial] = {**facts, **_collect_trial_facts(store, trial)}
-    counts = Counter(facts["state"] for facts in trials.values())
-    by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
-    pace = estimate_pace(store, by_state["done"], by_state["running"], counts["missing"])
-    drivers = [lock.describe_holder() for lock in store.held_driver_locks(name)]
-    return {
-        "sweep": name,
-        "question": sweep["question"],
-        "stage": (sweep.get("stages") or {}).get("name"),
-        "driven": bool(drivers),
-        "drivers": drivers,
-        "states": {state: counts[state] for state in STATES if counts[state]},
-        "pace": asdict(pace),
-        **({} if search is None else {"search": list(format_search(search))}),
-        "trials": list(trials.values()),
-    }
+    with refuse_malformed(name):
+        search = SearchResults.from_sweep(sweep)
+        for cell in list_cells(sweep):
+            for seed, trial in cell["trials"].items():
+                if trial not in trials:
+                    facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}
+                    facts["settings"] = describe_levels(sweep, cell["levels"])
+                    trials[trial] = {**facts, **_collect_trial_facts(store, trial)}
+        by_state = {s: [t for t, own in trials.items() if own["state"] == s] for s in STATES}
+        counts = {state: len(own) for state, own in by_state.items() if own}
+        missing = len(by_state["missing"])
+        pace = estimate_pace(store, by_state["done"], by_state["running"], missing)
+        drivers = [lock.describe_holder() for lock in store.held_driver_locks(name)]
+        return {
+            "sweep": name,
+            "question": sweep["question"],
+            "stage": (sweep.get("stages") or {}).get("name"),
+            "driven": bool(drivers),
+            "drivers": drivers,
+            "states": counts,
+            "pace": asdict(pace),
+            **({} if search is None else {"search": list(format_search(search))}),
+            "trials": list(trials.values()),
+        }
 
 
 def _collect_trial_facts(store: Store, trial: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store, name = Store(options.store), sweep_name(options.sweep)
     if not store.is_driven(name):  # a driver that prepares the text has written nothing yet
         store.sweep(name)
@@ -23,4 +23,3 @@ def run(options: argparse.Namespace) -> int:
     write_atomic(store.stop_flag(name), "")
     text = f"{name} stops at its next checkpoints; submit it again to go on"
     print_result(options, {"sweep": name, "asked_to_stop": True}, text)
-    return 0

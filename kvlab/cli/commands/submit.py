@@ -8,59 +8,43 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.cli import shared_arguments as shared
+from kvlab.cli import sweep_callbacks as callbacks
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
-from kvlab.cli.sweep_callbacks import (
-    COPY_TO_VARIABLE,
-    NOTIFY_VARIABLE,
-    BackupCallback,
-    MLflowCallback,
-    collect_outcome,
-    notify_at_end,
-)
+from kvlab.cli.search_summary import format_search, suggest_confirmation
+from kvlab.cli.sweep_callbacks import BackupCallback, MLflowCallback
 from kvlab.cli.terminal import print_answer, tolerate_broken_output
+from kvlab.data.shards import DatasetFacts
 from kvlab.errors import Stopped, StoreError, UsageError
+from kvlab.fs.lock import seems_held
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
 from kvlab.store import Store
 from kvlab.store.provenance import capture_origin, redact_command
 from kvlab.store.verification import heal_description
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
+from kvlab.sweep.driver import preparation
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
-from kvlab.sweep.driver.preparation import (
-    SmokeTests,
-    check_store_is_shared,
-    prefetch_evaluation_sets,
-)
 from kvlab.sweep.driver.retiming import plan_retiming, time_again
 from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.planning.budget import (
-    MachineMemory,
-    check_memory,
-    estimate_budget,
-    measure_machine_memory,
-)
+from kvlab.sweep.planning import budget
 from kvlab.sweep.planning.description_repair import rebuild_description
 from kvlab.sweep.planning.planner import describe_stage, ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.texts import find_text, prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.run import run_task
-
-if TYPE_CHECKING:
-    from kvlab.data.shards import DatasetFacts
 
 PREPARATION_SECONDS = 10.0
 """Time between two lines about the preparation of text."""
@@ -70,33 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
     shared.add_scale(parser)
     shared.add_store(parser)
-    parser.add_argument(
-        "--executor", choices=list(EXECUTORS), default=DEFAULT_EXECUTOR,
-        help="; ".join(f"{name}: {entry.summary}" for name, entry in EXECUTORS.items())
-        + f" (default: {DEFAULT_EXECUTOR})",
-    )  # fmt: skip
+    text = "; ".join(f"{name}: {entry.summary}" for name, entry in EXECUTORS.items())
+    parser.add_argument("--executor", choices=list(EXECUTORS), default=DEFAULT_EXECUTOR, help=text)
     parser.add_argument("--address", help="a running Ray cluster (default: start a local one)")
-    parser.add_argument(
-        "--smoke", action=argparse.BooleanOptionalAction,
-        help="run one step of every architecture before the first training (default: if a"
-        " training takes more than five minutes)",
-    )  # fmt: skip
+    text = "run a step of every architecture first (default: if a training takes over 5 minutes)"
+    parser.add_argument("--smoke", action=argparse.BooleanOptionalAction, help=text)
     shared.add_flag(parser, "--retry-failed", "also run trials that failed before")
     shared.add_flag(parser, "--retime", "time trials again whose timings were disturbed")
     shared.add_list(parser, "--promote", "TRIAL", "train a pruned trial of the search to its end")
     shared.add_flag(parser, "--no-report", "write no report at the end")
     shared.add_reports(parser)
     parser.add_argument("--tracking-uri", metavar="URI", help="MLflow server or database")
-    parser.add_argument(
-        "--copy-to", default=os.environ.get(COPY_TO_VARIABLE), metavar="PLACE",
-        help="copy the record, as `kvlab copy` does, every ten minutes to this URL or folder"
-        f" (default: {COPY_TO_VARIABLE}, else nowhere)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--notify", default=os.environ.get(NOTIFY_VARIABLE), metavar="COMMAND",
-        help="shell command to run at the end, with the summary as JSON on its standard input"
-        f" (default: {NOTIFY_VARIABLE}, else none)",
-    )  # fmt: skip
+    variable = callbacks.COPY_TO_VARIABLE
+    text = f"copy the record to this URL or folder every ten minutes (default: {variable})"
+    place = os.environ.get(variable)
+    parser.add_argument("--copy-to", default=place, metavar="PLACE", help=text)
+    variable = callbacks.NOTIFY_VARIABLE
+    text = f"shell command to run at the end, with the summary as JSON (default: {variable})"
+    command = os.environ.get(variable)
+    parser.add_argument("--notify", default=command, metavar="COMMAND", help=text)
     shared.add_json(parser)
 
 
@@ -127,7 +103,7 @@ def _submit(options: argparse.Namespace) -> int:
             print(f"preparing data: {line}", file=stream, flush=True)
             next_line = time.monotonic() + PREPARATION_SECONDS
 
-    def prepare(data: DataConfig) -> "DatasetFacts":
+    def prepare(data: DataConfig) -> DatasetFacts:
         if find_text(data) is not None:
             return prepare_text(data, print_slowly)
         with (  # as a driver, so that `kvlab stop` can stop it; what is tokenized stays
@@ -154,7 +130,7 @@ def _submit(options: argparse.Namespace) -> int:
         mlflow.on_result(trial_id)
         backup.on_result(trial_id)
 
-    with notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
+    with callbacks.notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
         summary = _SweepRun(options, stage, store, display, on_result).run()
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
         _print_summary(sweep.name, store, summary, stream)
@@ -164,7 +140,7 @@ def _submit(options: argparse.Namespace) -> int:
             facts["report"] = None if report is None else str(report)
             facts["answer"] = answer
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
-        notice |= {**facts, **collect_outcome(summary)}
+        notice |= {**facts, **callbacks.collect_outcome(summary)}
     if report is not None and answer is not None:
         print_answer(answer, report, stream)
     if options.json:
@@ -172,10 +148,11 @@ def _submit(options: argparse.Namespace) -> int:
     return summary.exit_code
 
 
+@dataclass
 class _SweepRun:
     """Run a stage of a sweep and those that follow it, with one executor.
 
-    Args:
+    Attributes:
         options: Of the command.
         stage: The first stage.
         store: Where the trials are recorded.
@@ -183,58 +160,54 @@ class _SweepRun:
         on_result: Called with the id of every trial that has ended.
     """
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        stage: Stage,
-        store: Store,
-        display: ProgressDisplay,
-        on_result: Callable[[str], None],
-    ):
-        self._options, self._store, self._display = options, store, display
-        self._stage, self._on_result = stage, on_result
-        self._sweep = stage.plan.sweep
-        self._command = _redact_command(options)
+    options: argparse.Namespace
+    stage: Stage
+    store: Store
+    display: ProgressDisplay
+    on_result: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._sweep = self.stage.plan.sweep
+        self._command = _redact_command(self.options)
         self._origin = capture_origin(self._command)
-        self._stop_flag = store.new_driver_stop_flag(self._sweep.name)
-        self._last_plan = stage.plan
+        self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
+        self._last_plan = self.stage.plan
         self._begun: set[bool] = set()  # tuning or not: kinds of stages that were run
-        missing = trials_to_run(stage.plan, options.retry_failed)
-        self._missing = len(missing)
-        may_run = bool(missing) or self._sweep.search is not None or not stage.is_last
-        with contextlib.suppress(UsageError, StoreError):  # no description, or one to write anew
-            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime)[0])
-        self._may_run = may_run
+        self._say = self.display.print_line
         self._executor: Executor
 
     def run(self) -> Summary:
         """Run the stages, then time again what has to be."""
-        options, store, stage, say = self._options, self._store, self._stage, self._say
-        say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
-        name = options.executor if self._may_run else IDLE_EXECUTOR
+        options, store, stage = self.options, self.store, self.stage
+        name, is_search = self._sweep.name, self._sweep.search is not None
+        self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
+        missing = len(trials_to_run(stage.plan, options.retry_failed))
+        may_run = bool(missing) or is_search or not stage.is_last
+        with contextlib.suppress(UsageError, StoreError):  # no description, or one to write anew
+            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime)[0])
+        executor_name = options.executor if may_run else IDLE_EXECUTOR
         run_one: RunTask = partial(
             run_task,
             store=store.path,
             origin=self._origin,
-            stop_flags=(store.stop_flag(self._sweep.name), self._stop_flag),
-            capture_output=not EXECUTORS[name].runs_in_process,
+            stop_flags=(store.stop_flag(name), self._stop_flag),
+            capture_output=not EXECUTORS[executor_name].runs_in_process,
             wait=False,
         )
-        address = options.address if self._may_run else None
-        self._executor = executor = make_executor(name, run_one, address)
+        address = options.address if may_run else None
+        self._executor = executor = make_executor(executor_name, run_one, address)
         is_forced = True
         try:
             if address:
-                folder = store.sweep_directory(self._sweep.name)
-                check_store_is_shared(store.path, folder, executor.run_on_all_machines)
-            location = f" on {executor.describe()}" if self._may_run else ""
+                preparation.check_store_is_shared(
+                    store.path, store.sweep_directory(name), executor.run_on_all_machines
+                )
+            location = f" on {executor.describe()}" if may_run else ""
             to_run = "nothing is missing"
-            if self._missing or self._sweep.search is not None:
-                ended = len(stage.plan.trials) - self._missing
-                to_run = f"{ended} ended before, {self._missing} to run"
-            if self._sweep.search is not None:
-                to_run += " and what the search suggests"
-            say(f"{to_run}{location}; record in {options.store}")
+            if missing or is_search:
+                to_run = f"{len(stage.plan.trials) - missing} ended before, {missing} to run"
+            to_run += " and what the search suggests" if is_search else ""
+            self._say(f"{to_run}{location}; record in {options.store}")
             summary = run_stages(stage, self._run_stage, self._plan_next_stage)
             if not (summary.stopped or summary.states["missing"] or summary.has_more):
                 summary = self._time_again(summary)
@@ -242,33 +215,30 @@ class _SweepRun:
         finally:
             executor.close(force=is_forced)
         # count the trials that found the rates of a design, too, as `kvlab status` does
-        tuning = store.sweep(self._sweep.name).get("tuning")
+        tuning = store.sweep(name).get("tuning")
         if not tuning or not tuning["is_over"]:
             return summary
         trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
         tuned = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
         return replace(summary, states=summary.states + tuned)
 
-    def _say(self, line: str) -> None:
-        self._display.print_line(line)
-
     def _time_again(self, summary: Summary) -> Summary:
         started = time.monotonic()
         is_over = time_again(
-            self._last_plan, self._store, self._executor, self._origin, self._stop_flag, self._say,
-            repeat=self._options.retime,
+            self._last_plan, self.store, self._executor, self._origin, self._stop_flag, self._say,
+            repeat=self.options.retime,
         )  # fmt: skip
         seconds = summary.seconds + time.monotonic() - started
         return replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
 
     def _run_stage(self, stage: Stage) -> Summary:
         """Run one stage with a driver of its own."""
-        sweep, store, display, planned = self._sweep, self._store, self._display, stage.plan
+        sweep, store, display, planned = self._sweep, self.store, self.display, stage.plan
         is_first = stage.is_tuning not in self._begun  # in later stages it failed just now
-        retry_failed = self._options.retry_failed and is_first
+        retry_failed = self.options.retry_failed and is_first
         self._begun.add(stage.is_tuning)
         self._last_plan = planned
-        if stage is not self._stage:
+        if stage is not self.stage:
             display.begin_stage(planned, retry_failed=retry_failed)
 
         describe = partial(
@@ -279,7 +249,8 @@ class _SweepRun:
         )
         search = None if sweep.search is None else Searcher(planned, store, describe)
         if search is not None:
-            promote_trials(search, store, self._options.promote)
+            for trial in self.options.promote:  # by the first digits of their ids
+                search.promote(store.find_trial(trial))
             planned = search.plan
         driver = Driver(
             planned,
@@ -291,7 +262,7 @@ class _SweepRun:
             source=search,
             origin=self._origin,
             stop_flag=self._stop_flag,
-            on_result=self._on_result,
+            on_result=self.on_result,
             retry_failed=retry_failed,
         )
         with stop_on_signal(driver.stop), display.watch(driver):
@@ -306,7 +277,7 @@ class _SweepRun:
 
     def _plan_next_stage(self) -> Stage:
         """Plan the next stage from the record, and print what was decided."""
-        stage = plan_stage(self._sweep, self._store)
+        stage = plan_stage(self._sweep, self.store)
         for line in stage.lines:
             self._say(line)
         if trials_to_run(stage.plan):
@@ -319,34 +290,37 @@ class _SweepRun:
         Raises:
             UsageError: If a search shares GPUs by memory; its trials are not known in advance.
         """
-        options, search = self._options, planned.sweep.search
+        options, search = self.options, planned.sweep.search
         if search is not None and any(
             one.trial.experiment.resources.gpus == "auto" for one in planned.trials
         ):
             text = "resources.gpus = auto is measured before trials start, and a search finds its"
             raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-        smoke_tests = SmokeTests(
-            self._store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke
+        smoke_tests = preparation.SmokeTests(
+            self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke
         )
         one_at_a_time = EXECUTORS[options.executor].runs_in_process or search is not None
 
         def prepare(
             missing: list[PlannedTrial], check_stop: Callable[[], None]
         ) -> list[PlannedTrial]:
-            answers: list[Any] = [measure_machine_memory()]
+            answers: list[Any] = [budget.measure_machine_memory()]
             if options.address:
-                answers = [*self._executor.run_on_all_machines(measure_machine_memory, "").values()]
-            machines = [MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)]
-            for line in check_memory(missing, machines, one_at_a_time):
+                measure = budget.measure_machine_memory
+                answers = [*self._executor.run_on_all_machines(measure, "").values()]
+            machines = [
+                budget.MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)
+            ]
+            for line in budget.check_memory(missing, machines, one_at_a_time):
                 self._say(line)
             if not options.address:  # the machines of a cluster have data folders of their own
-                prefetch_evaluation_sets(missing, self._display.report_preparation)
+                preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
                 check_stop()
-            self._display.end_preparation()
-            suggestions = count_remaining_suggestions(planned, self._store)
-            budget = estimate_budget(planned, self._store, suggestions=suggestions)
-            rate = budget.rate if budget else None
-            smoke_tests.flops_per_second = rate.flops_per_second if rate else None
+            self.display.end_preparation()
+            suggestions = count_remaining_suggestions(planned, self.store)
+            costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
+            if costs and costs.rate:
+                smoke_tests.flops_per_second = costs.rate.flops_per_second
             return smoke_tests(missing, check_stop)
 
         return prepare
@@ -359,20 +333,20 @@ def _name_stage(stage: Stage) -> str:
 
 def _redact_command(options: argparse.Namespace) -> str:
     """Return the command that computes the same again, without paths of this machine."""
-    is_default = options.executor == DEFAULT_EXECUTOR
-    executor = [] if is_default else ["--executor", options.executor]
     file = os.path.abspath(shared.find_sweep_file(options.sweep))
     in_project = os.path.relpath(file, shared.find_project_root())
-    file = file if in_project.startswith(os.pardir) else in_project
-    scale = ["--scale", options.scale] if options.scale else []
-    return redact_command(["submit", file, *scale, *executor])
+    words = ["submit", file if in_project.startswith(os.pardir) else in_project]
+    words += ["--scale", options.scale] if options.scale else []
+    words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
+    return redact_command(words)
 
 
 def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -> None:
     states = summary.states
-    parts = [f"{states['done']} done", f"{states['failed']} failed"]
-    parts += [
-        f"{states[state]} {state}" for state in ("diverged", "pruned", "missing") if states[state]
+    parts = [
+        f"{states[state]} {state}"
+        for state in ("done", "failed", "diverged", "pruned", "missing")
+        if states[state] or state in ("done", "failed")
     ]
     print(f"{', '.join(parts)} in {format_duration(summary.seconds)}", file=stream)
     if states["failed"]:
@@ -392,18 +366,13 @@ def _write_report(
     Returns:
         The report's folder and its answer, see `kvlab.report.answer_text`.
     """
-    lock, said = store.report_lock(sweep), set[str]()
-
-    def say_waiting() -> None:
-        if not said:
-            line = f"waiting: {lock.describe_wait(f'writes the report of {sweep}')}"
-            print(line, file=sys.stderr, flush=True)
-            said.add(line)
-
+    lock = store.report_lock(sweep)
     try:
         from kvlab.report import answer_text, write_study_report
 
-        with lock.hold(on_wait=say_waiting):  # several drivers may end at once
+        if seems_held(lock.path):  # several drivers may end at once
+            warn(f"waiting: {lock.describe_wait(f'writes the report of {sweep}')}")
+        with lock.hold():
             study = Study.load(store, sweep)
             return write_study_report(store, study, Path(options.reports)), answer_text(study)
     except ModuleNotFoundError as error:

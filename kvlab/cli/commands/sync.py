@@ -15,34 +15,28 @@ from kvlab.track import MirrorSummary
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     add_store(parser)
-    parser.add_argument(
-        "--tracking-uri",
-        metavar="URI",
-        help="of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)",
-    )
+    text = "of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)"
+    parser.add_argument("--tracking-uri", metavar="URI", help=text)
     add_flag(parser, "--no-report", "do not upload the report")
     add_flag(parser, "--models", "also log the weights of trainings as models")
     add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     names = store.sweep_names() if options.sweep is None else [sweep_name(options.sweep)]
     for name in names:
         store.sweep(name)  # refuse an unknown sweep before anything is written
-    if not names:
-        print_result(options, [], f"{options.store} holds no sweep yet; nothing to do")
-        return 0
-    mirrored = sync_sweeps(
-        store, names, options.tracking_uri, report=not options.no_report, models=options.models
-    )
+    mirrored: list[MirrorSummary] = []
+    if names:
+        has_report, models = not options.no_report, options.models
+        mirrored = sync_sweeps(store, names, options.tracking_uri, report=has_report, models=models)
     lines = [
         f"{one.sweep}: {one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
         + (f", {format_count(one.models, 'model')} logged" if options.models else "")
         for one in mirrored
-    ]
+    ] or [f"{options.store} holds no sweep yet; nothing to do"]
     print_result(options, [asdict(one) for one in mirrored], "\n".join(lines))
-    return 0
 
 
 def sync_sweeps(

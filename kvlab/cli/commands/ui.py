@@ -15,18 +15,13 @@ MLFLOW_PORT, LIVE_PORT = 5000, 5001
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
-    parser.add_argument(
-        "--port", type=int, help="port of the page (default: 5000, with --live 5001)"
-    )
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow database other than the store's"
-    )
+    text = "port of the page (default: 5000, with --live 5001)"
+    parser.add_argument("--port", type=int, help=text)
+    text = "MLflow database other than the store's"
+    parser.add_argument("--tracking-uri", metavar="URI", help=text)
     add_flag(parser, "--live", "follow sweeps while they run: trials, curves, time left")
-    parser.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        help="with --live: listen there instead of on this machine alone (127.0.0.1)",
-    )
+    text = "with --live: listen there instead of on this machine alone (127.0.0.1)"
+    parser.add_argument("--host", metavar="ADDRESS", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,7 +31,13 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--port = {port} is not a port; use 1 to 65535, such as 5000")
     store = Store(options.store)
     if options.live:
-        return _serve_live(options, store, port)
+        if options.tracking_uri is not None:
+            text = f"--tracking-uri = {options.tracking_uri} is not read with --live, which follows"
+            raise UsageError(f"{text} the store; leave one of them out")
+        from kvlab.cli.live_server import serve_live
+
+        serve_live(store, options.host or "127.0.0.1", port, partial(print, flush=True))
+        return 0
     if options.host is not None:
         text = f"--host = {options.host} is read only with --live, as MLflow's page stays on this"
         raise UsageError(f"{text} machine; add --live, or leave it out")
@@ -56,13 +57,3 @@ def run(options: argparse.Namespace) -> int:
     only = mirrored[0].experiment if len(mirrored) == 1 else None
     start = "/experiments" if only is None else view_address("", only).removeprefix("/#")
     return serve_ui(store.path, options.tracking_uri, port, start)
-
-
-def _serve_live(options: argparse.Namespace, store: Store, port: int) -> int:
-    from kvlab.cli.live_server import serve_live
-
-    if options.tracking_uri is not None:
-        text = f"--tracking-uri = {options.tracking_uri} is not read with --live, which follows the"
-        raise UsageError(f"{text} store; leave one of them out")
-    serve_live(store, options.host or "127.0.0.1", port, partial(print, flush=True))
-    return 0

@@ -3,8 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
 from kvlab.cli.terminal import print_result, show_status_line
@@ -17,6 +15,7 @@ from kvlab.store.verification import Damage, Verification, heal_damage, verify_r
 from kvlab.sweep.planning.description_repair import rebuild_description
 
 IN_USE = "left, because a process uses it now"
+PREPARED_AGAIN = "the text is prepared again when a trial needs it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@dataclass(frozen=True)
-class DamagedDataset:
-    """A dataset whose token files are not what was prepared."""
-
-    folder: Path
-    reason: str
-    remedy: str = "the text is prepared again when a trial needs it"
-
-    @property
-    def path(self) -> str:
-        return str(self.folder)
-
-
 def run(options: argparse.Namespace) -> int:
     name = None if options.sweep is None else sweep_name(options.sweep)
     if options.heal and is_archive(options.store):
@@ -46,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}; write it anew from a store that is whole")
     store = open_store(options.store)
     found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
-    damaged: list[Damage | DamagedDataset] = [*found.damaged, *_verify_datasets(found)]
+    damaged = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
     left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
     facts = {
@@ -64,10 +50,8 @@ def run(options: argparse.Namespace) -> int:
     for item in damaged:
         healed = f"; {outcomes[item.path]}" if options.heal else ""
         lines += [f"{item.path}: {item.reason}{healed}", f"  {item.remedy}"]
-    counts = (
-        f"{format_count(found.trials, 'trial')}, {format_count(found.trainings, 'training')},"
-        f" {format_count(len(found.datasets), 'dataset')}"
-    )
+    numbers = {"trial": found.trials, "training": found.trainings, "dataset": len(found.datasets)}
+    counts = ", ".join(format_count(number, noun) for noun, number in numbers.items())
     read = f"{format_count(found.files, 'file')} read, {format_bytes(found.bytes)}"
     lines += [*found.notes, f"{counts}: {read}, {len(damaged) or 'none'} damaged"]
     if left and not options.heal:
@@ -76,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(left))
 
 
-def _verify_datasets(found: Verification) -> Iterator[DamagedDataset]:
+def _verify_datasets(found: Verification) -> Iterator[Damage]:
     """Read the token files that the trials were trained on, as far as they are on this machine."""
     for folder in list_prepared_datasets():
         try:
@@ -86,13 +70,14 @@ def _verify_datasets(found: Verification) -> Iterator[DamagedDataset]:
         except DataError as error:
             problems = [str(error)]
         if problems:
-            yield DamagedDataset(folder, problems[0].partition("; ")[0])
+            reason = problems[0].partition("; ")[0]
+            yield Damage(str(folder), reason, PREPARED_AGAIN, folder, ())
 
 
-def _heal(item: Damage | DamagedDataset) -> str:
+def _heal(item: Damage) -> str:
     """Move an item aside and return where it is now, in words."""
-    if isinstance(item, DamagedDataset):
-        aside = set_aside_dataset(item.folder)
+    if item.remedy == PREPARED_AGAIN:
+        aside = set_aside_dataset(item.directory)
         return "prepared again meanwhile" if aside is None else f"moved to {aside}"
     target = heal_damage(item, rebuild_description)
     return IN_USE if target is None else f"moved to {target}"
