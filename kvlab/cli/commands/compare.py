@@ -190,8 +190,10 @@ def _format_results(found: RecordComparison) -> Iterator[str]:
 
 
 def _state_verdict(found: RecordComparison) -> str:
-    fields = [*found.exact, *found.beyond] if found.is_one_trial else found.configuration
-    names = ", ".join(one.name for one in fields[:8]) + (", ..." if len(fields) > 8 else "")
+    fields = [one.name for one in found.configuration]
+    if found.is_one_trial:
+        fields = [*(one.name for one in found.exact), *(one.name for one in found.beyond)]
+    names = ", ".join(fields[:8]) + (", ..." if len(fields) > 8 else "")
     if not found.is_one_trial:
         return f"verdict: two trials, which differ in {names or 'the version of kvlab'}"
     state = "agree" if found.agrees else f"DISAGREE in {names}"

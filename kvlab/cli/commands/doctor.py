@@ -84,8 +84,10 @@ def run_checks(store: Path) -> Iterator[Check]:
     found = f"{len(datasets)} prepared in {get_data_dir()}"
     yield Check("text", "ok", found) if datasets else Check("text", "note", "none here", hint)
     hint = "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
-    found, state = (f"in {hellaswag.parent}", "ok") if hellaswag else ("not here", "note")
-    yield Check("HellaSwag", state, found, "" if hellaswag else hint)
+    if hellaswag:
+        yield Check("HellaSwag", "ok", f"in {hellaswag.parent}")
+    else:
+        yield Check("HellaSwag", "note", "not here", hint)
 
 
 def _check_torch() -> Iterator[Check]:
