@@ -190,9 +190,9 @@ class Axis:
 
     Attributes:
         title: The axis' title.
-        kind: ``bytes`` and ``log`` are logarithmic, on the x axis alone. ``names`` has one row per
-            name at y = 0, 1, ..., the first on top; on the x axis one vertical axis per name.
-        names: Names of the rows, or of the vertical axes.
+        kind: ``bytes`` and ``log`` are logarithmic, on the x axis alone. ``names``, on the y axis
+            alone, has one row per name at y = 0, 1, ..., the first on top.
+        names: Names of the rows.
     """
 
     title: str
@@ -338,13 +338,8 @@ Entries = Iterable[tuple[Column | str, Value] | tuple[str, Value, str]]
 have the same columns."""
 
 
-@dataclass(frozen=True)
-class KeyedRow:
-    """A row, the design's cell or change that it is about, and its emphasis."""
-
-    entries: Entries
-    key: str = ""
-    tone: Tone = ""
+KeyedRow = tuple[Entries, str] | tuple[Entries, str, bool]
+"""A row, the key of the design's cell or change that it is about, and whether it is muted."""
 
 
 def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> Table:
@@ -352,9 +347,10 @@ def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> Table:
     heads: list[tuple[Column | str, str]] = []
     made = []
     for row in rows:
-        entries = tuple(row.entries)
+        entries = tuple(row[0])
         heads = [(entry[0], entry[2] if len(entry) == 3 else "") for entry in entries]
-        made.append(Row(tuple(_make_cell(entry[1]) for entry in entries), row.key, row.tone))
+        cells = tuple(_make_cell(entry[1]) for entry in entries)
+        made.append(Row(cells, row[1], "muted" if len(row) == 3 and row[2] else ""))
     columns = []
     for index, (head, hint) in enumerate(heads):
         if isinstance(head, str):

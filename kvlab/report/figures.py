@@ -133,9 +133,6 @@ def _set_axes(axes: "Axes", plot: Plot, width: float, height: float) -> None:
         axes.xaxis.set_major_locator(LogLocator(base, numticks=max(2, int(width / 9))))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
-    if plot.x.kind == "names":
-        axes.set_xticks(range(len(plot.x.names)), [_literal(name) for name in plot.x.names])
-        axes.set_xlim(-0.35, len(plot.x.names) - 0.4)
     if plot.y.kind == "names":
         lines = [textwrap.wrap(_literal(name), MAX_LINE) for name in plot.y.names]
         axes.set_yticks(range(len(lines)), ["\n".join(one) for one in lines])
@@ -145,8 +142,7 @@ def _set_axes(axes: "Axes", plot: Plot, width: float, height: float) -> None:
 
 def _draw_line(axes: "Axes", line: Line) -> None:
     axes.plot(
-        [point.x for point in line.points],
-        [point.y for point in line.points],
+        *_coordinates(line),
         linestyle="--" if line.dashed else "-",
         marker="o" if len(line.points) == 1 else "",
         markersize=3,
@@ -159,7 +155,7 @@ def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
     """Draw marks, with their error bars and the small dots of their seeds beside them."""
     from matplotlib.transforms import ScaledTranslation
 
-    color, is_ring = COLORS[layer.role], layer.shape == "ring"
+    color = COLORS[layer.role]
     seeds = [seed for point in layer.points for seed in point.seeds]
     if seeds:
         places = [p.y if is_named else p.x for p in layer.points for _ in p.seeds]
@@ -171,22 +167,25 @@ def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
         style: dict[str, Any] = {"linestyle": "", "marker": ".", "markersize": 4, "alpha": 0.6}
         axes.plot(xs, ys, color=color, transform=beside, **style)
     # all bars at once: an object for each takes most of the time where there are hundreds
-    bars = [(p.y, *p.x_range) for p in layer.points if p.x_range]
-    if bars:
-        axes.hlines(*zip(*bars, strict=True), color=color, linewidth=1.2, zorder=2.5)
-    bars = [(p.x, *p.y_range) for p in layer.points if p.y_range]
-    if bars:
-        axes.vlines(*zip(*bars, strict=True), color=color, linewidth=1.2, zorder=2.5)
+    for draw_bars, bars in (
+        (axes.hlines, [(p.y, *p.x_range) for p in layer.points if p.x_range]),
+        (axes.vlines, [(p.x, *p.y_range) for p in layer.points if p.y_range]),
+    ):
+        if bars:
+            draw_bars(*zip(*bars, strict=True), color=color, linewidth=1.2, zorder=2.5)
     axes.plot(
-        [point.x for point in layer.points],
-        [point.y for point in layer.points],
+        *_coordinates(layer),
         linestyle="",
         marker=_MARKERS[layer.shape],
         color=color,
-        markerfacecolor="none" if is_ring else color,
+        markerfacecolor="none" if layer.shape == "ring" else color,
         zorder=3,
         label=_label(layer),
     )
+
+
+def _coordinates(layer: Points | Line) -> tuple[list[float], list[float]]:
+    return [point.x for point in layer.points], [point.y for point in layer.points]
 
 
 def _label(layer: Points | Line) -> str:

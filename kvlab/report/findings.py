@@ -6,14 +6,16 @@ So are the questions and verdicts of the tables in `sweeps/README.md`.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.precision import estimate_text_error
+from kvlab.analysis.scaling import SizeTrend
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import SpecError, StoreError
@@ -22,7 +24,7 @@ from kvlab.layout.article_claims import article_claims
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Bullets, Paragraph, Strong, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
-from kvlab.report.sections import choose_sections
+from kvlab.report.sections import make_answer
 from kvlab.report.sections.effects import judge_other_metrics
 from kvlab.spec.claims import Answer, CellLevels, Claims
 from kvlab.spec.validation_errors import format_value
@@ -225,9 +227,7 @@ def _answer_by_effects(study: Study, answer: Answer) -> list[Finding]:
         if one.estimate is None:
             findings.append(Finding(verdict, what))
         else:
-            ends = (one.low, one.high) if one.has_interval else ()
-            numbers = (one.metric, one.value, ends, one.weights, one.seeds)
-            findings.append(_compare_cells(study, verdict, what, *numbers))
+            findings.append(_compare_cells(study, verdict, what, one.metric, one))
     return findings
 
 
@@ -246,24 +246,29 @@ def _compare_cells(
     verdict: str,
     compared: str,
     metric: str,
-    value: float,
-    ends: tuple[float, ...],
-    weights: Mapping[Levels, float],
-    seeds: Sequence[int],
+    found: Effect | CellComparison | SizeTrend,
 ) -> Finding:
     """Return a finding of a difference of cells, with its errors, its seeds and its sizes."""
-    error = estimate_text_error(study, metric, weights, seeds)
+    if isinstance(found, SizeTrend):
+        value, has_interval = found.slope.value if found.slope else 0.0, found.is_tested
+    else:
+        value, has_interval = found.value, found.has_interval
+    weights: Mapping[Levels, float]
+    if isinstance(found, CellComparison):
+        weights = {found.levels: 1.0, found.reference: -1.0}
+    else:
+        weights = found.weights
+    error = estimate_text_error(study, metric, weights, found.seeds)
     unit = fmt.difference_unit(metric).replace("nats/token", "")
     sizes = [count for levels in weights if (count := study.parameters(levels)) is not None]
-    parameters = dict.fromkeys(map(format_number, (min(sizes), max(sizes)))) if sizes else {}
     return Finding(
         verdict,
         compared,
         f"{fmt.format_difference(metric, value)} {unit}".strip(),
-        fmt.format_interval(metric, *ends) if ends else _NONE,
+        fmt.format_interval(metric, found.low, found.high) if has_interval else _NONE,
         _NONE if error is None else f"{fmt.PLUS_MINUS}{fmt.format_magnitude(metric, error)}",
-        str(len(seeds)),
-        " to ".join(parameters) or _NONE,
+        str(len(found.seeds)),
+        fmt.format_ends(sizes, format_number) or _NONE,
     )
 
 
@@ -272,13 +277,9 @@ def _answer_by_trend(study: Study, level: str) -> Finding:
     trends = {f"{one.factor}={one.level}": one for one in study.size_trends if one.slope}
     if level not in trends:
         raise _unknown(("trend",), level, trends, f"is no level with a trend in {study.name}")
-    trend = trends[level]
-    assert trend.slope is not None, "those without one are left out"
     what = f"{code_span(level, in_table=True)}, change with ten times the size"
-    ends = (trend.low, trend.high) if trend.is_tested else ()
-    numbers = (study.primary_metric, trend.slope.value, ends, trend.weights, trend.seeds)
-    link = _link(study, "how-effects-change-with-size")
-    return _compare_cells(study, EXPLORED, f"{link}: {what}", *numbers)
+    compared = f"{_link(study, 'how-effects-change-with-size')}: {what}"
+    return _compare_cells(study, EXPLORED, compared, study.primary_metric, trends[level])
 
 
 def _find_cell(study: Study, levels: CellLevels | None, key: str) -> Levels:
@@ -315,10 +316,7 @@ def _answer_by_cell(study: Study, answer: Answer) -> Finding:
     if found.token_factor is not None and found.token_factor != 1.0:
         what += f", on {fmt.format_ratio(found.token_factor)} the training tokens"
     verdict = _judge(answer.holds, found.verdict_name, found.verdict, found.is_explored)
-    ends = (found.low, found.high) if found.has_interval else ()
-    weights = {levels: 1.0, found.reference: -1.0}
-    numbers = (study.primary_metric, found.value, ends, weights, found.seeds)
-    return _compare_cells(study, verdict, what, *numbers)
+    return _compare_cells(study, verdict, what, study.primary_metric, found)
 
 
 def _answer_by_quantity(study: Study, answer: Answer) -> Finding:
@@ -424,8 +422,7 @@ def fill_study_tables(page: str, sweeps: Path, studies: Mapping[str, Study]) -> 
 
 def summarize(study: Study) -> str:
     """Return the answer of a study's report as plain text: its lead, its bullets, its warnings."""
-    answer = choose_sections(study.search is not None)["answer"].make(study)
-    assert answer is not None, "every report has an answer"
+    answer = make_answer(study)
     sentences, others = [], []
     for content in answer.contents[1:]:  # the first is the question
         match content:

@@ -1,7 +1,7 @@
 """Format numbers: a true minus sign, fixed digits, bytes in KiB and MiB."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvlab.store.metrics import METRICS, Metric
@@ -172,6 +172,12 @@ def format_confidence(alpha: float) -> str:
 
 def format_ratio(ratio: float) -> str:
     return f"{format_significant(ratio)}{TIMES}"
+
+
+def format_ends(values: Iterable[float], show: Callable[[Any], str]) -> str:
+    """Return the least and the greatest number: one if both look alike, empty without any."""
+    found = list(values)
+    return " to ".join(dict.fromkeys(map(show, (min(found), max(found))))) if found else ""
 
 
 def format_percent(share: float, digits: int = 1) -> str:

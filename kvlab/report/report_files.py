@@ -10,20 +10,12 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import flatten_row
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.document import (
-    Bullets,
-    Document,
-    Figure,
-    Paragraph,
-    Section,
-    Strong,
-    plain_text,
-)
+from kvlab.report import document as doc
 from kvlab.report.figures import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.paper import PaperFolder, write_paper
-from kvlab.report.sections import choose_sections, explain_unknown_section
+from kvlab.report.sections import choose_sections, explain_unknown_section, make_answer
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
@@ -65,12 +57,14 @@ def write_study_report(
     store: Store, study: Study, folder: str | Path, paper: PaperFolder | None = None
 ) -> Path:
     """Write the report of a study that was loaded from a store; see `write_report`."""
-    if paper is not None and study.search is not None and not study.search.eligible:
-        text = f"--paper = {paper.folder} needs a measured configuration within the limits"
-        raise UsageError(f"{text}, and {study.name} has none; leave it out")
-    if paper is not None and not study.done_rows:
-        text = f"--paper = {paper.folder} needs results, and no trial of {study.name} is done"
-        raise UsageError(f"{text}; wait for the first, or leave it out")
+    if paper is not None:
+        needs = f"--paper = {paper.folder} needs"
+        if study.search is not None and not study.search.eligible:
+            rule = "a measured configuration within the limits"
+            raise UsageError(f"{needs} {rule}, and {study.name} has none; leave it out")
+        if not study.done_rows:
+            rule = f"results, and no trial of {study.name} is done"
+            raise UsageError(f"{needs} {rule}; wait for the first, or leave it out")
     document, own = make_document(study), Path(folder) / study.name
     with refuse_malformed(study.name):
         files: dict[Path, bytes | str] = {
@@ -98,7 +92,7 @@ def write_study_report(
     return own
 
 
-def make_document(study: Study) -> Document:
+def make_document(study: Study) -> doc.Document:
     """Run the section functions on a study; drop the sections that have no content.
 
     The study's own choice of sections is used, and none of them is folded. Without one, all
@@ -120,7 +114,7 @@ def make_document(study: Study) -> Document:
     sections = {name: section for name, section in made.items() if section}
     if study.sections:
         sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
-    return Document(study.name, _drop_repeated_figures(sections))
+    return doc.Document(study.name, _drop_repeated_figures(sections))
 
 
 def answer_text(study: Study) -> str:
@@ -131,28 +125,28 @@ def answer_text(study: Study) -> str:
     paragraph is one line, each item of a list one that begins with a hyphen.
     """
     with refuse_malformed(study.name):
-        section = choose_sections(study.search is not None)["answer"].make(study)
-    assert section is not None, "every report has an answer"
+        section = make_answer(study)
     lines: list[str] = []
     for content in section.contents:
         match content:
-            case Paragraph(spans, "lead") | Paragraph((Strong(), _, *_) as spans):
-                lines.append(plain_text(spans))
-            case Bullets(items):
-                lines += [f"- {plain_text(item)}" for item in items]
+            case doc.Paragraph(spans, "lead") | doc.Paragraph((doc.Strong(), _, *_) as spans):
+                lines.append(doc.plain_text(spans))
+            case doc.Bullets(items):
+                lines += [f"- {doc.plain_text(item)}" for item in items]
     return "\n".join(" ".join(line.split()) for line in lines)
 
 
-def _drop_repeated_figures(sections: dict[str, Section]) -> dict[str, Section]:
+def _drop_repeated_figures(sections: dict[str, doc.Section]) -> dict[str, doc.Section]:
     """Show a figure where it comes first: the answer has some of those of other sections."""
     shown: set[str] = set()
     for name, section in sections.items():
         contents = []
         for content in section.contents:
-            if isinstance(content, Figure) and content.name in shown:
-                continue
-            shown |= {content.name} if isinstance(content, Figure) else set()
-            contents.append(content)
+            if not isinstance(content, doc.Figure):
+                contents.append(content)
+            elif content.name not in shown:
+                shown.add(content.name)
+                contents.append(content)
         sections[name] = replace(section, contents=tuple(contents))
     return sections
 
@@ -171,11 +165,12 @@ def results_csv(study: Study) -> str:
 
 def _flatten_rows(study: Study) -> list[dict[str, Any]]:
     """Return the rows; those of a search with their settings."""
-    factors = tuple(study.factors)
-    rows = [flatten_row(row, factors) for row in study.rows]
+    rows = []
     suggestions = {} if study.search is None else study.search.by_level
-    for row, flat in zip(study.rows, rows, strict=True):
+    for row in study.rows:
+        flat = flatten_row(row, tuple(study.factors))
         if row.levels[0] in suggestions:
             settings = suggestions[row.levels[0]].settings.items()
             flat |= {f"setting.{key}": value for key, value in settings}
+        rows.append(flat)
     return rows

@@ -76,12 +76,11 @@ def base_row(study: Study) -> TrialRow | None:
 
 def objective_of_row(name: str, row: TrialRow) -> float | None:
     """Return a trial's value of an objective or a limit, None if it has none."""
-    record = row.record
-    if name in ("kv_bytes", "kv_bytes_per_token"):
-        key = "bytes_at_block_size" if name == "kv_bytes" else "bytes_per_token"
-        value = record.get("kv", {}).get(key)
-    elif name in ("parameters", "training_flops"):
-        value = record.get("model", {}).get(name)
+    sizes = {"kv_bytes": "bytes_at_block_size", "kv_bytes_per_token": "bytes_per_token"}
+    if name in sizes:
+        value = row.record.get("kv", {}).get(sizes[name])
+    elif name in _PLANNED:
+        value = row.record.get("model", {}).get(name)
     else:
         value = row.measurements.get(name)
     return None if value is None else float(value)
@@ -91,10 +90,11 @@ def breaks_limit(search: SearchResults, row: TrialRow) -> bool:
     """Return whether a trial is beyond any limit of the search."""
     for name, limit in search.config["limits"].items():
         value = objective_of_row(name, row)
-        if value is not None:
-            low, high = limit.get("at_least"), limit.get("at_most")
-            if (low is not None and value < low) or (high is not None and value > high):
-                return True
+        low, high = limit.get("at_least"), limit.get("at_most")
+        if value is not None and (
+            (low is not None and value < low) or (high is not None and value > high)
+        ):
+            return True
     return False
 
 
@@ -158,12 +158,12 @@ def trials_table(
     for one in trials:
         label = doc.cell(str(one.number), one.number)
         found = entries(label, row_of(study, one), one.settings, one.trial)
-        rows.append(doc.KeyedRow(found, cell_key(study, one)))
+        rows.append((found, cell_key(study, one)))
     base = base_row(study)
     if base is not None:
         settings = dict(_base_settings(search, base))
         found = entries(doc.cell("base"), base, settings, base.trial)
-        rows.append(doc.KeyedRow(found, study.cell_key(study.baseline), "muted"))
+        rows.append((found, study.cell_key(study.baseline), True))
     return doc.make_table(name, caption, rows)
 
 

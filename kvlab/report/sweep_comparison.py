@@ -13,6 +13,9 @@ from kvlab.report.pareto_front import best_cells_by_budget, memory_front
 
 NOT_ASKED = "not asked"
 
+Studies = tuple[Study, Study]
+"""The first sweep, and the second."""
+
 
 @dataclass(frozen=True)
 class CellChange:
@@ -114,58 +117,39 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     of comparisons of equal truths calls anything changed.
     """
     metric = before.primary_metric
-    one, other = ({_cell_key(study, c): c for c in study.cells} for study in (before, after))
-    shared = {one[key]: other[key] for key in one if key in other}
+    one, other = ({_cell_name(study, c): c for c in study.cells} for study in (before, after))
+    shared = {levels: other[name] for name, levels in one.items() if name in other}
     shifts = estimate_shifts(before, after, shared, metric)
-    by_name = {_cell_name(before, c): shift for c, shift in shifts.against_baseline.items()}
-    return Comparison(
-        metric,
-        shifts.is_paired,
-        tuple(_describe_cells(before, after, shared, shifts, metric)),
-        len(one) - len(shared),
-        len(other) - len(shared),
-        (
-            *_compare_effects(before, after, shifts, metric),
-            *_compare_fronts(before, after, by_name),
-            *_compare_budgets(before, after, by_name),
-        ),
-        tuple(_warnings(before, after)),
-    )
-
-
-def _cell_key(study: Study, levels: Levels) -> frozenset[tuple[str, str]]:
-    """Return the levels that differ from the baseline, independent of their order."""
-    named = zip(study.factors, levels, study.baseline, strict=True)
-    return frozenset((factor, level) for factor, level, base in named if level != base)
-
-
-def _cell_name(study: Study, levels: Levels) -> str:
-    """Return a name of a cell that does not depend on the order of the factors."""
-    changed = sorted(f"{factor}={level}" for factor, level in _cell_key(study, levels))
-    return "+".join(changed) or BASELINE_LABEL
-
-
-def _describe_cells(
-    before: Study,
-    after: Study,
-    shared: Mapping[Levels, Levels],
-    shifts: SweepShifts,
-    metric: str,
-) -> Iterator[CellChange]:
+    cells = []
     for levels, shift in shifts.cells.items():
         values, others = before.values(levels, metric), after.values(shared[levels], metric)
         seeds = [seed for seed in values if seed in others or not shifts.is_paired]
         mean = math.fsum(values[seed] for seed in seeds) / len(seeds)
-        yield CellChange(
-            dict(zip(before.factors, levels, strict=True)),
-            mean,
-            mean + shift.value,
-            shift.value,
-            shift.low,
-            shift.high,
-            shift.seeds,
-            _verdict(shift, "differs"),
-        )
+        named = dict(zip(before.factors, levels, strict=True))
+        found = (shift.value, shift.low, shift.high, shift.seeds, _verdict(shift, "differs"))
+        cells.append(CellChange(named, mean, mean + shift.value, *found))
+    by_name = {_cell_name(before, c): shift for c, shift in shifts.against_baseline.items()}
+    conclusions = (
+        *_compare_effects((before, after), shifts, metric),
+        *_compare_fronts((before, after), by_name),
+        *_compare_budgets((before, after), by_name),
+    )
+    return Comparison(
+        metric,
+        shifts.is_paired,
+        tuple(cells),
+        len(one) - len(shared),
+        len(other) - len(shared),
+        conclusions,
+        tuple(_warnings((before, after))),
+    )
+
+
+def _cell_name(study: Study, levels: Levels) -> str:
+    """Return a name of a cell that does not depend on the order of the factors."""
+    named = zip(study.factors, levels, study.baseline, strict=True)
+    changed = sorted(f"{factor}={level}" for factor, level, base in named if level != base)
+    return "+".join(changed) or BASELINE_LABEL
 
 
 def _verdict(shift: Shift | None, found: str = "changed") -> str:
@@ -174,73 +158,51 @@ def _verdict(shift: Shift | None, found: str = "changed") -> str:
     return found if shift.is_found else VERDICTS.get(shift.kind, VERDICTS["within noise"]).words
 
 
-def _conclude(
-    about: str, said: list[str], values: list[float | None], shift: Shift | None, is_ranking: bool
-) -> Conclusion:
-    return Conclusion(
-        about,
-        before=said[0],
-        after=said[1],
-        difference_before=values[0],
-        difference_after=values[1],
-        shift=shift.value if shift else None,
-        low=shift.low if shift else 0.0,
-        high=shift.high if shift else 0.0,
-        verdict=_verdict(shift),
-        is_ranking=is_ranking,
-    )
-
-
-def _compare_effects(
-    before: Study, after: Study, shifts: SweepShifts, metric: str
-) -> Iterator[Conclusion]:
-    first, second = (
+def _compare_effects(studies: Studies, shifts: SweepShifts, metric: str) -> Iterator[Conclusion]:
+    by_name = [
         {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
-        for study in (before, after)
-    )
-    for name in dict.fromkeys([*first, *second]):
-        effects = first.get(name), second.get(name)
+        for study in studies
+    ]
+    for name in dict.fromkeys([*by_name[0], *by_name[1]]):
+        effects = [found.get(name) for found in by_name]
         said = [NOT_ASKED if one is None else one.verdict for one in effects]
         values = [one.estimate.value if one and one.estimate else None for one in effects]
-        yield _conclude(name, said, values, shifts.effects.get(name), False)
+        yield _conclude(name, said, values, shifts.effects.get(name), is_ranking=False)
 
 
-def _compare_fronts(
-    before: Study, after: Study, shifts: Mapping[str, Shift]
-) -> Iterator[Conclusion]:
+def _compare_fronts(studies: Studies, shifts: Mapping[str, Shift]) -> Iterator[Conclusion]:
     """Compare the cells that are on the front of stored bytes against quality in either.
 
     A cell that joins or leaves the front has changed if its difference from the baseline has, or
     that of the cell which beats it: the one on the front that costs most of those that cost less.
     """
-    fronts = [{_cell_name(s, p.levels): p for p in memory_front(s)} for s in (before, after)]
+    fronts = [{_cell_name(s, p.levels): p for p in memory_front(s)} for s in studies]
     for name in dict.fromkeys([*fronts[0], *fronts[1]]):
         found = [points.get(name) for points in fronts]
         if not any(point is not None and point.is_on_front for point in found):
             continue
-        said: list[str] = []
-        involved = {name}
+        said, involved = [], {name}
         for points, point in zip(fronts, found, strict=True):
-            said.append("on the front" if point and point.is_on_front else "beaten")
             if point is None:
-                said[-1] = NOT_ASKED
-            elif not point.is_on_front:
+                said.append(NOT_ASKED)
+            elif point.is_on_front:
+                said.append("on the front")
+            else:
+                said.append("beaten")
                 front = {n: p.cost for n, p in points.items() if p.is_on_front}
-                cheaper = [other for other, cost in front.items() if cost <= point.cost]
-                involved |= {max(cheaper, key=front.__getitem__)} if cheaper else set()
+                cheaper = (other for other, cost in front.items() if cost <= point.cost)
+                involved.add(max(cheaper, key=front.__getitem__, default=name))
         yield _conclude_ranking(f"front: {name}", said, involved, shifts)
 
 
-def _compare_budgets(
-    before: Study, after: Study, shifts: Mapping[str, Shift]
-) -> Iterator[Conclusion]:
+def _compare_budgets(studies: Studies, shifts: Mapping[str, Shift]) -> Iterator[Conclusion]:
     """Compare the best cell of every budget that either has."""
-    one, other = (
-        {b.condition: _cell_name(study, b.point.levels) for b in best_cells_by_budget(study)}
-        for study in (before, after)
-    )
-    for condition in dict.fromkeys([*one, *other]):
-        said = [each.get(condition, NOT_ASKED) for each in (one, other)]
+    best = [
+        {one.condition: _cell_name(study, one.point.levels) for one in best_cells_by_budget(study)}
+        for study in studies
+    ]
+    for condition in dict.fromkeys([*best[0], *best[1]]):
+        said = [each.get(condition, NOT_ASKED) for each in best]
         yield _conclude_ranking(f"best {condition}", said, set(said), shifts)
 
 
@@ -249,10 +211,19 @@ def _conclude_ranking(
 ) -> Conclusion:
     found = [shifts[name] for name in sorted(involved) if name in shifts]
     surest = min(found, key=lambda one: (not one.is_found, one.p), default=None)
-    return _conclude(about, said, [None, None], surest, True)
+    return _conclude(about, said, [None, None], surest, is_ranking=True)
 
 
-def _warnings(before: Study, after: Study) -> Iterator[str]:
+def _conclude(
+    about: str, said: list[str], values: list[float | None], shift: Shift | None, is_ranking: bool
+) -> Conclusion:
+    value, low, high = (shift.value, shift.low, shift.high) if shift else (None, 0.0, 0.0)
+    both = (said[0], said[1], values[0], values[1])
+    return Conclusion(about, *both, value, low, high, _verdict(shift), is_ranking)
+
+
+def _warnings(studies: Studies) -> Iterator[str]:
+    before, after = studies
     for name, *path in (
         ("code (commit)", "commit"),
         ("uncommitted changes", "dirty"),
@@ -262,20 +233,20 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
         ("device", "device"),
         ("data", "data", "digest"),
     ):
-        one, other = _provenance_values(before, path), _provenance_values(after, path)
+        one, other = (_provenance_values(study, path) for study in studies)
         if one != other:
             yield f"{name} differ: {one or 'nothing'} against {other or 'nothing'}"
-    patches, others = before.sweep.get("patches", {}), after.sweep.get("patches", {})
+    patches, others = (study.sweep.get("patches", {}) for study in studies)
     for factor in sorted(patches.keys() & others.keys()):
         for level in sorted(patches[factor].keys() & others[factor].keys()):
-            first, second = (
-                ", ".join(f"{key}: {value}" for key, value in each[factor][level].items())
-                for each in (patches, others)
-            )
-            if patches[factor][level] != others[factor][level]:
+            settings = [each[factor][level] for each in (patches, others)]
+            if settings[0] != settings[1]:
+                first, second = (
+                    ", ".join(f"{key}: {value}" for key, value in one.items()) for one in settings
+                )
                 yield f"{factor}={level} sets {first or 'nothing'} against {second or 'nothing'}"
     if before.seeds != after.seeds:
-        first, second = (", ".join(map(str, study.seeds)) for study in (before, after))
+        first, second = (", ".join(map(str, study.seeds)) for study in studies)
         yield f"seeds differ: {first} against {second}"
     if before.sweep.get("experiment_yaml") != after.sweep.get("experiment_yaml"):
         yield "base experiments differ"

@@ -15,16 +15,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report import formatting as fmt
-from kvlab.report.document import (
-    EMPTY_CELL,
-    Cell,
-    Column,
-    Entries,
-    KeyedRow,
-    Table,
-    cell,
-    make_table,
-)
+from kvlab.report.document import EMPTY_CELL, Cell, Column, Entries, Table, cell, make_table
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_ALIASES = 8
@@ -50,11 +41,11 @@ def cells_table(
         entries: Returns a cell's columns after its name. A cell without any value is left out.
         cells: The cells, by default all.
     """
-    rows = []
+    rows: list[tuple[Entries, str]] = []
     for levels in study.cells if cells is None else cells:
         found = tuple(entries(levels))
         if any(entry[1] is not EMPTY_CELL for entry in found):
-            rows.append(KeyedRow((("cell", study.label(levels)), *found), study.cell_key(levels)))
+            rows.append(((("cell", study.label(levels)), *found), study.cell_key(levels)))
     return make_table(name, caption, rows)
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
-from kvlab.report.benchmark_lines import benchmark_lines
-from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
+from kvlab.report.benchmark_plots import benchmark_figures, benchmark_lines, roofline_figure
 from kvlab.report.formatting import format_ratio
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS

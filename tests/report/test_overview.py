@@ -7,8 +7,7 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
 from kvlab.report.document import EMPTY_CELL, Figure, Line, Strong, Table
-from kvlab.report.lead import write_lead
-from kvlab.report.overview import ablation_table, report_overview, select_cells
+from kvlab.report.overview import ablation_table, report_overview, select_cells, write_lead
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.studies.null_answers import write_sentences

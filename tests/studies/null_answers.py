@@ -25,7 +25,7 @@ from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.report.document import Paragraph
-from kvlab.report.lead import write_lead
+from kvlab.report.overview import write_lead
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import extract_archive

@@ -14,12 +14,9 @@ from kvlab.report.sections import (
     effects,
     fronts,
     looks,
-    probes,
     quantized_training,
     record,
-    reuse,
     search,
-    search_figures,
     serving,
     sizes,
     speed,
@@ -38,39 +35,37 @@ class SectionEntry:
     """
 
     make: Callable[[Study], Section | None]
-    compares_quality: bool = False
+    compares_quality: bool = True
 
 
 SECTIONS: dict[str, SectionEntry] = {
-    "answer": SectionEntry(answer.report_answer),
-    "pareto": SectionEntry(fronts.report_pareto, compares_quality=True),
-    "divergence": SectionEntry(record.report_divergence, compares_quality=True),
-    "effects": SectionEntry(effects.report_effects, compares_quality=True),
-    "looks": SectionEntry(looks.report_looks, compares_quality=True),
-    "interactions": SectionEntry(effects.report_interactions, compares_quality=True),
-    "size-trends": SectionEntry(sizes.report_size_trends, compares_quality=True),
-    "matched": SectionEntry(sizes.report_matched_sizes, compares_quality=True),
-    "serving-gap": SectionEntry(serving.report_serving_gap, compares_quality=True),
-    "reuse": SectionEntry(reuse.report_reuse),
-    "quantized-training": SectionEntry(
-        quantized_training.report_quantized_training, compares_quality=True
-    ),
-    "hellaswag": SectionEntry(tasks.report_hellaswag, compares_quality=True),
-    "lm-eval": SectionEntry(tasks.report_lm_eval, compares_quality=True),
-    "probes": SectionEntry(probes.report_probes, compares_quality=True),
-    "curves": SectionEntry(cells.report_loss_curves, compares_quality=True),
-    "cells": SectionEntry(cells.report_cells, compares_quality=True),
-    "equal-memory": SectionEntry(fronts.report_equal_memory, compares_quality=True),
-    "interval-widths": SectionEntry(cells.report_interval_widths, compares_quality=True),
-    "memory": SectionEntry(speed.report_memory),
-    "speed": SectionEntry(speed.report_speed),
-    "benchmark-curves": SectionEntry(speed.report_benchmark_curves),
-    "roofline": SectionEntry(speed.report_roofline),
-    "design": SectionEntry(design.report_factors),
-    "tuned": SectionEntry(design.report_tuned_settings, compares_quality=True),
-    "starts": SectionEntry(record.report_starting_weights),
-    "failures": SectionEntry(record.report_failures),
-    "provenance": SectionEntry(record.report_provenance),
+    "answer": SectionEntry(answer.report_answer, False),
+    "pareto": SectionEntry(fronts.report_pareto),
+    "divergence": SectionEntry(record.report_divergence),
+    "effects": SectionEntry(effects.report_effects),
+    "looks": SectionEntry(looks.report_looks),
+    "interactions": SectionEntry(effects.report_interactions),
+    "size-trends": SectionEntry(sizes.report_size_trends),
+    "matched": SectionEntry(sizes.report_matched_sizes),
+    "serving-gap": SectionEntry(serving.report_serving_gap),
+    "reuse": SectionEntry(serving.report_reuse, False),
+    "quantized-training": SectionEntry(quantized_training.report_quantized_training),
+    "hellaswag": SectionEntry(tasks.report_hellaswag),
+    "lm-eval": SectionEntry(tasks.report_lm_eval),
+    "probes": SectionEntry(tasks.report_probes),
+    "curves": SectionEntry(cells.report_loss_curves),
+    "cells": SectionEntry(cells.report_cells),
+    "equal-memory": SectionEntry(fronts.report_equal_memory),
+    "interval-widths": SectionEntry(cells.report_interval_widths),
+    "memory": SectionEntry(speed.report_memory, False),
+    "speed": SectionEntry(speed.report_speed, False),
+    "benchmark-curves": SectionEntry(speed.report_benchmark_curves, False),
+    "roofline": SectionEntry(speed.report_roofline, False),
+    "design": SectionEntry(design.report_factors, False),
+    "tuned": SectionEntry(design.report_tuned_settings),
+    "starts": SectionEntry(record.report_starting_weights, False),
+    "failures": SectionEntry(record.report_failures, False),
+    "provenance": SectionEntry(record.report_provenance, False),
 }
 """The sections of a design's report by name, in order; those of the appendix come last."""
 
@@ -80,16 +75,16 @@ def _of_search(make: Callable[[Study, SearchResults], Section | None]) -> Sectio
         assert study.search is not None, "only for searches"
         return make(study, study.search)
 
-    return SectionEntry(section)
+    return SectionEntry(section, False)
 
 
 SEARCH_SECTIONS: dict[str, SectionEntry] = {
     "answer": _of_search(search.report_search_answer),
     "best": _of_search(search.report_best_trials),
     "next": _of_search(search.report_next_sweep),
-    "front": _of_search(search_figures.report_search_front),
-    "history": _of_search(search_figures.report_search_history),
-    "importances": _of_search(search_figures.report_importances),
+    "front": _of_search(search.report_search_front),
+    "history": _of_search(search.report_search_history),
+    "importances": _of_search(search.report_importances),
     "space": _of_search(search.report_search_setup),
     "unmeasured": _of_search(search.report_unmeasured),
     "trials": _of_search(search.report_all_trials),
@@ -111,3 +106,9 @@ def explain_unknown_section(name: str, table: Mapping[str, SectionEntry] = SECTI
         kind = "a search" if table is SEARCH_SECTIONS else "a design"
         return f"is not a section of {kind}'s report; use {', '.join(table)}"
     return f"is not a section of reports; {suggest_name(name, table)}"
+
+
+def make_answer(study: Study) -> Section:
+    section = choose_sections(study.search is not None)["answer"].make(study)
+    assert section is not None, "every report has an answer"
+    return section

@@ -1,6 +1,7 @@
 """The answer: the sweep's question, and sentences that answer it from the numbers."""
 
 import math
+from functools import partial
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.statistics import t_quantile
@@ -39,17 +40,14 @@ def report_answer(study: Study) -> doc.Section:
     overview = report_overview(study)
     if study.is_untrained:
         contents += [*overview, *_answer_untrained(study)]
-    elif study.done_rows:
-        bigram, is_noise = _compare_with_bigrams(study)
-        findings = [
-            *_describe_cost(study),
-            *_describe_gap(study),
-            doc.paragraph(_describe_confidence(study), _describe_unjudged(study)),
-        ]
-        # models that measure noise are said before what they would show
-        contents += [*bigram, *overview, *findings] if is_noise else [*overview, *findings, *bigram]
-    else:
+    elif not study.done_rows:
         contents += overview
+    else:
+        bigram, is_noise = _compare_with_bigrams(study)
+        confidence = doc.paragraph(_describe_confidence(study), _describe_unjudged(study))
+        findings = [*overview, *_describe_cost(study), *_describe_gap(study), confidence]
+        # models that measure noise are said before what they would show
+        contents += [*bigram, *findings] if is_noise else [*findings, *bigram]
     others = {state: count for state, count in counts.items() if state != "done"}
     if set(others) - {"pruned"}:  # a search that prunes leaves no more than that
         listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
@@ -69,9 +67,8 @@ def _describe_cost(study: Study) -> list[doc.Content]:
     if base is not None:
         value = f"{fmt.format_metric(metric, base)} {fmt.display_unit(metric)}".strip()
         if (of_text := cols.text_metric(study, base)) is not None:
-            number = fmt.format_significant(of_text[1], 4)
-            is_bits = of_text[0] == "bits/byte"
-            value += f" ({f'{number} bits/byte' if is_bits else f'perplexity {number}'})"
+            unit, number = of_text[0], fmt.format_significant(of_text[1], 4)
+            value += f" ({f'{number} {unit}' if unit == 'bits/byte' else f'{unit} {number}'})"
         start = f"The baseline's {title} is {value}."
     elif study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
         start = "The baseline diverged at every seed."
@@ -102,12 +99,11 @@ def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
     is_open = effects[0].verdict_name in ("within noise", "undecided")
     if is_open and study.declared_looks is None:
         counts = [count for one in effects if (count := _seeds_to_decide(one)) is not None]
-        text = f" By the spread seen, more than {MAX_SEEDS} seeds would decide them."
+        who, verb = f"more than {MAX_SEEDS} seeds", "would decide them"
         if counts:
-            it = "it" if len(effects) == 1 else "the clearest of them"
-            text = f" By the spread seen, about {min(counts)} seeds, set beforehand, would decide"
-            text += f" {it}."
-        spans.append(text)
+            who = f"about {min(counts)} seeds, set beforehand,"
+            verb = f"would decide {'it' if len(effects) == 1 else 'the clearest of them'}"
+        spans.append(f" By the spread seen, {who} {verb}.")
     return tuple(spans)
 
 
@@ -131,16 +127,17 @@ def _describe_confidence(study: Study) -> str:
     """Say what this number of seeds can find."""
     metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
     effects = study.effects(metric)
-    detectable = sorted(e.detectable for e in effects if e.detectable is not None)
+    detectable = [e.detectable for e in effects if e.detectable is not None]
     claimed = [effect for effect in effects if effect.is_claimed]
     if claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed):
         what = "level" if len(claimed) == len(effects) else "claimed level"
         return f"Every {what} is decided or bounded."
     if detectable:
-        low, high = (fmt.format_magnitude(metric, size) for size in (detectable[0], detectable[-1]))
-        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
+        limit = fmt.format_ends(detectable, partial(fmt.format_magnitude, metric))
+        by_level = f" {unit}, by level" if " to " in limit else f" {unit}"
         seeds = study.seeds_of_a_cell
-        return f"By the spread seen, {seeds} find a true difference of {limit}, with 80% power."
+        found = f"{seeds} find a true difference of {limit}{by_level}"
+        return f"By the spread seen, {found}, with 80% power."
     if len(study.seeds) == 1:
         return "One seed shows no spread between seeds, so no difference is judged: add seeds."
     if any(effect.is_tested for effect in effects):
@@ -208,10 +205,9 @@ def _answer_untrained(study: Study) -> list[doc.Paragraph]:
     base = study.kv_bytes(study.baseline)
     if base is not None:
         sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
-        spans: list[doc.Span] = [
-            f"The baseline's cache holds {fmt.format_binary_size(base)} for one sequence at"
-        ]
-        spans.append(" block size; smaller are " if sizes else " block size; no other is smaller")
+        held = f"The baseline's cache holds {fmt.format_binary_size(base)} for one sequence at"
+        held += " block size; " + ("smaller are " if sizes else "no other is smaller")
+        spans: list[doc.Span] = [held]
         order = sorted(sizes, key=lambda levels: -sizes[levels])
         for number, levels in enumerate(order):
             is_last = number and number == len(order) - 1

@@ -23,12 +23,9 @@ def report_cells(study: Study) -> doc.Section | None:
     if not study.done_rows:
         return None
     caption = f"{format_count(len(study.cells), 'cell')}; the baseline is the first."
+    measured = study.means(study.primary_metric)
     rows = [
-        doc.KeyedRow(
-            _cell_entries(study, levels),
-            study.cell_key(levels),
-            "" if study.values(levels, study.primary_metric) else "muted",
-        )
+        (_cell_entries(study, levels), study.cell_key(levels), levels not in measured)
         for levels in study.cells
     ]
     table: doc.Content = doc.make_table("cells", caption, rows)
@@ -159,7 +156,7 @@ def report_interval_widths(study: Study) -> doc.Section | None:
     if fall is not None and reaches and fall > min(reaches) / 2:
         amount = fmt.format_magnitude("loss", fall)
         text += " " + texts.fill("loss still falls", share=LAST_SHARE, fall=amount)
-    rows = (doc.KeyedRow(_width_entries(one), study.change_key(one.effect.change)) for one in found)
+    rows = ((_width_entries(one), study.change_key(one.effect.change)) for one in found)
     title = "What would narrow the intervals"
     table = doc.make_table("interval-widths", f"{title}.", rows)
     return doc.Section(title, (doc.paragraph(text), table), is_appendix=True)

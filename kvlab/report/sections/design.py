@@ -6,15 +6,14 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.tuning import REASONS, Optimum, polish_losses, predict_loss, read_points
 from kvlab.humanize import format_count
 from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_signed
 from kvlab.report.record_warnings import list_confounds
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR, SIZES
@@ -30,23 +29,20 @@ def report_factors(study: Study) -> doc.Section:
         kind, _, fraction = name.partition(":")
         title = DESIGNS[kind].title if kind in DESIGNS else kind
         titles.append(f"1/{fraction} {title}" if fraction else title)
-    seeds = ", ".join(map(str, study.seeds))
-    n_trainings = len({row.training for row in study.done_rows if row.training})
-    baseline = ", ".join(
-        f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
-    )
+    baseline = zip(study.factors, study.baseline, strict=True)
+    trainings = {row.training for row in study.done_rows if row.training}
     text = texts.fill(
         "design",
         design=" and ".join(titles),
         cells=format_count(len(study.cells), "cell"),
         n_seeds=format_count(len(study.seeds), "seed"),
-        seeds=seeds,
+        seeds=", ".join(map(str, study.seeds)),
         trials=format_count(len(study.done_rows), "trial"),
-        trainings=format_count(n_trainings, "training"),
-        baseline=baseline,
+        trainings=format_count(len(trainings), "training"),
+        baseline=", ".join(f"{factor}={level}" for factor, level in baseline),
     )
     rows = [
-        doc.KeyedRow(_level_entries(study, factor, level))
+        (_level_entries(study, factor, level), "")
         for factor, levels in study.factors.items()
         for level in levels
     ]
@@ -58,8 +54,7 @@ def report_factors(study: Study) -> doc.Section:
 def _level_entries(study: Study, factor: str, level: str) -> doc.Entries:
     yield "factor", factor
     yield "level", level
-    is_base = level == study.factors[factor][0]
-    yield "role", doc.cell("baseline" if is_base else "")
+    yield "role", "baseline" if level == study.factors[factor][0] else ""
     patch = study.sweep.get("patches", {}).get(factor, {}).get(level, {})
     text = ", ".join(f"{key}: {value}" for key, value in patch.items())
     setting = doc.Cell(text or "as the base experiment", text, code=bool(text))
@@ -84,8 +79,17 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         if " is aliased with " not in note:
             yield (f"The design has {note}.",)
     for effect in study.effects(study.primary_metric):
-        if text := _describe_limits(effect):
-            yield doc.Code(effect.name), text
+        if effect.aliases:
+            listed = cols.name_aliases(effect, ", ")
+            yield (
+                doc.Code(effect.name),
+                f" is aliased with {listed}: this design cannot tell them apart.",
+            )
+        elif not effect.pairs_designed:
+            yield doc.Code(effect.name), " " + texts.fill("no partner")
+        elif effect.limits:
+            where = " and ".join(f"{factor}={'|'.join(levels)}" for factor, levels in effect.limits)
+            yield doc.Code(effect.name), f" is compared only at {where}."
     for mode in study.match_modes:
         if mode in SIZES:
             is_factor = len(study.match_modes) > 1
@@ -111,17 +115,6 @@ def _absent_pairs(study: Study) -> Iterator[str]:
                     yield f"{first}={one} with {second}={other}"
 
 
-def _describe_limits(effect: Effect) -> str:
-    """Say where an effect is compared, and what it cannot be told from; empty if all is well."""
-    if effect.aliases:
-        listed = cols.name_aliases(effect, ", ")
-        return f" is aliased with {listed}: this design cannot tell them apart."
-    if not effect.pairs_designed:
-        return " " + texts.fill("no partner")
-    where = " and ".join(f"{factor}={'|'.join(levels)}" for factor, levels in effect.limits)
-    return f" is compared only at {where}." if where else ""
-
-
 def _parameter_changes(study: Study) -> Iterator[str]:
     """Name the levels that also change the number of parameters.
 
@@ -137,9 +130,8 @@ def _parameter_changes(study: Study) -> Iterator[str]:
                 if own[index] == level and count and base and not is_matched:
                     shares.append(count / base - 1)
             if shares and max(map(abs, shares)) >= 5e-4:
-                ends = (min(shares), max(shares))
-                low, high = (f"{format_signed(100 * share, 1)}%" for share in ends)
-                yield f"{factor}={level} ({low if low == high else f'{low} to {high}'})"
+                ends = fmt.format_ends(shares, lambda one: f"{fmt.format_signed(100 * one, 1)}%")
+                yield f"{factor}={level} ({ends})"
 
 
 def _describe_recipe(study: Study) -> str:
@@ -164,27 +156,26 @@ def report_tuned_settings(study: Study) -> doc.Section | None:
     tuning = study.sweep.get("tuning")
     if not tuning:
         return None
-    entries = tuning["architectures"]
-    tokens = f" on {tuning['tokens']:,} tokens" if tuning["tokens"] else ""
-    text = " " + texts.fill(
+    entries, key = tuning["architectures"], tuning["key"]
+    text = texts.fill(
         "tuning",
         architectures=format_count(len(entries), "architecture"),
-        tokens=tokens,
+        tokens=f" on {tuning['tokens']:,} tokens" if tuning["tokens"] else "",
         grid=", ".join(f"{value:g}" for value in tuning["grid"]),
         n_seeds=format_count(len(tuning["seeds"]), "seed"),
         seeds=", ".join(map(str, tuning["seeds"])),
     )
-    start = doc.paragraph("Before the cells were compared, ", doc.Code(tuning["key"]), text)
+    start = doc.paragraph("Before the cells were compared, ", doc.Code(key), f" {text}")
     contents: list[doc.Content] = [start]
     if warnings := tuple(_warn_of_tuning(study, tuning)):
         contents.append(doc.Bullets(warnings))
-    rows = [doc.KeyedRow(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
+    rows = [(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
     contents.append(doc.make_table("tuned", "What was found for each architecture.", rows))
     points = [(entry, *point) for entry in entries for point in _typical_losses(entry)]
-    rows = [doc.KeyedRow(_loss_entries(study, *point), _key(study, point[0])) for point in points]
+    rows = [(_loss_entries(study, *point), _key(study, point[0])) for point in points]
     if any(losses for _, _, losses, _ in points):
         contents.append(doc.make_table("tuned-losses", "Losses while tuning.", rows))
-        contents += _draw_losses(study, entries, tuning["key"])
+        contents += _draw_losses(study, entries, key)
     return doc.Section("Tuned settings", tuple(contents), is_appendix=True)
 
 
@@ -227,7 +218,7 @@ def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) 
     error = None if optimum.log_error is None else 100 * optimum.log_error
     hint = "standard error of the tuned value over seeds"
     yield "error (%)", cols.number_cell(error, "{:.1f}".format), hint
-    loss = cols.number_cell(optimum.loss, lambda loss: format_metric("loss", loss))
+    loss = cols.number_cell(optimum.loss, lambda loss: fmt.format_metric("loss", loss))
     yield "loss (nats/token)", loss, "at the vertex; where there is none, the least measured"
     for side, ratio in (("lower", 1 / step), ("higher", step)):
         hint = (
@@ -240,8 +231,7 @@ def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) 
             if predicted is not None and math.isinf(predicted):
                 change = doc.Cell("diverged", None, "bad")
             elif predicted is not None:
-                difference = predicted - optimum.loss
-                change = doc.cell(format_difference("loss", difference), difference)
+                change = cols.difference_cell("loss", predicted - optimum.loss)
         yield doc.Column(f"a step {side} (nats/token)", True, hint), change
     reason = REASONS[optimum.flag] or ("vertex" if entry["optimum"] else "not over")
     yield "why", reason
@@ -267,9 +257,9 @@ def _loss_entries(
     elif math.isinf(typical):
         loss = doc.EMPTY_CELL
     else:
-        text, (_, spread) = format_metric("loss", typical), cols.mean_and_spread(losses)
+        text, (_, spread) = fmt.format_metric("loss", typical), cols.mean_and_spread(losses)
         if spread is not None:
-            text += f" {PLUS_MINUS} {format_metric('loss', spread)}"
+            text += f" {fmt.PLUS_MINUS} {fmt.format_metric('loss', spread)}"
         loss = doc.Cell(text, typical, csv=(typical, spread))
     hint = "one-shot: median over seeds as above, with the standard deviation over seeds"
     yield cols.mean_column("loss (nats/token)", hint=hint), loss
@@ -287,7 +277,7 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
             if math.isfinite(loss)
         ]
         if points:
-            layers.append(doc.Line(name, tuple(points), role, dashed=number % 2 == 1))
+            layers.append(doc.draw_series(number, name, points))
         if points and optimum.get("value") and optimum["loss"] is not None:
             mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
             layers.append(doc.Points(f"{name}, best", (mark,), role, "diamond"))
@@ -304,5 +294,5 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
 
 
 def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> doc.Point:
-    tip = (_label(study, entry), f"{value:g}", f"loss {format_metric('loss', loss)}")
+    tip = (_label(study, entry), f"{value:g}", f"loss {fmt.format_metric('loss', loss)}")
     return doc.Point(value, loss, tip, _key(study, entry))

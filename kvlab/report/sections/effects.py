@@ -44,9 +44,7 @@ def report_effects(study: Study) -> doc.Section | None:
     if not estimated:
         return None
     rows = (
-        doc.KeyedRow(
-            _effect_entries(study, effects, one), _key(study, one), "" if one.estimate else "muted"
-        )
+        (_effect_entries(study, effects, one), _key(study, one), not one.estimate)
         for one in effects
     )
     contents: list[doc.Content] = [
@@ -64,7 +62,7 @@ def report_effects(study: Study) -> doc.Section | None:
         caption = "The same comparison for other measurements."
         if any(effect.metric.startswith("hellaswag_") for effect in others):
             caption += " HellaSwag's error is over seeds here, and over items in its own section."
-        rows = (doc.KeyedRow(_other_entries(study, one), _key(study, one)) for one in others)
+        rows = ((_other_entries(study, one), _key(study, one)) for one in others)
         folded.append(doc.make_table("effects-other", caption, rows))
         contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
     return doc.Section("What each level does", tuple(contents))
@@ -123,7 +121,7 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
                 (interval, cols.simultaneous_cell(metric, other)),
                 ("verdict without them", other.verdict),
             )
-            rows.append(doc.KeyedRow(entries, _key(study, effect)))
+            rows.append((entries, _key(study, effect)))
     if rows:
         caption = "Levels with and without the trainings that went wrong."
         table = doc.make_table("went-wrong", caption, rows)
@@ -349,7 +347,7 @@ def report_interactions(study: Study) -> doc.Section | None:
     shown = strongest[:MAX_INTERACTIONS]
     cut_note = f" The {MAX_INTERACTIONS} strongest." if len(strongest) > len(shown) else ""
     caption = f"{format_count(len(effects), 'interaction')}, the clearest first.{cut_note}"
-    rows = (doc.KeyedRow(_sum_entries(study, shown, one), _key(study, one)) for one in shown)
+    rows = ((_sum_entries(study, shown, one), _key(study, one)) for one in shown)
     table = doc.make_table("interactions", caption, rows)
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)

@@ -5,11 +5,21 @@ from functools import partial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
-from kvlab.report import document as doc
-from kvlab.report import formatting as fmt
-from kvlab.report import pareto_front as fronts
-from kvlab.report import table_columns as cols
-from kvlab.report import texts
+from kvlab.report import (
+    document as doc,
+)
+from kvlab.report import (
+    formatting as fmt,
+)
+from kvlab.report import (
+    pareto_front as fronts,
+)
+from kvlab.report import (
+    table_columns as cols,
+)
+from kvlab.report import (
+    texts,
+)
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
@@ -159,7 +169,7 @@ def _membership_table(
             membership = ((title, _membership(point)) for title, point in found.items())
             named = ("cell", study.label(levels))
             entries: doc.Entries = (named, *membership, ("fronts", count))
-            rows.append(doc.KeyedRow(entries, study.cell_key(levels)))
+            rows.append((entries, study.cell_key(levels)))
     return doc.make_table("fronts", texts.fill("caption of the fronts"), rows)
 
 
@@ -183,9 +193,7 @@ def report_equal_memory(study: Study) -> doc.Section | None:
         diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
         text += f" Some cells are left out{diverged}."
     method = texts.fill("best of a budget", confidence=100 * (1 - study.decide.alpha))
-    rows = (
-        doc.KeyedRow(_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices
-    )
+    rows = ((_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices)
     table = doc.make_table("equal-memory", "The best cell in every budget.", rows)
     contents = (doc.paragraph(text), table, doc.paragraph(method))
     return doc.Section("At equal memory", contents, is_appendix=True)

@@ -93,7 +93,7 @@ def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[doc.KeyedRow]:
             ("undecided", n_left),
             ("given up", n_futile, "of them: more seeds would hardly decide them"),
         )
-        yield doc.KeyedRow(entries, tone="" if number in taken else "muted")
+        yield entries, "", number not in taken
 
 
 def _claim_rows(study: Study) -> Iterator[doc.KeyedRow]:
@@ -105,7 +105,7 @@ def _claim_rows(study: Study) -> Iterator[doc.KeyedRow]:
                 sizes = look.states[claim].sizes
                 factor, _, level = claim.partition("=")
                 key = study.change_key(((factor, level),))
-                yield doc.KeyedRow(_claim_entries(study, claim, look), key)
+                yield _claim_entries(study, claim, look), key
 
 
 def _claim_entries(study: Study, claim: str, look: TakenLook) -> doc.Entries:

@@ -41,11 +41,7 @@ def report_quantized_training(study: Study) -> doc.Section | None:
     recipes = {_recipe(other, "precision") for found in pairs.values() for _, other in found}
     beside = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
     rows = (
-        doc.KeyedRow(
-            _entries(study, levels, pairs.get(levels)),
-            study.cell_key(levels),
-            "" if levels in pairs else "muted",
-        )
+        (_entries(study, levels, pairs.get(levels)), study.cell_key(levels), levels not in pairs)
         for levels in study.cells
         if levels in pairs or levels in beside
     )

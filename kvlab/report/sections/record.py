@@ -41,7 +41,7 @@ def report_provenance(study: Study) -> doc.Section:
         counts = count_values(recorded)
         heads = ("what", "value", "trials")
         rows = [
-            doc.KeyedRow(zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True))
+            (zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True), "")
             for name, values in counts.items()
             for value, count in sorted(values.items())
         ]
@@ -105,14 +105,11 @@ def report_failures(study: Study) -> doc.Section:
     tables = []
     if failed:
         text += " " + texts.fill("failures", trials=format_count(len(failed), "trial"))
-        rows = [doc.KeyedRow(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
+        rows = [(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
         tables.append(doc.make_table("failures", "Trials without measurements.", rows))
     if pruned:
         text += " " + texts.fill("pruned trials", trials=format_count(len(pruned), "trial"))
-        rows = [
-            doc.KeyedRow(_pruned_entries(study, r), study.cell_key(r.levels), "muted")
-            for r in pruned
-        ]
+        rows = [(_pruned_entries(study, r), study.cell_key(r.levels), True) for r in pruned]
         tables.append(doc.make_table("pruned", "Trials that the search pruned.", rows))
     note = doc.paragraph(text.strip())
     return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
@@ -161,10 +158,7 @@ def report_divergence(study: Study) -> doc.Section | None:
     diverged = {row.levels for row in study.rows if row.status == "diverged"}
     trials = format_count(study.status_counts["diverged"], "trial")
     text = texts.fill("divergence", trials=trials, cells=format_count(len(diverged), "cell"))
-    rows = (
-        doc.KeyedRow(_divergence_entries(study, one), study.change_key(one.change))
-        for one in effects
-    )
+    rows = ((_divergence_entries(study, one), study.change_key(one.change)) for one in effects)
     table = doc.make_table("divergence", "Diverged trials by level, paired.", rows)
     return doc.Section("Divergence", (doc.paragraph(text), table))
 

@@ -1,17 +1,30 @@
 """A search: its best configurations, how far to trust them, and what it did with its budget."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
+from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count, format_duration, format_number
-from kvlab.report import confirmation, texts
-from kvlab.report import document as doc
-from kvlab.report import search_tables as tables
-from kvlab.report.formatting import format_difference, format_metric, format_percent
-from kvlab.spec.search_config import format_setting, format_settings, split_sampler
+from kvlab.report import (
+    confirmation,
+    texts,
+)
+from kvlab.report import (
+    document as doc,
+)
+from kvlab.report import (
+    formatting as fmt,
+)
+from kvlab.report import (
+    search_tables as tables,
+)
+from kvlab.report import (
+    table_columns as cols,
+)
+from kvlab.spec.search_config import format_setting, format_settings, short_keys, split_sampler
 from kvlab.store.metrics import METRICS
 
 MAX_BEST = 10
@@ -27,7 +40,7 @@ def report_search_answer(study: Study, search: SearchResults) -> doc.Section:
     n_measured = sum(one.is_measured for one in search.trials)
     limits = tables.describe_limits(search)
     if search.eligible:
-        contents += _describe_best(study, search)
+        contents += _describe_best(study, search, n_measured, limits)
     else:
         text = "No trial has been measured yet, so there is no answer."
         if n_measured and limits:
@@ -35,41 +48,39 @@ def report_search_answer(study: Study, search: SearchResults) -> doc.Section:
             text = texts.fill("no trial in the limits", trials=count, limits=limits)
         contents.append(doc.Paragraph((text,), tone="lead"))
     if not search.stop_reason:
-        ended = sum(one.state != "open" for one in search.trials)
-        planned = search.config.get("trials")
-        of_budget = f" of {format_count(planned, 'trial')}" if planned else ""
-        text = (
-            f" {ended:,}{of_budget} ended; every number here is of those. Submit it again to go on."
-        )
+        ended = f" {sum(one.state != 'open' for one in search.trials):,}"
+        if planned := search.config.get("trials"):
+            ended += f" of {format_count(planned, 'trial')}"
+        text = f"{ended} ended; every number here is of those. Submit it again to go on."
         contents.append(doc.paragraph(doc.Strong("The search has not ended:"), text))
     return doc.Section("The answer", tuple(contents))
 
 
-def _describe_best(study: Study, search: SearchResults) -> Iterator[doc.Content]:
-    n_measured = sum(one.is_measured for one in search.trials)
+def _describe_best(
+    study: Study, search: SearchResults, n_measured: int, limits: str
+) -> Iterator[doc.Content]:
+    n_objectives, n_eligible = len(search.objectives), len(search.eligible)
     text = f"The search measured {format_count(n_measured, 'configuration')}"
-    if limits := tables.describe_limits(search):
-        count = len(search.eligible)
-        who = "all" if count == n_measured else f"{count:,} of them"
-        verb = "keeps" if count == 1 else "keep"
+    if limits:
+        who = "all" if n_eligible == n_measured else f"{n_eligible:,} of them"
+        verb = "keeps" if n_eligible == 1 else "keep"
         text += f"; {who} {verb} the limit{'s' if ' and ' in limits else ''} ({limits})"
-    if len(search.objectives) == 1:
-        yield doc.Paragraph((f"{text}. ", *_name_best(study, search, 0), "."), tone="lead")
+    names = [(*_name_best(study, search, number), ".") for number in range(n_objectives)]
+    if n_objectives == 1:
+        yield doc.Paragraph((f"{text}. ", *names[0]), tone="lead")
     else:
         front = f"No other trial beats these {len(search.best)}: they are the front"
         if len(search.best) == 1:
             front = "One trial beats all others in every objective"
         yield doc.Paragraph((f"{text}. {front}.",), tone="lead")
-        numbers = range(len(search.objectives))
-        yield doc.Bullets(tuple((*_name_best(study, search, number), ".") for number in numbers))
-    seeds = ", ".join(map(str, study.seeds))
-    text = f" every trial ran once, at seed {seeds}"
-    if len(search.eligible) > 1:
-        text += f", and the best of {len(search.eligible):,} noisy numbers looks better than it is"
+        yield doc.Bullets(tuple(names))
+    text = f" every trial ran once, at seed {', '.join(map(str, study.seeds))}"
+    if n_eligible > 1:
+        text += f", and the best of {n_eligible:,} noisy numbers looks better than it is"
     ranked = search.ranked(0)
-    if len(search.objectives) == 1 and len(ranked) > 1:
-        distance = _format_gap(search.objectives[0], ranked[0], ranked[1])
-        text += f". Trial {ranked[1].number} {distance}"
+    if n_objectives == 1 and len(ranked) > 1:
+        gap = abs(ranked[1].values[0] - ranked[0].values[0])
+        text += f". Trial {ranked[1].number} {_format_gap(search.objectives[0].name, gap)}"
     if tuned := " and ".join(key for key in search.keys if key.startswith("training.")):
         text += f". The search also tuned {tuned}, which the base experiment has as written, so"
         text += " part of a difference from it may be the recipe's"
@@ -87,22 +98,19 @@ def _name_best(study: Study, search: SearchResults, number: int) -> Iterator[doc
     yield ": "
     yield doc.Code(format_settings(best.settings))
     base = tables.base_row(study)
-    base_value = None if base is None else tables.objective_of_row(objective.name, base)
-    if base is not None and base_value is not None:
+    if base and (own := tables.objective_of_row(objective.name, base)) is not None:
         over = ", and over a limit" if tables.breaks_limit(search, base) else ""
-        value = tables.format_with_unit(objective.name, base_value)
-        yield f". The base experiment is at {value}{over}"
+        yield f". The base experiment is at {tables.format_with_unit(objective.name, own)}{over}"
 
 
-def _format_gap(objective: Objective, best: SuggestedTrial, other: SuggestedTrial) -> str:
+def _format_gap(name: str, gap: float) -> str:
     """Say how far a trial is behind the best."""
-    name, gap = objective.name, abs(other.values[0] - best.values[0])
     if not gap:
         return f"has the same {tables.objective_title(name)}"
     unit = METRICS[name].unit if name in METRICS else "bytes"
     if unit == "bytes":
         return f"is behind it by {tables.format_with_unit(name, gap)}"
-    return f"is behind it by {format_difference(name, gap).lstrip('+')} {unit or 'points'}"
+    return f"is behind it by {fmt.format_difference(name, gap).lstrip('+')} {unit or 'points'}"
 
 
 def report_best_trials(study: Study, search: SearchResults) -> doc.Section | None:
@@ -128,13 +136,9 @@ def report_next_sweep(study: Study, search: SearchResults) -> doc.Section | None
     which = "the best" if len(search.objectives) == 1 else "of the front"
     trials = f"{format_count(count, 'trial')} ({which})"
     text = texts.fill("next sweep", trials=trials, seeds=seeds, total=(count + 1) * seeds)
-    note = doc.paragraph(
-        f"{text} ",
-        doc.Code(f"kvlab report {study.name} --confirm {path}"),
-        " write it. Then run ",
-        doc.Code(f"kvlab submit {path}"),
-        ".",
-    )
+    report = doc.Code(f"kvlab report {study.name} --confirm {path}")
+    submit = doc.Code(f"kvlab submit {path}")
+    note = doc.paragraph(f"{text} ", report, " write it. Then run ", submit, ".")
     return doc.Section("What to do next", (note, doc.Block(path, sweep, "yaml")))
 
 
@@ -169,10 +173,8 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         step = f", step {interval['step']:g}" if interval["step"] else ""
         space.append((key, kind, f"{interval['low']:g} to {interval['high']:g}{step}"))
     heads = ("parameter", "kind", "values")
-    rows = [
-        doc.KeyedRow(zip(heads, (doc.Cell(key, key, code=True), kind, values), strict=True))
-        for key, kind, values in space
-    ]
+    lines = ((doc.Cell(key, key, code=True), *facts) for key, *facts in space)
+    rows = ((zip(heads, line, strict=True), "") for line in lines)
     contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
 
@@ -205,7 +207,7 @@ def _budget_table(study: Study, search: SearchResults) -> doc.Table:
     )
     end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
     caption = f"The budget, without the base experiment. {end}"
-    rows = [doc.KeyedRow(zip(("what", "used", "budget"), line, strict=True)) for line in lines]
+    rows = ((zip(("what", "used", "budget"), line, strict=True), "") for line in lines)
     return doc.make_table("search-budget", caption, rows)
 
 
@@ -214,14 +216,12 @@ def _trained_tokens(study: Study, search: SearchResults) -> int:
     tokens: dict[str, int] = {}
     for one in search.trials:
         row = tables.row_of(study, one)
-        if row is None or not row.training:
-            continue
-        record = row.record.get("training_record") or {}
-        count = int(record.get("tokens") or 0)
-        if row.status == "pruned":
-            training = row.record["experiment"]["training"]
-            count = int(row.record["pruned"]["step"] * training["batch_tokens"])
-        tokens[row.training] = max(tokens.get(row.training, 0), count)
+        if row is not None and row.training:
+            count = int((row.record.get("training_record") or {}).get("tokens") or 0)
+            if row.status == "pruned":
+                training = row.record["experiment"]["training"]
+                count = int(row.record["pruned"]["step"] * training["batch_tokens"])
+            tokens[row.training] = max(tokens.get(row.training, 0), count)
     return sum(tokens.values())
 
 
@@ -266,12 +266,9 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
     text += failed if counts["failed"] else " No trial failed."
     contents: list[doc.Content] = [doc.paragraph(text)]
     if others:
+        entries = partial(_outcome_entries, study, search)
         rows = (
-            doc.KeyedRow(
-                _outcome_entries(study, search, one, kind),
-                tables.cell_key(study, one),
-                "" if kind in ("failed", "diverged") else "muted",
-            )
+            (entries(one, kind), tables.cell_key(study, one), kind not in ("failed", "diverged"))
             for one, kind in others
         )
         contents.append(
@@ -281,10 +278,9 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
 
 
 def _outcome(study: Study, one: SuggestedTrial) -> str:
-    if one.reason.startswith("computes the same"):
-        return "same"
-    if one.reason.startswith("is not possible"):
-        return "impossible"
+    for start, outcome in (("computes the same", "same"), ("is not possible", "impossible")):
+        if one.reason.startswith(start):
+            return outcome
     if one.state in ("pruned", "open"):
         return one.state
     row = tables.row_of(study, one)
@@ -319,10 +315,9 @@ def _reasons(study: Study, search: SearchResults, one: SuggestedTrial, kind: str
         yield one.reason.partition(": ")[2]
     elif kind == "pruned" and "pruned" in record:
         facts = record["pruned"]
-        loss = format_metric("loss", facts["loss"])
-        yield (
-            f"validation loss {loss} nats/token after step {facts['step']:,} of {facts['steps']:,}"
-        )
+        loss = fmt.format_metric("loss", facts["loss"])
+        place = f"after step {facts['step']:,} of {facts['steps']:,}"
+        yield f"validation loss {loss} nats/token {place}"
     elif kind in ("failed", "diverged"):
         error = record.get("error") or {}
         lines = str(error.get("message") or "").splitlines()
@@ -332,4 +327,208 @@ def _reasons(study: Study, search: SearchResults, one: SuggestedTrial, kind: str
             if share > 0:
                 name, _, sign = violation.partition(" ")
                 side = "above the limit" if sign.startswith("+") else "below the limit"
-                yield f"{tables.objective_title(name)} {format_percent(share)} {side}"
+                yield f"{tables.objective_title(name)} {fmt.format_percent(share)} {side}"
+
+
+# Figures, and what mattered
+
+MAX_LABELS = 12
+"""Marks that are named by the trial's number."""
+
+
+def report_search_history(study: Study, search: SearchResults) -> doc.Section | None:
+    """Plot every measured trial and the best so far, one figure an objective."""
+    if not search.eligible:
+        return None
+    last = search.improvements(0)[-1].number
+    text = "The line is the best so far of the trials within the limits."
+    if len(search.objectives) == 1:
+        moves = "falls" if search.objectives[0].is_minimized else "rises"
+        text += f" The last improvement was trial {last} of {len(search.suggestions):,}"
+        text += f" suggestions; where the line still {moves}, more trials may find better."
+    numbers = range(len(search.objectives))
+    figures = (_history_figure(study, search, number) for number in numbers)
+    return doc.Section("History", (doc.paragraph(text), *figures))
+
+
+def _history_figure(study: Study, search: SearchResults, number: int) -> doc.Figure:
+    name, improved = search.objectives[number].name, search.improvements(number)
+    others = [one for one in search.eligible if one not in improved]
+    beyond = [one for one in search.trials if one.is_measured and not one.is_eligible]
+
+    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool = False) -> tuple[doc.Point, ...]:
+        return tuple(_mark(study, search, t, t.number, number, is_labelled) for t in trials)
+
+    steps = doc.draw_steps(
+        (one.number, tables.in_objective_unit(name, one.values[number])) for one in improved
+    )
+    steps += (doc.Point(search.suggestions[-1].number, steps[-1].y),)
+    plot = doc.Plot(
+        doc.Axis("suggestion"),
+        doc.Axis(tables.title_with_unit(name)),
+        (
+            doc.Points("beyond a limit", marks(beyond), "muted", "ring"),
+            doc.Line("", steps, "c0"),
+            doc.Points("measured", marks(others), "c0", "ring"),
+            doc.Points("best so far", marks(improved, len(improved) <= MAX_LABELS), "c0", "dot"),
+        ),
+    )
+    caption = f"{_title(name)} of every measured trial, in order."
+    first, last = (tables.format_with_unit(name, improved[end].values[number]) for end in (0, -1))
+    alt = f"{caption} The first is {first}, the best {last}, of trial {improved[-1].number}."
+    stem = f"history-{name.replace('_', '-')}"
+    return doc.Figure(stem, caption, alt, plot, len(search.objectives) > 1)
+
+
+def _title(name: str) -> str:
+    title = tables.objective_title(name)
+    return title[:1].upper() + title[1:]
+
+
+def _mark(
+    study: Study,
+    search: SearchResults,
+    one: SuggestedTrial,
+    x: float,
+    number: int,
+    is_labelled: bool,
+) -> doc.Point:
+    """Return a trial's mark at an x, with its objective of this number as y."""
+    values = (
+        f"{tables.objective_title(o.name)} {tables.format_with_unit(o.name, value)}"
+        for o, value in zip(search.objectives, one.values, strict=True)
+    )
+    tip = (f"trial {one.number}", format_settings(one.settings), *values)
+    y = tables.in_objective_unit(search.objectives[number].name, one.values[number])
+    label = str(one.number) if is_labelled else ""
+    return doc.Point(x, y, tip, tables.cell_key(study, one), label)
+
+
+def report_search_front(study: Study, search: SearchResults) -> doc.Section | None:
+    """Plot the objectives against each other; with one, against the bytes of the cache."""
+    if not search.eligible:
+        return None
+    if len(search.objectives) == 1:
+        return _report_memory(study, search)
+    text = f"The front has {format_count(len(search.best), 'trial')}: no other is as good in every"
+    text += " objective and better in one."
+    if len(search.objectives) > 2:
+        text += " A figure shows two objectives, so some of its points are on the front for"
+        text += " another objective."
+    contents: list[doc.Content] = [doc.paragraph(text)]
+    y_name = search.objectives[0].name
+    for number, objective in enumerate(search.objectives[1:], start=1):
+        costs = {one.number: one.values[number] for one in search.trials if one.is_measured}
+        stem = f"front-{y_name}-{objective.name}".replace("_", "-")
+        best = "on the front", search.best
+        contents.append(_front_figure(study, search, stem, objective.name, costs, *best))
+    return doc.Section("Front", tuple(contents))
+
+
+def _front_figure(
+    study: Study,
+    search: SearchResults,
+    stem: str,
+    x_name: str,
+    costs: Mapping[int, float],
+    best_title: str,
+    best: Sequence[SuggestedTrial],
+) -> doc.Figure:
+    """Plot the first objective against a cost.
+
+    Args:
+        study: The study.
+        search: Its search.
+        stem: Of the figure's files.
+        x_name: Name of the cost, an objective or what could be one.
+        costs: Number of a measured trial -> its cost; without those that have none.
+        best_title: What ``best`` are.
+        best: Trials that are marked.
+    """
+    y_name = search.objectives[0].name
+    others = [one for one in search.trials if one.number in costs and one not in best]
+
+    def marks(trials: Sequence[SuggestedTrial], is_labelled: bool) -> tuple[doc.Point, ...]:
+        places = ((one, tables.in_objective_unit(x_name, costs[one.number])) for one in trials)
+        return tuple(_mark(study, search, one, x, 0, is_labelled) for one, x in places)
+
+    base, base_marks = tables.base_row(study), list[doc.Point]()
+    x, y = (
+        None if base is None else tables.objective_of_row(name, base) for name in (x_name, y_name)
+    )
+    if x is not None and y is not None:
+        named = ((x_name, x), (y_name, y))
+        tip = ("base experiment", *(tables.format_with_unit(*one) for one in named))
+        x, y = (tables.in_objective_unit(*one) for one in named)
+        base_marks.append(doc.Point(x, y, tip, study.cell_key(study.baseline), "base"))
+    x_axis = doc.Axis(tables.title_with_unit(x_name))
+    if x_name.startswith("kv_bytes"):
+        x_axis = doc.Axis(tables.objective_title(x_name), "bytes")
+    plot = doc.Plot(
+        x_axis,
+        doc.Axis(tables.title_with_unit(y_name)),
+        (
+            doc.Points("other trials", marks(others, False), "muted", "ring"),
+            doc.Points(best_title, marks(best, True), "c0", "dot"),
+            doc.Points("base experiment", tuple(base_marks), "c1", "diamond"),
+        ),
+    )
+    caption = f"{_title(y_name)} against {tables.objective_title(x_name)}."
+    listed = "; ".join(
+        f"trial {one.number}: {tables.format_with_unit(x_name, costs[one.number])},"
+        f" {tables.format_with_unit(y_name, one.values[0])}"
+        for one in best[:MAX_LABELS]
+    )
+    return doc.Figure(stem, caption, f"{caption} {best_title.capitalize()}: {listed}.", plot)
+
+
+def _report_memory(study: Study, search: SearchResults) -> doc.Section | None:
+    """Report the best trial of every size of the cache: a figure and a table."""
+    objective = search.objectives[0]
+    sizes: dict[int, float] = {}
+    for one in search.trials:
+        row = tables.row_of(study, one)
+        size = None if row is None else tables.objective_of_row("kv_bytes", row)
+        if one.is_measured and size is not None:
+            sizes[one.number] = size
+    best, least = [], float("inf")  # better than every one with a cache of at most their size
+    fitting = [one for one in search.eligible if one.number in sizes]
+    for one in sorted(fitting, key=lambda t: (sizes[t.number], objective.loss(t.values[0]))):
+        if objective.loss(one.values[0]) < least:
+            least = objective.loss(one.values[0])
+            best.append(one)
+    if objective.name.startswith("kv_bytes") or len(set(sizes.values())) < 2 or not best:
+        return None
+    title = "best of its size or smaller"
+    figure = _front_figure(study, search, "front-memory", "kv_bytes", sizes, title, best)
+
+    def entries(one: SuggestedTrial) -> doc.Entries:
+        yield cols.size_column("cache at most"), cols.size_cell(round(sizes[one.number]))
+        yield "trial", one.number
+        yield tables.objective_entry(objective.name, one.values[0])
+        yield "settings", doc.cell(format_settings(one.settings))
+
+    rows = ((entries(one), tables.cell_key(study, one)) for one in best)
+    table = doc.make_table("best-by-memory", "The best trial within every size of the cache.", rows)
+    note = doc.paragraph(texts.fill("best by memory"))
+    return doc.Section("Quality against memory", (note, figure, table))
+
+
+def report_importances(_study: Study, search: SearchResults) -> doc.Section | None:
+    """Report how much of the variation of every objective each parameter explains."""
+    if not search.importances:
+        return None
+    n_measured = sum(one.is_measured for one in search.trials)
+    text = texts.fill("importances", trials=format_count(n_measured, "trial"))
+    names = short_keys(search.keys)
+
+    def entries(key: str) -> doc.Entries:
+        yield "setting", doc.cell(names.get(key, key))
+        for objective, shares in search.importances.items():
+            column = doc.Column(tables.objective_title(objective), True)
+            yield column, cols.number_cell(shares.get(key), fmt.format_percent)
+
+    keys = dict.fromkeys(key for shares in search.importances.values() for key in shares)
+    caption = "Share of the variation of each objective that a setting explains."
+    table = doc.make_table("importances", caption, ((entries(key), "") for key in keys))
+    return doc.Section("What mattered", (doc.paragraph(text), table))

@@ -33,10 +33,7 @@ def report_size_trends(study: Study) -> doc.Section | None:
     by_size = sorted(size["parameters"].items(), key=lambda item: item[1])
     sizes = ", ".join(f"{level} {format_number(count)}" for level, count in by_size)
     caption = f"Trends of the {METRICS[study.primary_metric].title} over sizes."
-    rows = [
-        doc.KeyedRow(_trend_entries(study, one), _trend_key(study, one), "" if one.law else "muted")
-        for one in trends
-    ]
+    rows = [(_trend_entries(study, one), _trend_key(study, one), not one.law) for one in trends]
     contents: list[doc.Content] = [
         doc.paragraph(texts.fill("sizes", factor=size["factor"], sizes=sizes)),
         doc.make_table("size-trends", caption, rows),
@@ -44,7 +41,7 @@ def report_size_trends(study: Study) -> doc.Section | None:
         doc.Fold("How trends are estimated", (doc.paragraph(texts.fill("size trends")),)),
     ]
     rows = [
-        doc.KeyedRow(_prediction_entries(study, trend, one), _trend_key(study, trend))
+        (_prediction_entries(study, trend, one), _trend_key(study, trend))
         for trend in trends
         for one in _list_predictions(study, trend)
     ]
@@ -215,7 +212,7 @@ def report_matched_sizes(study: Study) -> doc.Section | None:
     if len(study.match_modes) > 1 and study.declared_looks is None:
         effects = list(_estimate_by_mode(study))
         rows = [
-            doc.KeyedRow(_mode_entries(study, mode, effect), study.change_key(effect.change))
+            (_mode_entries(study, mode, effect), study.change_key(effect.change))
             for mode, effect in effects
         ]
         if any(effect.estimate for _, effect in effects):

@@ -8,12 +8,21 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
-from kvlab.report import document as doc
-from kvlab.report import formatting as fmt
-from kvlab.report import table_columns as cols
-from kvlab.report import texts
-from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
-from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures, roofline_figure
+from kvlab.report import (
+    benchmark_plots as bench,
+)
+from kvlab.report import (
+    document as doc,
+)
+from kvlab.report import (
+    formatting as fmt,
+)
+from kvlab.report import (
+    table_columns as cols,
+)
+from kvlab.report import (
+    texts,
+)
 from kvlab.store.provenance import describe_device
 
 _TITLES = {
@@ -165,8 +174,8 @@ def _speed_figure(study: Study) -> doc.Figure:
 
 def report_benchmark_curves(study: Study) -> doc.Section | None:
     """Plot latency and throughput of trials that measured several contexts or batch sizes."""
-    lines, keys = benchmark_lines(study, MAX_VARIANTS)
-    figures = list(benchmark_figures(lines, keys))
+    lines, keys = bench.benchmark_lines(study, bench.MAX_VARIANTS)
+    figures = list(bench.benchmark_figures(lines, keys))
     if not figures:
         return None
     text = "The baseline and the cells that differ from it in one factor; means over seeds."
@@ -182,8 +191,8 @@ def report_benchmark_curves(study: Study) -> doc.Section | None:
 
 def report_roofline(study: Study) -> doc.Section | None:
     """Report decode steps of trials that measured the roofline (``benchmark.roofline: true``)."""
-    lines, keys = benchmark_lines(study, MAX_VARIANTS)
-    figure = roofline_figure(lines, keys)
+    lines, keys = bench.benchmark_lines(study, bench.MAX_VARIANTS)
+    figure = bench.roofline_figure(lines, keys)
     if figure is None:
         return None
     steps: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
@@ -191,10 +200,7 @@ def report_roofline(study: Study) -> doc.Section | None:
         if line["part"] == "roofline" and line.get("batch_size"):
             step = (line["variant"], line["batch_size"], line["context_length"])
             steps.setdefault(step, {})[line["metric"]] = line
-    rows = (
-        doc.KeyedRow(_step_entries(*step, found), keys.get(step[0], ""))
-        for step, found in steps.items()
-    )
+    rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps.items())
     contents: list[doc.Content] = [
         doc.paragraph(_describe_peaks(lines)),
         doc.make_table("roofline", "One decode step of the whole batch.", rows),
@@ -252,12 +258,12 @@ def _tabulate_break_even(
     study: Study, lines: list[dict[str, Any]], keys: Mapping[str, str]
 ) -> list[doc.Table]:
     """Tabulate the context and the batch from which each layout is faster than the baseline's."""
-    peaks, base = measured_peaks(lines), cell_experiment(study, study.baseline)
+    peaks, base = bench.measured_peaks(lines), bench.cell_experiment(study, study.baseline)
     if peaks is None or base is None:
         return []
 
     def entries(levels: Levels) -> doc.Entries:
-        own = cell_experiment(study, levels)
+        own = bench.cell_experiment(study, levels)
         if levels == study.baseline or study.cell_key(levels) not in keys.values() or own is None:
             return
         pair = (own.model, own.serving), (base.model, base.serving)
