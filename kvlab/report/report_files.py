@@ -142,11 +142,11 @@ def _drop_repeated_figures(sections: dict[str, doc.Section]) -> dict[str, doc.Se
     for name, section in sections.items():
         contents = []
         for content in section.contents:
-            if not isinstance(content, doc.Figure):
-                contents.append(content)
-            elif content.name not in shown:
+            if isinstance(content, doc.Figure):
+                if content.name in shown:
+                    continue
                 shown.add(content.name)
-                contents.append(content)
+            contents.append(content)
         sections[name] = replace(section, contents=tuple(contents))
     return sections
 

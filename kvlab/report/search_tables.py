@@ -154,7 +154,7 @@ def trials_table(
         yield from settings_entries(search, settings)
         yield doc.Column("id"), doc.Cell(trial[:8], trial)
 
-    rows = []
+    rows: list[doc.KeyedRow] = []
     for one in trials:
         label = doc.cell(str(one.number), one.number)
         found = entries(label, row_of(study, one), one.settings, one.trial)

@@ -62,8 +62,8 @@ def report_effects(study: Study) -> doc.Section | None:
         caption = "The same comparison for other measurements."
         if any(effect.metric.startswith("hellaswag_") for effect in others):
             caption += " HellaSwag's error is over seeds here, and over items in its own section."
-        rows = ((_other_entries(study, one), _key(study, one)) for one in others)
-        folded.append(doc.make_table("effects-other", caption, rows))
+        other_rows = ((_other_entries(study, one), _key(study, one)) for one in others)
+        folded.append(doc.make_table("effects-other", caption, other_rows))
         contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
     return doc.Section("What each level does", tuple(contents))
 

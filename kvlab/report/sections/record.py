@@ -41,7 +41,7 @@ def report_provenance(study: Study) -> doc.Section:
         counts = count_values(recorded)
         heads = ("what", "value", "trials")
         rows = [
-            (zip(heads, (name, doc.Cell(value, value, code=True), count), strict=True), "")
+            (doc.pair(heads, name, doc.Cell(value, value, code=True), count), "")
             for name, values in counts.items()
             for value, count in sorted(values.items())
         ]
@@ -109,8 +109,8 @@ def report_failures(study: Study) -> doc.Section:
         tables.append(doc.make_table("failures", "Trials without measurements.", rows))
     if pruned:
         text += " " + texts.fill("pruned trials", trials=format_count(len(pruned), "trial"))
-        rows = [(_pruned_entries(study, r), study.cell_key(r.levels), True) for r in pruned]
-        tables.append(doc.make_table("pruned", "Trials that the search pruned.", rows))
+        muted = ((_pruned_entries(study, r), study.cell_key(r.levels), True) for r in pruned)
+        tables.append(doc.make_table("pruned", "Trials that the search pruned.", muted))
     note = doc.paragraph(text.strip())
     return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
 

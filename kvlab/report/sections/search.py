@@ -173,8 +173,7 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         step = f", step {interval['step']:g}" if interval["step"] else ""
         space.append((key, kind, f"{interval['low']:g} to {interval['high']:g}{step}"))
     heads = ("parameter", "kind", "values")
-    lines = ((doc.Cell(key, key, code=True), *facts) for key, *facts in space)
-    rows = ((zip(heads, line, strict=True), "") for line in lines)
+    rows = ((doc.pair(heads, doc.Cell(key, key, code=True), *facts), "") for key, *facts in space)
     contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
 
@@ -207,7 +206,7 @@ def _budget_table(study: Study, search: SearchResults) -> doc.Table:
     )
     end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
     caption = f"The budget, without the base experiment. {end}"
-    rows = ((zip(("what", "used", "budget"), line, strict=True), "") for line in lines)
+    rows = ((doc.pair(("what", "used", "budget"), *line), "") for line in lines)
     return doc.make_table("search-budget", caption, rows)
 
 

@@ -40,15 +40,17 @@ def report_size_trends(study: Study) -> doc.Section | None:
         _figure(study, trends),
         doc.Fold("How trends are estimated", (doc.paragraph(texts.fill("size trends")),)),
     ]
-    rows = [
+    predictions = [
         (_prediction_entries(study, trend, one), _trend_key(study, trend))
         for trend in trends
         for one in _list_predictions(study, trend)
     ]
-    if rows:
+    if predictions:
         count = format_count(max(len(trend.seeds) for trend in trends), "new seed")
         text = texts.fill("size predictions", seeds=count, most=MAX_EXTRAPOLATION)
-        table = doc.make_table("size-predictions", "Predicted differences at other sizes.", rows)
+        table = doc.make_table(
+            "size-predictions", "Predicted differences at other sizes.", predictions
+        )
         contents.append(doc.Fold("Predictions", (doc.paragraph(text), table)))
     return doc.Section("How effects change with size", tuple(contents))
 
