@@ -24,8 +24,8 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -46,14 +46,8 @@ class Failure(Exception):
     """A command of the page does not do what the page says."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """What must hold after a command.
-
-    Attributes:
-        prints: patterns that its output must match.
-        writes: files that must exist then, and hold something.
-    """
+class Step(NamedTuple):
+    """Patterns that a command's output must match, and files that it must write."""
 
     prints: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
@@ -99,13 +93,7 @@ def main() -> int:
 
 
 def follow(page: Path, steps: dict[str, Step], record: Path | None = None) -> None:
-    """Run the commands of a page, after writing the sweeps that it names by their path.
-
-    A record that is given is restored first.
-
-    Raises:
-        Failure: a command does not do what it should, or one of ``steps`` is not on the page.
-    """
+    """Run the commands of a page, after restoring a record and writing the sweeps that it names."""
     text = page.read_text()
     commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
     used = {words[1] for words in map(shlex.split, commands) if words[0] == "kvlab"}
@@ -142,15 +130,11 @@ class Newcomer:
         path.write_text(text)
 
     def restore(self, record: Path) -> None:
-        """Restore a record, with the trials of which the page's sweeps have nothing to train."""
+        """Restore a record, so that the page's sweeps have nothing to train."""
         self._finish(["kvlab", "copy", "--from", str(record)])
 
     def run(self, command: str) -> None:
-        """Run one line of the page, as a shell would.
-
-        Raises:
-            Failure: it does not do what it should.
-        """
+        """Run one line of the page, as a shell would."""
         words = shlex.split(command)
         if words[0] == "cd":
             self.folder /= words[1]
@@ -195,8 +179,9 @@ class Newcomer:
 
     def _serve(self, words: list[str]) -> str:
         """Start the pages of MLflow, load them, and stop the server as Ctrl-C does."""
-        if _is_used(5000):  # somebody else's; the page's own port stays the default
-            words = [*words, "--port", str(_find_port())]
+        with socket.socket() as connection:
+            if connection.connect_ex(("127.0.0.1", 5000)) == 0:  # somebody else's
+                words = [*words, "--port", "5057"]
         process = self._start(words)
         assert process.stdout is not None, "it is a pipe"
         printed = ""
@@ -241,11 +226,7 @@ def stopped_at_the_end() -> Iterator[dict[str, str]]:
 
 
 def wait_for(get: Callable[[], str | None], what: str) -> str:
-    """Return what ``get`` returns once it is not None.
-
-    Raises:
-        Failure: after `SECONDS`.
-    """
+    """Return what ``get`` returns once it is not None."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         if (found := get()) is not None:
@@ -263,18 +244,6 @@ def _read(address: str) -> str | None:
             return text
     except OSError:
         return None
-
-
-def _is_used(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _find_port() -> int:
-    with socket.socket() as connection:
-        connection.bind(("127.0.0.1", 0))
-        port: int = connection.getsockname()[1]
-        return port
 
 
 def _get_mark(process: psutil.Process) -> str | None:

@@ -102,15 +102,11 @@ def evaluate(
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
-            modes = 2 if config.served else 1
-            total = sum(len(item.endings) for item in questions) * len(CONVENTIONS) * modes
-            items = score_hellaswag(
-                model,
-                questions,
-                load_tokenizer(experiment.data.tokenizer),
-                experiment.serving if config.served else None,
-                start_progress("HellaSwag", total),
-            )
+            serving = experiment.serving if config.served else None
+            total = sum(len(item.endings) for item in questions) * len(CONVENTIONS)
+            on_count = start_progress("HellaSwag", total * (2 if config.served else 1))
+            tokenizer = load_tokenizer(experiment.data.tokenizer)
+            items = score_hellaswag(model, questions, tokenizer, serving, on_count)
             measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items, needle, texts)
 
@@ -128,16 +124,15 @@ def _measure_losses(
         on_progress = start_progress("validation loss, served", passes * served_text.target_count)
         compared = compare_serving(model, served_text, serving, on_progress, start)
         served, one_shot = compared.served, compared.one_shot
-        loss = float(served_text.flatten(served).mean())
+        nats = served_text.flatten(served)
+        loss = float(nats.mean())
         measurements = {
             "loss_served": loss,
-            "bits_per_byte_served": bits_per_byte(
-                served_text.flatten(served), served_text.targets(), token_bytes
-            ),
+            "bits_per_byte_served": bits_per_byte(nats, served_text.targets(), token_bytes),
             "served_tokens": served_text.target_count,
             "serving_gap": loss - float(served_text.flatten(one_shot).mean()),
             # with documents masked, a position in the window is not the number of tokens seen
-            **compared.measurements(by_position=start is None),
+            **compared.measurements(with_parts=start is None),
         }
         if len(compared.exact):
             exact_loss = float(served_text.flatten(compared.exact).mean())
@@ -189,22 +184,19 @@ def select_scored_text(
     config, block_size = experiment.evaluation, experiment.model.block_size
     if config.loss_bytes is not None:
         tokenizer = load_tokenizer(experiment.data.tokenizer)
+        end, token_bytes = tokenizer.end_of_text, tokenizer.token_bytes()
         text = spread_documents(
-            validation,
-            config.loss_bytes,
-            block_size,
-            end_of_text=tokenizer.end_of_text,
-            token_bytes=tokenizer.token_bytes(),
+            validation, config.loss_bytes, block_size, end_of_text=end, token_bytes=token_bytes
         )
         return text, text if config.served else None
-    if not config.served:
-        return spread_windows(validation, config.loss_tokens, block_size), None
-    counts = config.loss_tokens, config.served_tokens or config.loss_tokens
+    counts = [config.loss_tokens]
+    if config.served:
+        counts.append(config.served_tokens or config.loss_tokens)
     text = spread_windows(validation, max(counts), block_size)
-    one_shot, served = (
+    one_shot, *served = (
         text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
     )
-    return one_shot, served
+    return one_shot, served[0] if served else None
 
 
 def measure_probes(
@@ -219,22 +211,22 @@ def measure_probes(
         DataError: there are too few validation tokens.
     """
     config, block_size = experiment.evaluation, model.config.block_size
-    modes: list[tuple[str, ServingConfig | None]] = [("", None)]  # suffix of the metrics, cache
+    modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
     if config.served:
-        modes.append(("_served", experiment.serving))
+        modes["_served"] = experiment.serving
     measurements: Measurements = {}
     if config.recall:
         rows = make_recall_rows(config.recall, block_size, experiment.data.vocab_size - 1)
         on_progress = start_progress("associative recall", rows.tokens.size * len(modes))
         measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
-        for suffix, serving in modes:
+        for suffix, serving in modes.items():
             is_correct = score_recall(model, rows, serving, on_progress)
             measurements |= recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
         text = spread_windows(validation, count, length)
         on_progress = start_progress("loss by position", text.target_count * len(modes))
-        for suffix, serving in modes:
+        for suffix, serving in modes.items():
             losses = position_losses(model, text, serving, on_progress)
             measurements |= position_measurements(losses, block_size, suffix)
     return measurements

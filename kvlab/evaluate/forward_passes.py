@@ -140,8 +140,14 @@ def _decode_by_document(
     return states
 
 
-def document_spans(x: Tensor, document_start: int) -> Iterator[tuple[int, int, int]]:
-    """Yield row, start and end of the documents of x (B, T), which ``document_start`` begins."""
+def document_spans(x: Tensor, document_start: int | None) -> Iterator[tuple[int, int, int]]:
+    """Yield row, start and end of the documents of x (B, T), which ``document_start`` begins.
+
+    Without it each row is one document.
+    """
+    if document_start is None:
+        yield from ((row, 0, x.shape[1]) for row in range(len(x)))
+        return
     for row, is_start in enumerate((x == document_start).tolist()):
         inner = (position for position, starts in enumerate(is_start) if starts and position)
         for start, end in pairwise([0, *inner, len(is_start)]):

@@ -71,13 +71,9 @@ def score_hellaswag(
         _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
     ]
     groups = [group for question in questions for group in question.groups]
-    modes: dict[str, ServingConfig | None] = {"one_shot": None}
+    scores = {"one_shot": iter(score_continuations(model, groups, None, on_progress))}
     if serving is not None:
-        modes["served"] = serving
-    scores = {
-        mode: iter(score_continuations(model, groups, cache, on_progress))
-        for mode, cache in modes.items()
-    }
+        scores["served"] = iter(score_continuations(model, groups, serving, on_progress))
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
     keys = [(record, name) for name in conventions for record in records]
     for (record, name), question in zip(keys, questions, strict=True):
@@ -106,11 +102,9 @@ def _make_question(
         divisors = [len(ids) for ids in encoded]
     context = context or [tokenizer.end_of_text]
     fitted = [fit_to_block(context, ending, block_size) for ending in encoded]
-    is_shortened = any(fitted_context != context for fitted_context, _ in fitted)
-    groups = [Continuations(context, encoded)]
-    if is_shortened:
-        groups = [Continuations(shortened, [ending]) for shortened, ending in fitted]
-    return Question(groups, divisors, is_shortened)
+    if all(one == context for one, _ in fitted):
+        return Question([Continuations(context, encoded)], divisors, False)
+    return Question([Continuations(one, [ending]) for one, ending in fitted], divisors, True)
 
 
 def _strip_markup(text: str) -> str:
@@ -148,11 +142,6 @@ def hellaswag_measurements(records: Sequence[dict[str, Any]]) -> dict[str, float
                 measurements[f"{prefix}_{accuracy}{suffix}"] = correct / count
     if count > 1:
         for metric in ("hellaswag_acc", "hellaswag_acc_norm"):
-            error = binomial_standard_error(float(measurements[metric]), count)
-            measurements[f"{metric}_stderr"] = error
+            variance = measurements[metric] * (1 - measurements[metric])
+            measurements[f"{metric}_stderr"] = math.sqrt(variance / (count - 1))
     return measurements
-
-
-def binomial_standard_error(share: float, count: int) -> float:
-    """Return the standard error of a share of ``count`` independent items, 2 or more."""
-    return math.sqrt(share * (1 - share) / (count - 1))

@@ -201,7 +201,6 @@ def _select_pass(model: GPT, rows: Sequence[_PackedRow], start: int) -> Sequence
     return rows[start:end]
 
 
-@torch.inference_mode()
 def _score_pass(
     model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]
 ) -> list[tuple[int, int, ContinuationScore]]:
@@ -328,37 +327,21 @@ def _decode_endings(
     targets, lengths = _pad_rows(model, endings)
     count = targets.shape[1]
     states = [last_hidden]
-    if count > 1:
+    if cache.has_static_pass and count > 1:
+        decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
+        step = decoder(model, cache, head=False, compiles=cache.compiles_steps)
+    for position, column in enumerate(targets[:, :-1].unbind(1)):
         if cache.has_static_pass:
-            decoded = _decode_static(model, cache, targets[:, :-1])
-        else:
-            decoded = _decode_ragged(model, cache, targets[:, :-1], endings)
-        for state in decoded:
-            states.append(state.clone())
-            on_progress(0)
+            # The step of graphs takes rows of any lengths, and asks the device nothing. Rows that
+            # have ended go on with padding, which no other row sees.
+            state = step(column)
+        else:  # rows end with their endings
+            counts = [int(position < len(ending) - 1) for ending in endings]
+            state = model.hidden_states(column[:, None], cache, counts)[:, -1]
+        states.append(state.clone())
+        on_progress(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
     return _sum_scores(model, torch.stack(states, 1)[is_real], endings)
-
-
-def _decode_static(model: GPT, cache: KVCache, tokens: Tensor) -> Iterator[Tensor]:
-    """Yield the residual streams (R, E) after successive tokens (R, T), by the step of graphs.
-
-    It takes rows of any lengths, and asks the device nothing. Rows that have ended go on with
-    padding, which no other row sees.
-    """
-    decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
-    step = decoder(model, cache, head=False, compiles=cache.compiles_steps)
-    for column in tokens.unbind(1):
-        yield step(column)
-
-
-def _decode_ragged(
-    model: GPT, cache: KVCache, tokens: Tensor, endings: Sequence[Sequence[int]]
-) -> Iterator[Tensor]:
-    """Yield the same through a cache without that step. Rows end with their endings."""
-    for position in range(tokens.shape[1]):
-        counts = [int(position < len(ending) - 1) for ending in endings]
-        yield model.hidden_states(tokens[:, position : position + 1], cache, counts)[:, -1]
 
 
 def _pad_rows(model: GPT, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -23,13 +23,7 @@ import torch
 from torch import Tensor
 
 from kvlab.data.batches import ScoredText
-from kvlab.evaluate.forward_passes import (
-    OnCount,
-    decode_rows,
-    document_spans,
-    hidden_states,
-    pass_rows,
-)
+from kvlab.evaluate.forward_passes import OnCount, batch_rows, document_spans, hidden_states
 from kvlab.evaluate.validation_loss import POSITION_PARTS
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
@@ -51,10 +45,9 @@ class ServingComparison:
         one_shot: nats of each target, one-shot, (W, T).
         served: the same through the serving cache.
         exact: the same with its K and V in the model's dtype; empty where they have it anyway.
-        kl: KL(one-shot || served) of each window, in nats per token, (W,).
-        top_changed: the share of each window's positions whose likeliest token differs, (W,).
-        kl_by_position: mean over windows, (T,).
-        top_changed_by_position: mean over windows, (T,).
+        by_window: KL(one-shot || served) in nats per token, and the share of positions whose
+            likeliest token differs, (2, W).
+        by_position: the same as means over windows, (2, T).
         logit_rms: root mean square of what the dtype changes in the logits.
         logit_largest: the largest such change.
         evicted_share: of the tokens up to each query, those that eviction dropped; None without.
@@ -63,39 +56,33 @@ class ServingComparison:
     one_shot: Floats
     served: Floats
     exact: Floats
-    kl: Floats
-    top_changed: Floats
-    kl_by_position: Floats
-    top_changed_by_position: Floats
+    by_window: Floats
+    by_position: Floats
     logit_rms: float
     logit_largest: float
     evicted_share: float | None = None
 
-    def measurements(self, *, by_position: bool = True) -> dict[str, float]:
+    def measurements(self, *, with_parts: bool = True) -> dict[str, float]:
         """Return what is measured by the names of `kvlab.store.metrics`.
 
         Standard errors are over windows, since the tokens of a window depend on each other.
 
         Args:
-            by_position: with the means over eight equal parts of a window.
+            with_parts: with the means over eight equal parts of a window.
         """
         measured: dict[str, float] = {}
-        for name, by_window, by_place in (
-            ("serving_kl", self.kl, self.kl_by_position),
-            ("serving_top_changed", self.top_changed, self.top_changed_by_position),
-        ):
+        names = "serving_kl", "serving_top_changed"
+        for name, by_window, by_place in zip(names, self.by_window, self.by_position, strict=True):
             measured[name] = float(by_window.mean())
             if len(by_window) > 1:
                 measured[f"{name}_stderr"] = float(by_window.std(ddof=1) / len(by_window) ** 0.5)
-            parts = np.array_split(by_place, POSITION_PARTS) if by_position else []
+            parts = np.array_split(by_place, POSITION_PARTS) if with_parts else []
             measured |= {
                 f"{name}_part{i + 1}": float(p.mean()) for i, p in enumerate(parts) if len(p)
             }
         if len(self.exact):
-            measured |= {
-                "kv_dtype_logit_rms": self.logit_rms,
-                "kv_dtype_logit_largest": self.logit_largest,
-            }
+            measured["kv_dtype_logit_rms"] = self.logit_rms
+            measured["kv_dtype_logit_largest"] = self.logit_largest
         if self.evicted_share is not None:
             measured["evicted_share"] = self.evicted_share
         return measured
@@ -149,22 +136,17 @@ def compare_serving(
             on_progress(x.size)
         for name, stream in states.items():
             losses[name].append(token_losses(stream, model.lm_head.weight, targets).double())
-        if document_start is None:
-            lengths += [x.shape[1]] * len(x)
-        else:
-            lengths += [end - start for _, start, end in document_spans(inputs, document_start)]
-    kl, top_changed = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
-    by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / len(kl)
+        lengths += [end - start for _, start, end in document_spans(inputs, document_start)]
+    by_window = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
+    by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / by_window.shape[1]
     evicted = None
     if eviction is not None:
         queries = sum(length * (length + 1) // 2 for length in lengths)
         evicted = sum(map(eviction.count_dropped, lengths)) / queries
     return ServingComparison(
         **{name: _to_numpy(torch.cat(one)) if one else np.zeros(0) for name, one in losses.items()},
-        kl=kl,
-        top_changed=top_changed,
-        kl_by_position=by_position[0],
-        top_changed_by_position=by_position[1],
+        by_window=by_window,
+        by_position=by_position,
         logit_rms=(squares / max(1, logit_count)) ** 0.5,
         logit_largest=largest,
         evicted_share=evicted,
@@ -177,13 +159,13 @@ def _batch_rows(model: GPT, serving: ServingConfig) -> int:
     One-shot scores are then bitwise those of a trial that does not serve.
     """
     block_size = model.config.block_size
-    rows, one_shot_rows = decode_rows(model, block_size, serving), pass_rows(model, block_size)
+    one_shot_rows, rows = (batch_rows(model, block_size, how) for how in (None, serving))
     return max(rows // one_shot_rows * one_shot_rows, min(rows, one_shot_rows))
 
 
 def _one_shot_states(model: GPT, x: Tensor, document_start: int | None) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T), in passes of the usual size."""
-    size = pass_rows(model, x.shape[1])
+    size = batch_rows(model, x.shape[1], None)
     parts = [x[start : start + size] for start in range(0, len(x), size)]
     return torch.cat([model.hidden_states(rows, document_start=document_start) for rows in parts])
 

@@ -35,8 +35,6 @@ class DesignContract:
         assert (0,) * len(sizes) in cells
         assert all(len(cell) == len(sizes) for cell in cells)
         assert all(0 <= p < size for cell in cells for p, size in zip(cell, sizes, strict=True))
-
-    def test_its_notes_are_lines_of_text(self):
         notes = DESIGNS[self.name].notes(make_request(2, 2, 2, fraction=2))
         assert all(isinstance(note, str) and "\n" not in note for note in notes)
 

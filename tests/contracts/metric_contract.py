@@ -10,21 +10,14 @@ from kvlab.store.metrics import METRICS, Metric, collect_metrics
 class MetricContract:
     """Holds for one entry of `METRICS`; give its ``name`` by a fixture."""
 
-    def test_its_name_is_a_key_of_json_mlflow_and_csv(self, name):
+    def test_name_title_direction_and_value(self, name):
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
         assert len(name) <= 250, "MLflow's longest metric name"
-
-    def test_it_has_a_title_and_a_direction(self, name):
         metric = METRICS[name]
         assert metric.title.strip() == metric.title != ""
         assert metric.better in get_args(get_type_hints(Metric)["better"])
         titles = [other.title for other in METRICS.values()]
         assert titles.count(metric.title) == 1, "tables tell metrics apart by their titles"
-
-    def test_a_recorded_value_comes_back_through_json(self, name):
         result = json.loads(json.dumps({"measurements": {name: 0.5}}))
         assert collect_metrics(result)[name] == 0.5
-
-    def test_a_trial_without_measurements_has_none_of_it(self, name):
-        assert name not in collect_metrics({"measurements": {}})
         assert name not in collect_metrics({"measurements": None})

@@ -26,11 +26,9 @@ class PositionSchemeContract:
     def tokens(self):
         return torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(0))
 
-    def test_the_formula_counts_the_models_parameters(self, model):
-        assert parameter_count(model.config) == sum(p.numel() for p in model.parameters())
-
     @torch.no_grad()
-    def test_cached_logits_are_the_one_shot_logits(self, model, tokens):
+    def test_cached_logits_are_the_one_shot_logits_and_the_formula_counts_it(self, model, tokens):
+        assert parameter_count(model.config) == sum(p.numel() for p in model.parameters())
         cache = model.new_cache(2, 24)
         chunks = [model(tokens[:, start : start + 3], cache=cache) for start in range(0, 24, 3)]
         torch.testing.assert_close(torch.cat(chunks, 1), model(tokens), atol=1e-10, rtol=0)

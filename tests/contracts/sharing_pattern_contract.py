@@ -37,14 +37,14 @@ class SharingPatternContract:
             assert owners[owner] == owner
             assert kinds[owner] == kinds[layer]
 
-    def test_its_usage_begins_with_its_name(self):
+    def test_a_number_is_needed_or_refused_and_its_usage_says_so(self):
         assert PATTERNS[self.name].usage.partition(":")[0] == self.name
-
-    def test_a_number_is_needed_or_refused(self):
         wrong = self.name if PATTERNS[self.name].takes_number else f"{self.name}:2"
         for sharing in (wrong, f"{self.name}:x"):
             with pytest.raises(SharingError, match="number"):
                 owner_map(sharing, "G" * 12)
+        with pytest.raises(SpecError, match=f"use .*{self.name}"):
+            load_served_model("gpt2", {"model.kv_sharing": "zigzag"})
 
     def test_a_spec_names_it_in_training_and_in_serving(self):
         trained = load_served_model("gpt2", {"model.kv_sharing": self.written()})
@@ -53,7 +53,3 @@ class SharingPatternContract:
         plain = KVLayout.of(tied.model, ServingConfig())
         stored = KVLayout.of(tied.model, tied.serving).stored_bytes(1, 64)
         assert stored == plain.stored_bytes(1, 64) * len(set(trained.model.kv_owners)) // 12
-
-    def test_a_misspelt_pattern_is_told_its_name(self):
-        with pytest.raises(SpecError, match=f"use .*{self.name}"):
-            load_served_model("gpt2", {"model.kv_sharing": "zigzag"})

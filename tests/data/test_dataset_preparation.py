@@ -325,10 +325,11 @@ def test_a_damaged_file_is_refused_and_leaves_no_dataset(tmp_path):
     assert prepare_dataset(config(tmp_path / "text", validation_fraction=0.4))
 
 
-@pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
-@pytest.mark.parametrize("between", ["\n \n", "\n", " ", ""])
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [("bytes", "\n \n"), ("bytes", "\n"), ("bytes", ""), ("gpt2:2048", "\n"), ("gpt2:2048", " ")],
+)
 def test_one_document_is_split_at_the_coarsest_boundary_near_the_cut(tmp_path, name, between):
-    """Its beginning is training text and its end held out, and neither has what is between."""
     text = between.join(stories(100))
     if not between:
         text = text.replace(" ", "")
@@ -360,36 +361,21 @@ def test_too_little_text_is_refused(tmp_path, texts):
         prepare_dataset(config(path, validation_fraction=0.001))
 
 
-@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
-def test_damaged_shards_are_detected(tmp_path, name):
-    folder = prepare_dataset(config(write_jsonl(tmp_path / "a.jsonl", stories(100)))).folder
-    assert verify_dataset(folder) == []
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    assert len(verify_dataset(folder)) == 1
-    if name == "train.bin":
-        with pytest.raises(DatasetDamaged, match=r"train\.bin is damaged in bytes 0 and after"):
-            open_dataset(folder).train[0]
-    (folder / name).write_bytes(whole[:-2])
-    assert verify_dataset(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("train.bin", "cut"),
         ("train.bin", "flip"),
         ("validation.bin", "flip"),
-        ("validation.bin", "gone"),
         ("manifest.json", "empty"),
-        ("manifest.json", "gone"),
         ("train.sha256", "flip"),
         ("train.sha256", "gone"),
     ],
 )
-def test_a_damaged_dataset_is_moved_aside_and_prepared_again(tmp_path, name, damage):
+def test_a_damaged_dataset_is_found_moved_aside_and_prepared_again(tmp_path, name, damage):
     data, lines = config(write_jsonl(tmp_path / "a.jsonl", stories(100))), []
     folder = prepare_dataset(data).folder
+    assert verify_dataset(folder) == []
     path = folder / name
     whole = path.read_bytes()
     if damage == "gone":
@@ -397,9 +383,10 @@ def test_a_damaged_dataset_is_moved_aside_and_prepared_again(tmp_path, name, dam
     else:
         flipped = bytes([whole[0] ^ 1]) + whole[1:]
         path.write_bytes({"cut": whole[:-2], "empty": b"", "flip": flipped}[damage])
+    assert len(verify_dataset(folder)) == 1
     is_found_later = (name, damage) == ("train.bin", "flip")
     if is_found_later:
-        with pytest.raises(DatasetDamaged):
+        with pytest.raises(DatasetDamaged, match=r"train\.bin is damaged in bytes 0 and after"):
             prepare_dataset(data).train[:1]
         set_aside_dataset(folder)
     again = prepare_dataset(data, lines.append)

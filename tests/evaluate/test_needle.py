@@ -96,19 +96,14 @@ def test_needles_follow_the_text_s_words_and_a_text_of_few_words_has_some_too():
 
 
 @pytest.mark.parametrize("serving", [None, PLAIN])
-def test_a_model_that_copies_finds_it_at_every_depth(serving):
-    scores = score_needles(copier(), rows(), serving, ignore)
-    assert (scores.accuracies[:-1] == 1).all()
-    assert scores.losses[:-1].max() < 1e-4
-    assert scores.losses[-1].min() > 1, "without a needle there is nothing to copy"
-    assert scores.accuracies[-1].max() == 0
-
-
-@pytest.mark.parametrize("serving", [None, PLAIN])
 def test_it_is_lost_exactly_where_the_window_ends(serving):
+    everywhere = score_needles(copier(), rows(), serving, ignore)
+    assert (everywhere.accuracies[:-1] == 1).all()
+    assert everywhere.losses[:-1].max() < 1e-4
+    assert everywhere.losses[-1].min() > 1, "without a needle there is nothing to copy"
+    assert everywhere.accuracies[-1].max() == 0
     window = 10
-    model = copier(attention_pattern="GL", window=window)
-    scores = score_needles(model, rows(), serving, ignore)
+    scores = score_needles(copier(attention_pattern="GL", window=window), rows(), serving, ignore)
     for place in range(PLACES + 1):
         distance = (LENGTH - 4) - (place + 4)  # from a question's token back to its answer's
         if distance < window:
@@ -129,21 +124,6 @@ def test_a_tie_at_serving_loses_it_though_one_shot_finds_it():
         assert line["loss_change"] == pytest.approx(line["loss_served"] - line["loss"])
         assert line["loss_change"] > 5 * line["loss_change_stderr"]
         assert line["gain"] > 1 > abs(line["gain_served"])
-
-
-@pytest.mark.parametrize("serving", [None, PLAIN])
-def test_beyond_the_reach_of_all_layers_the_needle_changes_nothing(serving):
-    shape = {"vocab_size": WORDS, "block_size": 64, "n_layer": 3, "n_head": 2, "n_embd": 16}
-    model = random_model(
-        ModelConfig(**shape, position="rope", attention_pattern="L", window=5), dtype=torch.float64
-    )
-    scores = score_needles(model, rows(), serving, ignore)
-    reach = 3 * (5 - 1)
-    for place in range(PLACES + 1):
-        end = place + 7  # the needle's last token; the first question's token is LENGTH - 4
-        changes = np.abs(scores.losses[place] - scores.losses[-1])
-        assert (changes > 1e-6).all() if LENGTH - 4 - end <= reach - 4 else True
-        assert (changes < 1e-12).all() if LENGTH - 4 - end > reach else True
 
 
 def test_scores_are_those_of_the_logits_and_lines_their_means():
@@ -178,14 +158,7 @@ def test_an_evaluation_records_a_line_for_each_length_and_depth(served):
         evaluation={"loss_tokens": 64, "served": served,
                     "needle": {"lengths": [32, 64], "depths": [0.0, 1.0], "rows": 3}},
     )  # fmt: skip
-    counted = []
-
-    def on_progress(update):
-        counted.append(update["note"])
-
-    data = SimpleNamespace(validation=TEXT, bytes_per_token=1.0)
-    evaluation = evaluate(GPT(of.model), data, of, on_progress=on_progress)
-    assert "needle in a haystack" in counted
+    evaluation = evaluate(GPT(of.model), SimpleNamespace(validation=TEXT), of)
     places = [(line["length"], line["depth"]) for line in evaluation.needle]
     assert places == [(32, 0.0), (32, 1.0), (64, 0.0), (64, 1.0)]
     measured = {name for name in evaluation.measurements if name.startswith("needle")}

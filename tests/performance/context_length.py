@@ -1,12 +1,13 @@
-"""Time per token by context length: windows against global layers, a cache against none."""
+"""Time per token by context length: windows against global layers."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.generate import generate, make_decoder
+from kvlab.model.generate import make_decoder
 from kvlab.spec import ModelConfig
 
 # Small weights and many K/V: at batch 8 and 4,096 tokens the global layers read 134 MB a step.
@@ -18,10 +19,6 @@ HORIZONS = {
 }
 PAST = (512, 1024, 2048, 3072, 4096, 6144, 8000)
 BATCH, STEPS, ROUNDS = 8, 8, 9
-
-# The article's comparison: tokens generated from one, all of the text again for each or a cache.
-WRITER = {"vocab_size": 512, "block_size": 1024, "n_layer": 4, "n_head": 4, "n_embd": 128}
-WRITTEN = 1000
 
 Curve = list[tuple[int, float]]
 """Points (tokens, seconds)."""
@@ -36,15 +33,6 @@ def run() -> Iterator[str]:
     for name, curve in costs.items():
         cells = "".join(f"{seconds * 1e3:8.2f}" for _, seconds in curve)
         yield f"{name:40}{cells}   {_describe_fit(curve)}"
-    yield f"seconds to generate so many tokens with {WRITER['n_layer']} layers of width 128"
-    totals = {
-        name: _time_generation(cached) for name, cached in (("cache", True), ("no cache", False))
-    }
-    marks = (125, 250, 500, 1000)
-    yield f"{'':40}" + "".join(f"{count:>8,}" for count in marks) + "   exponent"
-    for name, curve in totals.items():
-        cells = "".join(f"{dict(curve)[count]:8.2f}" for count in marks)
-        yield f"{name:40}{cells}   {_fit_exponent(curve):.2f}"
 
 
 def _time_steps() -> dict[str, Curve]:
@@ -74,35 +62,7 @@ def _time_steps() -> dict[str, Curve]:
 
 def _describe_fit(curve: Curve) -> str:
     """Describe the least-squares line through the points, and its correlation with them."""
-    slope, start = _fit_line(curve)
-    fits = torch.corrcoef(torch.tensor(curve, dtype=torch.float64).T)[0, 1]
-    return f"{start * 1e3:.2f} {slope * 1e6:+.2f} ms per 1,000 tokens, r = {float(fits):.2f}"
-
-
-def _fit_line(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return slope and intercept of the least-squares line."""
-    xs, ys = zip(*curve, strict=True)
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((a - x) * (b - y) for a, b in curve) / sum((a - x) ** 2 for a in xs)
-    return slope, y - slope * x
-
-
-def _time_generation(cached: bool) -> Curve:
-    """Return the seconds since the start at every token."""
-    model = GPT(ModelConfig(**WRITER))
-    moments: list[float] = []
-    start = time.perf_counter()
-    generate(
-        model,
-        [[1]],
-        WRITTEN,
-        cached=cached,
-        on_tokens=lambda _: moments.append(time.perf_counter() - start),
-    )
-    return [(count + 1, seconds) for count, seconds in enumerate(moments)]
-
-
-def _fit_exponent(curve: Curve) -> float:
-    """Return k where the time grows as n^k, over the second half."""
-    later = [(n, seconds) for n, seconds in curve if n >= WRITTEN // 2]
-    return _fit_line(torch.tensor(later, dtype=torch.float64).log().tolist())[0]
+    tokens, seconds = np.array(curve).T
+    slope, start = np.polyfit(tokens, seconds, 1)
+    fits = np.corrcoef(tokens, seconds)[0, 1]
+    return f"{start * 1e3:.2f} {slope * 1e6:+.2f} ms per 1,000 tokens, r = {fits:.2f}"

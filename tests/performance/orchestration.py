@@ -1,12 +1,11 @@
-"""Overhead of orchestration: planning, opening a store, the driver beside bare Ray tasks and
-Ray Tune on the same function, and the driver's memory.
+"""Overhead of orchestration: planning, opening a store, the driver beside bare Ray tasks of the
+same function, and the driver's memory.
 
 The function only records a trial, so the rest of the time is the orchestrator's: queues, and in
 the driver the locks and states of the record. The driver's figures have limits, for an otherwise
 idle machine.
 """
 
-import io
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -41,10 +39,6 @@ GROWTH_BYTES = 5e6
 
 TRIALS = 1000
 PLANNED = 10_000
-TUNED = 60
-"""Tune's trials by default: each starts a process of its own."""
-REUSED = 300
-"""Tune's trials where one process runs many (``reuse_actors``)."""
 
 
 def run() -> Iterator[str]:
@@ -80,10 +74,6 @@ def run() -> Iterator[str]:
             f"{TRIALS:,} bare Ray tasks of the same function: {1000 * bare[0]:.1f} ms each,"
             f" {1000 * bare[1]:.1f} ms of this process's time"
         )
-        for count, reuse in ((REUSED, True), (TUNED, False)):
-            how = "one process for many" if reuse else "its default"
-            tuned = 1000 * _time_tune(folder, count, reuse=reuse)
-            yield f"{count:,} Ray Tune trials of the same function, {how}: {tuned:.1f} ms each"
     if missed:
         raise LimitMissed("; ".join(missed))
 
@@ -154,34 +144,24 @@ def _count_processor_seconds() -> float:
     return used.children_user + used.children_system
 
 
-def _trials(folder: Path, name: str, count: int) -> tuple[StubRun, list[Trial]]:
-    """Return the function that all orchestrators run, on a store of its own, and its arguments."""
+def _trials(folder: Path, name: str) -> tuple[StubRun, list[Trial]]:
+    """Return the function that both orchestrators run, on a store of its own, and its arguments."""
     store = Store(folder / name)
     planned = plan(load_sweep(write_many(folder, TRIALS)), store, identify=identify)
     run = StubRun(store.path, name=planned.sweep.name)
-    return run, [one.trial for one in planned.trials[:count]]
-
-
-@contextmanager
-def _start_cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=cpu_count(), include_dashboard=False, log_to_driver=False, logging_level=40)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    return run, [one.trial for one in planned.trials]
 
 
 def _time_bare_tasks(folder: Path) -> tuple[float, float]:
     """Return seconds and processor seconds per Ray task, with as many in flight as the driver has."""
     import ray
 
-    work, trials = _trials(folder, "bare", TRIALS)
-    with _start_cluster():
+    work, trials = _trials(folder, "bare")
+    ray.init(num_cpus=cpu_count(), include_dashboard=False, log_to_driver=False, logging_level=40)
+    try:
         task = ray.remote(max_retries=0)(lambda trial: work(trial))
         ray.get([task.remote(trial) for trial in trials[:20]])
-        work, trials = _trials(folder, "bare-again", TRIALS)
+        work, trials = _trials(folder, "bare-again")
         task = ray.remote(max_retries=0)(lambda trial: work(trial))
         began, before, flying = time.monotonic(), time.process_time(), []
         for trial in trials:
@@ -191,29 +171,5 @@ def _time_bare_tasks(folder: Path) -> tuple[float, float]:
         ray.get(flying)
         seconds, busy = time.monotonic() - began, time.process_time() - before
         return seconds / len(trials), busy / len(trials)
-
-
-def _time_tune(folder: Path, count: int, *, reuse: bool) -> float:
-    """Return the seconds per trial of Ray Tune."""
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # in its favour
-    from ray import tune
-
-    work, trials = _trials(folder, f"tune-{reuse}", count)
-
-    def one(config: dict[str, int]) -> dict[str, int]:
-        work(trials[config["number"]])
-        return {"done": 1}
-
-    with _start_cluster(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        tuner = tune.Tuner(
-            tune.with_resources(one, {"cpu": 1}),
-            param_space={"number": tune.grid_search(list(range(count)))},
-            tune_config=tune.TuneConfig(reuse_actors=reuse, max_concurrent_trials=cpu_count()),
-            run_config=tune.RunConfig(storage_path=str(folder / f"tuned-{reuse}"), verbose=0),
-        )
-        began = time.monotonic()
-        results = tuner.fit()
-        seconds = time.monotonic() - began
-    assert not results.errors
-    assert all(Store(work.store).status(trial.id) == "done" for trial in trials)
-    return seconds / count
+    finally:
+        ray.shutdown()
