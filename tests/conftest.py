@@ -38,13 +38,16 @@ def mlflow_template(tmp_path_factory, request):
         yield make_template
 
 
+SPEED = {"flops_per_second": 8e9, "is_scaled": False}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _known_machine_speed(tmp_path_factory):
     """Plans take the machine's speed as known, and not that of this one: to measure it takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.getbasetemp() / "no rates are remembered"
         patch.setattr(machine_speed, "get_data_dir", lambda: folder)
-        patch.setattr(machine_speed, "_measure", lambda *_: machine_speed.MachineRate(8e9))
+        patch.setattr(machine_speed, "_measure", lambda *_: dict(SPEED))
         patch.setattr(machine_speed, "write_json", lambda _path, _rates: None)
         yield
 

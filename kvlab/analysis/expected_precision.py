@@ -74,10 +74,6 @@ class DesignPrecision:
             bound = t_quantile(1 - self.alpha / self.claims / 2, self._degrees_of_freedom())
         return {claim: bound * length for claim, length in lengths.items()}
 
-    def smallest_error(self) -> float:
-        """Return the least standard error of a claim at one seed, in spreads; 0 without one."""
-        return min((math.hypot(*own.values()) for own in self.weights.values()), default=0.0)
-
     def _degrees_of_freedom(self) -> float:
         """Return those of the pooled error, for trainings of equal spread: Satterthwaite's."""
         units = [

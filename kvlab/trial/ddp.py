@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class _WorkerTask:
     folder: Path
     threads: int
     should_stop: Callable[[], bool]
-    fence: Fence | None
+    fence: Fence
 
 
 def train_ddp(
@@ -48,7 +49,7 @@ def train_ddp(
     directory: Path,
     report: Callable[[ProgressUpdate], None],
     should_stop: Callable[[], bool],
-    fence: Fence | None = None,
+    fence: Fence,
 ) -> None:
     """Train ``trial`` into ``directory`` with its ``training_workers``; see `kvlab.train.train`.
 
@@ -67,24 +68,24 @@ def train_ddp(
     directory = directory.absolute()
     folder = directory / "together"
     threads = max(1, int(resources.cpus) // resources.training_workers)
+    task = _WorkerTask(trial, directory, folder, threads, should_stop, fence)
     _clear(folder, fence)  # a killed attempt may have left one
     folder.mkdir(parents=True)
     try:
         with _relay_progress(folder / _PROGRESS_FILE, report):
-            _run_trainer(_WorkerTask(trial, directory, folder, threads, should_stop, fence))
+            _make_trainer(task).fit()
     except Exception as error:
         raise read_worker_error(folder) or error from None
     finally:
         _clear(folder, fence)
 
 
-def _clear(folder: Path, fence: Fence | None) -> None:
-    if fence is not None:
-        fence.check()
+def _clear(folder: Path, fence: Fence) -> None:
+    fence.check()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_trainer(task: _WorkerTask) -> None:
+def _make_trainer(task: _WorkerTask) -> Any:
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")  # read when ray.train is imported
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -97,7 +98,7 @@ def _run_trainer(task: _WorkerTask) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if resources.devices and visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    trainer = TorchTrainer(
+    return TorchTrainer(
         _run_worker,
         train_loop_config={"task": task},
         torch_config=TorchConfig(backend="nccl" if resources.devices else "gloo"),
@@ -112,7 +113,6 @@ def _run_trainer(task: _WorkerTask) -> None:
             worker_runtime_env={"env_vars": environment},
         ),
     )
-    trainer.fit()
 
 
 def _run_worker(config: dict[str, Any]) -> None:
@@ -127,15 +127,13 @@ def _run_worker(config: dict[str, Any]) -> None:
 
     task: _WorkerTask = config["task"]
     trial, experiment, rank = task.trial, task.trial.experiment, dist.get_rank()
-    mark_worker_started(task.folder, rank)
+    (task.folder / f"{rank}-began").touch()  # so that its end is the end of a training
     torch.set_num_threads(task.threads)
     device = f"cuda:{rank}" if trial.resources.devices else "cpu"
     if trial.resources.devices:
         torch.cuda.set_device(rank)
 
-    def report(update: ProgressUpdate) -> None:
-        write_progress(task.folder / _PROGRESS_FILE, update, task.fence)
-
+    report = partial(write_progress, task.folder / _PROGRESS_FILE, fence=task.fence)
     try:
         train(
             GPT(experiment.model, seed=trial.seed).to(device),
@@ -188,28 +186,21 @@ def _relay_progress(path: Path, report: Callable[[ProgressUpdate], None]) -> Ite
 # Why a worker ended. Ray Train's own report does not suffice: when one worker is killed, the
 # connections of the others break, and Ray reports whichever end it notices first.
 
-_KVLAB_ERROR, _PEER_LOST, _OTHER_ERROR = "kvlab", "peer", "other"
-
 _PEER_LOST_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
 """Parts of the RuntimeError that gloo raises when another worker is gone."""
 
 
-def mark_worker_started(folder: Path, rank: int) -> None:
-    """Record that worker ``rank`` has started, so that its end is the end of a training."""
-    (folder / f"{rank}-began").touch()
-
-
 def write_worker_error(folder: Path, rank: int, error: Exception) -> None:
-    """Record the error of worker ``rank``, before Ray Train ends the other workers."""
-    if isinstance(error, KvlabError):
-        kind = _KVLAB_ERROR
-    else:
-        from torch.distributed import DistError
+    """Record the error of worker ``rank``, unless another one's death is the reason.
 
-        is_lost = isinstance(error, DistError) or any(t in str(error) for t in _PEER_LOST_TEXTS)
-        kind = _PEER_LOST if is_lost else _OTHER_ERROR
-    facts = {"kind": kind, "error": type(error).__name__, "text": str(error)}
-    write_json(folder / f"{rank}-end.json", facts)
+    It is recorded before Ray Train ends the other workers.
+    """
+    from torch.distributed import DistError
+
+    name = type(error).__name__ if isinstance(error, KvlabError) else ""
+    is_lost = isinstance(error, DistError) or any(t in str(error) for t in _PEER_LOST_TEXTS)
+    if name or not is_lost:
+        write_json(folder / f"{rank}-end.json", {"error": name, "text": str(error)})
 
 
 def read_worker_error(folder: Path) -> KvlabError | None:
@@ -221,9 +212,8 @@ def read_worker_error(folder: Path) -> KvlabError | None:
     """
     ends = [read_json(path) for path in sorted(folder.glob("*-end.json"))]
     for end in ends:
-        if end["kind"] == _KVLAB_ERROR:
+        if end["error"]:
             error_class: type[KvlabError] = getattr(errors, end["error"])
             return error_class(end["text"])
-    if any(end["kind"] == _OTHER_ERROR for end in ends) or not any(folder.glob("*-began")):
-        return None
-    return WorkerLost("a process of its training died")
+    has_died = not ends and any(folder.glob("*-began"))
+    return WorkerLost("a process of its training died") if has_died else None

@@ -55,11 +55,8 @@ def record_failure(
             store.write_trial(trial.id, describe_trial(trial), fence)
             attempt = Attempt(store, trial.id, fence)
             attempt.log("not run: one step of its architecture failed in the smoke test")
-            failure = replace(
-                failure,
-                message=f"in the smoke test: {failure.message}",
-                traceback=attempt.write_traceback(smoke_trace or ""),
-            )
+            message, trace = f"in the smoke test: {failure.message}", smoke_trace or ""
+            failure = replace(failure, message=message, traceback=attempt.write_traceback(trace))
         attempts = len(store.attempts(trial.id))
         provenance = build_provenance(origin, started=started, attempts=attempts)
         store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
@@ -79,12 +76,9 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
             return False
         training = trial.experiment.training
         rungs = sorted(store.rungs(trial.training_id).items())
-        provenance = build_provenance(
-            origin,
-            started=utc_now(),
-            attempts=len(store.attempts(trial.id)),
-            pauses=store.count_pauses(trial.id),
-        )
+        attempts, pauses = len(store.attempts(trial.id)), store.count_pauses(trial.id)
+        now = utc_now()
+        provenance = build_provenance(origin, started=now, attempts=attempts, pauses=pauses)
         step, loss = rungs[-1]
         pruned = {"step": step, "steps": training.steps, "loss": loss}
         result = build_result(trial, "pruned", provenance, pruned=pruned)

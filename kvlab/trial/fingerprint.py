@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvlab.layout import KVLayout
-from kvlab.spec import EvaluationConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 
@@ -91,16 +90,6 @@ def training_identity(
     return facts
 
 
-def training_fingerprint(
-    experiment: Experiment,
-    data_identity: str,
-    seed: int,
-    initial_weights: "InitialWeights | None" = None,
-) -> str:
-    """Return 64 hex digits that name the weights, also those of a training of no steps."""
-    return fingerprint(training_identity(experiment, data_identity, seed, initial_weights))
-
-
 def trunk_fingerprint(
     experiment: Experiment, training: Mapping[str, Any], *, ignore_warmup: bool = False
 ) -> str | None:
@@ -128,24 +117,22 @@ def trunk_fingerprint(
 
 def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
     """Return what a result depends on; ``training`` is the training fingerprint."""
+    evaluation = experiment.evaluation
+    scored, items = evaluation.identity(), evaluation.hellaswag_items
+    scored["hellaswag"] = "all" if items is None else items
+    if evaluation.served:
+        scored["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
+    else:
+        del scored["served_tokens"]
+    if evaluation.lm_eval:
+        scored["lm_eval"] = [task.identity() for task in evaluation.lm_eval]
     return {
         "version": MEASUREMENT_VERSION,
         "training": training,
         "serving": _serving_identity(experiment),
-        "evaluation": _evaluation_identity(experiment.evaluation),
+        "evaluation": scored,
         "benchmark": experiment.benchmark.identity(),
     }
-
-
-def trial_fingerprint(
-    experiment: Experiment,
-    data_identity: str,
-    seed: int,
-    initial_weights: "InitialWeights | None" = None,
-) -> str:
-    """Return 64 hex digits that name the result."""
-    training = training_fingerprint(experiment, data_identity, seed, initial_weights)
-    return fingerprint(trial_identity(experiment, training))
 
 
 def _serving_identity(experiment: Experiment) -> dict[str, Any]:
@@ -161,16 +148,3 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
         data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
-
-
-def _evaluation_identity(evaluation: EvaluationConfig) -> dict[str, Any]:
-    data = evaluation.identity()
-    items = evaluation.hellaswag_items
-    data["hellaswag"] = "all" if items is None else items
-    if evaluation.served:
-        data["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
-    else:
-        del data["served_tokens"]
-    if evaluation.lm_eval:
-        data["lm_eval"] = [task.identity() for task in evaluation.lm_eval]
-    return data

@@ -72,9 +72,7 @@ class TimingLock:
 
     @contextmanager
     def exclusive(
-        self,
-        on_wait: Callable[[], None] = lambda: None,
-        timeout: float = EXCLUSIVE_TIMEOUT_SECONDS,
+        self, on_wait: Callable[[], None] = lambda: None, timeout: float = EXCLUSIVE_TIMEOUT_SECONDS
     ) -> Iterator[bool]:
         """Hold the device alone during the block, and yield whether this succeeded.
 

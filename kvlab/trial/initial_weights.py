@@ -16,7 +16,6 @@ from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, get_source_levels
-from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
@@ -57,11 +56,6 @@ class TrainedWeights:
     name: str
     fingerprint: str
     trial: "Trial" = field(compare=False)
-
-    @property
-    def model(self) -> ModelConfig:
-        """Configuration of the model that was trained."""
-        return self.trial.experiment.model
 
     def trial_with(self, resources: ResourcesConfig) -> "Trial":
         """Return the trial as it trains with the resources of another one."""
@@ -118,22 +112,19 @@ class InitialWeightsResolver:
         if not isinstance(init_from, str):
             return None
         if init_from not in self._checkpoints:
-            self._checkpoints[init_from] = self._resolve_checkpoint(init_from, cell)
+            is_path = Path(init_from).is_absolute()
+            name = Path(init_from).name if is_path else init_from
+            try:
+                identity = checkpoint_identity(init_from, download=not self._provisional)
+            except PretrainedError as error:
+                if not self._provisional or is_path:
+                    message = f"training.init_from = {name}: {error}"
+                    problem = self._sweep.locate(FieldError(INIT_FROM_FIELD, message), cell.levels)
+                    raise SpecError([problem]) from None
+                self.absent.append(str(error))
+                identity = {"absent": init_from}
+            self._checkpoints[init_from] = CheckpointWeights(name, init_from, identity)
         return self._checkpoints[init_from]
-
-    def _resolve_checkpoint(self, location: str, cell: Cell) -> CheckpointWeights:
-        is_path = Path(location).is_absolute()
-        name = Path(location).name if is_path else location
-        try:
-            identity = checkpoint_identity(location, download=not self._provisional)
-        except PretrainedError as error:
-            if not self._provisional or is_path:
-                message = f"training.init_from = {name}: {error}"
-                problem = self._sweep.locate(FieldError(INIT_FROM_FIELD, message), cell.levels)
-                raise SpecError([problem]) from None
-            self.absent.append(str(error))
-            identity = {"absent": location}
-        return CheckpointWeights(name, location, identity)
 
 
 def checkpoint_identity(location: str, *, download: bool = True) -> dict[str, str]:

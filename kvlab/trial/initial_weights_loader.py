@@ -1,19 +1,16 @@
 """Load what a training starts from: a checkpoint, another training, a shared stable phase."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from kvlab.errors import SourceDamaged, SourceMissing, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
 from kvlab.model.uptraining import initialize_from
-from kvlab.spec.model_config import ModelConfig
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.train.checkpoint import Trunk
@@ -26,6 +23,7 @@ _RECORD_FILE = "start.json"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class InitialWeightsLoader:
     """Load the initial weights of one training.
 
@@ -36,19 +34,14 @@ class InitialWeightsLoader:
         fence: of the lock on ``directory``.
     """
 
-    def __init__(
-        self,
-        weights: InitialWeights,
-        directory: Path,
-        report: Callable[[ProgressUpdate], None],
-        fence: Fence | None = None,
-    ):
-        self._weights, self._directory = weights, directory
-        self._report, self._fence = report, fence
+    weights: InitialWeights
+    directory: Path
+    report: Callable[[ProgressUpdate], None]
+    fence: Fence | None = None
 
     @property
     def identity(self) -> Any:
-        return self._weights.identity
+        return self.weights.identity
 
     def load(self, model: GPT) -> None:
         """Copy, pool and average what fits into ``model``; the rest keeps its own values.
@@ -61,9 +54,20 @@ class InitialWeightsLoader:
             SourceDamaged: the weights of the source are not what was written, or are gone.
             PretrainedError: the checkpoint is gone or cannot be read.
         """
-        config, tensors = self._read_source()
-        conversion = initialize_from(model, config, tensors)
-        name = self._weights.name
+        weights, name = self.weights, self.weights.name
+        if isinstance(weights, CheckpointWeights):
+            if checkpoint_identity(weights.location) != weights.identity:
+                text = f"training.init_from = {name}: its files are not those planned with"
+                raise SourceMissing(f"{text}; submit again to plan with these")
+            source = GPT.from_pretrained(weights.location)
+            tensors = {name: parameter.detach() for name, parameter in source.named_parameters()}
+            conversion = initialize_from(model, source.config, tensors)
+        else:
+            try:
+                trained = read_final_weights(self.directory.parent / weights.training_id)
+            except StoreError as error:
+                raise SourceDamaged(f"training.init_from = {name}: {error}") from None
+            conversion = initialize_from(model, weights.trial.experiment.model, trained)
         if not (conversion.copied or conversion.pooled or conversion.averaged):
             reasons = ", ".join(sorted(set(conversion.fresh.values()))[:3])
             text = f"training.init_from = {name}: none of its weights fits ({reasons})"
@@ -73,24 +77,9 @@ class InitialWeightsLoader:
         for parameter in conversion.unused:
             _log.warning("%s of %s is not used", parameter, name)
         counts = ", ".join(f"{len(names)} {part}" for part, names in asdict(conversion).items())
-        self._report({"stage": "initial weights", "note": f"of {name}: {counts}"})
-        facts = {"source": name, "identity": self.identity}
-        write_sealed_json(
-            self._directory / _RECORD_FILE, {**facts, **asdict(conversion)}, fence=self._fence
-        )
-
-    def _read_source(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
-        weights = self._weights
-        if isinstance(weights, CheckpointWeights):
-            if checkpoint_identity(weights.location) != weights.identity:
-                text = f"training.init_from = {weights.name}: its files are not those planned with"
-                raise SourceMissing(f"{text}; submit again to plan with these")
-            model = GPT.from_pretrained(weights.location)
-            return model.config, {name: p.detach() for name, p in model.named_parameters()}
-        try:
-            return weights.model, read_final_weights(self._directory.parent / weights.training_id)
-        except StoreError as error:
-            raise SourceDamaged(f"training.init_from = {weights.name}: {error}") from None
+        self.report({"stage": "initial weights", "note": f"of {name}: {counts}"})
+        facts = {"source": name, "identity": self.identity, **asdict(conversion)}
+        write_sealed_json(self.directory / _RECORD_FILE, facts, fence=self.fence)
 
 
 def make_weight_loader(
@@ -118,8 +107,5 @@ def find_trunk(trial: Trial, directory: Path) -> Trunk | None:
 
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:
     """Return what `InitialWeightsLoader.load` wrote; None if the weights were freshly drawn."""
-    try:
-        record: dict[str, Any] = read_sealed_json(directory / _RECORD_FILE)
-    except FileNotFoundError:
-        return None
-    return record
+    path = directory / _RECORD_FILE
+    return read_sealed_json(path) if path.exists() else None

@@ -12,8 +12,7 @@ lm_eval.
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ FEWSHOT_SEED = 1234
 """lm-eval's own."""
 
 
-@dataclass
-class TaskResults:
+class TaskResults(NamedTuple):
     """Results on tasks.
 
     Attributes:
@@ -39,8 +37,8 @@ class TaskResults:
         outcomes: see `kvlab.store.Store.tasks`.
     """
 
-    measurements: dict[str, float | int] = field(default_factory=dict)
-    outcomes: dict[str, Any] = field(default_factory=dict)
+    measurements: dict[str, float | int]
+    outcomes: dict[str, Any]
 
 
 def run_tasks(
@@ -60,7 +58,7 @@ def run_tasks(
             answer.
         DataError: a task's items are unavailable.
     """
-    results = TaskResults()
+    results = TaskResults({}, {})
     for task in tasks:
         loaded = _load_task(task)
         from lm_eval.evaluator import evaluate
@@ -188,7 +186,17 @@ class TextScorer:
         Raises:
             UsageError: a continuation is empty.
         """
-        pairs = [self._make_pair(context, continuation) for context, continuation in texts]
+        pairs = []
+        for context, continuation in texts:  # tokenized as lm-eval does
+            stripped = context.rstrip()  # the spaces belong to the continuation
+            context_ids = self._tokenizer.encode(stripped) if stripped else []
+            whole = self._tokenizer.encode(context + continuation)
+            if len(whole) <= len(context_ids):
+                text = f"continuation = {continuation!r} has no tokens of its own after"
+                hint = "give the task choices that are not empty"
+                raise UsageError(f"{text} {context[-40:]!r}; {hint}")
+            start = context_ids or [self._tokenizer.end_of_text]
+            pairs.append((start, whole[len(context_ids) :]))
         scores = score_pairs(self._model, pairs, self._serving, on_count)
         return [(-score.nats, score.is_greedy) for score in scores]
 
@@ -258,21 +266,3 @@ class TextScorer:
                 return text[: min(ends)]
             logits = step(torch.tensor([token], device=model.device))
         return tokenizer.decode(generated)
-
-    def _make_pair(self, context: str, continuation: str) -> Pair:
-        """Tokenize as lm-eval does.
-
-        Spaces at the end of the context belong to the continuation. Its tokens are those that
-        the whole text has after the context's.
-
-        Raises:
-            UsageError: there are none.
-        """
-        stripped = context.rstrip()
-        continued = context[len(stripped) :] + continuation
-        context_ids = self._tokenizer.encode(stripped) if stripped else []
-        ids = self._tokenizer.encode(stripped + continued)[len(context_ids) :]
-        if not ids:
-            text = f"continuation = {continuation!r} has no tokens of its own after"
-            raise UsageError(f"{text} {context[-40:]!r}; give the task choices that are not empty")
-        return context_ids or [self._tokenizer.end_of_text], ids

@@ -40,11 +40,6 @@ class OpenedModel:
     tokenizer: str | None
     experiment: Experiment | None = None
 
-    @property
-    def cpus(self) -> float | None:
-        """The cores that its trial ran on; None for a model of no trial."""
-        return None if self.experiment is None else self.experiment.resources.cpus
-
 
 def open_model(target: str, store: Store, *, random_weights: bool = False) -> OpenedModel:
     """Open the model that ``target`` names.
@@ -157,27 +152,22 @@ class VariantFactory:
             SpecError: the preset with its changes, or the spec file, is wrong.
             PretrainedError: a checkpoint does not fit.
         """
+        opened = spec = None
         if target in PRESETS or target.endswith((".yaml", ".yml")):
-            return self._make_from_spec(target, changes, name, dtype)
-        opened = open_model(target, self._store)
-        serving = override_serving(opened, changes)
-        dtype = self._note_origin(target, opened.experiment, dtype)
-        model = opened.model.to(self._device, getattr(torch, dtype)).eval()
-        return Variant(name, model, serving, opened.tokenizer)
-
-    def _note_origin(self, target: str, experiment: Experiment | None, dtype: str | None) -> str:
-        """Note the cores of a trial or an experiment file; return the dtype of its weights."""
-        if experiment is None:
-            return dtype or MODEL_DTYPE
-        self.cpus[target] = experiment.resources.cpus
-        return dtype or experiment.weight_dtype(torch.device(self._device).type)
-
-    def _make_from_spec(
-        self, target: str, changes: Mapping[str, Any], name: str, dtype: str | None
-    ) -> Variant:
-        spec = load_served_model(target, dict(changes))
-        experiment = None if target in PRESETS else load_experiment(target, dict(changes))
-        dtype = self._note_origin(target, experiment, dtype)
+            spec = load_served_model(target, dict(changes))
+            experiment = None if target in PRESETS else load_experiment(target, dict(changes))
+        else:
+            opened = open_model(target, self._store)
+            experiment = opened.experiment
+        if experiment is not None:
+            self.cpus[target] = experiment.resources.cpus
+            dtype = dtype or experiment.weight_dtype(torch.device(self._device).type)
+        dtype = dtype or MODEL_DTYPE
+        if opened is not None:
+            serving = override_serving(opened, changes)
+            model = opened.model.to(self._device, getattr(torch, dtype)).eval()
+            return Variant(name, model, serving, opened.tokenizer)
+        assert spec is not None, "a preset or a file"
         key = f"{dtype} {spec.model.model_dump_json()}"
         if key not in self._random_models:
             model = GPT(spec.model, device=self._device, dtype=getattr(torch, dtype))

@@ -183,7 +183,11 @@ class _TrialAttempt:
     ):
         self.trial, self.store = trial, store
         self.fence, self.fences, self.should_stop = fences[0], fences, should_stop
-        self.make_trainable = make_trainable or _make_torch_trainable
+        if make_trainable is None:
+            from kvlab.trial.torch_trainable import TorchTrainable
+
+            make_trainable = TorchTrainable
+        self.make_trainable = make_trainable
         store.write_trial(trial.id, describe_trial(trial), self.fence)
         self.attempt = attempt.Attempt(store, trial.id, self.fence)
         self.log = self.attempt.log
@@ -413,9 +417,3 @@ def _compare_training(directory: Path, earlier: bytes, fence: Fence) -> str:
     if before.get(_WEIGHTS) == now.get(_WEIGHTS):
         return f"{text}: they are the same, bit for bit"
     return f"{text}: they differ from those before, whose trials keep their numbers"
-
-
-def _make_torch_trainable(trial: Trial, report: ReportProgress) -> Trainable:
-    from kvlab.trial.torch_trainable import TorchTrainable
-
-    return TorchTrainable(trial, report)

@@ -51,13 +51,10 @@ class SmokeTest:
     @classmethod
     def of(cls, trial: Trial, result_path: Path) -> "SmokeTest":
         """Return the smoke test of a trial's architecture."""
-        resources, training = trial.experiment.resources, trial.experiment.training
-        tokens = training.batch_tokens // resources.training_workers
-        experiment = _with(
-            trial.experiment,
-            training={"batch_tokens": tokens},
-            resources={"gpus": min(1.0, resources.devices), "workers": 1},
-        )
+        resources, training = trial.resources, trial.experiment.training
+        tokens = {"batch_tokens": training.batch_tokens // resources.training_workers}
+        one_device = {"gpus": min(1.0, resources.devices), "workers": 1}
+        experiment = _change(trial.experiment, training=tokens, resources=one_device)
         return cls(f"smoke-{trial.id}", experiment, trial.seed, str(result_path))
 
     @property
@@ -87,10 +84,7 @@ class SmokeResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SmokeResult":
         failure = data["failure"]
-        return cls(**{**data, "failure": Failure.from_dict(failure) if failure else None})
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "failure": self.failure.as_dict() if self.failure else None}
+        return cls(**{**data, "failure": failure and Failure(**failure)})
 
 
 def run_smoke_test(test: SmokeTest) -> Literal["done", "failed"]:
@@ -104,17 +98,15 @@ def run_smoke_test(test: SmokeTest) -> Literal["done", "failed"]:
     except Exception as error:
         trace = redact_paths(traceback.format_exc())
         result = SmokeResult(failure=Failure.from_error(error), traceback=trace)
-    write_json(test.result_path, result.to_json())
+    write_json(test.result_path, asdict(result))
     return "done" if result.failure is None else "failed"
 
 
-def _with(
-    experiment: Experiment, training: dict[str, Any], resources: dict[str, Any]
-) -> Experiment:
-    """Return an experiment with other values of ``training`` and ``resources``."""
+def _change(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
+    """Return an experiment with other values in some of its sections."""
     changed = {
-        "training": experiment.training.model_copy(update=training),
-        "resources": experiment.resources.model_copy(update=resources),
+        name: getattr(experiment, name).model_copy(update=values)
+        for name, values in sections.items()
     }
     return experiment.model_copy(update=changed)
 
@@ -149,14 +141,12 @@ def _train_and_score(test: SmokeTest, device: "torch.device", rows: int) -> None
     model.trained_kv = experiment.training.kv
     if experiment.training.steps:
         microbatches = min(experiment.training.batch_tokens // block // rows, MICROBATCHES)
-        short = _with(
-            experiment,
-            training={"batch_tokens": microbatches * rows * block, "evaluate_tokens": block},
-            resources={"microbatch_tokens": rows * block},
-        )
+        tokens = {"batch_tokens": microbatches * rows * block, "evaluate_tokens": block}
+        microbatch = {"microbatch_tokens": rows * block}
+        short = _change(experiment, training=tokens, resources=microbatch)
         random = np.random.default_rng(test.seed)
-        tokens = random.integers(experiment.model.vocab_size, size=4 * block + 1)
-        stepper = TrainStepper(model, RandomTokens(tokens, tokens), short, test.seed)
+        text = random.integers(experiment.model.vocab_size, size=4 * block + 1)
+        stepper = TrainStepper(model, RandomTokens(text, text), short, test.seed)
         stepper.connect_workers()
         for step in range(STEPS):
             stepper.step(step)

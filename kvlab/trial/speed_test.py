@@ -57,13 +57,7 @@ def _measure_rate(experiment: Experiment, clock: Callable[[], float]) -> float:
     return training_flops(experiment) / experiment.training.steps / min(seconds[1:])
 
 
-def main() -> int:
-    """Read ``{"experiment": ..., "threads": ...}`` and print the rate, both as JSON."""
+if __name__ == "__main__":  # read {"experiment": ..., "threads": ...} and print the rate, as JSON
     asked = json.load(sys.stdin)
     experiment = Experiment.model_validate_json(json.dumps(asked["experiment"]))
     print(json.dumps(measure_training_rate(experiment, asked["threads"])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -72,8 +71,9 @@ class TorchTrainable:
         select_scored_text(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
-        if self._trial.resources.training_workers > 1:
-            train_ddp(self._trial, directory, self._report, should_stop, fence)
+        trial = self._trial
+        if trial.resources.training_workers > 1:
+            train_ddp(trial, directory, self._report, should_stop, fence)
             return
 
         def yield_or_stop() -> bool:
@@ -85,14 +85,14 @@ class TorchTrainable:
             self._make_model(),
             self._dataset,
             self._experiment,
-            seed=self._trial.seed,
+            seed=trial.seed,
             directory=directory,
             device=self._device,
             on_progress=self._report,
             should_stop=yield_or_stop,
-            initial_weights=initial.make_weight_loader(self._trial, directory, self._report, fence),
-            until=self._trial.until,
-            trunk=initial.find_trunk(self._trial, directory),
+            initial_weights=initial.make_weight_loader(trial, directory, self._report, fence),
+            until=trial.until,
+            trunk=initial.find_trunk(trial, directory),
             fence=fence,
         )
 
@@ -103,24 +103,29 @@ class TorchTrainable:
         experiment, model = self._experiment, self._make_model()
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
-        evaluation = evaluate(
-            model,
-            self._dataset,
-            experiment,
-            device=self._device,
-            on_progress=self._report_evaluation,
-        )
+        report, dataset = self._report_evaluation, self._dataset
+        evaluation = evaluate(model, dataset, experiment, device=self._device, on_progress=report)
         tasks = run_tasks(
             OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer),
             experiment.evaluation.lm_eval,
             served=experiment.evaluation.served,
-            on_progress=self._report_evaluation,
+            on_progress=report,
         )
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **tasks.measurements, **speed.measurements}
         record = {**asdict(training), "start": initial.read_initialization_record(directory)}
-        if record["steps"]:
-            measurements |= self._score_tables()
+        if record["steps"]:  # tables of the text that was trained on, scored as the one-shot loss
+            scored, _ = select_scored_text(dataset.validation, experiment)
+            tokens = experiment.training.steps * experiment.training.batch_tokens
+            tables = score_tables(
+                dataset.train,
+                scored,
+                seed=self._trial.seed,
+                windows=tokens // scored.block_size,
+                vocab_size=experiment.data.vocab_size,
+            )
+            measurements |= {"loss_unigram": tables.unigram, "loss_bigram": tables.bigram}
+            measurements["bigram_tokens"] = tables.tokens
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if self._timing_lock is None:  # beside other trials on the device a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
@@ -133,11 +138,11 @@ class TorchTrainable:
             training_record=record,
             machine=machine,
             data=DataProvenance(
-                identity=self._dataset.identity,
-                digest=self._dataset.digest,
-                licence=self._dataset.licence,
-                tokenizer=self._dataset.tokenizer,
-                overlap={str(length): share for length, share in self._dataset.overlap.items()},
+                dataset.identity,
+                dataset.digest,
+                dataset.licence,
+                dataset.tokenizer,
+                {str(length): share for length, share in dataset.overlap.items()},
             ),
             items=evaluation.items,
             texts=evaluation.texts,
@@ -145,23 +150,6 @@ class TorchTrainable:
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
-
-    def _score_tables(self) -> dict[str, float]:
-        """Score tables of the text that was trained on, on the text of the one-shot loss."""
-        experiment = self._experiment
-        text, _ = select_scored_text(self._dataset.validation, experiment)
-        tables = score_tables(
-            self._dataset.train,
-            text,
-            seed=self._trial.seed,
-            windows=experiment.training.steps * experiment.training.batch_tokens // text.block_size,
-            vocab_size=experiment.data.vocab_size,
-        )
-        return {
-            "loss_unigram": tables.unigram,
-            "loss_bigram": tables.bigram,
-            "bigram_tokens": tables.tokens,
-        }
 
     def _make_model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
@@ -191,8 +179,7 @@ class TorchTrainable:
                 held_out=held_out,
             )
         is_exclusive = is_alone and not speed.is_disturbed
-        timings: Literal["exclusive", "shared"] = "exclusive" if is_exclusive else "shared"
-        return speed, replace(self._machine, timings=timings)
+        return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")
 
 
 @cache

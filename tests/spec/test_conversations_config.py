@@ -7,7 +7,7 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec import Experiment, load_experiment, load_sweep
 from kvlab.spec.conversations_config import ConversationsConfig, read_trace
-from kvlab.trial.fingerprint import trial_fingerprint
+from kvlab.trial import Trial
 from tests.support.spec_files import EXPERIMENT, write_spec
 
 HEAD = EXPERIMENT.replace("new_tokens: 32}", "new_tokens: 32,")
@@ -32,7 +32,7 @@ def experiment(**conversations):
 
 
 def trial_id(**conversations):
-    return trial_fingerprint(experiment(**conversations), "digest", 0)
+    return Trial.of(experiment(**conversations), "digest", 0).id
 
 
 def test_a_load_changes_the_trial_and_its_spelling_does_not():

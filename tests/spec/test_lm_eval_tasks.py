@@ -5,7 +5,7 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec import EvaluationConfig, load_sweep
 from kvlab.spec import evaluation_config as module
-from kvlab.trial.fingerprint import trial_fingerprint
+from kvlab.trial import Trial
 
 TASK = "task: letters\ndataset_path: json\n"
 
@@ -67,7 +67,7 @@ def test_a_definition_is_found_beside_the_sweep_and_counts_by_its_contents(tmp_p
     path = write_sweep(tmp_path, definition)
 
     def identify():
-        return trial_fingerprint(load_sweep(path).cells()[0].experiment, "text", 0)
+        return Trial.of(load_sweep(path).cells()[0].experiment, "text", 0).id
 
     first = identify()
     assert identify() == first

@@ -52,7 +52,7 @@ def main() -> None:
             stop_flag=own_flag,
             description=describe_stage(one, yaml="", experiment_yaml="", command=""),
             on_event=lambda e: retried.append(1) if e.kind == "retried" else None,
-            on_result=mirror.on_result if options.mlflow else None,
+            on_result=mirror.on_result if options.mlflow else lambda _: None,
         )
         with stop_on_signal(driver.stop):
             return driver.run()

@@ -9,7 +9,7 @@ from kvlab.errors import SpecError, Stopped, StoreError
 from kvlab.spec import Experiment
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
-from kvlab.trial.fingerprint import training_fingerprint
+from kvlab.trial import Trial
 from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
@@ -41,7 +41,7 @@ def test_no_run_goes_on_from_one_with_another_mask(tmp_path):
               should_stop=lambda: next(calls) == 5)  # fmt: skip
     with pytest.raises(StoreError, match="belongs to another training"):
         train(model(MASKED), DATA, MASKED, seed=0, directory=tmp_path)
-    assert training_fingerprint(OPEN, "t", 0) != training_fingerprint(MASKED, "t", 0)
+    assert Trial.of(OPEN, "t", 0).training_id != Trial.of(MASKED, "t", 0).training_id
 
 
 def test_loss_by_tokens_seen_is_refused_with_it():

@@ -14,7 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.store import Store
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.executor import WorkerKilled
-from kvlab.trial.ddp import mark_worker_started, read_worker_error, train_ddp, write_worker_error
+from kvlab.trial.ddp import read_worker_error, train_ddp, write_worker_error
 from kvlab.trial.run import run_task
 from kvlab.trial.trial import Trial
 from tests.contracts.executor_contract import until_ended
@@ -139,7 +139,7 @@ def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path
 def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path):
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]")
     assert read_worker_error(tmp_path) is None, "no worker began: the trainer itself failed"
-    mark_worker_started(tmp_path, 0)
+    (tmp_path / "0-began").touch()
     write_worker_error(tmp_path, 0, gone)
     assert isinstance(read_worker_error(tmp_path), WorkerLost)
     write_worker_error(tmp_path, 1, ValueError("a mistake"))
@@ -153,4 +153,4 @@ def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path
 
 def test_without_ray_it_is_refused(trial, tmp_path):
     with pytest.raises(ResourceError, match=r"2 workers train together under Ray.*--executor ray"):
-        train_ddp(trial(2), tmp_path, lambda _: None, lambda: False)
+        train_ddp(trial(2), tmp_path, lambda _: None, lambda: False, fence=None)

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from kvlab.spec import Experiment
 from kvlab.spec.presets import PRESETS
-from kvlab.trial import Trial, training_fingerprint, trial_fingerprint
-from kvlab.trial.fingerprint import fingerprint
+from kvlab.trial import Trial
+from kvlab.trial.fingerprint import fingerprint, training_identity, trial_identity
 from kvlab.trial.initial_weights import CheckpointWeights
 
 BASE = {
@@ -158,7 +158,8 @@ def experiment(patch=None, base=BASE):
 
 
 def both(one, data="text", seed=0):
-    return training_fingerprint(one, data, seed), trial_fingerprint(one, data, seed)
+    training = fingerprint(training_identity(one, data, seed))
+    return training, fingerprint(trial_identity(one, training))
 
 
 def fields(model, location=""):
@@ -219,13 +220,6 @@ def test_the_text_and_the_seed_enter_the_training():
     assert not set(here) & set(both(experiment(), seed=1))
 
 
-def test_ids_are_the_fingerprints_first_digits():
-    trial = Trial.of(experiment(), "text", 3)
-    training, whole = both(experiment(), seed=3)
-    assert (trial.training_id, trial.id) == (training[:16], whole[:16])
-    assert len(whole) == 64
-
-
 LINEAR = {"rope_scaling": {"by": "linear", "factor": 2.0}}
 ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
 
@@ -264,12 +258,6 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
 )  # fmt: skip
 def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
-
-
-def test_further_parts_of_the_benchmark_leave_the_ids_of_others_as_they_were():
-    assert set(experiment().benchmark.identity()) == {
-        "prompt_tokens", "new_tokens", "batch_sizes", "repeats", "context_lengths", "roofline",
-    }  # fmt: skip
 
 
 def test_a_preset_is_its_spelled_out_model():

@@ -80,15 +80,6 @@ def test_whoever_comes_back_from_an_error_waits_like_the_others(workers):
     assert (two.hears(), one.hears()) == ("over", "in")
 
 
-def test_who_dies_lets_go(workers):
-    one, two = workers
-    assert (one.hears(), two.hears()) == ("in", "in")
-    two.say("time")
-    assert two.hears() == "waits"
-    one.process.kill()
-    assert two.hears(skip="waits") == "alone"
-
-
 def test_patience_ends_and_says_so(tmp_path, workers):
     assert workers[0].hears() == "in"
     waits = []

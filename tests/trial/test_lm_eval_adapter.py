@@ -9,7 +9,7 @@ from kvlab.errors import DataError, UsageError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.evaluation_config import LmEvalTask
-from kvlab.trial.lm_eval_adapter import TextScorer, harness_model, run_tasks
+from kvlab.trial.lm_eval_adapter import TextScorer, run_tasks
 from kvlab.trial.model_targets import OpenedModel
 from tests.support.compiled_steps import watch_compiled_steps
 
@@ -114,19 +114,6 @@ def test_an_empty_continuation_is_refused(opened, pair):
     scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
     with pytest.raises(UsageError, match="continuation = '' has no tokens of its own"):
         scorer.score_continuations([("a", "b"), pair])
-
-
-def test_the_harness_takes_it(opened):
-    instance = pytest.importorskip("lm_eval.api.instance")
-    pairs = [("a cat", " sat"), ("a cat", " sang")]
-    requests = [
-        instance.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i)
-        for i, pair in enumerate(pairs)
-    ]
-    answer = harness_model(opened).loglikelihood(requests)
-    assert answer == TextScorer(opened, load_tokenizer("bytes"), served=False).score_continuations(
-        pairs
-    )
 
 
 LETTERS = """\

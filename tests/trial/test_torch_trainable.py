@@ -1,8 +1,6 @@
 """Training and measurement with torch: the device, memory share and threads that are set up, and
 what a result says about its timings. CUDA is faked where there is none."""
 
-import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -123,34 +121,13 @@ def test_a_real_device_gives_no_more_than_the_part():
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
-SHOW_THREADS = """
-import sys
-import torch
-from kvlab.trial.torch_trainable import set_up_device
-from tests.trial.test_torch_trainable import experiment
-print(set_up_device(experiment(cpus=float(sys.argv[1])).resources, 0))
-print(torch.get_num_threads())
-print(torch.__config__.parallel_info())
-"""
-
-
-@pytest.mark.parametrize(("cpus", "threads"), [("2.5", 2)])
-def test_torch_openmp_and_mkl_have_the_trials_cores(cpus, threads):
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW_THREADS, cpus],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**environment, "OMP_NUM_THREADS": "7"},  # whatever the worker was started with
-    )
-    machine, own, *rest = done.stdout.splitlines()
-    assert f"threads={threads}," in machine
-    assert int(own) == threads
-    info = "\n".join(rest)
-    assert re.search(rf"omp_get_max_threads\(\) : {threads}\b", info), info
-    if "mkl_get_max_threads() : " in info:
-        assert re.search(rf"mkl_get_max_threads\(\) : {threads}\b", info), info
+def test_torch_has_the_trials_cores():
+    before = torch.get_num_threads()
+    try:
+        _, machine = set_up_device(experiment(cpus=2.5).resources, 0)
+        assert (machine.threads, torch.get_num_threads()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 class Impatient(TimingLock):

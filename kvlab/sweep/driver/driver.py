@@ -7,8 +7,8 @@ end is read from the record. The driver keeps ids and states in memory, never re
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from kvlab.trial.initial_weights import explain_missing_source, is_source_missin
 WAIT_SECONDS = 0.5
 
 
+@dataclass(kw_only=True)
 class Driver:
     """Run the missing trials of one plan.
 
@@ -47,26 +48,20 @@ class Driver:
         remote_trials: The trials that other processes run.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        executor: Executor,
-        *,
-        origin: Origin | None = None,
-        stop_flag: Path | None = None,
-        description: Mapping[str, Any] | None = None,
-        prepare: PrepareTrials | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        on_result: Callable[[str], None] | None = None,
-        retry_failed: bool = False,
-        source: TrialSource | None = None,
-    ):
-        self._plan, self._store, self._executor = plan, store, executor
-        self._origin, self._description = origin or Origin(), description
-        self._prepare, self._source, self._retry_failed = prepare, source, retry_failed
-        self._on_event = on_event or (lambda _: None)
-        self._on_result = on_result or (lambda _: None)
+    plan: Plan = field(kw_only=False)
+    store: Store = field(kw_only=False)
+    executor: Executor = field(kw_only=False)
+    origin: Origin = field(default_factory=Origin)
+    stop_flag: Path | None = None
+    description: Mapping[str, Any] | None = None
+    prepare: PrepareTrials | None = None
+    on_event: Callable[[Event], None] = lambda _: None
+    on_result: Callable[[str], None] = lambda _: None
+    retry_failed: bool = False
+    source: TrialSource | None = None
+
+    def __post_init__(self) -> None:
+        plan, store = self.plan, self.store
         self._trials = {planned.trial.id: planned for planned in plan.trials}
         self._states: dict[str, str] = {}  # trial id -> how it has ended
         self._running: dict[str, float] = {}  # trial id -> when it was started
@@ -75,9 +70,8 @@ class Driver:
         self._trunks = queues.TrunkWaitlist(
             store, lambda: [*self.running_trials, *self.remote_trials]
         )
-        self._admission = queues.Admission(executor, self._on_event)
-        self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
-        self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
+        self._retry_policy = RetryPolicy(plan.sweep.failures, store, self.executor)
+        self._stop_request = StopRequest(store, plan.sweep.name, self.stop_flag)
         self._halt_reason, self._trials_run = "", 0
         self._said: set[str] = set()  # messages of events that are not repeated
 
@@ -106,10 +100,10 @@ class Driver:
             ResourceError: A trial asks for more than there is; nothing has been started.
             StoreError: The store cannot be written; everything that ran has been stopped.
         """
-        started, sweep = time.monotonic(), self._plan.sweep.name
-        self._admission.check(planner.trials_to_run(self._plan, self._retry_failed))
-        exclusive = self._source is not None
-        with join_sweep(self._store, sweep, self._description, exclusive=exclusive):
+        started, sweep = time.monotonic(), self.plan.sweep.name
+        self._check_requests(planner.trials_to_run(self.plan, self.retry_failed))
+        exclusive = self.source is not None
+        with join_sweep(self.store, sweep, self.description, exclusive=exclusive):
             try:
                 self._queue_missing_trials()
                 self._run_until_done()
@@ -143,39 +137,38 @@ class Driver:
 
     def _queue_missing_trials(self) -> None:
         missing = []
-        for planned in self._plan.trials:
+        for planned in self.plan.trials:
             status = self._read_status(planned)
-            if status == "failed" and self._retry_failed:
-                status = forget_failure(self._store, planned.trial.id)
+            if status == "failed" and self.retry_failed:
+                status = forget_failure(self.store, planned.trial.id)
             if status is None:
                 missing.append(planned)
             else:
                 self._states[planned.trial.id] = status
-        if missing and self._prepare is not None:
-            missing = [
-                p for p in self._prepare(missing, self._stop_request.check) if self._admit(p)
-            ]
+        if missing and self.prepare is not None:
+            missing = self.prepare(missing, self._stop_request.check)
         for planned in queues.order_trials(missing):
-            self._queue.push(planned)
+            self._trials[planned.trial.id] = planned  # as it was prepared
+            status = ended_status(self.store, planned.trial.id)
+            if status is None:
+                self._queue.push(planned)
+            else:
+                self._record_end(planned, status, 0.0)
 
-    def _admit(self, planned: PlannedTrial) -> bool:
-        """Take over a trial as it was prepared; return whether it is still to run."""
-        self._trials[planned.trial.id] = planned
-        status = ended_status(self._store, planned.trial.id)
-        if status is not None:
-            self._record_end(planned, status, 0.0)
-        return status is None
+    def _check_requests(self, trials: Iterable[PlannedTrial]) -> None:
+        """Raise ResourceError if a trial asks for more than there is."""
+        self.executor.check_requests({planned.trial.resources for planned in trials})
 
     def _read_status(self, planned: PlannedTrial) -> str | None:
         """Return how a trial of this sweep has ended, by pruning too; None if it has not."""
-        pruning = planner.uses_pruning(self._plan.sweep)
-        return ended_status(self._store, planned.trial.id, pruned=pruning)
+        pruning = planner.uses_pruning(self.plan.sweep)
+        return ended_status(self.store, planned.trial.id, pruned=pruning)
 
     # Where trials come from
 
     def _ask_source(self) -> None:
         """Queue what the source supplies; tell it at once of a trial that has ended before."""
-        while self._source is not None and (planned := self._source.ask()) is not None:
+        while self.source is not None and (planned := self.source.ask()) is not None:
             is_known = planned.trial.id in self._trials
             self._trials.setdefault(planned.trial.id, planned)
             status = self._read_status(planned)
@@ -183,9 +176,9 @@ class Driver:
                 self._requeue(planned)
             elif status is not None:
                 self._states[planned.trial.id] = status
-                self._source.tell(planned, status)
+                self.source.tell(planned, status)
             elif not is_known:
-                self._admission.check([planned])
+                self._check_requests([planned])
                 self._queue.push(planned)
 
     def _requeue(self, planned: PlannedTrial) -> None:
@@ -196,7 +189,7 @@ class Driver:
 
     def _has_ended_remotely(self, planned: PlannedTrial) -> bool:
         """Return whether another process has ended a trial; then count it."""
-        status = ended_status(self._store, planned.trial.id)
+        status = ended_status(self.store, planned.trial.id)
         if status is not None:
             self._finish(planned, status, None)
         return status is not None
@@ -205,12 +198,12 @@ class Driver:
 
     def _start_ready_trials(self) -> None:
         self._queue.push_front(*self._trunks.pop_ready())
-        self._queue.push_front(*self._trainings.pop_repaired(self._store))
-        for planned in self._queue.pop_ready(self._executor):
+        self._queue.push_front(*self._trainings.pop_trained(self.store))
+        for planned in self._queue.pop_ready(self.executor):
             trial = planned.trial
             if self._has_ended_remotely(planned):
                 continue
-            if is_source_missing(trial, self._store) and self._must_wait_for_source(planned):
+            if is_source_missing(trial, self.store) and self._must_wait_for_source(planned):
                 continue
             if self._trainings.is_running(trial.training_id):
                 self._trainings.wait_for(trial.training_id, planned)
@@ -219,7 +212,13 @@ class Driver:
             elif self._trunks.is_worthwhile(trial):
                 self._trunks.add(planned)
             else:
-                self._start(planned)
+                if not self.store.is_trained(trial.training_id):
+                    self._trainings.begin(trial.training_id, trial)
+                if is_source_missing(trial, self.store) and trial.source_training is not None:
+                    self._trainings.begin(trial.source_training.training_id, trial)
+                self._running[trial.id] = time.monotonic()
+                self.on_event(Event("started", planned))
+                self.executor.start(trial)
 
     def _wait_for_remote(self, planned: PlannedTrial) -> None:
         """Let a trial wait for the process that runs it; say so once for each process."""
@@ -231,16 +230,7 @@ class Driver:
     ) -> None:
         if message not in self._said:
             self._said.add(message)
-            self._on_event(Event(kind, planned, message=message))
-
-    def _start(self, planned: PlannedTrial) -> None:
-        if not self._store.is_trained(planned.trial.training_id):
-            self._trainings.begin(planned)
-        if is_source_missing(planned.trial, self._store):
-            self._trainings.begin_repair(planned)
-        self._running[planned.trial.id] = time.monotonic()
-        self._on_event(Event("started", planned))
-        self._executor.start(planned.trial)
+            self.on_event(Event(kind, planned, message=message))
 
     def _must_wait_for_source(self, planned: PlannedTrial) -> bool:
         """Let a trial wait for the training that it starts from; fail it if none is to come.
@@ -253,7 +243,7 @@ class Driver:
         training_id = source.training_id
         states = {
             self._states.get(p.trial.id)
-            for p in self._plan.trials
+            for p in self.plan.trials
             if p.trial.training_id == training_id
         }
         if None in states or self._trainings.is_running(training_id):
@@ -261,7 +251,7 @@ class Driver:
         elif "done" in states:
             return False
         else:
-            error = SourceMissing(explain_missing_source(planned.trial, self._store))
+            error = SourceMissing(explain_missing_source(planned.trial, self.store))
             self._handle_end(EndedTask(planned.trial.id, error=error), 0.0)
         return True
 
@@ -271,21 +261,27 @@ class Driver:
         """Return what has ended, and the seconds for which it ran."""
         return [
             (ended, time.monotonic() - self._running.pop(ended.task_id))
-            for ended in self._executor.wait(WAIT_SECONDS)
+            for ended in self.executor.wait(WAIT_SECONDS)
         ]
 
     def _sleep_while_waiting(self) -> bool:
         """Sleep while nothing runs here; return False at once if no trial waits for anything."""
-        seconds: float | None = WAIT_SECONDS
-        if self._queue.blocked is not None:
-            self._admission.report_blocked(self._queue.blocked)
+        seconds = WAIT_SECONDS
+        blocked, delay = self._queue.blocked, self._queue.delay
+        if blocked is not None:  # a machine has left the cluster, or others use it
+            text = "its resources are in use by others; it starts when there is room"
+            try:
+                self._check_requests([blocked])
+            except ResourceError as error:
+                text = f"{error}; it starts if such a machine joins"
+            self._say_once("waiting", blocked, text)
         elif self.remote_trials:
             self.remote_trials.check_progress()
+        elif delay is not None:
+            seconds = min(WAIT_SECONDS, delay)
         else:
-            seconds = self._queue.delay
-        if seconds is None:
             return False
-        time.sleep(min(WAIT_SECONDS, seconds))
+        time.sleep(seconds)
         return True
 
     # End
@@ -295,22 +291,22 @@ class Driver:
         planned = self._trials[ended.task_id]
         self._queue.push_front(*self._trainings.end(planned))
         if ended.outcome != "elsewhere":
-            for line in self._store.repairs(ended.task_id):
+            for line in self.store.repairs(ended.task_id):
                 self._say_once("healed", planned, line)
         if isinstance(ended.error, StoreError):
             raise ended.error
-        status: str | None = ended_status(self._store, planned.trial.id)
+        status: str | None = ended_status(self.store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._retry_or_record(planned, ended.error)
         elif status is None and ended.outcome == "paused":
             status = self._resume_or_prune(planned)
         elif status is None and ended.outcome not in ("stopped", "elsewhere"):
-            text = f"trial {ended.task_id} ended as {ended.outcome}, but {self._store.path} has no"
+            text = f"trial {ended.task_id} ended as {ended.outcome}, but {self.store.path} has no"
             raise StoreError(f"{text} result of it; workers and driver must share the store")
         if status is not None:
             self._finish(planned, status, seconds)
         elif ended.outcome is not None:  # without a result
-            self._on_event(Event("ended", planned, ended.outcome, seconds))
+            self.on_event(Event("ended", planned, ended.outcome, seconds))
             if ended.outcome == "elsewhere":
                 self._wait_for_remote(planned)
             elif ended.outcome == "stopped" and not (
@@ -326,20 +322,20 @@ class Driver:
                 self._queue_retry(retry)
                 return None
         failure = self._retry_policy.lasting_failure(planned, error)
-        if finalize.record_failure(planned.trial, self._store, self._origin, failure):
+        if finalize.record_failure(planned.trial, self.store, self.origin, failure):
             return "failed"
-        status = ended_status(self._store, planned.trial.id)
+        status = ended_status(self.store, planned.trial.id)
         if status is None:  # another process runs it after all: wait for that one
             self._queue.push_front(planned)
         return status
 
     def _resume_or_prune(self, planned: PlannedTrial) -> str | None:
         """Let the source decide about a paused trial; return ``pruned`` if it does not go on."""
-        assert self._source is not None, "only trials of a source pause"
-        resumed = self._source.resume_or_prune(planned)
-        if resumed is None and finalize.record_pruned(planned.trial, self._store, self._origin):
+        assert self.source is not None, "only trials of a source pause"
+        resumed = self.source.resume_or_prune(planned)
+        if resumed is None and finalize.record_pruned(planned.trial, self.store, self.origin):
             return "pruned"
-        status = ended_status(self._store, planned.trial.id)
+        status = ended_status(self.store, planned.trial.id)
         if status is None:
             self._requeue(resumed or planned)
         return status
@@ -348,7 +344,7 @@ class Driver:
         """Count a trial that has ended, or retry it; ``seconds`` is None if it ran elsewhere."""
         if status == "failed" and seconds is not None:
             retry = self._retry_policy.after_failure(planned)
-            if retry is not None and forget_failure(self._store, planned.trial.id) is None:
+            if retry is not None and forget_failure(self.store, planned.trial.id) is None:
                 self._queue_retry(retry)
                 return
         halt_reason = self._retry_policy.reason_to_halt(planned) if status == "failed" else None
@@ -356,22 +352,22 @@ class Driver:
         self._queue.push_front(*self._trainings.pop_waiting(planned.trial.training_id))
         if halt_reason and not self._halt_reason:
             self._halt_reason = halt_reason
-            self._on_event(Event("halted", planned, message=halt_reason))
+            self.on_event(Event("halted", planned, message=halt_reason))
 
     def _queue_retry(self, retry: Retry) -> None:
         self._trials[retry.planned.trial.id] = retry.planned
         self._queue.push_delayed(retry.planned, retry.delay_seconds)
-        self._on_event(Event("retried", retry.planned, message=retry.reason))
+        self.on_event(Event("retried", retry.planned, message=retry.reason))
 
     def _record_end(self, planned: PlannedTrial, status: str, seconds: float | None) -> None:
         is_remote = seconds is None
         self._states[planned.trial.id] = status
-        if self._source is not None and status != "pruned":
-            self._source.tell(planned, status)
+        if self.source is not None and status != "pruned":
+            self.source.tell(planned, status)
         if not is_remote:
             self._trials_run += 1
-            self._on_result(planned.trial.id)
-        self._on_event(Event("ended", planned, status, seconds or 0.0, is_remote=is_remote))
+            self.on_result(planned.trial.id)
+        self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=is_remote))
 
     def _abort(self) -> None:
         """Stop what runs, as far as the store still lets us ask for it."""
@@ -383,13 +379,12 @@ class Driver:
     def _summarize(self, seconds: float) -> Summary:
         states: Counter[str] = Counter()
         for trial_id, status in self._states.items():
-            # another driver may have retried a failed trial since
-            is_failed = status == "failed"
-            current = ended_status(self._store, trial_id) if is_failed else status
-            if current is not None:
+            if status != "failed":
+                states[status] += 1
+            elif current := ended_status(self.store, trial_id):  # retried by another driver since
                 states[current] += 1
         states["missing"] = len(self._trials) - states.total()
-        has_more = self._source is not None and not self._source.stop_reason
+        has_more = self.source is not None and not self.source.stop_reason
         return Summary(
             states, self._trials_run, seconds, self.is_stopping, self._halt_reason, has_more
         )

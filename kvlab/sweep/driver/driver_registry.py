@@ -43,7 +43,7 @@ def join_sweep(
             cells, or declares other stages, or it has been asked to stop.
         StoreError: The store cannot be written.
     """
-    own_lock, exclusive_lock = store.driver_lock(name), _exclusive_lock(store, name)
+    own_lock = store.driver_lock(name)
 
     def leave() -> None:
         with ExitStack() as stack:
@@ -55,14 +55,18 @@ def join_sweep(
 
     with ExitStack() as stack:
         with _hold_registry_lock(store, name):
-            recorded = _check_can_join(store, name, description, exclusive)
+            alone = Lock(store.sweep_directory(name) / "alone")
+            recorded = _check_can_join(store, name, description, exclusive, alone)
             if exclusive:
-                exclusive_lock.acquire(timeout=LEASE_PATIENCE * lease_seconds())
-                stack.callback(exclusive_lock.release)
+                alone.acquire(timeout=LEASE_PATIENCE * lease_seconds())
+                stack.callback(alone.release)
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
             stack.callback(leave)
-            if description is not None and not _is_outdated(recorded, description):
+            own, other = description and description.get("stages"), recorded.get("stages")
+            # another driver of the same stages may have gone on since this one was planned
+            has_gone_on = own and _are_of_one_sweep(own, other) and other["number"] > own["number"]
+            if description is not None and not has_gone_on:
                 seeds = set(description.get("seeds", ()))
                 # looks are declared beforehand, so reports on them are not among these
                 earlier = [one for one in store.reported_seeds(name) if set(one) < seeds]
@@ -82,12 +86,12 @@ def _hold_registry_lock(store: Store, name: str) -> Iterator[None]:
         yield
 
 
-def _exclusive_lock(store: Store, name: str) -> Lock:
-    return Lock(store.sweep_directory(name) / "alone")
-
-
 def _check_can_join(
-    store: Store, name: str, description: Mapping[str, Any] | None, exclusive: bool
+    store: Store,
+    name: str,
+    description: Mapping[str, Any] | None,
+    exclusive: bool,
+    exclusive_lock: Lock,
 ) -> Mapping[str, Any]:
     """Return the sweep's description in the record, empty if there is none that can be read."""
     others, recorded = store.held_driver_locks(name), dict[str, Any]()
@@ -102,44 +106,36 @@ def _check_can_join(
         return recorded
     text = f"sweep = {name} is being run by {others[0].describe_holder()}"
     hint = f"wait for it, or end it with `kvlab stop {name}`"
-    if exclusive or seems_held(_exclusive_lock(store, name).path):
+    if exclusive or seems_held(exclusive_lock.path):
         raise UsageError(f"{text}, and a search has one driver; {hint}")
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")
-    if description is not None and _cells_differ(recorded, description):
-        raise UsageError(f"{text} with other cells than this file's; {hint}")
+    if description is not None:
+        ours, theirs = description.get("stages"), recorded.get("stages")
+        is_same = _are_of_one_sweep(ours, theirs)  # cells grow from stage to stage
+        if not ours and not theirs:
+            is_same = _as_json(description.get("cells")) == recorded.get("cells")
+        if not is_same:
+            raise UsageError(f"{text} with other cells than this file's; {hint}")
     return recorded
 
 
-def _cells_differ(recorded: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
-    """Return whether two drivers run different sweeps; cells grow from stage to stage."""
-    key = "stages" if "stages" in description or "stages" in recorded else "cells"
-    ours, theirs = json.loads(json.dumps(description.get(key))), recorded.get(key)
-    if key == "stages" and ours and theirs:
-        return not _declare_the_same(ours, theirs)
-    return bool(ours != theirs)
-
-
-def _declare_the_same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Return whether two stages are of one sweep; looks are declared after the tuning."""
-    one, other = ours["declared"], theirs["declared"]
+def _are_of_one_sweep(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> bool:
+    """Return whether two stages declare the same; looks are declared after the tuning."""
+    if not ours or not theirs:
+        return False
+    one, other = _as_json(ours["declared"]), theirs["declared"]
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[key] == other[key] for key in shared)
 
 
-def _is_outdated(recorded: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
-    """Return whether another driver of the same stages has gone on since this one was planned."""
-    own = json.loads(json.dumps(description.get("stages")))
-    other = recorded.get("stages")
-    if not own or not other or not _declare_the_same(own, other):
-        return False
-    return bool(other["number"] > own["number"])
+def _as_json(value: Any) -> Any:
+    """Return a value as the record has it: JSON has no tuples, and its keys are text."""
+    return json.loads(json.dumps(value))
 
 
 # Stopping
 
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 POLL_SECONDS = 0.2
 
@@ -188,23 +184,19 @@ def interrupt_on_stop(flag: Path) -> Iterator[None]:
     """Interrupt the block as Ctrl-C does, once a file asks to stop.
 
     For work that looks for no request itself, such as a download. Only for the main thread, where
-    Python handles signals; in another one the block runs to its end. The signal is SIGUSR1, since
-    shells let programs in the background ignore SIGINT.
+    Python handles signals. The signal is SIGUSR1, since shells let programs in the background
+    ignore SIGINT.
 
     Raises:
         Stopped: The file was there.
     """
-    main = threading.main_thread()
-    if threading.current_thread() is not main:
-        yield
-        return
-    is_over, is_asked = threading.Event(), threading.Event()
+    thread, is_over, is_asked = threading.get_ident(), threading.Event(), threading.Event()
 
     def watch() -> None:
         while not is_over.wait(POLL_SECONDS):
             if flag.exists():
                 is_asked.set()
-                signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
+                signal.pthread_kill(thread, signal.SIGUSR1)
                 return
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (Python's signature)
@@ -241,7 +233,7 @@ def stop_on_signal(stop: Callable[[], None]) -> Iterator[None]:
         received = True
         stop()
 
-    previous = {number: signal.signal(number, handle) for number in SIGNALS}
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

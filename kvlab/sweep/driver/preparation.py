@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.errors import StoreError, UsageError
@@ -104,8 +103,8 @@ class SmokeTests:
                 for planned in missing
                 if planned.trains
             )
-        if not is_worthwhile:
-            groups = {key: own for key, own in groups.items() if _shares_gpu_by_memory(own[0])}
+        if not is_worthwhile:  # only what `gpus: auto` measures
+            groups = {k: own for k, own in groups.items() if own[0].trial.resources.gpus == "auto"}
         if not groups:
             return list(missing)
         self.on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
@@ -120,7 +119,8 @@ class SmokeTests:
                 trace = result.traceback or ""
                 for planned in group:
                     record_failure(planned.trial, self.store, self.origin, failure, trace)
-            prepared |= {planned.trial.id: _settle_gpu_share(planned, result) for planned in group}
+            changes = _choose_gpu_share(result) if group[0].trial.resources.gpus == "auto" else {}
+            prepared |= {planned.trial.id: planned.with_resources(**changes) for planned in group}
         peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
         peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
         self.on_progress(f"smoke test: {broken or 'none'} broken{peak}")
@@ -150,9 +150,9 @@ class SmokeTests:
                 result = _read_result(test, ended)
                 if result is not None:
                     results[key] = result
-        for emptied in (folder, folder.parent):
-            with contextlib.suppress(OSError):  # another driver's are in it, or none were written
-                emptied.rmdir()
+        with contextlib.suppress(OSError):  # another driver's are in it, or none were written
+            folder.rmdir()
+            folder.parent.rmdir()
         return results
 
 
@@ -160,47 +160,35 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     """Return a key of what a test does: the architecture, the training step, the resources."""
     experiment = planned.trial.experiment
     training = experiment.training
-    step: list[Any] = [training.batch_tokens, training.precision, training.compile]
-    step += [training.steps > 0, *([list(training.int8)] if training.int8 else [])]
-    facts = [architecture_key(planned), step, experiment.resources.model_dump(mode="json")]
+    step = [training.batch_tokens, training.precision, training.compile, training.steps > 0]
+    resources = experiment.resources.model_dump(mode="json")
+    facts = [architecture_key(planned), step, training.int8, resources]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 
 
 def estimate_training_seconds(planned: PlannedTrial, flops_per_second: float | None) -> float:
     """Return about how long a training takes; without a measured rate, a lower bound."""
-    resources = planned.trial.experiment.resources
-    if resources.devices:
-        bound = MAX_TRAINING_FLOPS["gpu"] * resources.devices
-    else:
-        bound = MAX_TRAINING_FLOPS["cpu"] * resources.cpus
-    return planned.flops / (flops_per_second or bound)
+    resources = planned.trial.resources
+    kind, count = ("gpu", resources.devices) if resources.devices else ("cpu", resources.cpus)
+    return planned.flops / (flops_per_second or MAX_TRAINING_FLOPS[kind] * count)
 
 
-def _shares_gpu_by_memory(planned: PlannedTrial) -> bool:
-    return planned.trial.experiment.resources.gpus == "auto"
-
-
-def _settle_gpu_share(planned: PlannedTrial, result: SmokeResult) -> PlannedTrial:
-    """Replace ``gpus: auto`` by what the measured memory allows; a whole GPU if none was."""
-    if not _shares_gpu_by_memory(planned):
-        return planned
+def _choose_gpu_share(result: SmokeResult) -> dict[str, object]:
+    """Return the resources that the measured memory allows; a whole GPU if none was."""
     if not result.peak_bytes or not result.device_bytes:
-        return planned.with_resources(gpus=device_share(1))
-    changes: dict[str, object] = {
-        "gpus": device_share(trials_per_device(result.peak_bytes, result.device_bytes))
-    }
-    if result.microbatch_tokens:  # as measured, since a part of the device would get a smaller one
-        changes["microbatch_tokens"] = result.microbatch_tokens
-    return planned.with_resources(**changes)
+        return {"gpus": device_share(1)}
+    share = device_share(trials_per_device(result.peak_bytes, result.device_bytes))
+    # as measured, since a part of the device would get a smaller one
+    return {"gpus": share, "microbatch_tokens": result.microbatch_tokens}
 
 
 def _read_result(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
     """Return what a test wrote; None if its process died, which the trials will handle."""
     if isinstance(ended.error, StoreError):
         raise ended.error
+    if isinstance(ended.error, MemoryError):
+        return SmokeResult(failure=Failure.from_error(ended.error))
     if ended.outcome is None:
-        if isinstance(ended.error, MemoryError):
-            return SmokeResult(failure=Failure.from_error(ended.error))
         return None
     path = Path(test.result_path)
     try:
@@ -220,14 +208,11 @@ PATIENCE_SECONDS = 15.0
 
 _DRIVER_FILE = "driver"
 
-RunOnAllMachines = Callable[[Callable[[str], str], str], Mapping[str, str | Exception]]
-"""`kvlab.sweep.executors.executor.Executor.run_on_all_machines`."""
-
 
 def check_store_is_shared(
     store: Path,
     folder: Path,
-    run_on_all_machines: RunOnAllMachines,
+    run_on_all_machines: Callable[[Callable[[str], str], str], Mapping[str, str | Exception]],
     timeout: float = PATIENCE_SECONDS,
 ) -> None:
     """Write and read a few bytes in ``folder`` from here and from every machine.
@@ -245,16 +230,19 @@ def check_store_is_shared(
     probe = folder.absolute() / f".probe-{uuid.uuid4().hex}"
     write_atomic(probe / _DRIVER_FILE, probe.name)
     try:
-        answers = run_on_all_machines(answer_probe, str(probe))
-        problems = {
-            machine: _find_sharing_problem(probe, answer, timeout)
-            for machine, answer in answers.items()
-        }
+        answers, failed = run_on_all_machines(answer_probe, str(probe)), list[str]()
+        for machine, answer in answers.items():
+            if isinstance(answer, Exception):
+                last_line = (str(answer).strip().splitlines() or [type(answer).__name__])[-1]
+                failed.append(f"{machine} cannot run kvlab: {last_line}")
+            elif answer.startswith(" "):
+                failed.append(f"{machine}{answer}")
+            elif not _file_arrives(probe / answer, probe.name, timeout):
+                failed.append(f"{machine} writes files that do not arrive here")
     finally:
         shutil.rmtree(probe, ignore_errors=True)
-    failed = [f"{machine} {problem}" for machine, problem in problems.items() if problem]
     if failed:
-        text = f"store = {store} is not shared by {len(failed)} of {len(problems)} machines of the"
+        text = f"store = {store} is not shared by {len(failed)} of {len(answers)} machines of the"
         text = f"{text} cluster: {'; '.join(failed[:3])}{'; ...' if failed[3:] else ''}"
         hint = "name one with --store on a file system that all of them mount at the same path"
         raise UsageError(f"{text}; {hint}")
@@ -269,27 +257,13 @@ def answer_probe(probe: str) -> str:
     """
     folder = Path(probe)
     if not _file_arrives(folder / _DRIVER_FILE, folder.name, PATIENCE_SECONDS):
-        if folder.parent.is_dir():
-            return f" has another {folder.parent} than the driver"
-        return f" has no {folder.parent}"
+        return f" has no {folder.parent}, or another one than the driver"
     name = uuid.uuid4().hex
     try:
         (folder / name).write_text(folder.name)
     except OSError as error:
         return f" cannot write there: {error.strerror}"
     return name
-
-
-def _find_sharing_problem(probe: Path, answer: str | Exception, timeout: float) -> str:
-    """Return what keeps a machine from sharing the store; empty if it shares it."""
-    if isinstance(answer, Exception):
-        last_line = (str(answer).strip().splitlines() or [type(answer).__name__])[-1]
-        return f"cannot run kvlab: {last_line}"
-    if answer.startswith(" "):
-        return answer.strip()
-    if not _file_arrives(probe / answer, probe.name, timeout):
-        return "writes files that do not arrive here"
-    return ""
 
 
 def _file_arrives(path: Path, text: str, timeout: float) -> bool:

@@ -7,7 +7,6 @@ ended: every round runs each once. A session is tried once. If something else us
 meanwhile, the record says so, and the first times stay, marked as disturbed.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,8 +67,8 @@ def plan_retiming(plan: Plan, store: Store, repeat: bool = False) -> tuple[list[
     if plan.sweep.search is not None:  # it has chosen by the first times
         return [], ""
     study = Study.load(store, plan.sweep.name)
-    times = [m for m in study.measured_metrics if is_time(m) and not is_training_rate(m)]
-    if not times or not study.timing_obstacle:
+    has_times = any(is_time(m) and not is_training_rate(m) for m in study.measured_metrics)
+    if not has_times or not study.timing_obstacle:
         return [], ""
     over = [
         {trial: timed.result for trial, timed in session.trials.items()}
@@ -100,18 +99,16 @@ def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
             if not trial or store.status(trial) != "done":
                 continue
             experiment = experiments[trial]
-            if experiment.benchmark.retime == "never":
-                continue
             resources, benchmark = experiment.resources, experiment.benchmark
+            if benchmark.retime == "never":
+                continue
             data = experiment.data.model_dump(mode="json") if "task" in benchmark.parts else None
-            key = fingerprint({
-                "benchmark": [benchmark.identity(), resources.cpus, resources.devices > 0, data]
-            })  # fmt: skip
+            shared = [benchmark.identity(), resources.cpus, resources.devices > 0, data]
+            key = fingerprint({"benchmark": shared})
             layout = KVLayout.of(experiment.model, experiment.serving)
-            length = (
-                max(benchmark.prompt_tokens, *benchmark.context_lengths, 0) + benchmark.new_tokens
-            )
-            cache = layout.stored_bytes(max(benchmark.batch_sizes), length, MODEL_DTYPE)
+            prompt = max(benchmark.prompt_tokens, *benchmark.context_lengths, 0)
+            length, rows = prompt + benchmark.new_tokens, max(benchmark.batch_sizes)
+            cache = layout.stored_bytes(rows, length, MODEL_DTYPE)
             own = 4 * parameter_count(experiment.model) + cache
             if key not in groups or sizes[key] + own > MAX_SESSION_BYTES:
                 groups.setdefault(key, []).append({})
@@ -205,8 +202,7 @@ def _run_session(
     executor.start(task)
     try:
         while not (ended := executor.wait(WAIT_SECONDS)):
-            with contextlib.suppress(Stopped):  # the worker sees the flag as well, and ends
-                stop.check()
+            pass  # the worker sees a request to stop as well, and ends
         stop.check()
         if isinstance(error := ended[0].error, StoreError):
             raise error
@@ -224,15 +220,11 @@ def _read_session(
 ) -> TimingSession:
     """Return the session of a worker's answer, without times if something disturbed it."""
     failure = answer.get("error") or answer.get("disturbance") or ""
-    times = {} if failure else answer["trials"]
-    timed = {
-        trial: TimedTrial(
-            store.result_seal(trial),
-            times[trial]["measurements"] if times else {},
-            tuple(times[trial]["benchmark"]) if times else (),
-        )
-        for trial in trials
-    }
+    timed = dict[str, TimedTrial]()
+    for trial in trials:
+        times = {"measurements": {}, "benchmark": ()} if failure else answer["trials"][trial]
+        seal = store.result_seal(trial)
+        timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
     now = utc_now()
     return TimingSession(
         seed,

@@ -87,19 +87,27 @@ class RetryPolicy:
             None if the failure is of another kind, or nothing can be reduced any more.
         """
         error = self._read_error(planned)
-        if error is None or error["class"] not in OUT_OF_MEMORY:
+        is_kept = self._config.out_of_memory == "fail"
+        if error is None or error["class"] not in OUT_OF_MEMORY or is_kept:
             return None
-        if self._config.out_of_memory == "fail":
+        resources, memory = planned.trial.resources, str(error["class"]).removesuffix("_memory")
+        # A microbatch takes the device's memory. A smaller one saves the host nothing if the trial
+        # trains on a GPU: there, only fewer trials at once do.
+        tokens = None
+        is_trained = self._store.is_trained(planned.trial.training_id)
+        if not is_trained and not (resources.devices > 0 and memory == "host"):
+            tokens = smaller_microbatch(planned.trial.experiment)
+        if tokens is not None:
+            reduced = planned.with_resources(microbatch_tokens=tokens)
+            change = f"microbatch_tokens = {tokens:,}"
+        elif resources.shares_gpu:
+            reduced, change = planned.with_resources(gpus=1.0), "a GPU of its own"
+        else:
             return None
-        reduction = self._with_less_memory(planned, str(error["class"]))
-        if reduction is None:
-            return None
-        reduced, change = reduction
         try:
-            self._executor.check_requests([reduced.trial.experiment.resources])
+            self._executor.check_requests([reduced.trial.resources])
         except ResourceError:
             return None
-        memory = str(error["class"]).removesuffix("_memory")
         reason = f"{memory} memory ran out ({error['type']}); again with {change}"
         return Retry(reduced, 0.0, reason)
 
@@ -128,26 +136,6 @@ class RetryPolicy:
         text = f"{text} ({error['type']}: {first_line}); those that run go on to their end"
         return f"{text}. Fix it, then submit again with --retry-failed"
 
-    def _with_less_memory(
-        self, planned: PlannedTrial, failure_class: str
-    ) -> tuple[PlannedTrial, str] | None:
-        """Return the trial with a smaller microbatch or a GPU of its own, and that change.
-
-        A microbatch takes the device's memory. A smaller one saves the host nothing if the trial
-        trains on a GPU: there, only fewer trials at once do.
-        """
-        experiment = planned.trial.experiment
-        resources = experiment.resources
-        is_trained = self._store.is_trained(planned.trial.training_id)
-        needs_host_memory = resources.devices > 0 and failure_class == "host_memory"
-        tokens = None if is_trained or needs_host_memory else smaller_microbatch(experiment)
-        if tokens is not None:
-            smaller = planned.with_resources(microbatch_tokens=tokens)
-            return smaller, f"microbatch_tokens = {tokens:,}"
-        if resources.shares_gpu:
-            return planned.with_resources(gpus=1.0), "a GPU of its own"
-        return None
-
     def _read_error(self, planned: PlannedTrial) -> dict[str, Any] | None:
         """Return the recorded error of a trial; None if its result is damaged."""
         try:
@@ -157,14 +145,12 @@ class RetryPolicy:
 
     def _error_location(self, planned: PlannedTrial, error: dict[str, Any]) -> tuple[str, ...]:
         """Return a key of where an error was raised: its stack frames, else its message."""
-        kind = (str(error["class"]), str(error["type"]))
+        frames = list[str]()
         if error.get("traceback"):
             path = self._store.trial_directory(planned.trial.id) / error["traceback"]
             with contextlib.suppress(OSError):
                 frames = _FRAME.findall(read_regular(path, _MAX_TRACEBACK).decode(errors="replace"))
-                if frames:
-                    return (*kind, *frames)
-        return (*kind, str(error["message"]))
+        return (error["class"], error["type"], *(frames or [error["message"]]))
 
 
 def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:

@@ -144,9 +144,13 @@ def estimate_pace(
     progress = [store.progress(trial_id) or {} for trial_id in running]
     rates = [state["tokens_per_second"] for state in progress if state.get("tokens_per_second")]
     tokens_per_second = float(sum(rates)) if rates else None
-    newest = sorted(done, key=lambda trial_id: _ended_at(store, trial_id), reverse=True)
+    ended_at: dict[str, float] = {}
+    for trial_id in done:
+        with contextlib.suppress(OSError):
+            path = store.trial_directory(trial_id) / "result.json"
+            ended_at[trial_id] = path.stat().st_mtime
     durations = []
-    for trial_id in newest[:MAX_RESULTS_READ]:
+    for trial_id in sorted(ended_at, key=ended_at.__getitem__, reverse=True)[:MAX_RESULTS_READ]:
         with contextlib.suppress(StoreError):
             if (result := store.result(trial_id)) is not None:
                 durations.append(_trial_seconds(result))
@@ -164,13 +168,6 @@ def _trial_seconds(result: dict[str, Any]) -> float:
     started, finished = (datetime.fromisoformat(provenance[key]) for key in ("started", "finished"))
     seconds = max(1.0, (finished - started).total_seconds())
     return max(seconds, training.get("seconds", 0.0)) if provenance["attempts"] > 1 else seconds
-
-
-def _ended_at(store: Store, trial_id: str) -> float:
-    try:
-        return (store.trial_directory(trial_id) / "result.json").stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 class RemainingTime:
@@ -215,14 +212,13 @@ class RemainingTime:
         """Return the remaining time; None until the first trial has ended."""
         if not any(self._durations.values()) or not self._missing:
             return None
-        now = time.monotonic()
-        work = 0.0
+        now, work = time.monotonic(), 0.0
+        training, measuring = self._durations[True], self._durations[False]
+        durations = {
+            True: mean(training or measuring),
+            False: mean(measuring or self._measuring or training),
+        }
         for trial_id, planned in list(self._missing.items()):
             elapsed = now - self._started.get(trial_id, now)
-            work += max(0.0, self._mean_duration(planned.trains) - elapsed)
+            work += max(0.0, durations[planned.trains] - elapsed)
         return work / max(1, len(self._started))
-
-    def _mean_duration(self, trains: bool) -> float:
-        if not trains and not self._durations[False]:
-            return mean(self._measuring or self._durations[True])
-        return mean(self._durations[trains] or self._durations[not trains])

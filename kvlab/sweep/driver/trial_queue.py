@@ -6,11 +6,11 @@ A trial waits for room on the executor or for its retry (`TrialQueue`), for anot
 
 import json
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvlab.errors import ResourceError, StoreError
+from kvlab.errors import StoreError
 from kvlab.fs.lease import LeaseWatcher
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_duration
@@ -18,7 +18,6 @@ from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.store.attempt import STALL_VARIABLE, StallWatch, stall_seconds
-from kvlab.sweep.driver.sweep_progress import Event
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status
 from kvlab.trial.trial import Trial
@@ -39,25 +38,21 @@ def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     for planned in trials:
         first_of_architecture.setdefault(architecture_key(planned), planned)
         trainers.setdefault(planned.trial.training_id, planned)
-    for planned in sorted(trainers.values(), key=_stable_steps, reverse=True):
+    longest_first = sorted(
+        trainers.values(), key=lambda p: p.trial.experiment.training.stable_steps, reverse=True
+    )
+    for planned in longest_first:
         if planned.trial.trunk_id is not None:
             trunks.setdefault(planned.trial.trunk_id, planned)
-    early = {planned.trial.id: planned for planned in first_of_architecture.values()}
-    rest = [planned for planned in trials if planned.trial.id not in early]
-    shuffled = [*early.values(), *sorted(rest, key=lambda planned: planned.trial.id)]
+    shuffled = sorted(trials, key=lambda planned: planned.trial.id)
     ordered: dict[str, PlannedTrial] = {}
-    for planned in shuffled:
-        trainer = trainers[planned.trial.training_id]
+    for planned in (*first_of_architecture.values(), *shuffled):
+        before = [trainers[planned.trial.training_id], planned]
         if planned.trial.trunk_id is not None:
-            longest = trunks[planned.trial.trunk_id]
-            ordered.setdefault(longest.trial.id, longest)
-        ordered.setdefault(trainer.trial.id, trainer)
-        ordered.setdefault(planned.trial.id, planned)
+            before.insert(0, trunks[planned.trial.trunk_id])
+        for one in before:
+            ordered.setdefault(one.trial.id, one)
     return list(ordered.values())
-
-
-def _stable_steps(planned: PlannedTrial) -> int:
-    return planned.trial.experiment.training.stable_steps
 
 
 def architecture_key(planned: PlannedTrial) -> str:
@@ -77,16 +72,16 @@ class TrialQueue:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[ResourcesConfig, deque[PlannedTrial]] = {}
+        self._queues: defaultdict[ResourcesConfig, deque[PlannedTrial]] = defaultdict(deque)
         self._delayed: list[tuple[float, PlannedTrial]] = []  # by the time at which each may start
 
     def push(self, planned: PlannedTrial) -> None:
-        self._queue_of(planned).append(planned)
+        self._queues[planned.trial.resources].append(planned)
 
     def push_front(self, *trials: PlannedTrial) -> None:
         """Put trials before all others of their request, the last argument first."""
         for planned in trials:
-            self._queue_of(planned).appendleft(planned)
+            self._queues[planned.trial.resources].appendleft(planned)
 
     def push_delayed(self, planned: PlannedTrial, seconds: float) -> None:
         """Add a trial that may start ``seconds`` from now."""
@@ -118,55 +113,45 @@ class TrialQueue:
         """Seconds until the next delayed trial may start; None if there is none."""
         return max(0.0, self._delayed[0][0] - time.monotonic()) if self._delayed else None
 
-    def _queue_of(self, planned: PlannedTrial) -> deque[PlannedTrial]:
-        return self._queues.setdefault(planned.trial.experiment.resources, deque())
-
 
 class TrainingWaitlist:
-    """Which trial runs which training now, and which trials wait for it."""
+    """Which trial runs which training now, and which trials wait for it.
+
+    A trial runs its own training, and one that it starts from if its weights are lost.
+    """
 
     def __init__(self) -> None:
         self._trainers: dict[str, str] = {}  # training id -> id of the trial that runs it
-        self._repairers: dict[str, str] = {}  # the same of trainings that are made again
         self._waiting: dict[str, list[PlannedTrial]] = {}
 
-    def begin(self, planned: PlannedTrial) -> None:
-        """Note that a trial runs its training from now on."""
-        self._trainers[planned.trial.training_id] = planned.trial.id
-
-    def begin_repair(self, planned: PlannedTrial) -> None:
-        """Note that a trial makes the training again that it starts from."""
-        source = planned.trial.source_training
-        assert source is not None, "only such a trial misses its source"
-        self._repairers[source.training_id] = planned.trial.id
+    def begin(self, training_id: str, trial: Trial) -> None:
+        """Note that a trial runs a training from now on."""
+        self._trainers[training_id] = trial.id
 
     def is_running(self, training_id: str) -> bool:
-        return training_id in self._trainers or training_id in self._repairers
+        return training_id in self._trainers
 
     def wait_for(self, training_id: str, planned: PlannedTrial) -> None:
         """Let a trial wait until a training has ended."""
         self._waiting.setdefault(training_id, []).append(planned)
 
     def end(self, planned: PlannedTrial) -> list[PlannedTrial]:
-        """Note that a trial has ended; return the trials that waited for its training."""
-        training_id = planned.trial.training_id
-        if self._trainers.get(training_id) == planned.trial.id:
-            del self._trainers[training_id]
-        repaired = [one for one, trial in self._repairers.items() if trial == planned.trial.id]
-        for one in repaired:
-            del self._repairers[one]
-        return [p for one in (training_id, *repaired) for p in self.pop_waiting(one)]
+        """Note that a trial has ended; return the trials that waited for its trainings."""
+        own = [one for one, trial in self._trainers.items() if trial == planned.trial.id]
+        return self._release(own, planned.trial.training_id)
 
-    def pop_repaired(self, store: Store) -> list[PlannedTrial]:
-        """Remove and return the trials whose source has been made again; last first."""
-        repaired = [one for one in self._repairers if store.is_trained(one)]
-        for one in repaired:
-            del self._repairers[one]
-        return [p for one in repaired for p in self.pop_waiting(one)]
+    def pop_trained(self, store: Store) -> list[PlannedTrial]:
+        """Remove and return the trials whose training is done, while its trial still runs."""
+        return self._release([one for one in self._trainers if store.is_trained(one)])
 
     def pop_waiting(self, training_id: str) -> list[PlannedTrial]:
         """Remove and return the trials that wait for a training, unless it runs; last first."""
         return [] if self.is_running(training_id) else self._waiting.pop(training_id, [])[::-1]
+
+    def _release(self, ended: list[str], *others: str) -> list[PlannedTrial]:
+        for one in ended:
+            del self._trainers[one]
+        return [p for one in dict.fromkeys((*others, *ended)) for p in self.pop_waiting(one)]
 
 
 class TrunkWaitlist:
@@ -232,10 +217,9 @@ class RemoteTrials:
 
     def add(self, planned: PlannedTrial) -> None:
         """Set a trial aside until `pop_released`; those that share its training wait for it."""
-        training_id = planned.trial.training_id
-        is_trained = self._store.is_trained(training_id)
-        if not is_trained and not self._trainings.is_running(training_id):
-            self._trainings.begin(planned)
+        training = planned.trial.training_id
+        if not self._store.is_trained(training) and not self._trainings.is_running(training):
+            self._trainings.begin(training, planned.trial)
         self._trials[planned.trial.id] = planned
 
     def describe_wait(self, trial: Trial) -> str:
@@ -285,39 +269,3 @@ class RemoteTrials:
     def _is_locked(self, directory: Path) -> bool:
         # A worker looks once and cannot tell that a holder is gone: free its lock for it.
         return not self._watcher.free_if_abandoned(directory / "lock")
-
-
-class Admission:
-    """Refuse requests that the executor can never meet, and report those that wait for room.
-
-    Args:
-        executor: Where the trials run.
-        on_event: Called with ``waiting`` events.
-    """
-
-    def __init__(self, executor: Executor, on_event: Callable[[Event], None]):
-        self._executor, self._on_event = executor, on_event
-        self._checked: set[ResourcesConfig] = set()
-        self._reported: set[ResourcesConfig] = set()
-
-    def check(self, trials: Iterable[PlannedTrial]) -> None:
-        """Raise ResourceError if a trial asks for more than there is; check each request once."""
-        requests = {planned.trial.experiment.resources for planned in trials} - self._checked
-        self._executor.check_requests(requests)
-        self._checked |= requests
-
-    def report_blocked(self, planned: PlannedTrial) -> None:
-        """Report, once for each request, that nothing runs and there is still no room for it.
-
-        This happens if a machine has left the cluster, or if others use it.
-        """
-        resources = planned.trial.experiment.resources
-        if resources in self._reported:
-            return
-        self._reported.add(resources)
-        try:
-            self._executor.check_requests({resources})
-            text = "its resources are in use by others; it starts when there is room"
-        except ResourceError as error:
-            text = f"{error}; it starts if such a machine joins"
-        self._on_event(Event("waiting", planned, message=text))

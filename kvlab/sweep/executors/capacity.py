@@ -67,27 +67,17 @@ class Capacity:
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         """Raise ResourceError if a request fits no single machine."""
-        machines = [
-            (machine.get("CPU", 0.0), machine.get("GPU", 0.0)) for machine in self._list_machines()
-        ]
+        listed = self._list_machines()
+        machines = [(one.get("CPU", 0.0), one.get("GPU", 0.0)) for one in listed]
+        offers = "; ".join(sorted({f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in machines}))
         for request in requests:
-            needed = (request.cpus, request.devices)
-            if any(
-                cpus + _TOLERANCE >= needed[0] and gpus + _TOLERANCE >= needed[1]
+            if not any(
+                cpus + _TOLERANCE >= request.cpus and gpus + _TOLERANCE >= request.devices
                 for cpus, gpus in machines
             ):
-                continue
-            for number, field in enumerate(("cpus", "gpus")):
-                most = max((machine[number] for machine in machines), default=0.0)
-                if needed[number] > most + _TOLERANCE:
-                    text = f"resources.{field} = {needed[number]:g}, and no machine here has more"
-                    raise ResourceError(f"{text} than {most:g}; lower it or use a larger cluster")
-            offers = "; ".join(
-                sorted({f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in machines})
-            )
-            text = f"resources.cpus = {request.cpus:g} with gpus = {request.devices:g}"
-            text = f"{text}, and no single machine here has both ({offers})"
-            raise ResourceError(f"{text}; lower one of them or use a larger machine")
+                text = f"resources.cpus = {request.cpus:g} and resources.gpus = {request.devices:g}"
+                text += f" fit no machine here ({offers or 'there is none'})"
+                raise ResourceError(f"{text}; lower what is too much or use a larger machine")
 
 
 def cpu_count() -> int:

@@ -37,18 +37,11 @@ ANSWER_SECONDS = 90.0
 START_ATTEMPTS = 3
 """Of a local cluster. Ray gives its daemon 30 seconds, too few on a machine with other load."""
 
-_WORKER_DEATHS = (
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.LocalRayletDiedError,
-    ray.exceptions.ObjectLostError,
-)
+_LOST_MACHINE = (ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
 
-_NODE_DEATHS = (
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.LocalRayletDiedError,
-    ray.exceptions.TaskUnschedulableError,
-)
+_WORKER_DEATHS = (
+    *_LOST_MACHINE, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError
+)  # fmt: skip
 
 _TOKEN = secrets.token_hex(32)
 """Of all local clusters of this process, since Ray reads it once: no other process uses them."""
@@ -79,8 +72,7 @@ class RayExecutor:
             self._connect()
         except Exception as error:
             self.close(force=True)
-            where = f"address = {address}" if address else "a local Ray cluster"
-            text = f"{where} cannot be used: {summarize_error(error)}; check it"
+            text = f"{self._where} cannot be used: {summarize_error(error)}; check it"
             if address and "RAY_AUTH_MODE" not in os.environ:
                 text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
             raise ResourceError(f"{text}, or use --executor inline") from error
@@ -94,10 +86,13 @@ class RayExecutor:
         self._on_cpu = ray.remote(max_retries=0)(kvlab_trial)
         self._on_gpu = ray.remote(max_retries=0, num_gpus=1, max_calls=1)(kvlab_trial)
 
+    @property
+    def _where(self) -> str:
+        return f"Ray at {self._address}" if self._address else "a local Ray cluster"
+
     def describe(self) -> str:
-        where = f"Ray at {self._address}" if self._address else "a local Ray cluster"
         gpus = f", {self._capacity.gpus:g} GPUs" if self._capacity.gpus else ""
-        return f"{where}, {self._capacity.cpus:g} CPUs{gpus}"
+        return f"{self._where}, {self._capacity.cpus:g} CPUs{gpus}"
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         self._capacity.check_requests(requests)
@@ -126,9 +121,12 @@ class RayExecutor:
         if ready:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
         ended = [self._collect(reference) for reference in ready]
-        has_deaths = any(isinstance(task.error, WorkerKilled) for task in ended)
-        if has_deaths and self._is_cut_off():
-            ended += self._reconnect()
+        if self._raylet and any(isinstance(task.error, WorkerKilled) for task in ended):
+            try:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(self._raylet)
+            except (ConnectionRefusedError, FileNotFoundError):  # this process's own is dead
+                ended += self._reconnect()
         return ended
 
     def run_on_all_machines(
@@ -146,7 +144,7 @@ class RayExecutor:
         for name, reference in references.items():
             try:
                 results[name] = ray.get(reference, timeout=ANSWER_SECONDS)
-            except _NODE_DEATHS:
+            except (*_LOST_MACHINE, ray.exceptions.TaskUnschedulableError):
                 continue  # the machine has left the cluster meanwhile
             except ray.exceptions.GetTimeoutError:
                 results[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
@@ -166,12 +164,11 @@ class RayExecutor:
         if self._address is not None:
             self._raylet = _raylet_socket(ray.init(address=self._address, **quiet))
             return
+        # Ray would keep the token of a cluster in HOME, which may not be writable, and announce it
+        os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         for attempts_left in reversed(range(START_ATTEMPTS)):
             self._reaper = Reaper()
-            # Ray would keep the token of a cluster in HOME, which may not be writable.
-            os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
-            authentication_log = logging.getLogger("ray._private.authentication")
-            authentication_log.setLevel(logging.ERROR)  # it announces the token
             try:
                 context = ray.init(
                     address="local",
@@ -195,17 +192,6 @@ class RayExecutor:
         if self._reaper is not None:
             self._reaper.close()
 
-    def _is_cut_off(self) -> bool:
-        """Return whether this process's own raylet is dead, so that no task will run again."""
-        if not self._raylet:
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(self._raylet)
-            except (ConnectionRefusedError, FileNotFoundError):
-                return True
-        return False
-
     def _reconnect(self) -> list[EndedTask]:
         """Start another local cluster, or connect to the named one again.
 
@@ -216,38 +202,35 @@ class RayExecutor:
             ClusterLost: The cluster is unavailable.
         """
         self._disconnect()
-        death = WorkerKilled("its cluster died (LocalRayletDiedError)")
-        lost = [EndedTask(task.id, error=death) for task in self._running.values()]
+        death, lost = WorkerKilled("its cluster died (LocalRayletDiedError)"), list[EndedTask]()
         for task in self._running.values():
+            lost.append(EndedTask(task.id, error=death))
             self._capacity.release(task.resources)
         self._running.clear()
         try:
             self._connect()
         except Exception as error:
-            where = f"Ray at {self._address}" if self._address else "the local Ray cluster"
-            text = f"{where} is lost ({summarize_error(error)}); the recorded results are not"
+            text = f"{self._where} is lost ({summarize_error(error)}); the recorded results are not"
             raise ClusterLost(f"{text}; submit again when it is back") from error
         return lost
 
     def _collect(self, reference: Any) -> EndedTask:
         """Return how a task has ended, and release its resources."""
-        task = self._running.pop(reference)
+        task, cause = self._running.pop(reference), None
         self._capacity.release(task.resources)
         try:
             return EndedTask(task.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:
             text = "the machine's memory ran out, and Ray ended the trial"
-            return EndedTask(task.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
+            cause = MemoryError(f"{text}; run fewer at once, or smaller")
         except _WORKER_DEATHS as error:
-            text = f"its process died ({type(error).__name__})"
-            return EndedTask(task.id, error=WorkerKilled(text))
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, WorkerLost):
-                return EndedTask(task.id, error=WorkerKilled(str(error.cause)))
-            cause = error.cause if isinstance(error.cause, StoreError) else error
-            return EndedTask(task.id, error=cause)
+            cause = WorkerKilled(f"its process died ({type(error).__name__})")
         except ray.exceptions.RayError as error:
-            return EndedTask(task.id, error=error)
+            raised = getattr(error, "cause", None)  # of a RayTaskError
+            cause = raised if isinstance(raised, StoreError) else error
+            if isinstance(raised, WorkerLost):
+                cause = WorkerKilled(str(raised))
+        return EndedTask(task.id, error=cause)
 
 
 class _RayOutputFilter:

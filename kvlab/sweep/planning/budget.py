@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from kvlab import layout
+from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS
 from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.humanize import format_bytes
 from kvlab.layout.training_memory import process_bytes
@@ -160,7 +161,6 @@ def estimate_budget(
     largest = max(peaks, key=peaks.__getitem__)
     parameters = [planned.parameters for planned in missing]
     trainings = [planned for planned in missing if planned.trains]
-    uses_gpus = any(planned.trial.resources.devices for planned in missing)
     return Budget(
         trials=len(missing),
         trainings=len(trainings),
@@ -170,7 +170,7 @@ def estimate_budget(
         peak_bytes=peaks[largest],
         process_bytes=max(process_bytes(planned.trial.experiment) for planned in missing),
         peak_trial=largest,
-        device="GPU" if uses_gpus else "CPU core",
+        device="GPU" if any(p.trial.resources.devices for p in missing) else "CPU core",
         memory=memory,
         at_once=at_once,
         suggestions=suggestions,
@@ -207,29 +207,20 @@ def _machine_rate(
         return None
     experiments = [planned.trial.experiment for planned in missing]
     typical = sorted(experiments, key=layout.training_flops)[len(experiments) // 2]
-    rate = load_training_rate(
-        typical,
-        max(1, min(int(typical.resources.cpus), cpu_count())),
-        measure=on_calibration is not None,
-        on_measure=on_calibration or (lambda: None),
-    )
+    threads = max(1, min(int(typical.resources.cpus), cpu_count()))
+    rate = load_training_rate(typical, threads, on_measure=on_calibration)
     if rate is None:
         return None
-    speed = rate.flops_per_second
+    speed, is_scaled = rate
     seconds = median(_scoring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
-    source: Literal["machine", "one core"] = "one core" if rate.is_scaled else "machine"
-    return TrainingRate(speed, source, 0, seconds, UNCERTAINTY)
+    return TrainingRate(speed, "one core" if is_scaled else "machine", 0, seconds, UNCERTAINTY)
 
 
 def _scoring_flops(experiment: Experiment) -> float:
     """Return the FLOPs of the losses and of HellaSwag, in one pass and through the cache."""
     model, evaluation = experiment.model, experiment.evaluation
     items = evaluation.hellaswag_items
-    if items is None:
-        from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS
-
-        items = HELLASWAG_ITEMS
-    of_items = items * _HELLASWAG_ITEM_TOKENS
+    of_items = (HELLASWAG_ITEMS if items is None else items) * _HELLASWAG_ITEM_TOKENS
     tokens = evaluation.loss_tokens + of_items
     if evaluation.served:
         tokens += (evaluation.served_tokens or evaluation.loss_tokens) + of_items
@@ -255,8 +246,8 @@ def _measure_rate(
         training, provenance = result["training_record"], result["provenance"]
         rates.append(result["model"]["training_flops"] / training["seconds"])
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
-            start, end = (
-                datetime.fromisoformat(provenance[key]) for key in ("started", "finished")
+            start, end = map(
+                datetime.fromisoformat, (provenance["started"], provenance["finished"])
             )
             measure_seconds.append((end - start).total_seconds() - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
@@ -327,16 +318,12 @@ def device_memory() -> int:
 
     try:
         pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        sizes = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        pynvml.nvmlShutdown()
     except pynvml.NVMLError:  # no library, or no driver
         return 0
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        sizes = (int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
-        return max(sizes, default=0)
-    except pynvml.NVMLError:
-        return 0
-    finally:
-        pynvml.nvmlShutdown()
+    return max(sizes, default=0)
 
 
 def measure_machine_memory(_: str = "") -> str:
@@ -367,42 +354,24 @@ def check_memory(
         memory = max((m.device if on_device else m.host for m in machines), default=0)
         if not planned.trains or not memory:
             continue
-        _check_fits(planned, memory)
+        owner = "a GPU" if on_device else "the largest machine"
+        name = f"trial {planned.trial.id[:8]} ({planned.label})"
+        smallest = planned.with_resources(microbatch_tokens=experiment.model.block_size)
+        tensors = layout.training_peak_bytes(smallest.trial.experiment)
+        needed = LOWER_BOUND_FACTOR * (tensors + overhead)
+        if needed > memory:
+            text = f"{name} cannot be trained here: at least {format_bytes(needed)} of memory, even"
+            text += f" at one row of {experiment.model.block_size} tokens at once, and {owner} has"
+            hint = "use a smaller model or a larger machine"
+            raise ResourceError(f"{text} {format_bytes(memory)}; {hint}")
         count = 1 if one_at_a_time else min(m.at_once(experiment.resources) for m in machines)
         peak = overhead + layout.training_peak_bytes(experiment, max(1, memory - overhead))
         if peak * count > memory and experiment.resources not in reported:
             reported.add(experiment.resources)
-            yield _warning(planned, peak, count, memory)
-
-
-def _check_fits(planned: PlannedTrial, memory: int) -> None:
-    """Raise ResourceError if a training takes more than the memory even at its smallest."""
-    experiment = planned.trial.experiment
-    smallest = planned.with_resources(microbatch_tokens=experiment.model.block_size)
-    tensors = layout.training_peak_bytes(smallest.trial.experiment)
-    needed = LOWER_BOUND_FACTOR * (tensors + process_bytes(experiment))
-    if needed > memory:
-        text = f"{_trial_name(planned)} cannot be trained here: at least {format_bytes(needed)} of"
-        text = f"{text} memory, even at one row of {experiment.model.block_size} tokens at once"
-        text = f"{text}, and {_owner(experiment)} has {format_bytes(memory)}"
-        raise ResourceError(f"{text}; use a smaller model or a larger machine")
-
-
-def _warning(planned: PlannedTrial, peak: int, count: int, memory: int) -> str:
-    experiment = planned.trial.experiment
-    text = f"{_trial_name(planned)} is predicted to take {format_bytes(peak)}"
-    hint = "lower resources.microbatch_tokens"
-    if count > 1:
-        text += f", and {count} such trials at once {format_bytes(peak * count)}"
-        field = "gpus" if experiment.resources.devices else "cpus"
-        hint += f" or raise resources.{field} so that fewer run at once"
-    has = f"{format_bytes(memory)} that {_owner(experiment)} has"
-    return f"memory may run out: {text}, of {has}; {hint}"
-
-
-def _owner(experiment: Experiment) -> str:
-    return "a GPU" if experiment.resources.devices else "the largest machine"
-
-
-def _trial_name(planned: PlannedTrial) -> str:
-    return f"trial {planned.trial.id[:8]} ({planned.label})"
+            text = f"memory may run out: {name} is predicted to take {format_bytes(peak)}"
+            hint = "lower resources.microbatch_tokens"
+            if count > 1:
+                text += f", and {count} such trials at once {format_bytes(peak * count)}"
+                field = "gpus" if on_device else "cpus"
+                hint += f" or raise resources.{field} so that fewer run at once"
+            yield f"{text}, of {format_bytes(memory)} that {owner} has; {hint}"

@@ -39,14 +39,11 @@ _OTHER_REASON = "where and how often something is done, not what comes out"
 
 def explain_equality(one: Experiment, other: Experiment) -> str:
     """Return in one line what is written differently, and why that changes nothing."""
-    fields = dict(flatten(one.model_dump(mode="json")))
-    other_fields = dict(flatten(other.model_dump(mode="json")))
-    differing = [
-        key
-        for key in {**other_fields, **fields}
-        if fields.get(key) != other_fields.get(key)
-        and key.split(".")[0] not in ("name", "description")
-    ]
+    here, there = (
+        dict(flatten(experiment.model_dump(mode="json", exclude={"name", "description"})))
+        for experiment in (one, other)
+    )
+    differing = [key for key in {**there, **here} if here.get(key) != there.get(key)]
     if not differing:
         return "the same values"
     roots = {*differing, *(".".join(key.split(".")[:2]) for key in differing)}
@@ -59,12 +56,8 @@ Difference = tuple[str, Any, Any]
 
 DIGEST = "data.digest"
 
-_TEXT_SETTINGS = (
-    "source", "subset", "paths", "max_bytes", "max_tokens", "validation_fraction"
-)  # fmt: skip
+_TEXT_SETTINGS = ("source", "subset", "paths", "max_bytes", "max_tokens", "validation_fraction")
 """Keys of `data` that select the text. Its digest is what counts."""
-
-_TEXT_FIELDS = {DIGEST, *(f"data.{key}" for key in _TEXT_SETTINGS)}
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,8 @@ def find_unmatched_trials(plan: Plan, store: Store) -> list[UnmatchedTrials]:
         if pairs and (there := _read_record(store, pairs[0][1])) is not None:
             differences = _list_differences(planned[pairs[0][0]], there)
             if plan.absent:
-                differences = tuple(one for one in differences if one[0] not in _TEXT_FIELDS)
+                text = {DIGEST, *(f"data.{key}" for key in _TEXT_SETTINGS)}
+                differences = tuple(one for one in differences if one[0] not in text)
             if differences or not plan.absent:
                 counts[differences] += len(pairs)
     return [UnmatchedTrials(count, differences) for differences, count in counts.most_common()]
@@ -161,15 +155,11 @@ def _read_record(store: Store, trial_id: str) -> _Record | None:
     try:
         record = read_sealed_json(store.trial_directory(trial_id) / "trial.json")
         training = read_sealed_json(store.training_directory(record["training"]) / "config.json")
-        if DIGEST.split(".")[1] not in training["data"]:  # identified by its files at the time
-            result = store.result(trial_id) or {}
-            digest = result["provenance"]["data"]["digest"]
-            training["data"] = {"tokenizer": training["data"]["tokenizer"], "digest": digest}
         # JSON has no tuples, so it is validated as JSON; earlier versions had other settings
         text = json.dumps(record["experiment"])
         experiment = Experiment.model_validate_json(text, extra="ignore")
         return experiment, _identity_fields(experiment, training)
-    except (FileNotFoundError, StoreError, ValidationError, KeyError, TypeError):
+    except (FileNotFoundError, StoreError, ValidationError, KeyError):
         return None
 
 
@@ -179,19 +169,13 @@ def _list_differences(trial: Trial, there: _Record) -> tuple[Difference, ...]:
     Of another text the keys that select it are listed, too.
     """
     fields, other = _identity_fields(trial.experiment, trial.training_identity()), there[1]
-    differing = [
-        (key, fields.get(key), other.get(key))
-        for key in dict.fromkeys((*fields, *other))
-        if fields.get(key) != other.get(key)
-    ]
-    if fields[DIGEST] != other[DIGEST]:
-        both = (trial.experiment, there[0])
-        here, before = (describe_experiment(one)["data"] for one in both)
-        differing += [
-            (f"data.{key}", here[key], before[key])
-            for key in _TEXT_SETTINGS
-            if here[key] != before[key]
-        ]
+    both = ((key, fields.get(key), other.get(key)) for key in {**fields, **other})
+    differing = [(key, here, before) for key, here, before in both if here != before]
+    if fields.get(DIGEST) != other.get(DIGEST):
+        here = describe_experiment(trial.experiment)["data"]
+        before = describe_experiment(there[0])["data"]
+        changed = [key for key in _TEXT_SETTINGS if here[key] != before[key]]
+        differing += [(f"data.{key}", here[key], before[key]) for key in changed]
     # tuples, so that equal differences are one group
     return tuple((key, _freeze(here), _freeze(before)) for key, here, before in differing)
 

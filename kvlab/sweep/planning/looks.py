@@ -27,7 +27,7 @@ from kvlab.spec.init_from import cell_key, get_source_levels
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store.metrics import METRICS
-from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_sweep
+from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, baseline_first, describe_sweep
 
 RECORD_KEY = "looks"
 """The key of ``sweep.json`` that holds what was declared and the looks that were taken."""
@@ -35,16 +35,12 @@ RECORD_KEY = "looks"
 
 def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
     """Return which cells of a sweep enter means over settings, before any has run."""
-    factors = {
-        factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
-        for factor, levels in sweep.factors.items()
-    }
     patches = sweep.model_dump(mode="json")["factors"]
-    return Estimand(cells, factors, patches, over=sweep.decide.over or {})
+    return Estimand(cells, baseline_first(sweep), patches, over=sweep.decide.over or {})
 
 
 class LookPlanner:
-    """Plan the looks of one sweep; see `kvlab.sweep.planning.stages.StagePlanner`.
+    """Plan the looks of one sweep; see `kvlab.sweep.planning.stages`.
 
     Args:
         planner: Of a sweep with looks.
@@ -69,7 +65,14 @@ class LookPlanner:
         """
         counts = dict.fromkeys(self._cells, self._seeds.looks[0])
         planned = self._plan_cells(counts)
-        declaration = self._declare(planned)
+        trials = [[dict(cell.levels), sorted(cell.trials.items())] for cell in planned.cells]
+        design = hashlib.sha256(json.dumps(trials, sort_keys=True).encode()).hexdigest()
+        decide = self._sweep.decide.model_dump(mode="json")
+        declaration = {  # holds from the first look on
+            "seeds": self._seeds.model_dump(mode="json"),
+            "decide": {**decide, "claims": list(self._cells_of_claim)},
+            "design": design[:16],
+        }
         taken = self._read_taken(declaration, planned)
         lines: tuple[str, ...] = ()
         states: Mapping[str, ClaimState] = {}
@@ -146,19 +149,6 @@ class LookPlanner:
                 waiting.append(levels)
         return needed
 
-    # What was declared
-
-    def _declare(self, first: Plan) -> dict[str, Any]:
-        """Return what holds from the first look on, as JSON."""
-        trials = [[dict(cell.levels), sorted(cell.trials.items())] for cell in first.cells]
-        design = hashlib.sha256(json.dumps(trials, sort_keys=True).encode()).hexdigest()
-        decide = self._sweep.decide.model_dump(mode="json")
-        return {
-            "seeds": self._seeds.model_dump(mode="json"),
-            "decide": {**decide, "claims": list(self._cells_of_claim)},
-            "design": design[:16],
-        }
-
     def _read_taken(self, declaration: Mapping[str, Any], first: Plan) -> list[TakenLook]:
         """Return the looks that were taken.
 
@@ -169,24 +159,22 @@ class LookPlanner:
         looks = recorded.get(RECORD_KEY)
         if not looks or not looks["taken"]:
             return []
+        taken = [TakenLook.from_json(look) for look in looks["taken"]]
         declared = recorded["stages"]["declared"][RECORD_KEY]
-        if declared != declaration and not first.absent:
-            self._refuse(declared, declaration)
-        return [TakenLook.from_json(look) for look in looks["taken"]]
-
-    def _refuse(self, declared: Mapping[str, Any], declaration: Mapping[str, Any]) -> None:
+        if declared == declaration or first.absent:
+            return taken
         document = self._sweep.source.document
-        hint = "restore it, or start anew with another name and seeds that no look has seen"
+        path: tuple[str, ...] = ("factors",)
+        text = "factors: the cells compute something else than at the first look"
         for section in ("seeds", "decide"):
             for key, value in declared[section].items():
                 new = declaration[section].get(key)
-                if value != new:
+                if value != new and path == ("factors",):  # the first that differs
                     text = f"{section}.{key} = {json.dumps(new)} was {json.dumps(value)} at the"
-                    text += f" first look, and its error holds for that alone; {hint} (seeds.first)"
+                    text += " first look, and its error holds for that alone"
                     path = (section, key) if key in document.data.get(section, {}) else (section,)
-                    raise SpecError([document.problem(path, text)])
-        text = "factors: the cells compute something else than at the first look"
-        raise SpecError([document.problem(("factors",), f"{text}; {hint} (seeds.first)")])
+        hint = "restore it, or start anew with another name and seeds that no look has seen"
+        raise SpecError([document.problem(path, f"{text}; {hint} (seeds.first)")])
 
     # Look
 
@@ -202,14 +190,9 @@ class LookPlanner:
         differences = {
             claim: [value for _, value in effects[claim].by_seed] for claim in self._cells_of_claim
         }
-        before = taken[-1].states if taken else {}
-        looks = Looks(
-            self._seeds.looks,
-            len(self._cells_of_claim),
-            self._sweep.decide.alpha,
-            self._sweep.decide.margin,
-            METRICS[metric].better,
-        )
+        before, decide = taken[-1].states if taken else {}, self._sweep.decide
+        facts = (len(self._cells_of_claim), decide.alpha, decide.margin, METRICS[metric].better)
+        looks = Looks(self._seeds.looks, *facts)
         states = {claim: before.get(claim, ClaimState()) for claim in self._cells_of_claim}
         allowed = {
             claim: WORSE if divergence.level >= divergence.partner else ()

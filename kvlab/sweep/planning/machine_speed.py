@@ -10,9 +10,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.data.data_dir import get_data_dir
@@ -38,34 +38,18 @@ _MODULE = "kvlab.trial.speed_test"
 _TIMEOUT_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class MachineRate:
-    """The speed of a training on CPU.
-
-    Attributes:
-        flops_per_second: Of it.
-        is_scaled: Whether it is that of one thread times their number, as the machine was busy.
-    """
-
-    flops_per_second: float
-    is_scaled: bool = False
-
-
 def load_training_rate(
-    experiment: Experiment,
-    threads: int,
-    *,
-    measure: bool = False,
-    on_measure: Callable[[], None] = lambda: None,
-) -> MachineRate | None:
-    """Return the speed of a training like that of an experiment on CPU.
+    experiment: Experiment, threads: int, *, on_measure: Callable[[], None] | None
+) -> tuple[float, bool] | None:
+    """Return the FLOPs per second of a training like that of an experiment on CPU.
 
     Args:
         threads: Of one training.
-        measure: Measure it, in a process with torch, if it is not remembered.
-        on_measure: Called before that, which takes some seconds.
+        on_measure: Called before it is measured, in a process with torch, if it is not remembered;
+            that takes some seconds. None does not measure it.
 
     Returns:
+        The rate, and whether it is that of one thread times their number, as the machine was busy.
         None if it is not known and cannot be measured.
     """
     facts = make_short_training(experiment)
@@ -78,22 +62,22 @@ def load_training_rate(
     except (FileNotFoundError, StoreError, ValueError, TypeError):
         remembered = {}  # not measured yet, or the file is damaged
     with contextlib.suppress(KeyError, TypeError):
-        return MachineRate(**remembered[key])
-    if not measure:
+        return remembered[key]["flops_per_second"], remembered[key]["is_scaled"]
+    if on_measure is None:
         return None
     on_measure()
-    rate = _measure(facts, threads)
-    if rate is not None:
-        with contextlib.suppress(StoreError):  # not writable: the next plan measures again
-            write_json(path, {**remembered, key: asdict(rate)})
-    return rate
+    measured = _measure(facts, threads)
+    if measured is None:
+        return None
+    with contextlib.suppress(StoreError):  # not writable: the next plan measures again
+        write_json(path, {**remembered, key: measured})
+    return measured["flops_per_second"], measured["is_scaled"]
 
 
 def make_short_training(experiment: Experiment) -> dict[str, Any]:
     """Return, as plain data, an experiment of few layers and short steps for the measurement."""
-    model, training = (
-        part.model_dump(mode="json") for part in (experiment.model, experiment.training)
-    )
+    model = experiment.model.model_dump(mode="json")
+    training = experiment.training.model_dump(mode="json")
     block = model["block_size"]
     tokens = max(block, STEP_TOKENS // block * block)
     return {
@@ -109,19 +93,18 @@ def make_short_training(experiment: Experiment) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measure(facts: dict[str, Any], threads: int) -> MachineRate | None:
-    import subprocess  # takes a hundredth of a second, which most plans save
-
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def _measure(facts: dict[str, Any], threads: int) -> dict[str, Any] | None:
+    """Return what `kvlab.trial.speed_test.measure_training_rate` does, in another process."""
     try:
         answer = subprocess.run(
             [sys.executable, "-P", "-m", _MODULE],  # not what the working folder has
             input=json.dumps({"experiment": facts, "threads": threads}).encode(),
             capture_output=True,
             timeout=_TIMEOUT_SECONDS,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             check=True,
         )
-        return MachineRate(**json.loads(answer.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        measured: dict[str, Any] = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
+    return measured

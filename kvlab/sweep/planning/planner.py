@@ -3,18 +3,19 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from kvlab.data.shards import DatasetFacts
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.init_from import CellKey, cell_key
-from kvlab.spec.size_config import SizeConfig, count_size_parameters
+from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning import texts as planned_texts
@@ -22,9 +23,6 @@ from kvlab.sweep.planning.texts import IdentifyDataset, PlannedTexts
 from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missing
 from kvlab.trial.trial import Trial
-
-if TYPE_CHECKING:
-    from kvlab.data.shards import DatasetFacts
 
 EndedStatus = Literal["done", "failed", "diverged", "pruned"]
 
@@ -135,6 +133,11 @@ class PlannedCell:
     trials: Mapping[int, str]
     off: frozenset[str] = frozenset()
 
+    def to_json(self) -> dict[str, Any]:
+        trials = {str(seed): trial for seed, trial in self.trials.items()}
+        off = {"off": sorted(self.off)} if self.off else {}
+        return {"levels": dict(self.levels), "trials": trials, **off}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -155,7 +158,7 @@ class Plan:
     cells: tuple[PlannedCell, ...] = field(repr=False)
     absent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    texts: tuple["DatasetFacts", ...] = field(default=(), repr=False)
+    texts: tuple[DatasetFacts, ...] = field(default=(), repr=False)
 
     @cached_property
     def training_count(self) -> int:
@@ -246,13 +249,8 @@ class SweepPlanner:
     provisional: bool = False
 
     def plan(self, cells: Sequence[Cell]) -> Plan:
-        return plan(
-            self.sweep,
-            self.store,
-            identify=self.identify,
-            provisional=self.provisional,
-            cells=cells,
-        )
+        how = {"identify": self.identify, "provisional": self.provisional}
+        return plan(self.sweep, self.store, cells=cells, **how)
 
     def read_record(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``; nothing before the first submit."""
@@ -298,10 +296,10 @@ def plan(
     known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
     texts = PlannedTexts(sweep, identify, provisional, known)
     texts.check(cells)
-    builder = _PlanBuilder(sweep, store, texts, resolver)
+    builder = _PlanBuilder(store, texts, resolver)
     planned_cells = tuple(builder.add(cell) for cell in cells)
-    absent = (*texts.absent, *resolver.absent)
     trials = builder.build_trials()
+    absent = (*texts.absent, *resolver.absent)
     notes = (*texts.notes, *([] if store is None else describe_lost_sources(trials, store)))
     return Plan(sweep, trials, planned_cells, absent, notes, texts.facts())
 
@@ -309,11 +307,13 @@ def plan(
 def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Iterator[str]:
     """Yield a line for each training that is made again, since others start from its weights."""
     done = {planned.trial.training_id for planned in trials if planned.state == "done"}
-    lost = Counter(
-        (source.training_id, source.name)
+    sources = [
+        planned.trial.source_training
         for planned in trials
         if planned.trains and is_source_missing(planned.trial, store)
-        if (source := planned.trial.source_training) is not None and source.training_id in done
+    ]
+    lost = Counter(
+        (one.training_id, one.name) for one in sources if one and one.training_id in done
     )
     for (training, name), count in lost.items():
         text = f"the weights of training {training} ({name}) are damaged or gone;"
@@ -334,15 +334,9 @@ def trials_to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
 class _PlanBuilder:
     """Collect trials by id, since several cells may compute the same."""
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        store: Store | None,
-        texts: PlannedTexts,
-        resolver: InitialWeightsResolver,
-    ):
+    def __init__(self, store: Store | None, texts: PlannedTexts, resolver: InitialWeightsResolver):
         self._store, self._texts, self._resolver = store, texts, resolver
-        self._uses_pruning = uses_pruning(sweep)
+        self._uses_pruning = uses_pruning(texts.sweep)
         self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
         self._trials: dict[str, Trial] = {}
         self._cells: dict[str, list[Mapping[str, str]]] = {}
@@ -368,10 +362,9 @@ class _PlanBuilder:
         return PlannedCell(cell.levels, trial_ids, cell.off)
 
     def build_trials(self) -> tuple[PlannedTrial, ...]:
-        first_trial: dict[str, str] = {}  # training id -> the first trial of this plan that has it
-        for trial in self._trials.values():
-            first_trial.setdefault(trial.training_id, trial.id)
-        store, planned_trainings, planned = self._store, set[str](), []
+        # training id -> the first trial of this plan that has it
+        first_trial = {one.training_id: one.id for one in reversed(self._trials.values())}
+        store, planned_trainings, planned = self._store, set[str](), list[PlannedTrial]()
         for trial in self._trials.values():
             state: TrialState | None = None
             if store is not None:
@@ -391,23 +384,17 @@ class _PlanBuilder:
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
                     branch=Branch(),
-                    name="",
                     **self._costs[trial.id],
                 )
             )
-        return tuple(self._add_branches(planned))
-
-    def _add_branches(self, trials: list[PlannedTrial]) -> Iterator[PlannedTrial]:
-        """Yield ``trials`` with what trainings of several token budgets have in common."""
-        branches = plan_branches([p.trial for p in trials if p.trains], self._store)
-        for planned in trials:
-            branch = branches.get(planned.trial.training_id)
-            if branch is None:
-                yield planned
-            else:  # any trial of a training may run it
-                trial = replace(planned.trial, shared_steps=branch.shared_steps)
-                own = branch if planned.trains else planned.branch
-                yield replace(planned, trial=trial, branch=own)
+        branches = plan_branches([one.trial for one in planned if one.trains], store)
+        for number, one in enumerate(planned):
+            branch = branches.get(one.trial.training_id)
+            if branch is not None:  # any trial of a training may run it
+                trial = replace(one.trial, shared_steps=branch.shared_steps)
+                own = branch if one.trains else one.branch
+                planned[number] = replace(one, trial=trial, branch=own)
+        return tuple(planned)
 
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)
@@ -419,21 +406,20 @@ class _PlanBuilder:
         return self._trial_of_cell[key]
 
 
-def _describe_sizes(sweep: Sweep, size: SizeConfig) -> dict[str, Any]:
-    parameters = count_size_parameters(sweep, sweep.cells())
-    return {**size.model_dump(mode="json"), "parameters": parameters}
+def baseline_first(sweep: Sweep) -> dict[str, tuple[str, ...]]:
+    """Return the levels of every factor, that of the baseline first."""
+    return {
+        factor: tuple(dict.fromkeys((sweep.baseline[factor], *levels)))
+        for factor, levels in sweep.factors.items()
+    }
 
 
 def describe_stage(stage: Stage, **texts: str) -> dict[str, Any]:
     """Return the content of ``sweep.json`` for a stage; for ``texts`` see `describe_sweep`."""
     description = {**describe_sweep(stage.plan, **texts), **stage.record}
     if stage.declaration is not None:
-        description["stages"] = {
-            "declared": dict(stage.declaration),
-            "number": stage.number,
-            "name": stage.name,
-            "is_last": stage.is_last,
-        }
+        facts = {"number": stage.number, "name": stage.name, "is_last": stage.is_last}
+        description["stages"] = {"declared": dict(stage.declaration), **facts}
     return description
 
 
@@ -446,15 +432,16 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         experiment_yaml: Text of the base experiment's file.
         command: As typed, without absolute paths.
     """
-    sweep = plan.sweep
-    levels_baseline_first = {
-        factor: [sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor])]
-        for factor, levels in sweep.factors.items()
-    }
+    sweep, size = plan.sweep, plan.sweep.size
+    texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
+    claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
+    if size is not None:
+        parameters = count_size_parameters(sweep, sweep.cells())
+        size = {**size.model_dump(mode="json"), "parameters": parameters}
     return {
         "name": sweep.name,
         "question": sweep.question,
-        "factors": levels_baseline_first,
+        "factors": {factor: list(levels) for factor, levels in baseline_first(sweep).items()},
         "patches": sweep.model_dump(mode="json")["factors"],
         "baseline": dict(sweep.baseline),
         "design": " + ".join(sweep.design_seeds),
@@ -462,25 +449,13 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "rules": [str(rule) for rule in sweep.selection.rules],
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
-        "decide": {
-            **sweep.decide.model_dump(mode="json"),
-            "claims": list(
-                list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
-            ),
-        },
-        **({} if sweep.size is None else {"size": _describe_sizes(sweep, sweep.size)}),
-        **planned_texts.describe_texts(plan.texts),
+        "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(claims)},
+        **({} if size is None else {"size": size}),
+        **({"texts": texts} if texts else {}),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),
-        "cells": [
-            {
-                "levels": dict(cell.levels),
-                "trials": {str(seed): trial for seed, trial in cell.trials.items()},
-                **({"off": sorted(cell.off)} if cell.off else {}),
-            }
-            for cell in plan.cells
-        ],
+        "cells": [cell.to_json() for cell in plan.cells],
         **({"scale": sweep.source.scale} if sweep.source.scale else {}),
         "yaml": yaml,
         "yaml_sha256": hashlib.sha256(yaml.encode()).hexdigest(),

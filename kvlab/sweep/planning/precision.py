@@ -1,7 +1,6 @@
 """What `kvlab plan` says of a sweep's precision: its design, and the spread that records show."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,15 +61,16 @@ class ExpectedPrecision:
 
     def to_json(self) -> dict[str, Any]:
         design, vain = self.design, self.design.find_vain_looks()
+        looks = [
+            {"seeds": size, "t_bound": bound, "decides": size not in vain}
+            for size, bound in design.look_bounds().items()
+        ]
         return {
             "seeds": design.fewest_seeds,
             "half_widths_in_spreads": design.half_widths(),
             "spread": None if self.spread is None else asdict(self.spread),
             "seeds_within_margin": self._count_seeds(),
-            "looks": [
-                {"seeds": size, "t_bound": bound, "decides": size not in vain}
-                for size, bound in design.look_bounds().items()
-            ],
+            "looks": looks,
             "looks_that_decide": list(design.propose_looks()) if design.looks else [],
         }
 
@@ -119,14 +119,13 @@ class ExpectedPrecision:
 
     def _describe_looks(self) -> str:
         """Say from which |t| the looks that decide little call a level, and name better ones."""
-        design, smallest = self.design, self.design.smallest_error()
-        calls = []
-        for size, bound in design.find_vain_looks().items():
-            reach = f" ({_format_number(bound * smallest / math.sqrt(size))} times that spread)"
-            reach = reach if smallest else ""
-            calls.append(f"|t| of {_format_number(bound)} at {size} seeds{reach}")
-        text = f"Looks: a {'trained ' if smallest else ''}level is called only from"
-        text += f" {' and '.join(calls)}, so hardly any is decided there"
+        design = self.design
+        calls = [
+            f"|t| of {_format_number(bound)} at {size} seeds"
+            for size, bound in design.find_vain_looks().items()
+        ]
+        text = f"Looks: a level is called only from {' and '.join(calls)}"
+        text += ", so hardly any is decided there"
         looks = design.propose_looks()
         if not looks:
             return f"{text}, nor at any look before the last; write seeds: {design.looks[-1]}."
@@ -164,17 +163,14 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
                 cells.setdefault(key, []).append(one)
     claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
     trials = [one for own in cells.values() for one in own]
-    metric = sweep.decide.metric
+    metric, decide = sweep.decide.metric, sweep.decide
     if metric is None:  # as in `kvlab.analysis.study.Study`
         served = any(one.trial.experiment.evaluation.served for one in trials)
         tokenizers = {one.trial.experiment.data.tokenizer for one in trials}
         metric = ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + "_served" * served
-    is_open = not all(one.has_ended for one in least.trials)
-    if (
-        sweep.search is not None
-        or not (claims and is_open and any(one.flops for one in trials))
-        or METRICS[metric].unit not in _LEARNED
-    ):
+    is_open = any(one.flops for one in trials) and not all(one.has_ended for one in least.trials)
+    is_learned = METRICS[metric].unit in _LEARNED
+    if sweep.search is not None or not (claims and is_open and is_learned):
         return None
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
@@ -183,12 +179,10 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
         trainings, estimand.factors, claims, metric, estimand
     )
     seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
-    design = DesignPrecision(len(claims), weights, sweep.decide.alpha, seeds, looks)
+    design = DesignPrecision(len(claims), weights, decide.alpha, seeds, looks)
     has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
     spread = _find_spread(sweep.name, cells, metric, store)
-    return ExpectedPrecision(
-        sweep.name, design, spread, metric, sweep.decide.margin, has_taken_looks
-    )
+    return ExpectedPrecision(sweep.name, design, spread, metric, decide.margin, has_taken_looks)
 
 
 def _find_spread(
@@ -219,8 +213,7 @@ def _find_spread(
     for name in names[:MAX_RESULTS_READ]:
         with contextlib.suppress(StoreError):
             recorded = [list(cell["trials"].values()) for cell in store.sweep(name)["cells"]]
-            found = _pool_results(store, recorded, metric, is_alike)
-            if found is not None:
+            if found := _pool_results(store, recorded, metric, is_alike):
                 return RecordedSpread(*found, name)
     return None
 
@@ -241,10 +234,11 @@ def _pool_results(
         values, training = [], ""
         for trial in trials[: MAX_RESULTS_READ - n_read] if len(trials) > 1 else ():
             result, n_read = store.result(trial), n_read + 1
-            if result is not None and result["status"] == "done":
-                if not is_alike(result):
-                    return None
-                training = training or str(result["training"])
-                values += [v for name, v in collect_metrics(result).items() if name == metric]
+            if result is None or result["status"] != "done":
+                continue
+            if not is_alike(result):
+                return None
+            training = training or str(result["training"])
+            values += [v for name, v in collect_metrics(result).items() if name == metric]
         groups.setdefault(training, values)
     return expected_precision.pool_spread(list(groups.values()))

@@ -3,12 +3,13 @@
 A stage's plan contains all trials that the sweep has asked for so far, so that a driver runs those
 that are missing. It is computed from the record alone. So every driver computes the same stage,
 also after a kill, and several drivers of one sweep go through the same stages. Most sweeps have
-one stage. `StagePlanner` is what plans several: the rounds of a tuning and the looks. A search has
-one stage, to which `kvlab.sweep.search.searcher` adds trials while it runs.
+one stage. Several are planned by `TuningPlanner` and `LookPlanner`: ``plan`` returns the stage that
+the record asks for, with what ``sweep.json`` keeps of it, and ``plan_most`` the trials of all
+stages, if they become as many as they may. A search has one stage, to which
+`kvlab.sweep.search.searcher` adds trials while it runs.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 from kvlab.errors import SpecError
 from kvlab.spec.sweep import Sweep
@@ -17,21 +18,6 @@ from kvlab.sweep.planning import looks
 from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner
 from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.planning.tuning import TuningPlanner
-
-
-class StagePlanner(Protocol):
-    """Plan the stages of one kind from the record alone.
-
-    A stage says under keys of its own what ``sweep.json`` keeps, and what must not change.
-    """
-
-    def plan(self) -> Stage:
-        """Return the stage that the record asks for, the last one if all of them are over."""
-        ...
-
-    def plan_most(self) -> Plan:
-        """Return the trials of all stages, if they become as many as they may."""
-        ...
 
 
 def plan_stage(

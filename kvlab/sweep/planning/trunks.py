@@ -6,7 +6,8 @@ branches from it (Hägele et al., arXiv 2405.18392). Nothing waits on it: a trai
 checkpoint to branch from takes all steps itself, with the same result.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvlab.store import Store
@@ -40,15 +41,26 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
         trials: One trial of each training that is still to be trained.
         store: Where earlier trunks are looked up.
     """
-    trunks: dict[str, list[Trial]] = {}
+    trunks = defaultdict[str, list[Trial]](list)
     for trial in trials:
         if trial.trunk_id is not None:
-            trunks.setdefault(trial.trunk_id, []).append(trial)
+            trunks[trial.trunk_id].append(trial)
     branches: dict[str, Branch] = {}
     for trunk_id, members in trunks.items():
         stored = store.trunk_steps(trunk_id) if store is not None else []
-        if len(members) > 1 or stored:
-            branches |= dict(_branch_members(members, stored))
+        if len(members) == 1 and not stored:
+            continue
+        stable = {trial.id: trial.experiment.training.stable_steps for trial in members}
+        longest = max(members, key=lambda trial: stable[trial.id])
+        for trial in members:
+            own = stable[trial.id]
+            others = {min(own, stable[other.id]) for other in members if other is not trial}
+            keeps_all = trial.experiment.training.keep_best > 0  # it takes all its steps
+            is_trunk = trial is longest or keeps_all
+            start = max((step for step in stored if step <= own), default=0) if is_trunk else own
+            source = None if is_trunk or start in stored else longest.id
+            steps = 0 if keeps_all else start
+            branches[trial.training_id] = Branch(tuple(sorted(others)), source, steps)
     return branches
 
 
@@ -58,34 +70,16 @@ def count_split_by_warmup(trials: Iterable[Trial]) -> int:
     Those of one phase that all differ in tokens and in warm-up, as its default does; a sweep over
     warm-ups means them.
     """
-    phases: dict[str, dict[str, Trial]] = {}
+    phases = defaultdict[str | None, dict[str, Trial]](dict)
     for trial in trials:
         if trial.trunk_id is not None:
             identity = trial.training_identity()
             phase = trunk_fingerprint(trial.experiment, identity, ignore_warmup=True)
-            assert phase is not None, "it has a trunk"
-            phases.setdefault(phase, {})[trial.training_id] = trial
-    return sum(len(members) for members in phases.values() if _is_split(list(members.values())))
-
-
-def _is_split(members: list[Trial]) -> bool:
-    trunks = {trial.trunk_id for trial in members}
-    budgets = {trial.experiment.training.tokens for trial in members}
-    return len(trunks) == len(budgets) == len(members) > 1
-
-
-def _branch_members(members: list[Trial], stored: list[int]) -> Iterator[tuple[str, Branch]]:
-    longest = max(members, key=lambda trial: _stable_steps(trial))
-    for trial in members:
-        own = _stable_steps(trial)
-        others = {min(own, _stable_steps(other)) for other in members if other is not trial}
-        keeps_all = trial.experiment.training.keep_best > 0  # such a training takes all its steps
-        is_trunk = trial is longest or keeps_all
-        start = max((step for step in stored if step <= own), default=0) if is_trunk else own
-        source = None if is_trunk or start in stored else longest.id
-        steps = 0 if keeps_all else start
-        yield trial.training_id, Branch(tuple(sorted(others)), source, steps)
-
-
-def _stable_steps(trial: Trial) -> int:
-    return trial.experiment.training.stable_steps
+            phases[phase][trial.training_id] = trial
+    count = 0
+    for members in phases.values():
+        trunks = {trial.trunk_id for trial in members.values()}
+        budgets = {trial.experiment.training.tokens for trial in members.values()}
+        if len(trunks) == len(budgets) == len(members) > 1:
+            count += len(members)
+    return count

@@ -5,22 +5,15 @@ comes next, and which is the best. Rates are added in rounds, at most three of t
 of a round have ended.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from kvlab.analysis.tuning import (
-    MAX_ADDED,
-    Optimum,
-    TunedPoint,
-    describe_optimum,
-    find_optimum,
-    propose_value,
-    read_points,
-    write_point,
-)
+from kvlab.analysis import tuning
+from kvlab.analysis.tuning import Optimum, TunedPoint
 from kvlab.humanize import format_count
 from kvlab.spec import BenchmarkConfig, EvaluationConfig, ServingConfig
 from kvlab.spec.experiment import Experiment
@@ -50,14 +43,13 @@ class Architecture:
         return self.tuned_cell.label
 
     @property
-    def rate(self) -> float:
-        """The rate of its cells; that of the recipe if none was found."""
-        value = self.optimum.value if self.optimum is not None else None
-        return value or self.tuned_cell.experiment.training.learning_rate
+    def recipe(self) -> float:
+        """The rate of the recipe."""
+        return self.tuned_cell.experiment.training.learning_rate
 
 
 class TuningPlanner:
-    """Plan the rounds of a sweep's tuning; see `kvlab.sweep.planning.stages.StagePlanner`.
+    """Plan the rounds of a sweep's tuning; see `kvlab.sweep.planning.stages`.
 
     What ``sweep.json`` has decided for the same trials stays decided, also if one of them is gone
     or has another result now.
@@ -94,39 +86,38 @@ class TuningPlanner:
 
         The rates that would be added are not known. Those of the plan cost as much.
         """
-        most = len(self._tune.learning_rates) + MAX_ADDED
-        rates = []
-        for one in self.architectures:
-            own = [point.value for point in one.points]
+        most = len(self._tune.learning_rates) + tuning.MAX_ADDED
+        rates = [[point.value for point in one.points] for one in self.architectures]
+        for own in rates:
             own += [own[-1] * 2.0 ** (n + 1) for n in range(most - len(own))]
-            rates.append(own)
         return self._plan_rates(rates)
 
     def tuned_cells(self) -> tuple[Cell, ...]:
         """Return the cells of the design, each with the rate of its architecture, after `plan`."""
-        rates = {id(cell): one.rate for one in self.architectures for cell in one.cells}
-        return tuple(
-            replace(cell, experiment=with_learning_rate(cell.experiment, rates[id(cell)]))
-            if is_tuned(cell)
-            else cell
-            for cell in self._sweep.cells()
-        )
+        tuned = {
+            id(cell): replace(cell, experiment=with_learning_rate(cell.experiment, rate))
+            for one in self.architectures
+            for rate in [(one.optimum and one.optimum.value) or one.recipe]
+            for cell in one.cells
+        }
+        return tuple(tuned.get(id(cell), cell) for cell in self._sweep.cells())
 
     def _advance(self) -> Stage:
         rates = [self._tune.learning_rates] * len(self.architectures)
         lines: tuple[str, ...] = ()
-        for number in range(1, MAX_ADDED + 2):
+        for number in range(1, tuning.MAX_ADDED + 2):
             planned = self._plan_rates(rates)
             self.architectures = self._read_losses(planned, rates)
             if not all(one.has_ended for one in planned.trials):
                 break
             proposals = [
-                propose_value(one.points, len(self._tune.learning_rates))
+                tuning.propose_value(one.points, len(self._tune.learning_rates))
                 for one in self.architectures
             ]
             if proposals == [None] * len(proposals):
                 self.architectures = tuple(
-                    replace(one, optimum=find_optimum(one.points)) for one in self.architectures
+                    replace(one, optimum=tuning.find_optimum(one.points))
+                    for one in self.architectures
                 )
                 lines = tuple(_describe_decisions(self.architectures, len(self._tune.seeds)))
                 return self._make_stage(planned, number, lines, is_over=True)
@@ -144,25 +135,17 @@ class TuningPlanner:
         recorded = self._planner.read_record().get("tuning") or {}
         if not recorded.get("is_over"):
             return None
-        try:
-            entries = [
-                (read_points(entry), Optimum(**entry["optimum"]))
-                for entry in recorded["architectures"]
-            ]
-        except (KeyError, TypeError):
-            return None
-        if len(entries) != len(self.architectures):
-            return None
         untuned = self.architectures
-        planned = self._plan_rates([tuple(p.value for p in points) for points, _ in entries])
-        self.architectures = tuple(
-            replace(one, points=points, optimum=optimum)
-            for one, (points, optimum) in zip(untuned, entries, strict=True)
-        )
-        rounds = max(len(points) for points, _ in entries) - len(self._tune.learning_rates) + 1
-        stage = self._make_stage(planned, rounds, (), is_over=True)
-        if json.loads(json.dumps(stage.record["tuning"])) == recorded:
-            return stage
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # of another sweep
+            self.architectures = tuple(
+                replace(one, points=tuning.read_points(entry), optimum=Optimum(**entry["optimum"]))
+                for one, entry in zip(untuned, recorded["architectures"], strict=True)
+            )
+            rates = [[point.value for point in one.points] for one in self.architectures]
+            rounds = max(map(len, rates)) - len(self._tune.learning_rates) + 1
+            stage = self._make_stage(self._plan_rates(rates), rounds, (), is_over=True)
+            if json.loads(json.dumps(stage.record["tuning"])) == recorded:
+                return stage
         self.architectures = untuned
         return None
 
@@ -176,32 +159,27 @@ class TuningPlanner:
         ]
         digest = hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
         declared = {**self._tune.model_dump(mode="json", by_alias=True), "cells": digest}
+        architectures = [
+            {
+                "levels": dict(one.tuned_cell.levels),
+                "cells": [dict(cell.levels) for cell in one.cells],
+                "recipe": one.recipe,
+                "points": [tuning.write_point(point) for point in one.points],
+                "optimum": one.optimum and asdict(one.optimum),
+            }
+            for one in self.architectures
+        ]
         record = {
             "key": TUNED_KEY,
             "grid": list(self._tune.learning_rates),
             "seeds": list(self._tune.seeds),
             "tokens": self._tune.tokens,
             "is_over": is_over,
-            "architectures": [
-                {
-                    "levels": dict(one.tuned_cell.levels),
-                    "cells": [dict(cell.levels) for cell in one.cells],
-                    "recipe": one.tuned_cell.experiment.training.learning_rate,
-                    "points": [write_point(point) for point in one.points],
-                    "optimum": None if one.optimum is None else asdict(one.optimum),
-                }
-                for one in self.architectures
-            ],
-            "cells": [
-                {
-                    "levels": dict(cell.levels),
-                    "trials": {str(seed): trial for seed, trial in cell.trials.items()},
-                }
-                for cell in planned.cells
-            ],
+            "architectures": architectures,
+            "cells": [replace(cell, off=frozenset()).to_json() for cell in planned.cells],
         }
-        name = f"tuning {number}"
-        return Stage(planned, name, number, False, {"tune": declared}, {"tuning": record}, lines)
+        kept = {"tune": declared}, {"tuning": record}
+        return Stage(planned, f"tuning {number}", number, False, *kept, lines)
 
     def _plan_rates(self, rates: Sequence[Sequence[float]]) -> Plan:
         return self._planner.plan(
@@ -219,15 +197,13 @@ class TuningPlanner:
         states = {one.trial.id: one.state for one in planned.trials}
 
         def read(trials: Mapping[int, str]) -> dict[int, float]:
-            losses = {}
+            losses = {seed: math.inf for seed, one in trials.items() if states[one] == "diverged"}
             for seed, trial in trials.items():
-                if states[trial] == "diverged":
-                    losses[seed] = math.inf
-                elif states[trial] == "done" and self._store is not None:
+                if states[trial] == "done" and self._store is not None:
                     result = self._store.result(trial)
                     assert result is not None, "it is done"
                     losses[seed] = float(result["measurements"]["loss"])
-            return losses
+            return dict(sorted(losses.items()))
 
         cells = iter(planned.cells)
         return tuple(
@@ -250,16 +226,14 @@ def _recipe_key(experiment: Experiment) -> str:
 def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
     """Return a cell that trains at a rate and measures the one-shot loss, and little else."""
     scored = cell.experiment.evaluation
-    evaluation = EvaluationConfig(
-        loss_tokens=scored.loss_tokens, loss_bytes=scored.loss_bytes, served=False
-    )
-    experiment = with_learning_rate(cell.experiment, rate, tune.tokens).model_copy(
-        update={
-            "serving": ServingConfig(),
-            "evaluation": evaluation,
-            "benchmark": BenchmarkConfig(prompt_tokens=1, new_tokens=1, repeats=1),
-        }
-    )
+    little = {
+        "serving": ServingConfig(),
+        "evaluation": EvaluationConfig(
+            loss_tokens=scored.loss_tokens, loss_bytes=scored.loss_bytes, served=False
+        ),
+        "benchmark": BenchmarkConfig(prompt_tokens=1, new_tokens=1, repeats=1),
+    }
+    experiment = with_learning_rate(cell.experiment, rate, tune.tokens).model_copy(update=little)
     levels = {**cell.levels, TUNED_KEY: f"{rate:.12g}"}
     return Cell(levels, experiment, tune.seeds, cell.off)
 
@@ -267,10 +241,9 @@ def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
 def _describe_decisions(architectures: Sequence[Architecture], seeds: int) -> Iterator[str]:
     for one in architectures:
         assert one.optimum is not None, "the tuning is over"
-        recipe = one.tuned_cell.experiment.training.learning_rate
         failed = sum(seeds - len(point.losses) for point in one.points)
         note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
-        yield f"{one.label}: {TUNED_KEY} = {describe_optimum(one.optimum, recipe)}{note}"
+        yield f"{one.label}: {TUNED_KEY} = {tuning.describe_optimum(one.optimum, one.recipe)}{note}"
 
 
 def _describe_proposals(

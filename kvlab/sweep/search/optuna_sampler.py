@@ -8,6 +8,7 @@ search's seed and the number of the suggestion. So a suggestion depends on the s
 alone, and a search that was killed goes on as if it had not been.
 """
 
+import contextlib
 import inspect
 import json
 import logging
@@ -45,14 +46,8 @@ _MAX_GRID = 10_000
 _SEQUENCE_PREFIX = "qmc:"
 """Prefix of the position in such a sequence, which Optuna keeps with the study."""
 
-_STATES = {
-    "open": "RUNNING",
-    "ok": "COMPLETE",
-    "beyond": "PRUNED",
-    "pruned": "PRUNED",
-    "lost": "FAIL",
-}
-"""Optuna's state of a trial, by the state of the observation."""
+_STATES = {"open": "RUNNING", "ok": "COMPLETE", "lost": "FAIL"}
+"""Optuna's state of a trial, by the state of the observation; PRUNED for the others."""
 
 
 def suggest_params(
@@ -70,11 +65,8 @@ def suggest_params(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental samplers warn each time
         storage = optuna.storages.InMemoryStorage()
-        study = optuna.create_study(
-            storage=storage,
-            sampler=_make_sampler(optuna, config, len(history)),
-            directions=list(directions),
-        )
+        sampler = _make_sampler(optuna, config, len(history))
+        study = optuna.create_study(storage=storage, sampler=sampler, directions=list(directions))
         study_id = storage.get_study_id_from_name(study.study_name)
         last_attrs = history[-1].sampler_attrs if history else {}
         for key, value in _sequence_attrs(last_attrs).items():
@@ -84,9 +76,11 @@ def suggest_params(
             study.add_trial(_make_frozen_trial(optuna, observation, distributions, directions))
         trial = study.ask(distributions)
     attrs = _sequence_attrs(storage.get_study_system_attrs(study_id))
-    attrs |= study.trials[-1].system_attrs
-    json_attrs = {key: value for key, value in attrs.items() if _is_json(value)}
-    return Observation(dict(trial.params), sampler_attrs=json_attrs)
+    for key, value in study.trials[-1].system_attrs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            if json.loads(json.dumps(value)) == value:
+                attrs[key] = value
+    return Observation(dict(trial.params), sampler_attrs=attrs)
 
 
 def estimate_importances(
@@ -117,11 +111,8 @@ def estimate_importances(
             continue
         study = optuna.create_study(direction=directions[number])
         for observation, value in zip(measured, values, strict=True):
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=observation.params, distributions=distributions, value=value
-                )
-            )
+            facts = {"params": observation.params, "distributions": distributions}
+            study.add_trial(optuna.trial.create_trial(**facts, value=value))
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=config.seed)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         importances[objective] = {name: float(share) for name, share in shares.items()}
@@ -179,13 +170,10 @@ def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
         for key, values in config.choices.items()
     }
     for key, one in config.ranges.items():
+        low, high, step, kind = one.low, one.high, one.step, kinds.FloatDistribution
         if one.whole:
-            low, high, step = int(one.low), int(one.high), int(one.step or 1)
-            distributions[key] = kinds.IntDistribution(low, high, log=one.log, step=step)
-        else:
-            distributions[key] = kinds.FloatDistribution(
-                one.low, one.high, log=one.log, step=one.step
-            )
+            low, high, step, kind = int(low), int(high), int(step or 1), kinds.IntDistribution
+        distributions[key] = kind(low, high, log=one.log, step=step)
     return distributions
 
 
@@ -208,7 +196,7 @@ def _make_frozen_trial(
     elif observation.state == "pruned":
         constraints["pruned"] = 1.0 / len(observation.rung_losses)
     return optuna.trial.create_trial(
-        state=optuna.trial.TrialState[_STATES[observation.state]],
+        state=optuna.trial.TrialState[_STATES.get(observation.state, "PRUNED")],
         params=observation.params,
         distributions=distributions,
         values=observation.values if observation.state == "ok" else None,
@@ -216,13 +204,6 @@ def _make_frozen_trial(
         intermediate_values=rung_values,
         system_attrs=observation.sampler_attrs,
     )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
-        return False
 
 
 # What a search may ask for
@@ -237,25 +218,21 @@ def check_search(sweep: Sweep) -> None:
     and limit is a metric that is planned or measured."""
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
-    problems = [sweep.source.document.problem(*problem) for problem in _check_sampler(search)]
-    fields: list[tuple[tuple[Key, ...], str]] = [
-        (("search", "objectives", number), name) for number, name in enumerate(search.objectives)
-    ]
-    fields += [(("search", "limits", name), name) for name in search.limits]
-    for path, name in fields:
-        field = ".".join(map(str, path[:2]))
+    found: list[tuple[tuple[Key, ...], str]] = [*_check_sampler(search)]
+    usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
+    names = [*PLANNED_METRICS, *usable]
+    asked: list[tuple[str, Key, str]] = [("limits", name, name) for name in search.limits]
+    asked += [("objectives", number, name) for number, name in enumerate(search.objectives)]
+    for section, key, name in asked:
+        text = f"search.{section} names {name}"
         if name not in METRICS and name not in PLANNED_METRICS:
-            usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
-            names = [*PLANNED_METRICS, *usable]
             hint = suggest_name(name, names, f"use one of {', '.join(names)}")
-            text = f"{field} names {name}, which is not measured; {hint}"
-        elif path[1] == "objectives" and name in METRICS and METRICS[name].better == "neither":
-            text = f"{field} names {name}, of which neither more nor less is better; use another"
-        else:
-            continue
-        problems.append(sweep.source.document.problem(path, text))
-    if problems:
-        raise SpecError(problems)
+            found.append((("search", section, key), f"{text}, which is not measured; {hint}"))
+        elif section == "objectives" and name not in names:
+            why = "of which neither more nor less is better; use another"
+            found.append((("search", section, key), f"{text}, {why}"))
+    if found:
+        raise SpecError([sweep.source.document.problem(*one) for one in found])
 
 
 def _check_sampler(config: SearchConfig) -> Iterator[tuple[tuple[Key, ...], str]]:

@@ -4,8 +4,9 @@
                       points/        one file for each suggestion
 """
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from kvlab.store import Store
 from kvlab.store.record_forms import read_record
 from kvlab.store.store_paths import POINTS_FOLDER, SearchPoints, list_point_files
 from kvlab.sweep.planning.planner import Plan
+
+_log = logging.getLogger(__name__)
 
 HISTORY_FILE = "search.json"
 
@@ -121,13 +124,13 @@ def save_history(directory: Path, config: SearchConfig, *, seconds: float, flops
     Raises:
         StoreError: The history cannot be written.
     """
-    identity = _search_identity(config)
-    content = {"schema": 2, "search": identity, "seconds": seconds, "flops": flops}
+    spent = {"seconds": seconds, "flops": flops}
+    content = {"schema": 2, "search": _search_identity(config), **spent}
     write_sealed_json(directory / HISTORY_FILE, content)
 
 
 def load_history(
-    directory: Path, points: SearchPoints, config: SearchConfig
+    directory: Path, points: SearchPoints, config: SearchConfig, *, heal: bool = False
 ) -> tuple[list[Suggestion], float]:
     """Return the suggestions and the seconds spent so far; none if the search has not begun.
 
@@ -137,45 +140,33 @@ def load_history(
     Args:
         directory: Of the sweep.
         points: The suggestions there.
+        heal: Move a damaged history into ``damaged/``.
 
     Raises:
         StoreError: The history is of another search.
     """
     try:
-        history = read_record(directory / HISTORY_FILE)
         suggestions = [Suggestion.from_json(point) for point in points.read()]
-    except (FileNotFoundError, RecordDamaged):
-        return [], 0.0
-    if history["search"] != _search_identity(config):
+        numbers = enumerate(suggestions, 1)
+        is_damaged = any(one.level != format_level(number) for number, one in numbers)
+        history = read_record(directory / HISTORY_FILE)
+    except FileNotFoundError:
+        history, is_damaged = {}, bool(list_point_files(directory))
+    except RecordDamaged:
+        history, is_damaged = {}, True
+    if history and history["search"] != _search_identity(config):
         text = f"{directory / HISTORY_FILE} is the history of another search of this name"
         raise StoreError(f"{text}; give the sweep another name, or remove that file")
-    if not _are_consecutive(suggestions):
-        return [], 0.0
-    return suggestions, float(history["seconds"])
-
-
-def _are_consecutive(suggestions: Sequence[Suggestion]) -> bool:
-    """Return whether no suggestion is missing."""
-    numbers = range(1, len(suggestions) + 1)
-    return all(one.level == format_level(n) for one, n in zip(suggestions, numbers, strict=True))
+    if is_damaged and heal:
+        aside = set_aside(directory, [HISTORY_FILE, POINTS_FOLDER])
+        text = "the history of %s was damaged; moved to %s, suggested anew"
+        _log.warning(text, directory.name, aside)
+    return ([], 0.0) if is_damaged or not history else (suggestions, float(history["seconds"]))
 
 
 def format_level(number: int) -> str:
     """Return the level of a suggestion, which are counted from 1."""
     return f"p{number:04d}"
-
-
-def set_aside_damaged_history(directory: Path, points: SearchPoints) -> Path | None:
-    """Move a damaged history into ``damaged/``; return the folder, None if nothing is wrong."""
-    try:
-        suggestions = [Suggestion.from_json(point) for point in points.read()]
-        read_record(directory / HISTORY_FILE)
-        is_damaged = not _are_consecutive(suggestions)
-    except RecordDamaged:
-        is_damaged = True
-    except FileNotFoundError:
-        is_damaged = bool(list_point_files(directory))
-    return set_aside(directory, [HISTORY_FILE, POINTS_FOLDER]) if is_damaged else None
 
 
 def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
@@ -193,11 +184,10 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
     config = plan.sweep.search
     if config is None:
         return 0
-    suggestions: list[Suggestion] = []
+    suggestions, name = list[Suggestion](), plan.sweep.name
     if store is not None:
-        name = plan.sweep.name
-        directory, points = store.sweep_directory(name), store.search_points(name)
-        suggestions, _ = load_history(directory, points, config)
+        points = store.search_points(name)
+        suggestions, _ = load_history(store.sweep_directory(name), points, config)
     trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
     allowed = []
     if config.trials is not None:
@@ -211,7 +201,4 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
 
 def _search_identity(config: SearchConfig) -> dict[str, Any]:
     """Return what suggestions depend on: with a larger budget the same history goes on."""
-    identity = config.model_dump(mode="json")
-    for budget in ("trials", "flops", "hours", "parallel"):
-        del identity[budget]
-    return identity
+    return config.model_dump(mode="json", exclude={"trials", "flops", "hours", "parallel"})

@@ -5,7 +5,7 @@ search is recorded and mirrored like any sweep. `Store.sweep` returns under ``se
 report needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
-import logging
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,31 +22,16 @@ from kvlab.spec.sweep import SEARCH_FACTOR, Cell
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
-from kvlab.sweep.search.optuna_sampler import (
-    check_search,
-    estimate_importances,
-    limit_violations,
-    objective_direction,
-    planned_metrics,
-    suggest_params,
-)
+from kvlab.sweep.search import optuna_sampler as sampler
+from kvlab.sweep.search import search_history as histories
 from kvlab.sweep.search.pruner import Pruner
-from kvlab.sweep.search.search_history import (
-    Suggestion,
-    format_level,
-    load_history,
-    save_history,
-    set_aside_damaged_history,
-)
+from kvlab.sweep.search.search_history import Suggestion
 
 MAX_FRUITLESS_SUGGESTIONS = 200
 """Suggestions in a row without a new trial after which the space counts as exhausted."""
 
 MIN_IMPORTANCE_TRIALS = 10
 """Measured trials below which no importance of a parameter is estimated."""
-
-
-_log = logging.getLogger(__name__)
 
 
 class Searcher:
@@ -77,21 +62,18 @@ class Searcher:
         identify: IdentifyDataset | None = None,
     ):
         assert base.sweep.search is not None, "only for sweeps with a search"
-        check_search(base.sweep)
+        sampler.check_search(base.sweep)
         self._config, self._store = base.sweep.search, store
-        self._directions = [objective_direction(name) for name in self._config.objectives]
+        self._directions = [sampler.objective_direction(name) for name in self._config.objectives]
         named = (replace(planned, name="base experiment") for planned in base.trials)
         self.plan = self._base = replace(base, trials=tuple(named))
         self._describe, self._identify = describe, identify
         self._directory = store.sweep_directory(base.sweep.name)
         self._points = store.search_points(base.sweep.name)
         self._trials: dict[str, PlannedTrial] = {}
-        history = self._directory, self._points
-        aside = set_aside_damaged_history(*history)
-        if aside is not None:
-            text = "the history of %s was damaged; moved to %s, suggested anew"
-            _log.warning(text, base.sweep.name, aside)
-        self.suggestions, self._seconds_before = load_history(*history, self._config)
+        self.suggestions, self._seconds_before = histories.load_history(
+            self._directory, self._points, self._config, heal=True
+        )
         self._pruner = Pruner(self._config.pruning, self.suggestions)
         self._started, self._saved_seconds = time.monotonic(), self._seconds_before
         self._importances: dict[str, dict[str, float]] = {}
@@ -114,7 +96,16 @@ class Searcher:
     def best(self) -> list[Suggestion]:
         """Return the Pareto front: suggestions within the limits that no other one dominates."""
         measured = [s for s in self.suggestions if s.observation.state == "ok" and s.has_trial]
-        return [s for s in measured if not any(self._dominates(other, s) for other in measured)]
+        signs = [1 if direction == "minimize" else -1 for direction in self._directions]
+        costs = [
+            tuple(sign * value for sign, value in zip(signs, s.observation.values, strict=True))
+            for s in measured
+        ]
+        return [
+            suggestion
+            for suggestion, own in zip(measured, costs, strict=True)
+            if not any(c != own and all(map(operator.le, c, own)) for c in costs)
+        ]
 
     @property
     def stage(self) -> Stage:
@@ -136,7 +127,9 @@ class Searcher:
         """Estimate the importance of every parameter, and record how the search has ended."""
         measured = [s.observation for s in self.suggestions if s.has_trial and s.observation.values]
         if len(measured) >= MIN_IMPORTANCE_TRIALS:
-            self._importances = estimate_importances(self._config, self._directions, measured)
+            self._importances = sampler.estimate_importances(
+                self._config, self._directions, measured
+            )
         self._store.write_sweep(self._describe(self.stage))
 
     def promote(self, trial_id: str) -> None:
@@ -213,40 +206,31 @@ class Searcher:
     def _suggest(self) -> PlannedTrial | None:
         """Make a suggestion; return its trial, or None if it has none of its own."""
         history = [suggestion.observation for suggestion in self.suggestions]
-        observation = suggest_params(self._config, self._directions, history)
+        observation = sampler.suggest_params(self._config, self._directions, history)
         patch = {
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
-        suggestion = Suggestion(observation, format_level(len(self.suggestions) + 1), patch)
+        suggestion = Suggestion(
+            observation, histories.format_level(len(self.suggestions) + 1), patch
+        )
         self.suggestions.append(suggestion)
-        if self._plan_within_limits(suggestion):
-            for earlier in self.suggestions[:-1]:
-                if earlier.trial_id == suggestion.trial_id and earlier.has_trial:
-                    suggestion.skip_reason = f"computes the same as {earlier.level}"
-                    if not earlier.is_open:
-                        suggestion.observation = replace(
-                            earlier.observation,
-                            params=observation.params,
-                            sampler_attrs=observation.sampler_attrs,
-                        )
-                    break
+        planned = self._plan_suggestion(suggestion)
+        if planned is not None:
+            metrics = sampler.planned_metrics(planned.trials[0])
+            observation.violations = sampler.limit_violations(self._config.limits, metrics)
+            if any(violation > 0 for violation in observation.violations.values()):
+                observation.state, suggestion.skip_reason = "beyond", "is beyond a limit"
+            else:
+                self._add_to_plan(suggestion, planned)
+        earlier = self._find(suggestion.trial_id)
+        if earlier is not None and earlier is not suggestion:
+            suggestion.skip_reason = f"computes the same as {earlier.level}"
+            if not earlier.is_open:
+                own = {"params": observation.params, "sampler_attrs": observation.sampler_attrs}
+                suggestion.observation = replace(earlier.observation, **own)
         self._save(suggestion)
         return self._with_pause_step(suggestion) if suggestion.has_trial else None
-
-    def _plan_within_limits(self, suggestion: Suggestion) -> bool:
-        """Plan a suggestion and add it to the plan, unless it is impossible or beyond a limit."""
-        planned = self._plan_suggestion(suggestion)
-        if planned is None:
-            return False
-        observation = suggestion.observation
-        metrics = planned_metrics(planned.trials[0])
-        observation.violations = limit_violations(self._config.limits, metrics)
-        if any(violation > 0 for violation in observation.violations.values()):
-            observation.state, suggestion.skip_reason = "beyond", "is beyond a limit"
-            return False
-        self._add_to_plan(suggestion, planned)
-        return True
 
     def _plan_suggestion(self, suggestion: Suggestion) -> Plan | None:
         """Plan one suggestion, as a new level of the search's factor; None if it is impossible."""
@@ -259,20 +243,24 @@ class Searcher:
             experiment = Experiment.model_validate(data)
             cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
             return plan(sweep, self._store, identify=self._identify, cells=(cell,))
-        except (ValidationError, SpecError) as error:
-            observation = suggestion.observation
-            observation.state, observation.violations = "beyond", {"possible": 1.0}
-            suggestion.skip_reason = f"is not possible: {_first_message(error)}"
-            return None
+        except SpecError as error:
+            reason = summarize_error(error)
+        except ValidationError as error:
+            item = error.errors(include_url=False)[0]
+            rules = item.get("ctx", {}).get("rules")
+            path = ".".join(map(str, item["loc"]))
+            reason = " ".join(rules[0]) if rules else f"{path} {item['msg']}"
+        observation = suggestion.observation
+        observation.state, observation.violations = "beyond", {"possible": 1.0}
+        suggestion.skip_reason = f"is not possible: {reason}"
+        return None
 
     def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> None:
         """Add a planned suggestion to the plan, and note its trial."""
         trial = replace(planned.trials[0], name=format_settings(suggestion.patch))
         suggestion.trial_id, suggestion.training_id = trial.trial.id, trial.trial.training_id
         suggestion.flops, suggestion.steps = trial.flops, trial.trial.experiment.training.steps
-        [cell] = planned.cells
-        trials_by_seed = {str(seed): trial_id for seed, trial_id in cell.trials.items()}
-        suggestion.cell = {"levels": dict(cell.levels), "trials": trials_by_seed}
+        suggestion.cell = planned.cells[0].to_json()
         is_new = not any(one.trial.id == trial.trial.id for one in self.plan.trials)
         trials = (*self.plan.trials, trial) if is_new else self.plan.trials
         cells = (*self.plan.cells, *planned.cells)
@@ -300,7 +288,7 @@ class Searcher:
         """Note the objectives of a trial that has ended."""
         planned, observation = self._trials[suggestion.trial_id], suggestion.observation
         result = (self._store.result(suggestion.trial_id) or {}) if status == "done" else {}
-        metrics = {**planned_metrics(planned), **result.get("measurements", {})}
+        metrics = {**sampler.planned_metrics(planned), **result.get("measurements", {})}
         objectives = self._config.objectives
         if status == "diverged":
             observation.state, observation.violations = "beyond", {"diverged": 1.0}
@@ -308,7 +296,7 @@ class Searcher:
             observation.state = "lost"
         else:
             observation.values = [float(metrics[name]) for name in objectives]
-            observation.violations = limit_violations(self._config.limits, metrics)
+            observation.violations = sampler.limit_violations(self._config.limits, metrics)
             is_beyond = any(violation > 0 for violation in observation.violations.values())
             observation.state = "beyond" if is_beyond else "ok"
 
@@ -355,12 +343,10 @@ class Searcher:
 
     def _is_over(self) -> bool:
         """Return whether no more suggestions are made."""
-        if self._is_budget_spent():
-            return True
         trials = sum(suggestion.has_trial for suggestion in self.suggestions)
         if self._config.trials is not None and trials >= self._config.trials:
             self.stop_reason = f"{trials:,} trials are the budget"
-        return bool(self.stop_reason)
+        return self._is_budget_spent() or bool(self.stop_reason)
 
     def _is_budget_spent(self) -> bool:
         """Return whether FLOPs or hours are used up, so that nothing is promoted either."""
@@ -373,28 +359,11 @@ class Searcher:
             return True
         return False
 
-    def _dominates(self, one: Suggestion, other: Suggestion) -> bool:
-        """Return whether ``one`` is at least as good in all objectives, and better in one."""
-        values, other_values = one.observation.values, other.observation.values
-        differences = [
-            value - other_value if direction == "minimize" else other_value - value
-            for direction, value, other_value in zip(
-                self._directions, values, other_values, strict=True
-            )
-        ]
-        return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
-
     def _save(self, *changed: Suggestion) -> None:
         """Write the suggestions that have changed, and what was spent."""
         for suggestion in changed:
             self._points.write(suggestion.to_json())
         self._saved_seconds = self.seconds
-        save_history(self._directory, self._config, seconds=self._saved_seconds, flops=self.flops)
-
-
-def _first_message(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        item = error.errors(include_url=False)[0]
-        rules = item.get("ctx", {}).get("rules")
-        return " ".join(rules[0]) if rules else f"{'.'.join(map(str, item['loc']))} {item['msg']}"
-    return summarize_error(error)
+        histories.save_history(
+            self._directory, self._config, seconds=self._saved_seconds, flops=self.flops
+        )

@@ -1,15 +1,14 @@
 """The preparation: smoke tests with real steps of tiny models, and datasets."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from kvlab.errors import DataError, Stopped, StoreError
+from kvlab.errors import DataError, StoreError
 from kvlab.fs.atomic_files import write_json
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.spec import load_sweep
-from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.preparation import (
@@ -22,7 +21,7 @@ from kvlab.sweep.driver.preparation import (
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
-from tests.support.stub_trials import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
+from tests.support.stub_trials import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
 from tests.support.tiny_sweep import write_tiny_sweep
 
 
@@ -59,8 +58,7 @@ def smoke(store, executor, **options):
     return SmokeTests(store, "s", executor, Origin(), said.append, **options), said
 
 
-def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path, store):
     planned = list(tiny_plan(tmp_path).trials)
     run = Run(store)
     test, said = smoke(store, InlineExecutor(run), requested=True)
@@ -72,9 +70,9 @@ def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path):
     assert not list(store.path.rglob("*.json")), "nothing is recorded of what works"
 
 
-def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path)
+def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(
+    tmp_path, store, planned
+):
     run, results = MqaIsBroken(store), []
     executor = InlineExecutor(run)
     test, said = smoke(store, executor, requested=True)
@@ -103,8 +101,9 @@ def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(tmp_p
     assert said[0] == "smoke test: one step of 2 architectures"
 
 
-def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_device(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_device(
+    tmp_path, store
+):
     planned = list(tiny_plan(tmp_path).trials)
     flops = planned[0].flops
     assert estimate_training_seconds(planned[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
@@ -148,8 +147,7 @@ class Ends(InlineExecutor):
         return [EndedTask(trial.id, error=self.error)] if trial else []
 
 
-def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path, store):
     planned = list(tiny_plan(tmp_path).trials)
     for error in (MemoryError("none left"), RuntimeError("its process died")):
         test, said = smoke(store, Ends(error), requested=True)
@@ -158,17 +156,6 @@ def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path):
     assert store.trial_ids() == []
     with pytest.raises(StoreError, match="no room"):
         smoke(store, Ends(StoreError("no room")), requested=True)[0](planned, lambda: None)
-
-
-def test_it_can_be_stopped(tmp_path):
-    def stop():
-        raise Stopped("asked to stop")
-
-    run = Run(Store(tmp_path / "runs"))
-    planned = list(tiny_plan(tmp_path, text=SWEEP).trials)
-    with pytest.raises(Stopped):
-        smoke(Store(tmp_path / "runs"), InlineExecutor(run), requested=True)[0](planned, stop)
-    assert run.seen == []
 
 
 def packed(tmp_path, gpus="auto"):
@@ -185,13 +172,12 @@ class Measures(InlineExecutor):
         if trial is None:
             return []
         answer = SmokeResult(5 * 10**9, 80 * 10**9, 16)
-        write_json(trial.result_path, answer.to_json())
+        write_json(trial.result_path, asdict(answer))
         return [EndedTask(trial.id, outcome="done")]
 
 
-def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
+def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path, store):
     planned = list(packed(tmp_path).trials)
-    store = Store(tmp_path / "runs")
     # also where the tests were not wanted: what is shared must be known
     settled = smoke(store, Measures(None), requested=False)[0](planned, lambda: None)
     for before, after in zip(planned, settled, strict=True):
@@ -220,22 +206,14 @@ def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
     assert 2**20 < result["peak_bytes"] < 2**32
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+def test_hellaswag_is_had_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    return tmp_path
-
-
-def nothing(*_):
-    pass
-
-
-def test_hellaswag_is_had_before_anything_is_trained(folder):
+    folder = tmp_path
     (folder / "data").mkdir()
     (folder / "data" / "hellaswag_val.jsonl").write_text("not the set")
     path = write_tiny_sweep(folder)
-    prefetch_evaluation_sets(plan(load_sweep(path)).trials, nothing)
+    prefetch_evaluation_sets(plan(load_sweep(path)).trials, print)
     experiment = folder / "e.yaml"
     experiment.write_text(experiment.read_text().replace("loss_tokens: 64", "hellaswag: 5"))
     with pytest.raises(DataError, match="is not HellaSwag"):
-        prefetch_evaluation_sets(plan(load_sweep(path)).trials, nothing)
+        prefetch_evaluation_sets(plan(load_sweep(path)).trials, print)

@@ -134,14 +134,10 @@ def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path
     assert not list((store.path / "sweeps" / "s").glob(".timing*"))
 
 
-def test_times_that_compare_are_left_alone(tmp_path):
-    store = write_record(tmp_path, timings="exclusive")
-    assert not plan_retiming(make_plan(tmp_path, store), store)[1]
-
-
-def test_first_times_are_kept_where_the_spec_says_so(tmp_path):
-    store = write_record(tmp_path)
-    assert not plan_retiming(make_plan(tmp_path, store, "never"), store)[1]
+@pytest.mark.parametrize(("timings", "mode"), [("exclusive", "auto"), ("shared", "never")])
+def test_times_that_compare_or_are_not_to_be_taken_again_are_left_alone(tmp_path, timings, mode):
+    store = write_record(tmp_path, timings=timings)
+    assert not plan_retiming(make_plan(tmp_path, store, mode), store)[1]
 
 
 @pytest.mark.parametrize("problem", ["other processes used 40% of the cores", "out of memory"])
@@ -162,17 +158,6 @@ def test_a_session_that_fails_leaves_the_first_times_and_is_repeated_only_if_ask
     assert [task.seed for task in again.tasks] == [0]
     assert not Study.load(store, "s").timing_obstacle
     assert not verify_record(store).damaged
-
-
-def test_a_session_that_fails_replaces_no_times(tmp_path):
-    store = write_record(tmp_path)
-    planned = make_plan(tmp_path, store)
-    run_retiming(planned, store, StubSession())
-    trial = planned.trials[0].trial
-    (store.trial_directory(trial.id) / "result.json").unlink()
-    write_trial(store, trial, loss=3.0)
-    run_retiming(planned, store, StubSession({1: "out of memory"}))
-    assert "1 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
 
 
 def test_after_a_kill_only_what_is_not_recorded_is_timed(tmp_path):
@@ -212,7 +197,9 @@ def test_times_of_a_result_that_was_made_again_do_not_count(tmp_path):
     write_trial(store, trial, loss=3.0)
     assert store.result(trial.id, store.timings("s"))["measurements"]["tpot_ms_p50"] >= 8.0
     assert "1 of 8 trials" in Study.load(store, "s").timing_obstacle
-    run_retiming(planned, store, session := StubSession(value=2.0))
+    run_retiming(planned, store, StubSession({1: "out of memory"}))
+    assert "1 of 8 trials" in Study.load(store, "s").timing_obstacle, "it replaces no times"
+    run_retiming(planned, store, session := StubSession(value=2.0), repeat=True)
     assert [task.seed for task in session.tasks] == [trial.seed]
     assert len(read_timings(store.sweep_directory("s"))) == 2
     assert not Study.load(store, "s").timing_obstacle
@@ -223,29 +210,21 @@ def test_damage_is_found_and_leaves_the_first_times(tmp_path):
     planned = make_plan(tmp_path, store)
     run_retiming(planned, store, StubSession())
     path = store.sweep_directory("s") / TIMINGS_FILE
-    path.write_text(path.read_text().replace("1.0", "0.1"))
-    assert Study.load(store, "s").timing_obstacle
-    check_healed(planned, store)
     sealed = read_sealed_json(path)
-    trial = next(iter(sealed["sessions"][0]["trials"].values()))
-    trial["measurements"]["tpot_ms_p50"] = "fast"
-    write_sealed_json(path, sealed)
-    assert Study.load(store, "s").timing_obstacle
-    check_healed(planned, store)
+    next(iter(sealed["sessions"][0]["trials"].values()))["measurements"]["tpot_ms_p50"] = "fast"
+    flip = lambda: path.write_text(path.read_text().replace("1.0", "0.1"))  # noqa: E731
+    for harm in (flip, lambda: write_sealed_json(path, sealed)):
+        harm()
+        assert Study.load(store, "s").timing_obstacle
+        [damage] = verify_record(store).damaged
+        assert (damage.path, "timed again" in damage.remedy) == (f"sweeps/s/{TIMINGS_FILE}", True)
+        assert heal_damage(damage) is not None
+        run_retiming(planned, store, StubSession())
+        assert not verify_record(store).damaged
+        assert not Study.load(store, "s").timing_obstacle
 
 
-def check_healed(planned, store):
-    """Damage of the times is found, moved aside and made again."""
-    [damage] = verify_record(store).damaged
-    assert (damage.path, "timed again" in damage.remedy) == (f"sweeps/s/{TIMINGS_FILE}", True)
-    assert heal_damage(damage) is not None
-    run_retiming(planned, store, StubSession())
-    assert not verify_record(store).damaged
-    assert not Study.load(store, "s").timing_obstacle
-
-
-def test_plan_says_beforehand_what_becomes_of_the_times(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_plan_says_beforehand_what_becomes_of_the_times(tmp_path, store):
     assert "timed again at the end" in announce_retiming(make_plan(tmp_path, store), 2)
     assert not announce_retiming(make_plan(tmp_path, store, "never"), 2)
     assert not announce_retiming(make_plan(tmp_path, store), 1)

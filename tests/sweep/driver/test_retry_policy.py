@@ -66,16 +66,14 @@ def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
     assert told == ["host memory ran out (MemoryError); again with microbatch_tokens = 8"] * 2
 
 
-def test_what_no_microbatch_fits_is_recorded_as_failed(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_what_no_microbatch_fits_is_recorded_as_failed(tmp_path, store):
     planned = tiny_plan(tmp_path, text=ONE)
     summary = drive(planned, store, HungryRun(store.path, most=0))
     assert (summary.exit_code, summary.states["failed"]) == (1, 2)
     assert store.attempts(planned.trials[0].trial.id) == [1, 2]
 
 
-def test_shrinking_can_be_switched_off(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_shrinking_can_be_switched_off(tmp_path, store):
     planned = tiny_plan(tmp_path, text=ONE + "failures: {out_of_memory: fail}\n")
     drive(planned, store, HungryRun(store.path, most=8))
     assert store.attempts(planned.trials[0].trial.id) == [1]
@@ -85,7 +83,6 @@ def test_shrinking_can_be_switched_off(tmp_path):
     ("resources", "expected"),
     [
         ({}, 768),  # on CPU a tiny model takes all 12 rows of 128 at once, and 6 are half of them
-        ({"microbatch_tokens": 1536}, 768),
         ({"microbatch_tokens": 512}, 256),
         ({"microbatch_tokens": 128}, None),
         ({"gpus": 1.0}, 384),
@@ -102,57 +99,37 @@ def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, expec
     assert smaller_microbatch(experiment) == expected
 
 
-def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path):
-    store = Store(tmp_path / "runs")
-    text = ONE.replace("mha: {}", "mha: {resources.gpus: 0.5}").replace(
-        "mqa: {", "mqa: {resources.gpus: 0.5, "
-    )
-    planned = tiny_plan(tmp_path, text=text)
-
-    class Crowded(StubRun):
-        def make(self, trial, report):
-            script = (
-                {} if trial.experiment.resources.gpus == 1 else {(trial.id, "measure", 0): "memory"}
-            )
-            return StubTrainable(trial, report, flag=self.flag, script=script)
-
-    assert Driver(planned, store, Anywhere(Crowded(store.path))).run().states["done"] == 2
-    resources = [store.result(p.trial.id)["experiment"]["resources"] for p in planned.trials]
-    assert [request["gpus"] for request in resources] == [1.0, 1.0]
-
-
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("stage", "error", "expected"),
     [
-        (RuntimeError("CUDA error: out of memory"), (0.5, 8)),  # the device: half of the rows
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), (1.0, 16)),  # the host: fewer at once
+        ("train", RuntimeError("CUDA error: out of memory"), (0.5, 8)),  # half of the rows
+        ("train", OSError(errno.ENOMEM, "Cannot allocate memory"), (1.0, 16)),  # the host's
+        ("measure", RuntimeError("CUDA error: out of memory"), (1.0, 16)),  # it is trained
     ],
 )
-def test_on_a_gpu_a_smaller_microbatch_is_for_the_devices_memory_alone(tmp_path, error, expected):
-    store = Store(tmp_path / "runs")
+def test_on_a_gpu_a_smaller_microbatch_is_for_the_memory_of_training_alone(
+    tmp_path, store, stage, error, expected
+):
     text = "question: q\nexperiment: e.yaml\nfactors:\n  heads:\n    mha: {resources.gpus: 0.5, resources.microbatch_tokens: 16}\n"
     planned = tiny_plan(tmp_path, text=text)
 
     class Once(StubTrainable):
-        def act(self, stage, step):
-            if stage == "train" and step == 0 and requested(self.trial.experiment) == (0.5, 16):
+        def act(self, now, step):
+            resources = self.trial.resources
+            if (now, step, resources.gpus, resources.microbatch_tokens) == (stage, 0, 0.5, 16):
                 raise error
 
     class OnceRun(StubRun):
         def make(self, trial, report):
             return Once(trial, report, flag=self.flag)
 
-    def requested(experiment):
-        return experiment.resources.gpus, experiment.resources.microbatch_tokens
-
     assert Driver(planned, store, Anywhere(OnceRun(store.path))).run().exit_code == 0
     used = store.result(planned.trials[0].trial.id)["experiment"]["resources"]
     assert (used["gpus"], used["microbatch_tokens"]) == expected
 
 
-def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
+def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path, planned):
     store, events = Store(tmp_path / "runs"), []
-    planned = tiny_plan(tmp_path)
     script = {(one.trial.id, "measure", 0): "bug" for one in planned.trials}
     summary = drive(planned, store, StubRun(store.path, script=script), on_event=events.append)
     assert (summary.exit_code, summary.states["failed"], summary.states["missing"]) == (1, 3, 5)
@@ -166,9 +143,7 @@ def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
     assert mended.states["done"] == 8
 
 
-def test_errors_at_different_places_do_not_end_it(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path)
+def test_errors_at_different_places_do_not_end_it(store, planned):
     kinds = ["bug", "memory", "bug", "diverge", "diverge", "diverge", "memory", "diverge"]
     script = {
         (p.trial.id, "measure", 0): kind for p, kind in zip(planned.trials, kinds, strict=True)
@@ -179,6 +154,7 @@ def test_errors_at_different_places_do_not_end_it(tmp_path):
 
 
 def killed(tmp_path, **config):
+    tmp_path.mkdir(exist_ok=True)
     store = Store(tmp_path / "runs")
     planned = tiny_plan(tmp_path).trials[0]
     path = store.trial_directory(planned.trial.id) / "progress.json"
@@ -192,10 +168,7 @@ def test_a_killed_trial_waits_longer_each_time_until_it_has_died_too_often(tmp_p
     decisions = [again() for _ in range(4)]
     assert [one and one.delay_seconds for one in decisions] == [2.0, 4.0, 8.0, None]
     assert decisions[1].reason == "its process died; retry 2 of 3 in 4s"
-
-
-def test_a_backoff_has_an_end(tmp_path):
-    _, _, again = killed(tmp_path, killed_retries=1000, backoff_seconds=1.0)
+    _, _, again = killed(tmp_path / "b", killed_retries=1000, backoff_seconds=1.0)
     assert [again().delay_seconds for _ in range(40)][-1] == 300.0
 
 

@@ -44,7 +44,10 @@ def stale(task, probe):
     ("far", "problem"),
     [
         (lambda task, probe: task(probe.replace("runs", "nowhere")), "far has no "),
-        (lambda task, probe: task(probe.replace("runs", "local")), "far has another "),
+        (
+            lambda task, probe: task(probe.replace("runs", "local")),
+            "or another one than the driver",
+        ),
         (stale, "far writes files that do not arrive here"),
         (
             lambda *_: RuntimeError("Traceback:\n  deep\nNo module named 'kvlab'"),

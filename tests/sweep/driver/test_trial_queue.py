@@ -23,9 +23,8 @@ class Crowded(InlineExecutor):
         return self.refusals < 0 and super().has_room(resources)
 
 
-def test_a_driver_waits_for_room_and_says_so_once(tmp_path):
+def test_a_driver_waits_for_room_and_says_so_once(tmp_path, planned):
     store, told = Store(tmp_path / "runs"), []
-    planned = tiny_plan(tmp_path)
     driver = Driver(planned, store, Crowded(StubRun(store.path)), on_event=told.append)
     summary = driver.run()
     assert (summary.exit_code, summary.states["done"]) == (0, 8)
@@ -55,8 +54,7 @@ def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
     assert told[0].message.startswith("resources.cpus = 1, and no machine here has more than 0;")
 
 
-def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, monkeypatch):
-    store = Store(tmp_path / "runs")
+def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, monkeypatch, store):
     base = plan(load_sweep(write_sweep(tmp_path, SEARCH)), store, identify=identify)
     StubRun(store.path)(base.trials[0].trial)
     monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")

@@ -36,10 +36,10 @@ def test_what_one_machine_holds_passes(request_):
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (asks(65), "resources.cpus = 65, and no machine here has more than 64; lower it"),
-        (asks(1, 2), "resources.gpus = 2, and no machine here has more than 1; lower it"),
-        (asks(8, 1), "resources.cpus = 8 with gpus = 1, and no single machine here has both"
-                     " (4 CPUs and 1 GPUs; 64 CPUs and 0 GPUs); lower one of them"),
+        (asks(65), "resources.cpus = 65 and resources.gpus = 0 fit no machine here"),
+        (asks(1, 2), "resources.cpus = 1 and resources.gpus = 2 fit no machine here"),
+        (asks(8, 1), "resources.cpus = 8 and resources.gpus = 1 fit no machine here"
+                     " (4 CPUs and 1 GPUs; 64 CPUs and 0 GPUs); lower what is too much"),
     ],
 )  # fmt: skip
 def test_what_no_single_machine_holds_is_refused(request_, expected):

@@ -100,23 +100,13 @@ def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, s
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "[3, 5, 7]",
-            "[3, 5, 9]",
-            "s.yaml:11:16: seeds.looks = [3, 5, 9] was [3, 5, 7] at the first look, and its error"
-            " holds for that alone; restore it, or start anew with another name and seeds that no"
-            " look has seen (seeds.first)",
-        ),
-        ("seeds:", "decide: {alpha: 0.1}\nseeds:", "s.yaml:11:17: decide.alpha = 0.1 was 0.05"),
+        ("[3, 5, 7]", "[3, 5, 9]", "s.yaml:11:16: seeds.looks = [3, 5, 9] was [3, 5, 7]"),
         ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 16", "compute something else than at the"),
         ("{looks: [3, 5, 7]}", "[0, 1, 2]", "s.yaml:11:8: seeds had looks, and some of them were"),
-        (
-            "seeds:",
-            "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\nseeds:",
-            "s.yaml:11:7: tune: the cells of the design had other rates at the first look",
-        ),
+        ("seeds:", "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\nseeds:",
+         "s.yaml:11:7: tune: the cells of the design had other rates at the first look"),
     ],
-)
+)  # fmt: skip
 def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new, message):
     folder, _ = driven
     sweep = load_looks(folder, LOOKS.replace(old, new))
@@ -127,8 +117,7 @@ def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new,
     assert plan_stage(renamed, Store(folder / "runs"), identify=identify).plan.trials
 
 
-def test_before_the_first_look_a_declaration_may_change(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_before_the_first_look_a_declaration_may_change(tmp_path, store):
     first = plan_stage(load_looks(tmp_path), store, identify=identify)
     assert len(first.plan.trials) == 9
     text = LOOKS.replace("[3, 5, 7]", "[4, 5]")

@@ -85,14 +85,9 @@ def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     peak, least = peaks(trials)
     fits = MachineMemory(1, peak, 1)
     assert list(check_memory(trials, [fits], False)) == []
+    small = MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) - 1, 1)
     with pytest.raises(ResourceError, match="and a GPU has"):
-        list(
-            check_memory(
-                trials,
-                [MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) - 1, 1)],
-                True,
-            )
-        )
+        list(check_memory(trials, [small], True))
     assert list(check_memory(trials, [MachineMemory(1, 0, 1)], False)) == []  # not known
     shared = planned(tmp_path, "gpus: 0.25, resources.microbatch_tokens: 256")
     [line] = check_memory(shared, [fits], False)

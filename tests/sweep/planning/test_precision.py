@@ -1,11 +1,8 @@
 """What a plan says of its precision: from the design, and with the spread that records show."""
 
-import json
-
 import numpy as np
 import pytest
 
-from kvlab.cli.main import main
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import describe_sweep
@@ -64,6 +61,7 @@ def test_the_spread_of_the_own_record_is_used_and_trainings_count_once(tmp_path,
     wide = expect(tmp_path, store, text.replace("0.05", f"{2 * reach}"))
     assert "within the margin" in say(wide)
     assert wide.to_json()["seeds_within_margin"] <= 4
+    assert expect(tmp_path, store) is None, "a sweep that is done needs no word"
 
 
 def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_path, recorded):
@@ -96,7 +94,6 @@ def test_levels_of_serving_alone_have_no_width_to_speak_of(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("metric: loss", "metric: kv_bytes_storage"),
         ("metric: loss", "metric: tpot_ms_p50"),
         ("mqa: {model.n_kv_head: 1}", "mqa: {model.n_kv_head: 1, training.tokens: 0}"),
     ],
@@ -107,15 +104,10 @@ def test_what_no_training_varies_has_no_spread(tmp_path, old, new):
     assert expect(tmp_path, Store(tmp_path), text) is None
 
 
-def test_a_sweep_that_is_done_needs_no_word(tmp_path, recorded):
-    assert expect(tmp_path, recorded[0]) is None
-
-
 LOOKS = SWEEP.replace("seeds: [0, 1]", "seeds: {looks: [2, 4, 6]}") + DECIDE
 
 
-def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path, store):
     expected = expect(tmp_path, store, LOOKS)
     assert expected.design.fewest_seeds == 6
     vain, *others = expected.to_json()["looks"]
@@ -139,19 +131,3 @@ def test_a_look_that_decides_nothing_is_pointed_out_until_it_is_taken(tmp_path):
     taken = expect(tmp_path, store, LOOKS)
     assert taken.has_taken_looks
     assert "Looks: " not in say(taken), "it cannot be declared otherwise any more"
-
-
-def test_a_plan_prints_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    write_sweep(tmp_path, LOOKS)
-    command = ["plan", str(tmp_path / "s.yaml"), "--store", str(tmp_path / "runs"), "--rate", "1e9"]
-    assert main(command) == 0
-    assert "\nPrecision: at the last look, 6 seeds, " in (text := capsys.readouterr().out)
-    assert "\nLooks: a trained level is called only from " in text
-    assert main([*command, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["precision"]
-    assert (facts["seeds"], facts["spread"]) == (6, None)
-    write_sweep(tmp_path, SWEEP)
-    assert main([*command, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["precision"]
-    assert (facts["seeds"], facts["looks"], facts["looks_that_decide"]) == (2, [], [])
