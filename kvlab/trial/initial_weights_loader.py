@@ -108,4 +108,5 @@ def find_trunk(trial: Trial, directory: Path) -> Trunk | None:
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:
     """Return what `InitialWeightsLoader.load` wrote; None if the weights were freshly drawn."""
     path = directory / _RECORD_FILE
-    return read_sealed_json(path) if path.exists() else None
+    record: dict[str, Any] | None = read_sealed_json(path) if path.exists() else None
+    return record

@@ -152,7 +152,8 @@ class VariantFactory:
             SpecError: the preset with its changes, or the spec file, is wrong.
             PretrainedError: a checkpoint does not fit.
         """
-        opened = spec = None
+        opened: OpenedModel | None = None
+        spec: ServedModel | None = None
         if target in PRESETS or target.endswith((".yaml", ".yml")):
             spec = load_served_model(target, dict(changes))
             experiment = None if target in PRESETS else load_experiment(target, dict(changes))

@@ -51,7 +51,6 @@ def trial(text, tmp_path, monkeypatch):
 
 
 def in_ray(trial, store):
-    """How the trial ends there: the outcome and the error's class."""
     executor = make_executor("ray", partial(run_task, store=str(store)))
     try:
         executor.start(trial)
@@ -86,7 +85,6 @@ def test_a_loss_that_diverges_on_two_workers_is_a_finding(trial, tmp_path):
 
 
 def training_workers():
-    """The processes of this test's own cluster that train."""
     processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -96,7 +94,6 @@ def training_workers():
 
 
 def end_of(executor):
-    """How the one trial ended; the test's time limit is the only one."""
     while not (ended := executor.wait(1.0)):
         pass
     return ended[0]
@@ -145,10 +142,8 @@ def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path
     write_worker_error(tmp_path, 1, ValueError("a mistake"))
     assert read_worker_error(tmp_path) is None
     write_worker_error(tmp_path, 2, Diverged("loss = nan"))
-    assert (type(read_worker_error(tmp_path)), str(read_worker_error(tmp_path))) == (
-        Diverged,
-        "loss = nan",
-    )
+    found = read_worker_error(tmp_path)
+    assert (type(found), str(found)) == (Diverged, "loss = nan")
 
 
 def test_without_ray_it_is_refused(trial, tmp_path):

@@ -149,8 +149,7 @@ def test_what_is_kept_of_a_failure_names_no_folder_and_nobody(store, trial, tmp_
 
 
 @pytest.mark.parametrize(
-    ("code", "stage"),
-    [(errno.ENOSPC, "train"), (errno.EDQUOT, "measure"), (errno.EROFS, "train")],
+    ("code", "stage"), [(errno.ENOSPC, "train"), (errno.EDQUOT, "measure"), (errno.EROFS, "train")]
 )
 def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
     with pytest.raises(StoreError, match="submit again"):

@@ -66,8 +66,8 @@ def run(options: argparse.Namespace) -> None:
         raise UsageError(str(error)) from None
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
     device = shared.resolve_device(options.device)
-    of_trial = opened.experiment
-    threads = shared.set_threads(options.threads, of_trial and of_trial.resources.cpus)
+    cpus = opened.experiment.resources.cpus if opened.experiment else None
+    threads = shared.set_threads(options.threads, cpus)
     text = _TextInterface(opened.tokenizer, options)
     serving = override_serving(opened, dict(map(parse_override, options.set)))
     model = opened.model.to(device).eval()

@@ -222,7 +222,8 @@ def _read_session(
     failure = answer.get("error") or answer.get("disturbance") or ""
     timed = dict[str, TimedTrial]()
     for trial in trials:
-        times = {"measurements": {}, "benchmark": ()} if failure else answer["trials"][trial]
+        nothing: dict[str, Any] = {"measurements": {}, "benchmark": ()}
+        times = nothing if failure else answer["trials"][trial]
         seal = store.result_seal(trial)
         timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
     now = utc_now()

@@ -216,7 +216,8 @@ class RayExecutor:
 
     def _collect(self, reference: Any) -> EndedTask:
         """Return how a task has ended, and release its resources."""
-        task, cause = self._running.pop(reference), None
+        task = self._running.pop(reference)
+        cause: BaseException
         self._capacity.release(task.resources)
         try:
             return EndedTask(task.id, outcome=ray.get(reference))

@@ -249,8 +249,8 @@ class SweepPlanner:
     provisional: bool = False
 
     def plan(self, cells: Sequence[Cell]) -> Plan:
-        how = {"identify": self.identify, "provisional": self.provisional}
-        return plan(self.sweep, self.store, cells=cells, **how)
+        found, is_provisional = self.identify, self.provisional
+        return plan(self.sweep, self.store, identify=found, provisional=is_provisional, cells=cells)
 
     def read_record(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``; nothing before the first submit."""
@@ -432,12 +432,12 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         experiment_yaml: Text of the base experiment's file.
         command: As typed, without absolute paths.
     """
-    sweep, size = plan.sweep, plan.sweep.size
+    sweep, size = plan.sweep, dict[str, Any]()
     texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
     claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
-    if size is not None:
+    if sweep.size is not None:
         parameters = count_size_parameters(sweep, sweep.cells())
-        size = {**size.model_dump(mode="json"), "parameters": parameters}
+        size = {**sweep.size.model_dump(mode="json"), "parameters": parameters}
     return {
         "name": sweep.name,
         "question": sweep.question,
@@ -450,7 +450,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
         "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(claims)},
-        **({} if size is None else {"size": size}),
+        **({"size": size} if size else {}),
         **({"texts": texts} if texts else {}),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),

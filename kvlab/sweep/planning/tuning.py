@@ -94,12 +94,12 @@ class TuningPlanner:
 
     def tuned_cells(self) -> tuple[Cell, ...]:
         """Return the cells of the design, each with the rate of its architecture, after `plan`."""
-        tuned = {
-            id(cell): replace(cell, experiment=with_learning_rate(cell.experiment, rate))
-            for one in self.architectures
-            for rate in [(one.optimum and one.optimum.value) or one.recipe]
-            for cell in one.cells
-        }
+        tuned: dict[int, Cell] = {}
+        for one in self.architectures:
+            rate = (one.optimum.value if one.optimum else None) or one.recipe
+            for cell in one.cells:
+                experiment = with_learning_rate(cell.experiment, rate)
+                tuned[id(cell)] = replace(cell, experiment=experiment)
         return tuple(tuned.get(id(cell), cell) for cell in self._sweep.cells())
 
     def _advance(self) -> Stage:

@@ -111,8 +111,10 @@ def estimate_importances(
             continue
         study = optuna.create_study(direction=directions[number])
         for observation, value in zip(measured, values, strict=True):
-            facts = {"params": observation.params, "distributions": distributions}
-            study.add_trial(optuna.trial.create_trial(**facts, value=value))
+            params = observation.params
+            study.add_trial(
+                optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+            )
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=config.seed)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         importances[objective] = {name: float(share) for name, share in shares.items()}

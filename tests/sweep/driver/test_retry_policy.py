@@ -27,26 +27,17 @@ class Anywhere(InlineExecutor):
         pass
 
 
-class Hungry(StubTrainable):
-    """A trainable that runs out of memory above a number of tokens in one pass."""
-
-    most = 0
-
-    def act(self, stage, step):  # noqa: ARG002 (the stub's)
-        tokens = self.trial.experiment.resources.microbatch_tokens or 16
-        if stage == "train" and tokens > self.most:
-            raise MemoryError(f"no room for {tokens} tokens")
-
-
 class HungryRun(StubRun):
+    """Trials that run out of memory in training above a number of tokens in one pass."""
+
     def __init__(self, store, most):
         super().__init__(store)
         self.most = most
 
     def make(self, trial, report):
-        hungry = Hungry(trial, report, flag=self.flag)
-        hungry.most = self.most
-        return hungry
+        is_large = (trial.resources.microbatch_tokens or 16) > self.most
+        script = {(trial.id, "train", 0): "memory"} if is_large else {}
+        return StubTrainable(trial, report, flag=self.flag, script=script)
 
 
 def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
@@ -66,17 +57,15 @@ def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
     assert told == ["host memory ran out (MemoryError); again with microbatch_tokens = 8"] * 2
 
 
-def test_what_no_microbatch_fits_is_recorded_as_failed(tmp_path, store):
-    planned = tiny_plan(tmp_path, text=ONE)
-    summary = drive(planned, store, HungryRun(store.path, most=0))
+@pytest.mark.parametrize(("most", "more", "attempts"), [
+    (0, "", [1, 2]),  # no microbatch fits
+    (8, "failures: {out_of_memory: fail}\n", [1]),  # switched off
+])  # fmt: skip
+def test_what_does_not_fit_is_recorded_as_failed(tmp_path, store, most, more, attempts):
+    planned = tiny_plan(tmp_path, text=ONE + more)
+    summary = drive(planned, store, HungryRun(store.path, most))
     assert (summary.exit_code, summary.states["failed"]) == (1, 2)
-    assert store.attempts(planned.trials[0].trial.id) == [1, 2]
-
-
-def test_shrinking_can_be_switched_off(tmp_path, store):
-    planned = tiny_plan(tmp_path, text=ONE + "failures: {out_of_memory: fail}\n")
-    drive(planned, store, HungryRun(store.path, most=8))
-    assert store.attempts(planned.trials[0].trial.id) == [1]
+    assert store.attempts(planned.trials[0].trial.id) == attempts
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,7 @@ from kvlab.data.data_dir import get_data_dir
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
-from kvlab.sweep.planning.explain import (
-    explain_equality,
-    find_nearest_trial,
-    find_unmatched_trials,
-)
+from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial, find_unmatched_trials
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder

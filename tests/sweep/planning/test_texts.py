@@ -135,10 +135,7 @@ def test_equal_tokens_are_equal_trials(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"evaluation.served_tokens": 100},
-        {"evaluation.positions": True, "model.position": "rope"},
-    ],
+    [{"evaluation.served_tokens": 100}, {"evaluation.positions": True, "model.position": "rope"}],
 )
 def test_the_check_refuses_exactly_what_the_evaluation_does(folder, changes):
     write(folder)

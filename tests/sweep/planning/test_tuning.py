@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.analysis.study import Study
-from kvlab.cli.commands.status import collect_sweep_facts
-from kvlab.report import write_report
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan_stage
@@ -116,15 +113,6 @@ def test_a_tuning_trial_that_failed_is_said_with_what_was_found_without_it(tmp_p
     assert summary.states["done"] == 6
     notes = [line for line in lines if "training.learning_rate = " in line and "next" not in line]
     assert [line.endswith("; 1 tuning trial failed") for line in notes] == [True, False, False]
-
-
-def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
-    store, _ = submit(tmp_path, SURFACES, stop_at=6)
-    rows = Study.load(store, "s").rows
-    assert {row.status for row in rows} == {"missing"}
-    assert len(rows) == 4 * 2
-    write_report(store, "s", tmp_path / "reports")
-    assert collect_sweep_facts(store, "s")["states"] == {"done": 3, "missing": 9}
 
 
 def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
