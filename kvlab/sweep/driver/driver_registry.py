@@ -63,9 +63,10 @@ def join_sweep(
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
             stack.callback(leave)
-            own, other = description and description.get("stages"), recorded.get("stages")
+            own: Any = description and description.get("stages")
+            other: Any = recorded.get("stages")
             # another driver of the same stages may have gone on since this one was planned
-            has_gone_on = own and _are_of_one_sweep(own, other) and other["number"] > own["number"]
+            has_gone_on = _are_of_one_sweep(own, other) and other["number"] > own["number"]
             if description is not None and not has_gone_on:
                 seeds = set(description.get("seeds", ()))
                 # looks are declared beforehand, so reports on them are not among these

@@ -384,6 +384,7 @@ class _PlanBuilder:
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
                     branch=Branch(),
+                    name="",
                     **self._costs[trial.id],
                 )
             )

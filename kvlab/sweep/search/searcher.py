@@ -227,8 +227,9 @@ class Searcher:
         if earlier is not None and earlier is not suggestion:
             suggestion.skip_reason = f"computes the same as {earlier.level}"
             if not earlier.is_open:
-                own = {"params": observation.params, "sampler_attrs": observation.sampler_attrs}
-                suggestion.observation = replace(earlier.observation, **own)
+                params, attrs = observation.params, observation.sampler_attrs
+                past = replace(earlier.observation, params=params, sampler_attrs=attrs)
+                suggestion.observation = past
         self._save(suggestion)
         return self._with_pause_step(suggestion) if suggestion.has_trial else None
 
