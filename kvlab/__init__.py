@@ -1,3 +1,3 @@
 """Ablations of KV-cache reductions: YAML -> plan -> trial -> record -> report."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

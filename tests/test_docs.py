@@ -1,7 +1,9 @@
 """Pages of the site: those that follow from the code, and examples that must agree with it."""
 
+import io
 import re
 import sys
+from contextlib import redirect_stdout
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -102,3 +104,18 @@ def test_the_example_of_tie_rules_is_what_the_cache_does():
         newest, past, owner_newest, owner_past = numbers
         assert overwrite[layer] == (newest, {past})
         assert owner[layer] == (owner_newest, {owner_past})
+
+
+def test_the_page_of_python_prints_what_it_shows(monkeypatch):
+    monkeypatch.chdir(DOCS.parent)
+    page = (DOCS / "python.md").read_text()
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.S)
+    names, printed = {}, ""
+    for kind, block in blocks:
+        if kind == "text":
+            assert [line.rstrip() for line in printed.splitlines()] == block.splitlines()
+            continue
+        with redirect_stdout(io.StringIO()) as out:
+            exec(compile(block, "docs/python.md", "exec"), names)
+        printed = out.getvalue()
+    assert [kind for kind, _ in blocks].count("text") == 3
