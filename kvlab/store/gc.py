@@ -4,7 +4,6 @@ Removal requires the lock of the trial or the training, so nothing is taken from
 uses it. The lock's own files stay, since others may wait at them.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
@@ -50,13 +49,15 @@ def find_garbage(
         pruned: include checkpoints of trainings whose trials are all pruned. A trial that is
             promoted later then trains from the start, with the same result.
     """
-    garbage = [*_find_temporary_files(store), *_find_checkpoints(store), *_find_trunks(store)]
+    garbage = [
+        *_find_temporary_files(store),
+        *_find_checkpoints(store, pruned),
+        *_find_trunks(store),
+    ]
     if weights:
         garbage += _find_measured_weights(store)
     if unused:
         garbage += _find_unused(store)
-    if pruned:
-        garbage += _find_pruned_checkpoints(store)
     paths = {item.path for item in garbage}
     outermost = (item for item in garbage if not paths.intersection(item.path.parents))
     return sorted(outermost, key=lambda item: (-item.bytes, item.path))
@@ -71,24 +72,19 @@ def remove_garbage(item: Garbage) -> bool:
     with Lock(item.lock).hold(timeout=0.0) as fence:
         if fence is None:
             return False
+        paths = [item.path]
         try:
             if item.path == item.lock.parent and not item.path.is_symlink():
-                for name in os.listdir(item.path):
-                    if not is_lease_file(item.lock, name):
-                        _delete(item.path / name)
-            else:
-                _delete(item.path)
+                paths = [p for p in item.path.iterdir() if not is_lease_file(item.lock, p.name)]
+            for path in paths:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         except OSError as error:
             text = f"{item.path} cannot be removed: {error.strerror}"
             raise StoreError(f"{text}; check its permissions") from None
     return True
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _find_temporary_files(store: Store) -> Iterator[Garbage]:
@@ -100,30 +96,33 @@ def _find_temporary_files(store: Store) -> Iterator[Garbage]:
                 for path in _list_entries(directory / folder):
                     if path.name.startswith("."):
                         reason = "half written when something was killed"
-                        yield from _make_garbage(path, reason, directory / "lock")
+                        yield from _make_garbage(path, reason, directory)
 
 
-def _find_checkpoints(store: Store) -> Iterator[Garbage]:
+def _find_checkpoints(store: Store, pruned: bool) -> Iterator[Garbage]:
+    statuses: dict[str | None, set[str | None]] = {}
+    for trial in store.trial_ids() if pruned else ():
+        statuses.setdefault(store.read_training_id(trial), set()).add(store.status(trial))
     for directory in _list_folders(store.path / "trainings"):
         if store.is_trained(directory.name):
             reason = "checkpoints of a finished training"
         elif (directory / "diverged.json").exists():
             reason = "checkpoints of a training that diverged"
+        elif statuses.get(directory.name) == {"pruned"}:
+            reason = "checkpoints of a training that a search has pruned"
         else:
             continue
-        yield from _make_garbage(directory / "checkpoints", reason, directory / "lock")
+        yield from _make_garbage(directory / "checkpoints", reason, directory)
 
 
 def _find_trunks(store: Store) -> Iterator[Garbage]:
     """Find stable phases that no token budget of an unfinished sweep branches from."""
     folders = _list_folders(store.path / "trunks")
-    if not folders:
-        return
-    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
+    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)} if folders else set()
     for directory in folders:
         if directory.name not in needed:
             reason = "a stable phase that every token budget has branched from"
-            yield from _make_garbage(directory, reason, directory / "lock")
+            yield from _make_garbage(directory, reason, directory)
 
 
 def _list_sweeps(store: Store) -> dict[str, list[str]]:
@@ -153,17 +152,7 @@ def _find_measured_weights(store: Store) -> Iterator[Garbage]:
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in needed:
             reason = "weights that every sweep has measured"
-            yield from _make_garbage(directory / "final", reason, directory / "lock")
-
-
-def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
-    statuses: dict[str | None, set[str | None]] = {}
-    for trial in store.trial_ids():
-        statuses.setdefault(store.read_training_id(trial), set()).add(store.status(trial))
-    for directory in _list_folders(store.path / "trainings"):
-        if statuses.get(directory.name) == {"pruned"}:
-            reason = "checkpoints of a training that a search has pruned"
-            yield from _make_garbage(directory / "checkpoints", reason, directory / "lock")
+            yield from _make_garbage(directory / "final", reason, directory)
 
 
 def _find_unused(store: Store) -> Iterator[Garbage]:
@@ -175,24 +164,18 @@ def _find_unused(store: Store) -> Iterator[Garbage]:
     for kind, names in used.items():
         for directory in _list_folders(store.path / f"{kind}s"):
             if directory.name not in names:
-                yield from _make_garbage(
-                    directory, f"a {kind} that no sweep asks for", directory / "lock"
-                )
+                yield from _make_garbage(directory, f"a {kind} that no sweep asks for", directory)
 
 
-def _make_garbage(path: Path, reason: str, lock: Path) -> Iterator[Garbage]:
-    """Yield an item, unless ``path`` is empty or in use."""
+def _make_garbage(path: Path, reason: str, directory: Path) -> Iterator[Garbage]:
+    """Yield an item, unless ``path`` is empty or a process uses its directory."""
+    lock = directory / "lock"
     names = [entry for entry in _list_entries(path) if not is_lease_file(lock, entry.name)]
     if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
         return
     if not seems_held(lock):
-        yield Garbage(path, _count_bytes(path), reason, lock)
-
-
-def _count_bytes(path: Path) -> int:
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+        files = (file for file in (path, *path.rglob("*")) if not file.is_dir())
+        yield Garbage(path, sum(file.lstat().st_size for file in files), reason, lock)
 
 
 def _list_folders(path: Path) -> list[Path]:

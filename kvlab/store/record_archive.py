@@ -223,15 +223,15 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
         except UsageError:
             pass  # it has none
         if not is_described:
-            summary.files += _put_files(archive.sweep_directory(name), directory, SWEEP_FILES)
+            summary.files += _put_files(archive, directory, SWEEP_FILES)
         for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
             assert trunk is not None
             with store.trunk_lock(trunk).hold(timeout=0.0) as fence:
-                for step in archive.trunk_steps(trunk) if fence is not None else ():
-                    folder = f"step-{step:08d}"
-                    source, target = archive.trunk_directory(trunk), store.trunk_directory(trunk)
-                    if not (target / folder).exists():
-                        summary.files += _put_files(source, target, [folder], fence)
+                target = store.trunk_directory(trunk)
+                steps = archive.trunk_steps(trunk) if fence is not None else ()
+                folders = [f"step-{step:08d}" for step in steps]
+                missing = [folder for folder in folders if not (target / folder).exists()]
+                summary.files += _put_files(archive, target, missing, fence)
         for trial in store.sweep_trials(name):
             _restore_trial(store, archive, trial, summary)
     return summary
@@ -251,8 +251,8 @@ def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummar
                 return
             if store.status(trial) == "damaged":
                 store.set_aside_result(trial, fence)
-            source, target = archive.trial_directory(trial), store.trial_directory(trial)
-            summary.files += _put_files(source, target, TRIAL_FILES, fence)
+            target = store.trial_directory(trial)
+            summary.files += _put_files(archive, target, TRIAL_FILES, fence)
             summary.trials += 1
     training = archive.read_training_id(trial)
     if not training:
@@ -265,17 +265,18 @@ def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummar
             return
         if is_damaged:
             store.set_aside_training(training, fence)
-        source, target = archive.training_directory(training), store.training_directory(training)
         names = (*WEIGHT_FILES, *TRAINING_FILES)
-        summary.files += _put_files(source, target, names, fence)
+        summary.files += _put_files(archive, store.training_directory(training), names, fence)
         if damage := store.check_training(training, contents=True):
             store.set_aside_training(training, fence)
             raise CopyDamaged(f"{damage}, as in the archive; copy it again from its store")
 
 
-def _put_files(source: Path, target: Path, names: Sequence[str], fence: Fence | None = None) -> int:
+def _put_files(
+    archive: Store, target: Path, names: Sequence[str], fence: Fence | None = None
+) -> int:
     """Copy what differs, each file atomically and in order; return how many files that were."""
-    count = 0
+    count, source = 0, archive.path / target.parent.name / target.name
     for file in _list_files(source, names):
         path = target / file.relative_to(source)
         if not path.parent.resolve().is_relative_to(target.resolve()):

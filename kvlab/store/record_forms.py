@@ -33,7 +33,6 @@ Text = InstanceOf[str]
 """Any string: half a character, too, as in the name of a file."""
 Object = dict[Text, Any]
 Levels = dict[Text, Text]
-Patch = dict[Text, Any]
 Point = Annotated[list[Number], Field(min_length=3, max_length=3)]
 OptionalText = Text | None
 OptionalNumber = Number | None
@@ -89,7 +88,7 @@ _PAST = _form(
 _POINT = _form(
     ("level trial why training", Text),
     ("past", _PAST),
-    ("patch", Patch),
+    ("patch", Object),
     ("flops", Number),
     ("steps", Count),
     ("kept", bool),
@@ -135,7 +134,7 @@ _FORMS = {
         ("baseline?", Levels),
         ("seeds?", list[Count]),
         ("cells", _list[_CELL]),
-        ("patches?", dict[Text, dict[Text, Patch]]),
+        ("patches?", dict[Text, dict[Text, Object]]),
         ("rules? notes?", list[Text]),
         ("decide? report? tuning? search? stages? looks? size?", OptionalObject),
         ("reported_seeds?", list[list[Count]]),

@@ -1,4 +1,4 @@
-"""Build `result.json` and `trial.json`, which reports and MLflow runs are made from.
+"""The parts of `result.json`, which reports and MLflow runs are made from.
 
 A `Failure` says why a trial has no measurements.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kvlab.errors import (
     DataError,
@@ -17,7 +17,7 @@ from kvlab.errors import (
     ResourceError,
     SourceMissing,
 )
-from kvlab.layout import KVLayout, parameter_count, training_flops
+from kvlab.layout import KVLayout
 from kvlab.oom import classify_oom
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
@@ -36,8 +36,6 @@ _CLASSES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Fai
     (ResourceError, "resources"),
     ((SourceMissing, PretrainedError), "source"),
 )
-_MEMORY_CLASSES: dict[str, FailureClass] = {"device": "device_memory", "host": "host_memory"}
-
 OUT_OF_MEMORY: tuple[FailureClass, ...] = ("device_memory", "host_memory")
 
 
@@ -70,30 +68,12 @@ def classify_error(error: BaseException) -> FailureClass:
     for types, kind in _CLASSES:
         if isinstance(error, types):
             return kind
-    out_of_memory = classify_oom(error)
-    return _MEMORY_CLASSES[out_of_memory] if out_of_memory else "bug"
-
-
-class RecordedTrial(Protocol):
-    """What the record keeps of a trial. `kvlab.trial.Trial` is one."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def training_id(self) -> str: ...
-
-    @property
-    def trunk_id(self) -> str | None: ...
-
-    @property
-    def experiment(self) -> Experiment: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def data_identity(self) -> str: ...
+    match classify_oom(error):
+        case "device":
+            return "device_memory"
+        case "host":
+            return "host_memory"
+    return "bug"
 
 
 @dataclass(frozen=True)
@@ -132,58 +112,6 @@ class TrialMeasurements:
                 raise MeasurementError(f"{name} is measured but not in the table of metrics")
             if not math.isfinite(value):
                 raise MeasurementError(f"{name} = {value} is not finite, so it cannot be compared")
-
-
-def build_result(
-    trial: RecordedTrial,
-    status: Literal["done", "failed", "diverged", "pruned"],
-    provenance: dict[str, Any],
-    *,
-    measured: TrialMeasurements | None = None,
-    failure: Failure | None = None,
-    pruned: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the contents of `result.json`.
-
-    Args:
-        provenance: see `build_provenance`.
-        measured: of a ``done`` trial.
-        failure: of a ``failed`` or ``diverged`` trial.
-        pruned: step, steps and loss at which a search stopped a ``pruned`` trial.
-    """
-    assert (measured is None) == (status != "done"), "exactly the done trials are measured"
-    return {
-        "trial": trial.id,
-        "training": trial.training_id,
-        "status": status,
-        "seed": trial.seed,
-        "experiment": describe_experiment(trial.experiment),
-        "kv": describe_kv(trial.experiment, provenance.get("weights", MODEL_DTYPE)),
-        "model": {
-            "parameters": parameter_count(trial.experiment.model),
-            "training_flops": training_flops(trial.experiment),
-        },
-        "measurements": measured.measurements if measured else {},
-        "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
-        "benchmark": measured.benchmark if measured else [],
-        **({"needle": measured.needle} if measured and measured.needle else {}),
-        "training_record": measured.training_record if measured else None,
-        "error": failure.as_dict() if failure else None,
-        **({"pruned": dict(pruned)} if pruned else {}),
-        "provenance": provenance,
-    }
-
-
-def describe_trial(trial: RecordedTrial) -> dict[str, Any]:
-    """Return the contents of `trial.json`: what is known of a trial before it runs."""
-    return {
-        "trial": trial.id,
-        "training": trial.training_id,
-        **({"trunk": trial.trunk_id} if trial.trunk_id else {}),
-        "seed": trial.seed,
-        "data_identity": trial.data_identity,
-        "experiment": describe_experiment(trial.experiment),
-    }
 
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -65,10 +65,10 @@ class TrialRecords(StorePaths):
             UsageError: none or several do.
         """
         matches = [name for name in self.trial_ids() if name.startswith(prefix)]
-        if len(matches) == 1 and prefix:
-            return matches[0]
         if not matches:
             raise UsageError(f"trial = {prefix} is not in {self.path}; see `kvlab status SWEEP`")
+        if len(matches) == 1 and prefix:
+            return matches[0]
         raise UsageError(f"trial = {prefix!r} fits {len(matches)} trials; give more digits")
 
     def status(self, trial_id: str) -> Status | None:
@@ -237,18 +237,8 @@ class TrialRecords(StorePaths):
                 seals[name] = seal_bytes(data)
         return seals
 
-    def items(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        """Iterate over HellaSwag by item; empty if the trial has none.
-
-        Raises:
-            RecordDamaged: the file is not the one that the result lists.
-        """
-        path = self.trial_directory(trial_id) / "items.jsonl.gz"
-        for line in self.items_text(trial_id).splitlines():
-            yield _parse_detail(path, line)
-
     def items_text(self, trial_id: str) -> bytes:
-        """Return the lines that `items` reads; empty if the trial has none.
+        """Return HellaSwag by item, one JSON object a line; empty if the trial has none.
 
         Raises:
             RecordDamaged: the file is not the one that the result lists.
@@ -285,8 +275,14 @@ class TrialRecords(StorePaths):
 
     def _read_mapping(self, trial_id: str, name: str) -> dict[str, Any]:
         """Return the JSON object in a file that the result lists; empty if it does not."""
-        text = self._read_detail(trial_id, name) or b"{}"
-        return _parse_detail(self.trial_directory(trial_id) / name, text)
+        path = self.trial_directory(trial_id) / name
+        try:
+            value = parse_json(self._read_detail(trial_id, name) or b"{}")
+        except ValueError as error:
+            raise RecordDamaged(f"{path} is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise RecordDamaged(f"{path} is damaged: it has no object")
+        return value
 
     def _read_detail(self, trial_id: str, name: str) -> bytes:
         """Return the decompressed contents of a file that the result lists; empty if it does not.
@@ -367,13 +363,3 @@ class TrialRecords(StorePaths):
         except (FileNotFoundError, StoreError):  # not synced, so it may be lost
             return None
         return cast(dict[str, Any], progress)
-
-
-def _parse_detail(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise RecordDamaged(f"{path} is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise RecordDamaged(f"{path} is damaged: it has no object")
-    return value

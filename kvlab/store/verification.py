@@ -6,7 +6,7 @@ that it holds.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,12 @@ def list_trial_files(store: Store, trial: str) -> tuple[list[TrialFile], list[st
     Raises:
         StoreError: a file cannot be read.
     """
-    verifier = _Verifier(store)
-    verifier.verify_trial(trial)
-    training, found = store.read_training_id(trial), verifier.found
+    verifier, training = _Verifier(store), store.read_training_id(trial)
+    verifier.verify(store.trial_directory(trial))
+    found = verifier.found
     if training is not None:
-        verifier.verify_training(training)
         directory = store.training_directory(training)
+        verifier.verify(directory)
         if (directory / "training.json").exists() and not (directory / "final").exists():
             found.notes.append(f"the weights of training {training} were removed since")
     files = []
@@ -140,30 +140,29 @@ def verify_record(
         UsageError: the store has no such sweep.
         StoreError: a file cannot be read.
     """
-    report = on_progress or (lambda _: None)
     verifier = _Verifier(store)
-    trials = store.trial_ids()
-    trainings = _list_folders(store.path / "trainings")
+    folders = {
+        "trials": [store.trial_directory(trial) for trial in store.trial_ids()],
+        "trainings": _list_folders(store.path / "trainings"),
+    }
     if sweep is None:
-        for name in _list_folders(store.path / "sweeps"):
-            verifier.verify_sweep(name)
-        for trunk in _list_folders(store.path / "trunks"):
-            verifier.verify_trunk(trunk)
+        others = (*_list_folders(store.path / "sweeps"), *_list_folders(store.path / "trunks"))
+        for directory in others:
+            verifier.verify(directory)
     else:
-        verifier.verify_sweep(sweep)
+        verifier.verify(store.sweep_directory(sweep))
         try:
-            known = set(trials)
-            trials = [trial for trial in store.sweep_trials(sweep) if trial in known]
+            trials = set(store.sweep_trials(sweep))
         except RecordDamaged:
-            trials = []
+            trials = set()
         own = {store.read_training_id(trial) for trial in trials}
-        trainings = [name for name in trainings if name in own]
-    for number, trial in enumerate(trials):
-        report(f"trial {number + 1} of {len(trials)}")
-        verifier.verify_trial(trial)
-    for number, training in enumerate(trainings):
-        report(f"training {number + 1} of {len(trainings)}")
-        verifier.verify_training(training)
+        for kind, known in (("trials", trials), ("trainings", own)):
+            folders[kind] = [folder for folder in folders[kind] if folder.name in known]
+    for kind, directories in folders.items():
+        for number, directory in enumerate(directories, 1):
+            if on_progress is not None:
+                on_progress(f"{kind.removesuffix('s')} {number} of {len(directories)}")
+            verifier.verify(directory)
     # a process that works meanwhile replaces files one after the other: look again
     found = verifier.found
     found.damaged = [damage for damage in found.damaged if _is_damaged_still(damage)]
@@ -190,21 +189,32 @@ class _Verifier:
     def __init__(self, store: Store):
         self.store, self.found = store, Verification()
 
-    def verify_sweep(self, name: str) -> None:
-        directory = self.store.sweep_directory(name)
-        for file in ("sweep.json", "reported.json", TIMINGS_FILE):
-            self.check_record(directory, file)
-        self.check_record(directory, "search.json", _SEARCH_FILES)
-        for path in list_point_files(directory):
-            self.check_record(directory, f"{POINTS_FOLDER}/{path.name}", _SEARCH_FILES)
+    def verify(self, directory: Path) -> None:
+        """Check the directory of a sweep, a trial, a training or a trunk."""
+        match directory.parent.name:
+            case "sweeps":
+                for file in ("sweep.json", "reported.json", TIMINGS_FILE):
+                    self.check_record(directory, file)
+                points = [f"{POINTS_FOLDER}/{path.name}" for path in list_point_files(directory)]
+                for file in ("search.json", *points):
+                    self.check_record(directory, file, _SEARCH_FILES)
+            case "trials":
+                self.found.trials += 1
+                self.check_record(directory, "trial.json")
+                result = self.check_record(directory, "result.json", RESULT_FILES)
+                if result:
+                    self._note_training(directory.name, result)
+            case "trainings":
+                self.found.trainings += 1
+                self.check_record(directory, "training.json", TRAINING_FILES, may_lack_weights=True)
+                self.check_record(directory, "diverged.json")
+                self.check_record(directory, "rungs.json")
+        for path in sorted((*directory.glob("checkpoints/step-*"), *directory.glob("step-*"))):
+            folder = path.relative_to(directory).as_posix()
+            self.check_record(directory, f"{folder}/state.json", (folder,))
 
-    def verify_trial(self, trial: str) -> None:
-        directory = self.store.trial_directory(trial)
-        self.found.trials += 1
-        self.check_record(directory, "trial.json")
-        result = self.check_record(directory, "result.json", RESULT_FILES)
-        if not result:
-            return
+    def _note_training(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Note the text of a result, and weights that are not those that it measured."""
         data = (result.get("provenance") or {}).get("data") or {}
         self.found.datasets |= {data["digest"]} if "digest" in data else set()
         try:
@@ -218,21 +228,6 @@ class _Verifier:
                 what, then = "whose record is gone", "; a trial that needs them trains again"
             text = f"trials/{trial} was measured on weights {what} {training}{then}"
             self.found.notes.append(text)
-
-    def verify_training(self, training: str) -> None:
-        directory = self.store.training_directory(training)
-        self.found.trainings += 1
-        self.check_record(directory, "training.json", TRAINING_FILES, may_lack_weights=True)
-        self.check_record(directory, "diverged.json")
-        self.check_record(directory, "rungs.json")
-        self.verify_checkpoints(directory, "checkpoints/")
-
-    def verify_trunk(self, trunk: str) -> None:
-        self.verify_checkpoints(self.store.trunk_directory(trunk), "")
-
-    def verify_checkpoints(self, directory: Path, folder: str) -> None:
-        for path in sorted((directory / folder).glob("step-*")):
-            self.check_record(directory, f"{folder}{path.name}/state.json", (folder + path.name,))
 
     def check_record(
         self,
@@ -329,7 +324,7 @@ def heal_description(store: Store, sweep: str, rebuild: Rebuild | None = None) -
         A line for each.
     """
     verifier = _Verifier(store)
-    verifier.verify_sweep(sweep)
+    verifier.verify(store.sweep_directory(sweep))
     lines = []
     for damage in verifier.found.damaged:
         aside = heal_damage(damage, rebuild)
@@ -342,18 +337,17 @@ def heal_description(store: Store, sweep: str, rebuild: Rebuild | None = None) -
 def _is_damaged_still(damage: Damage) -> bool:
     """Return whether a part of the record is damaged now, by another look at its directory."""
     again = _Verifier(Store(damage.directory.parent.parent))
-    {
-        "sweeps": again.verify_sweep,
-        "trials": again.verify_trial,
-        "trainings": again.verify_training,
-        "trunks": again.verify_trunk,
-    }[damage.directory.parent.name](damage.directory.name)
+    again.verify(damage.directory)
     return any(found.path == damage.path for found in again.found.damaged)
 
 
-def _list_folders(folder: Path) -> list[str]:
+def _list_folders(folder: Path) -> list[Path]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
-    return [e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name[0] != "."]
+    return [
+        folder / entry.name
+        for entry in entries
+        if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+    ]

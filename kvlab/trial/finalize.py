@@ -9,8 +9,8 @@ from kvlab.fs.lease import Fence
 from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.provenance import Origin, build_provenance, utc_now
-from kvlab.store.result import Failure, build_result, describe_trial
-from kvlab.trial.trial import Trial
+from kvlab.store.result import Failure
+from kvlab.trial.trial import Trial, build_result, describe_trial
 
 LOCK_PATIENCE_SECONDS = 5.0
 """How long to wait for a process that is about to release the trial."""

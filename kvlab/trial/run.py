@@ -23,11 +23,11 @@ from kvlab.humanize import format_duration
 from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
-from kvlab.store.result import Failure, TrialMeasurements, build_result, describe_trial
+from kvlab.store.result import Failure, TrialMeasurements
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
-from kvlab.trial.trial import Trial
+from kvlab.trial.trial import Trial, build_result, describe_trial
 
 Task = Trial | SmokeTest | JointTiming
 """Plain data, picklable, with an ``id`` and the ``resources`` that it needs."""

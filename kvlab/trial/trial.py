@@ -1,10 +1,14 @@
 """A trial: one cell of a sweep at one seed, and the two ids that name its weights and result."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from kvlab.layout import parameter_count, training_flops
 from kvlab.spec import ResourcesConfig
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
+from kvlab.store.result import Failure, TrialMeasurements, describe_experiment, describe_kv
 from kvlab.trial import fingerprint as fingerprints
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
@@ -73,3 +77,55 @@ class Trial:
         """The training that must be done before this one starts; None if there is none."""
         weights = self.initial_weights
         return weights if isinstance(weights, TrainedWeights) else None
+
+
+def build_result(
+    trial: Trial,
+    status: Literal["done", "failed", "diverged", "pruned"],
+    provenance: dict[str, Any],
+    *,
+    measured: TrialMeasurements | None = None,
+    failure: Failure | None = None,
+    pruned: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the contents of `result.json`.
+
+    Args:
+        provenance: see `kvlab.store.provenance.build_provenance`.
+        measured: of a ``done`` trial.
+        failure: of a ``failed`` or ``diverged`` trial.
+        pruned: step, steps and loss at which a search stopped a ``pruned`` trial.
+    """
+    assert (measured is None) == (status != "done"), "exactly the done trials are measured"
+    return {
+        "trial": trial.id,
+        "training": trial.training_id,
+        "status": status,
+        "seed": trial.seed,
+        "experiment": describe_experiment(trial.experiment),
+        "kv": describe_kv(trial.experiment, provenance.get("weights", MODEL_DTYPE)),
+        "model": {
+            "parameters": parameter_count(trial.experiment.model),
+            "training_flops": training_flops(trial.experiment),
+        },
+        "measurements": measured.measurements if measured else {},
+        "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
+        "benchmark": measured.benchmark if measured else [],
+        **({"needle": measured.needle} if measured and measured.needle else {}),
+        "training_record": measured.training_record if measured else None,
+        "error": failure.as_dict() if failure else None,
+        **({"pruned": dict(pruned)} if pruned else {}),
+        "provenance": provenance,
+    }
+
+
+def describe_trial(trial: Trial) -> dict[str, Any]:
+    """Return the contents of `trial.json`: what is known of a trial before it runs."""
+    return {
+        "trial": trial.id,
+        "training": trial.training_id,
+        **({"trunk": trial.trunk_id} if trial.trunk_id else {}),
+        "seed": trial.seed,
+        "data_identity": trial.data_identity,
+        "experiment": describe_experiment(trial.experiment),
+    }

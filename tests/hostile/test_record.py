@@ -118,7 +118,7 @@ def test_details_that_unpack_to_anything_are_refused(record, monkeypatch):
     change(path.with_name("result.json"), files={"items.jsonl.gz": seal_bytes(path.read_bytes())})
     monkeypatch.setattr(trial_records, "MAX_JSON_BYTES", 1000)
     with pytest.raises(RecordDamaged, match="unpacks to more than 1,000 bytes"):
-        list(Store(store.path).items(trial))
+        Store(store.path).items_text(trial)
 
 
 def test_no_reader_waits_at_a_pipe(record, capsys):

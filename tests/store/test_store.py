@@ -146,11 +146,11 @@ def write_all(store, trial=ID, **changes):
 
 
 def test_details_come_back_and_equal_ones_are_equal_bytes(store):
-    assert (list(store.items(ID)), store.texts(ID), store.tasks(ID)) == ([], {}, {})
+    assert (store.items_text(ID), store.texts(ID), store.tasks(ID)) == (b"", {}, {})
     write_all(store)
     write_all(store, OTHER)
     for trial in (ID, OTHER):
-        found = {"items": list(store.items(trial)), "texts": store.texts(trial)}
+        found = {"items": [*map(json.loads, store.items_text(trial).splitlines())], "texts": store.texts(trial)}
         assert {**found, "tasks": store.tasks(trial)} == DETAILS
     for name in DETAIL_FILES:
         one, other = (store.trial_directory(trial) / name for trial in (ID, OTHER))

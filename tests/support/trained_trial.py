@@ -7,9 +7,10 @@ from kvlab.model import GPT
 from kvlab.spec import Experiment
 from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine
-from kvlab.store.result import TrialMeasurements, build_result
+from kvlab.store.result import TrialMeasurements
 from kvlab.train.tensor_files import FINAL_WEIGHTS, write_tensors
 from kvlab.trial import Trial
+from kvlab.trial.trial import build_result
 
 
 def make_random_model(config):

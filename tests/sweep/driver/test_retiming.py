@@ -10,12 +10,13 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.speed import report_speed
 from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
-from kvlab.store.result import TrialMeasurements, build_result
+from kvlab.store.result import TrialMeasurements
 from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming, time_again
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.trial.trial import build_result
 from tests.support.stub_trials import SWEEP, tiny_plan
 
 TIMES = {"ttft_ms": 9.0, "tpot_ms_p50": 8.0, "training_tokens_per_second": 70.0}
