@@ -17,38 +17,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvlab.analysis.divergence import (
-    Divergence,
-    count_contrast_divergence,
-    count_divergence,
-)
+from kvlab.analysis import matched_pairs as pairs
+from kvlab.analysis.divergence import Divergence, count_contrast_divergence, count_divergence
 from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.matched_pairs import (
-    Cells,
-    Change,
-    Contrast,
-    Corners,
-    Factors,
-    Setting,
-    average_by_training,
-    average_weights,
-    find_contrast,
-    find_matched_corners,
-    make_setting,
-    mean,
-    mean_by_seed,
-    name_trainings,
-    select_groups,
-    sum_by_training,
-)
+from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
-from kvlab.analysis.statistics import (
-    ALPHA,
-    Estimate,
-    estimate,
-    smallest_detectable,
-    t_cdf,
-)
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, smallest_detectable, t_cdf
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, WORSE, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
@@ -266,14 +240,14 @@ def estimate_changes(
     trained = [cell for cell in cells if estimand.enters_means(cell)]
     effects = []
     for change in changes:
-        matched = estimand.select(list(find_matched_corners(cells, factors, change)))
+        matched = estimand.select(list(pairs.find_matched_corners(cells, factors, change)))
         contrast = None
         if not any(_shared_seeds(cells, corners) for corners in matched):
-            contrast = find_contrast(trained, factors, change)
+            contrast = pairs.find_contrast(trained, factors, change)
             # what serving does beside other levels is judged by setting, not mixed with them
             is_served = len(change) > 1 and any(map(estimand.changes_serving_alone, zip(change)))
             if contrast is None and not is_served:
-                contrast = find_contrast(list(cells), factors, change)
+                contrast = pairs.find_contrast(list(cells), factors, change)
         effects.append(
             estimate_matched(cells, factors, change, metric, matched)
             if contrast is None
@@ -293,11 +267,11 @@ def list_compared_cells(
         change: The level, or the two levels.
         estimand: Which settings an effect is the mean over; None for all.
     """
-    matched = list(find_matched_corners(cells, factors, change))
+    matched = list(pairs.find_matched_corners(cells, factors, change))
     chosen = estimand.select(matched) if estimand is not None else matched
     if chosen:
         return {cell for corners in chosen for _, cell in corners}
-    contrast = find_contrast(list(cells), factors, change)
+    contrast = pairs.find_contrast(list(cells), factors, change)
     return set(contrast.weights) if contrast is not None else set()
 
 
@@ -329,14 +303,14 @@ def with_pooled_errors(
     effects: list[Effect], cells: Cells, estimand: Estimand | None
 ) -> list[Effect]:
     """Set the errors of the effects that change training; all are of one metric."""
-    trainings = name_trainings(cells)
+    trainings = pairs.name_trainings(cells)
     tested = [number for number, effect in enumerate(effects) if effect.is_tested]
-    weights = {n: sum_by_training(effects[n].weights, trainings) for n in tested}
+    weights = {n: pairs.sum_by_training(effects[n].weights, trainings) for n in tested}
     pooled = {number: own for number, own in weights.items() if own}
     if not pooled:
         return effects
     compared = {levels: cells[levels] for n in pooled for levels in effects[n].weights}
-    values = average_by_training(compared, trainings, effects[0].metric)
+    values = pairs.average_by_training(compared, trainings, effects[0].metric)
     differences = [dict(effects[number].by_seed) for number in pooled]
     all_seeds = estimand is not None and estimand.all_seeds
     errors = pool_errors(differences, list(pooled.values()), values, all_seeds=all_seeds)
@@ -348,13 +322,13 @@ def estimate_matched(
     cells: Cells, factors: Factors, change: Change, metric: str, matched: Sequence[Corners]
 ) -> Effect:
     """Estimate a change as the mean over some settings."""
-    settings = [make_setting(cells, factors, change, corners, metric) for corners in matched]
-    groups = select_groups(settings)
+    settings = [pairs.make_setting(cells, factors, change, corners, metric) for corners in matched]
+    groups = pairs.select_groups(settings)
     used = [setting for group in groups for setting in group]
-    group_means = [mean_by_seed(group) for group in groups]
+    group_means = [pairs.mean_by_seed(group) for group in groups]
     scale = max((setting.scale for setting in settings), default=1.0)
     seeds = tuple(sorted(group_means[0])) if group_means else ()
-    by_seed = tuple((seed, mean([one[seed] for one in group_means])) for seed in seeds)
+    by_seed = tuple((seed, pairs.mean([one[seed] for one in group_means])) for seed in seeds)
     return Effect(
         metric,
         change,
@@ -365,9 +339,9 @@ def estimate_matched(
         groups=len(groups),
         seeds=seeds,
         by_seed=by_seed,
-        by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
+        by_setting=tuple((s.others, pairs.mean(list(s.differences.values()))) for s in used),
         limits=_limiting_levels(factors, change, used),
-        weights=average_weights(groups),
+        weights=pairs.average_weights(groups),
         divergence=count_divergence(cells, matched) if is_learned(metric) else None,
     )
 
@@ -385,7 +359,9 @@ def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Est
     return estimate(by_seed, scale, in_steps=METRICS[metric].is_share) if by_seed else None
 
 
-def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:
+def _estimate_contrast(
+    cells: Cells, change: Change, metric: str, contrast: pairs.Contrast
+) -> Effect:
     """Estimate one weighted sum of cells per seed, over the seeds that all its cells have."""
     by_cell = [(weight, cells[levels]) for levels, weight in contrast.weights.items()]
     designed_seeds = set.intersection(*(set(by_seed) for _, by_seed in by_cell))
@@ -419,7 +395,7 @@ def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Cont
 
 
 def _limiting_levels(
-    factors: Factors, change: Change, settings: Sequence[Setting]
+    factors: Factors, change: Change, settings: Sequence[pairs.Setting]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     changed = {factor for factor, _ in change}
     others = [factor for factor in factors if factor not in changed]

@@ -21,14 +21,9 @@ from functools import cached_property
 
 import numpy as np
 
+from kvlab.analysis import matched_pairs as pairs
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.matched_pairs import (
-    Cells,
-    Factors,
-    average_by_training,
-    name_trainings,
-    sum_by_training,
-)
+from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
 from kvlab.analysis.trial_rows import Levels
@@ -163,9 +158,6 @@ class SizeLaw:
             low, high = (middle, high) if is_short else (low, middle)
         return Prediction(parameters, value, value - high, value + high)
 
-    def without_largest(self) -> "SizeLaw":
-        return SizeLaw(self.parameters[:-1], tuple(row[:-1] for row in self.differences))
-
 
 def check_range(target: float, sizes: Sequence[float]) -> None:
     """Refuse a prediction too far from what was measured.
@@ -273,12 +265,19 @@ def estimate_size_trends(
     trends = []
     for factor, level in changes:
         effects = {size: found[factor, level] for size, found in by_size.items()}
-        diverged = _has_diverged(cells, factors, factor, level)
-        trends.append(_fit_trend(factor, level, effects, parameters, diverged))
+        place, compared = list(factors).index(factor), (level, factors[factor][0])
+        has_diverged = any(
+            row.status == "diverged"
+            for levels, by_seed in cells.items()
+            for row in by_seed.values()
+            if levels[place] in compared
+        )
+        trends.append(_fit_trend(factor, level, effects, parameters, has_diverged))
     tested = [number for number, trend in enumerate(trends) if trend.is_tested]
     judged = _judge_together([trends[number] for number in tested], cells, metric, alpha)
-    by_number = dict(zip(tested, judged, strict=True))
-    return [by_number.get(number, trend) for number, trend in enumerate(trends)]
+    for number, trend in zip(tested, judged, strict=True):
+        trends[number] = trend
+    return trends
 
 
 def _estimate_at_size(
@@ -289,12 +288,6 @@ def _estimate_at_size(
     own_factors = {**factors, size_factor: (size,)}
     effects = estimate_main_effects(own_cells, own_factors, metric)
     return {effect.change[0]: effect for effect in effects}
-
-
-def _has_diverged(cells: Cells, factors: Factors, factor: str, level: str) -> bool:
-    place, compared = list(factors).index(factor), {level, factors[factor][0]}
-    rows = (row for levels, at in cells.items() if levels[place] in compared for row in at.values())
-    return any(row.status == "diverged" for row in rows)
 
 
 def _fit_trend(
@@ -316,7 +309,8 @@ def _fit_trend(
     law = SizeLaw(tuple(float(parameters[size]) for size in found), rows)
     scale = max((abs(value) for row in rows for value in row), default=1.0)
     slope = estimate(law.slopes, scale)
-    refit = law.without_largest().by_seed(law.parameters[-1])
+    others = SizeLaw(law.parameters[:-1], tuple(row[:-1] for row in rows))
+    refit = others.by_seed(law.parameters[-1])
     weights: dict[Levels, float] = {}
     for share, size in zip(law.slope_weights, found, strict=True):
         for levels, weight in effects[size].weights.items():
@@ -341,10 +335,10 @@ def _judge_together(
     trends: Sequence[SizeTrend], cells: Cells, metric: str, alpha: float
 ) -> list[SizeTrend]:
     """Give tested trends their errors, intervals and p-values, which hold for all together."""
-    trainings = name_trainings(cells)
-    values = average_by_training(cells, trainings, metric)
+    trainings = pairs.name_trainings(cells)
+    values = pairs.average_by_training(cells, trainings, metric)
     by_seed = [dict(zip(one.seeds, one.law.slopes, strict=True)) for one in trends if one.law]
-    weights = [sum_by_training(trend.weights, trainings) for trend in trends]
+    weights = [pairs.sum_by_training(trend.weights, trainings) for trend in trends]
     errors = pool_errors(by_seed, weights, values)
     slopes = [trend.slope.value for trend in trends if trend.slope]
     tests = judge_family(slopes, errors, alpha)

@@ -112,9 +112,7 @@ def _earlier_statistics(
 
 
 @lru_cache(maxsize=32)
-def _centred_sums(
-    sizes: tuple[int, ...],
-) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+def _centred_sums(sizes: tuple[int, ...]) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
     """Return sums and sums of squares over the seeds of each look but the last, one row a look.
 
     The samples have mean 0 and variance 1 over all seeds of the last look.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from kvlab.analysis import trial_rows
 from kvlab.analysis.cell_comparisons import CellComparison, compare_cells
 from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects, is_learned
@@ -18,15 +19,7 @@ from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
-from kvlab.analysis.trial_rows import (
-    Levels,
-    TrialRow,
-    describe_timing_obstacle,
-    is_time,
-    is_training_rate,
-    read_rows,
-    without_second_times,
-)
+from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
@@ -104,7 +97,7 @@ class Study:
         """
         sweep = store.sweep(name)
         with refuse_malformed(name):
-            return cls(store, sweep, read_rows(store, sweep), sections)
+            return cls(store, sweep, trial_rows.read_rows(store, sweep), sections)
 
     @property
     def name(self) -> str:
@@ -339,22 +332,22 @@ class Study:
     @cached_property
     def timing_obstacle(self) -> str:
         """Why the times of different cells do not compare; empty if they do."""
-        return describe_timing_obstacle(self.cells, self.baseline)
+        return trial_rows.describe_timing_obstacle(self.cells, self.baseline)
 
     @cached_property
     def _training_obstacle(self) -> str:
         """Why the rates of trainings do not compare; they are not taken again."""
         cells = {
-            levels: {seed: without_second_times(row) for seed, row in rows.items()}
+            levels: {seed: trial_rows.without_second_times(row) for seed, row in rows.items()}
             for levels, rows in self.cells.items()
         }
-        return describe_timing_obstacle(cells, self.baseline)
+        return trial_rows.describe_timing_obstacle(cells, self.baseline)
 
     def is_disturbed(self, metric: str) -> bool:
         """Whether a metric is a time, and times do not compare here."""
-        if is_training_rate(metric):
+        if trial_rows.is_training_rate(metric):
             return bool(self._training_obstacle)
-        return is_time(metric) and bool(self.timing_obstacle)
+        return trial_rows.is_time(metric) and bool(self.timing_obstacle)
 
     @cached_property
     def serving_gaps(self) -> dict[Levels, ServingGap]:

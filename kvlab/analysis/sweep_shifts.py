@@ -8,14 +8,13 @@ method with simultaneous intervals.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.standard_errors import StandardError, pool_errors
-from kvlab.analysis.statistics import Estimate, estimate
+from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.analysis.verdicts import judge_family
@@ -110,7 +109,9 @@ def _paired_shifts(
     for levels, other in shared.items():
         for seed, row in before.cells[levels].items():
             partner = after.cells[other].get(seed)
-            if partner is not None and _are_measured(row, partner, metric):
+            if partner is not None and all(
+                one.is_done and metric in one.measurements for one in (row, partner)
+            ):
                 rows.setdefault(levels, {})[seed] = _subtract_rows(partner, row, metric)
     differences = {
         levels: {seed: row.measurements[metric] for seed, row in by_seed.items()}
@@ -141,12 +142,8 @@ def _paired_shifts(
             differences,
             metric,
         ),
-        dict(_effect_shifts(effects)),
+        _list_effects(effects),
     )
-
-
-def _are_measured(row: TrialRow, partner: TrialRow, metric: str) -> bool:
-    return all(one.is_done and metric in one.measurements for one in (row, partner))
 
 
 def _subtract_rows(row: TrialRow, other: TrialRow, metric: str) -> TrialRow:
@@ -171,18 +168,21 @@ def _mean_shifts(
     shares = [weights.get(levels, {}) for levels in tested]
     found = pool_errors([rows[levels] for levels in tested], shares, values)
     errors = dict(zip(tested, found, strict=True))
-    return {c: _make_shift(one, len(rows[c]), errors.get(c)) for c, one in means.items()}
+    return {
+        c: Shift(one.value, one.kind, len(rows[c]), errors.get(c), one.low, one.high)
+        for c, one in means.items()
+    }
 
 
-def _make_shift(one: Estimate, seeds: int, error: StandardError | None) -> Shift:
-    return Shift(one.value, one.kind, seeds, error, one.low, one.high)
-
-
-def _effect_shifts(effects: list[Effect]) -> Iterator[tuple[str, Shift]]:
+def _list_effects(effects: Iterable[Effect]) -> dict[str, Shift]:
+    """Return the effects that have an estimate by their names, as if each were a shift."""
+    found = {}
     for effect in effects:
-        if effect.estimate is not None:
+        if (one := effect.estimate) is not None:
             error = effect.tested_error if effect.is_tested else None
-            yield effect.name, _make_shift(effect.estimate, len(effect.seeds), error)
+            ends = (one.low, one.high)
+            found[effect.name] = Shift(effect.value, one.kind, len(effect.seeds), error, *ends)
+    return found
 
 
 def _independent_shifts(
@@ -205,49 +205,32 @@ def _independent_shifts(
     cells = shifts(lambda study, levels: study.values(levels, metric))
     relative = shifts(difference)
     relative.pop(before.baseline, None)
-    by_name = [
-        {one.name: one for one in (*study.mean_effects(metric), *study.interactions(metric))}
+    own, others = (
+        _list_effects((*study.mean_effects(metric), *study.interactions(metric)))
         for study in (before, after)
-    ]
-    effects = {
-        name: _welch(_describe_effect(one), _describe_effect(by_name[1][name]))
-        for name, one in by_name[0].items()
-        if one.estimate and name in by_name[1] and by_name[1][name].estimate
-    }
+    )
+    effects = {name: _welch(one, others[name]) for name, one in own.items() if name in others}
     return cells, relative, effects
 
 
-@dataclass(frozen=True)
-class _Sample:
-    value: float
-    seeds: int
-    kind: str
-    error: StandardError
-
-
-def _describe_sample(by_seed: Mapping[int, float]) -> _Sample:
+def _describe_sample(by_seed: Mapping[int, float]) -> Shift:
     one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
     error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
-    return _Sample(one.value, len(by_seed), one.kind, error)
+    return Shift(one.value, one.kind, len(by_seed), error)
 
 
-def _describe_effect(effect: Effect) -> _Sample:
-    assert effect.estimate is not None, "only effects with an estimate are compared"
-    error = effect.tested_error if effect.is_tested else StandardError(0.0, 1.0)
-    return _Sample(effect.value, len(effect.seeds), effect.estimate.kind, error)
-
-
-def _welch(one: _Sample, other: _Sample) -> Shift:
+def _welch(one: Shift, other: Shift) -> Shift:
     """Return the difference of two independent estimates, with Satterthwaite's df."""
     value, seeds = other.value - one.value, min(one.seeds, other.seeds)
-    variances = one.error.value**2, other.error.value**2
-    kind: Literal["tested", "one seed", "identical", "unvaried", "exact"] = "tested"
+    errors = [part.error or StandardError(0.0, 1.0) for part in (one, other)]
+    variance = math.fsum(error.value**2 for error in errors)
     if seeds < 2:
         kind = "one seed"
-    elif not sum(variances):
+    elif not variance:
         kind = "identical" if value == 0 else "exact"
-    if kind != "tested" or "unvaried" in (one.kind, other.kind):
-        return Shift(value, "unvaried" if kind == "tested" else kind, seeds, None, value, value)
-    parts = math.fsum(v**2 / e.df for v, e in zip(variances, (one.error, other.error), strict=True))
-    error = StandardError(math.sqrt(math.fsum(variances)), math.fsum(variances) ** 2 / parts)
-    return Shift(value, kind, seeds, error)
+    else:
+        kind = "unvaried" if "unvaried" in (one.kind, other.kind) else "tested"
+    if kind != "tested":
+        return Shift(value, kind, seeds, None, value, value)
+    parts = math.fsum(error.value**4 / error.df for error in errors)
+    return Shift(value, kind, seeds, StandardError(math.sqrt(variance), variance**2 / parts))

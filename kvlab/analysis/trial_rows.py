@@ -46,18 +46,8 @@ class TrialRow:
         return self.status == "done"
 
 
-_RECORD_KEYS = (
-    "experiment",
-    "kv",
-    "model",
-    "error",
-    "provenance",
-    "training_record",
-    "benchmark",
-    "timing",
-    "needle",
-    "pruned",
-)
+_NOT_KEPT = ("measurements", "curves", "files")
+"""Parts of a result that have fields of their own, or lie in files of their own."""
 
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
@@ -114,7 +104,7 @@ def _make_row(
         str(result.get("training") or ""),
         collect_metrics(result),
         tuple((step, tokens, loss) for step, tokens, loss in curve),
-        {key: result[key] for key in _RECORD_KEYS if result.get(key) is not None},
+        {k: part for k, part in result.items() if k not in _NOT_KEPT and part is not None},
     )
 
 

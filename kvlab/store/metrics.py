@@ -220,12 +220,7 @@ def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 # Other machines
 
-TOLERANCES: dict[str, float] = {
-    "nats/token": 2e-3,
-    "nats": 2e-3,
-    "bits/byte": 3e-3,
-    "": 0.01,
-}
+TOLERANCES: dict[str, float] = {"nats/token": 2e-3, "nats": 2e-3, "bits/byte": 3e-3, "": 0.01}
 """By unit: largest difference of two records of one trial that were made on different hardware,
 with another number of threads or without the CPU kernels. These round differently, and a training
 multiplies roundings. Measured on eight quickstart-like trials, with kernels and plain: 4e-5

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ import kvlab
 from kvlab.spec.dtypes import MODEL_DTYPE
 
 PACKAGES = ("torch", "numpy", "ray", "tiktoken", "safetensors", "pydantic")
+"""Those that compute the numbers."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,17 @@ def build_provenance(
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
     """
+    versions = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "commit": origin.commit,
         "dirty": origin.dirty,
         "kvlab": kvlab.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": dict(package_versions()),
+        "versions": versions,
         "device": machine.device if machine else None,
         "threads": machine.threads if machine else None,
         "timings": machine.timings if machine else None,
@@ -146,16 +150,6 @@ def describe_device(provenance: Mapping[str, Any]) -> str:
     """Return the device of a result, with the dtype of its weights unless that is float32."""
     weights = provenance.get("weights")
     return f"{provenance.get('device')}{f', weights in {weights}' if weights else ''}"
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute the numbers, without importing them."""
-    versions = {}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
 
 
 def utc_now() -> str:

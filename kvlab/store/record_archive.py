@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvlab.errors import (
-    CopyDamaged,
-    CopyError,
-    KvlabError,
-    RecordDamaged,
-    StoreError,
-    UsageError,
-)
+from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, StoreError, UsageError
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside

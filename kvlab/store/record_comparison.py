@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import UsageError
 from kvlab.store.metrics import METRICS, find_tolerance
-from kvlab.store.record_forms import read_record
+from kvlab.store.record_forms import read_if_whole
 from kvlab.store.result import flatten
 from kvlab.store.store import Store
 
@@ -50,11 +50,8 @@ class TrialRecord:
             text = f"trial {trial} in {store.path} has no result"
             raise UsageError(f"{text}; compare trials that have ended")
         store.check_details(trial, result)
-        try:
-            training = read_record(store.training_directory(result["training"]) / "training.json")
-        except (FileNotFoundError, StoreError):
-            training = {}
-        return cls(store, trial, result, training)
+        directory = store.training_directory(result["training"])
+        return cls(store, trial, result, read_if_whole(directory / "training.json"))
 
 
 @dataclass(frozen=True)

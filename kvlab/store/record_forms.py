@@ -176,6 +176,14 @@ def read_record(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_if_whole(path: Path) -> dict[str, Any]:
+    """Return what `read_record` does; nothing if the file is not there, or is damaged."""
+    try:
+        return read_record(path)
+    except (FileNotFoundError, RecordDamaged):
+        return {}
+
+
 @contextmanager
 def refuse_malformed(what: str) -> Iterator[None]:
     """Raise RecordDamaged for values of a record that readers of the block cannot use.

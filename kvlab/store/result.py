@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvlab.errors import (
-    DataError,
-    Diverged,
-    MeasurementError,
-    PretrainedError,
-    ResourceError,
-    SourceMissing,
-)
+from kvlab import errors
 from kvlab.layout import KVLayout
 from kvlab.oom import classify_oom
 from kvlab.spec.dtypes import MODEL_DTYPE
@@ -31,10 +24,10 @@ FailureClass = Literal[
 starts from are unavailable or do not fit."""
 
 _CLASSES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], FailureClass], ...] = (
-    (Diverged, "diverged"),
-    (DataError, "data"),
-    (ResourceError, "resources"),
-    ((SourceMissing, PretrainedError), "source"),
+    (errors.Diverged, "diverged"),
+    (errors.DataError, "data"),
+    (errors.ResourceError, "resources"),
+    ((errors.SourceMissing, errors.PretrainedError), "source"),
 )
 OUT_OF_MEMORY: tuple[FailureClass, ...] = ("device_memory", "host_memory")
 
@@ -92,7 +85,7 @@ class TrialMeasurements:
         needle: lines of the needle probe, one per length and depth.
 
     Raises:
-        MeasurementError: a measurement is not in `METRICS`, or is not finite.
+        errors.MeasurementError: a measurement is not in `METRICS`, or is not finite.
     """
 
     measurements: dict[str, float | int]
@@ -109,9 +102,11 @@ class TrialMeasurements:
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():
             if name not in METRICS:
-                raise MeasurementError(f"{name} is measured but not in the table of metrics")
+                text = f"{name} is measured but not in the table of metrics"
+                raise errors.MeasurementError(text)
             if not math.isfinite(value):
-                raise MeasurementError(f"{name} = {value} is not finite, so it cannot be compared")
+                text = f"{name} = {value} is not finite, so it cannot be compared"
+                raise errors.MeasurementError(text)
 
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:

@@ -19,21 +19,15 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from kvlab.errors import RecordDamaged, StoreError, UsageError
+from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import (
-    FileSeal,
-    check_file,
-    read_seal,
-    read_sealed_bytes,
-    set_aside,
-    write_sealed_json,
-)
+from kvlab.fs.sealed_files import FileSeal, write_sealed_json
 from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import NAME_PATTERN
-from kvlab.store.record_forms import read_record
+from kvlab.store.record_forms import read_if_whole, read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import SCHEMA, Status, TrialRecords
@@ -84,7 +78,7 @@ class Store(TrialRecords):
                 is_weights = not name.endswith(".json")
                 if is_weights and not (directory / name).exists():
                     continue  # garbage collection removes weights that have been measured
-                check_file(directory / name, seal, contents=contents or not is_weights)
+                sealed_files.check_file(directory / name, seal, contents=contents or not is_weights)
         except FileNotFoundError:
             return None
         except RecordDamaged as error:
@@ -99,7 +93,7 @@ class Store(TrialRecords):
         Returns:
             The folder that it is moved to.
         """
-        return set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
+        return sealed_files.set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
 
     def earlier_training_record(self, training_id: str) -> bytes | None:
         """Return the whole record of a training whose weights are gone; None if there is none.
@@ -112,13 +106,13 @@ class Store(TrialRecords):
         for folder in (directory, *aside):
             with contextlib.suppress(FileNotFoundError, RecordDamaged):
                 read_record(folder / "training.json")
-                return read_sealed_bytes(folder / "training.json")
+                return sealed_files.read_sealed_bytes(folder / "training.json")
         return None
 
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""
         try:
-            return read_seal(self.training_directory(training_id) / "training.json")
+            return sealed_files.read_seal(self.training_directory(training_id) / "training.json")
         except FileNotFoundError:
             return None
 
@@ -127,11 +121,8 @@ class Store(TrialRecords):
 
         A damaged record is None, too: the training is run again.
         """
-        try:
-            path = self.training_directory(training_id) / "diverged.json"
-            return str(read_record(path)["message"])
-        except (FileNotFoundError, RecordDamaged):
-            return None
+        path = self.training_directory(training_id) / "diverged.json"
+        return read_if_whole(path).get("message")
 
     def write_divergence(self, training_id: str, message: str, fence: Fence | None = None) -> None:
         path = self.training_directory(training_id) / "diverged.json"
@@ -139,10 +130,8 @@ class Store(TrialRecords):
 
     def rungs(self, training_id: str) -> dict[int, float]:
         """Return validation losses (nats/token) by the steps after which a search paused it."""
-        try:
-            rungs = read_record(self.training_directory(training_id) / "rungs.json")["rungs"]
-        except (FileNotFoundError, RecordDamaged):  # damaged ones are measured again
-            return {}
+        path = self.training_directory(training_id) / "rungs.json"
+        rungs = read_if_whole(path).get("rungs", {})  # damaged ones are measured again
         return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
 
     def trunk_steps(self, trunk_id: str) -> list[int]:
@@ -211,12 +200,8 @@ class Store(TrialRecords):
 
     def reported_seeds(self, name: str) -> list[list[int]]:
         """Return the sets of seeds at which reports were written."""
-        try:
-            return cast(
-                list[list[int]], read_record(self.sweep_directory(name) / "reported.json")["seeds"]
-            )
-        except (FileNotFoundError, RecordDamaged):  # `kvlab verify` tells of a damaged one
-            return []
+        # `kvlab verify` tells of damaged ones
+        return list(read_if_whole(self.sweep_directory(name) / "reported.json").get("seeds", ()))
 
     def timings(self, name: str) -> dict[str, TimingSession]:
         """Return, by trial, the session in which a trial of this sweep was timed again."""

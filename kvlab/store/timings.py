@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import write_sealed_json
-from kvlab.store.record_forms import read_record
+from kvlab.store.record_forms import read_if_whole
 
 TIMINGS_FILE = "timings.json"
 
@@ -79,11 +78,9 @@ def read_timings(directory: Path) -> list[TimingSession]:
     Args:
         directory: of the sweep.
     """
-    try:
-        sessions = read_record(directory / TIMINGS_FILE)["sessions"]
-        return [TimingSession.from_json(one) for one in sessions]
-    except (FileNotFoundError, RecordDamaged):
-        return []  # `kvlab verify` tells of a damaged one, and the next submit times again
+    # `kvlab verify` tells of a damaged one, and the next submit times again
+    sessions = read_if_whole(directory / TIMINGS_FILE).get("sessions", ())
+    return [TimingSession.from_json(one) for one in sessions]
 
 
 def write_timings(

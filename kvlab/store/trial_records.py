@@ -12,23 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
-from kvlab.fs.atomic_files import (
-    MAX_JSON_BYTES,
-    parse_json,
-    read_json,
-    read_regular,
-    write_atomic,
-)
+from kvlab.fs import sealed_files
+from kvlab.fs.atomic_files import MAX_JSON_BYTES, parse_json, read_json, read_regular, write_atomic
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import (
-    FileSeal,
-    check_file,
-    check_form,
-    read_seal,
-    seal_bytes,
-    set_aside,
-    write_sealed_json,
-)
+from kvlab.fs.sealed_files import FileSeal, write_sealed_json
 from kvlab.store.record_forms import EndStatus, ProgressForm, read_record
 from kvlab.store.store_paths import ID_PATTERN, StorePaths, list_names
 from kvlab.store.timings import TimingSession, replace_times
@@ -117,7 +104,7 @@ class TrialRecords(StorePaths):
             return None
         self._seals[trial_id] = result.get("files", {})
         session = (timings or {}).get(trial_id)
-        if session is not None and session.trials[trial_id].result == read_seal(path):
+        if session is not None and session.trials[trial_id].result == sealed_files.read_seal(path):
             return replace_times(result, session, session.trials[trial_id])
         return result
 
@@ -128,7 +115,7 @@ class TrialRecords(StorePaths):
             RecordDamaged: it is not what was written.
             FileNotFoundError: there is none.
         """
-        return read_seal(self.trial_directory(trial_id) / "result.json")
+        return sealed_files.read_seal(self.trial_directory(trial_id) / "result.json")
 
     def check_details(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Check the files that a result lists.
@@ -137,7 +124,7 @@ class TrialRecords(StorePaths):
             RecordDamaged: one is missing, or is not what was written.
         """
         for name, seal in result.get("files", {}).items():
-            check_file(self.trial_directory(trial_id) / name, seal)
+            sealed_files.check_file(self.trial_directory(trial_id) / name, seal)
 
     def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
         """Write the result that ends a trial. Requires the trial's lock.
@@ -175,7 +162,7 @@ class TrialRecords(StorePaths):
         Returns:
             The folder that it is moved to.
         """
-        return set_aside(self.trial_directory(trial_id), RESULT_FILES, fence)
+        return sealed_files.set_aside(self.trial_directory(trial_id), RESULT_FILES, fence)
 
     def write_trial(
         self, trial_id: str, description: dict[str, Any], fence: Fence | None = None
@@ -188,7 +175,7 @@ class TrialRecords(StorePaths):
         except FileNotFoundError:
             pass
         except RecordDamaged:
-            set_aside(path.parent, [path.name], fence)
+            sealed_files.set_aside(path.parent, [path.name], fence)
         write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
     def read_training_id(self, trial_id: str) -> str | None:
@@ -234,7 +221,7 @@ class TrialRecords(StorePaths):
             if text:
                 data = gzip.compress(text.encode(), mtime=0)
                 write_atomic(self.trial_directory(trial_id) / name, data, fence=fence)
-                seals[name] = seal_bytes(data)
+                seals[name] = sealed_files.seal_bytes(data)
         return seals
 
     def items_text(self, trial_id: str) -> bytes:
@@ -290,22 +277,23 @@ class TrialRecords(StorePaths):
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        seal = self._detail_seals(trial_id).get(name)
-        if seal is None:
-            return b""
         path = self.trial_directory(trial_id) / name
-        try:
-            data = read_regular(path)
-        except OSError:
-            data = b""
-        if seal_bytes(data) != seal:
-            # another process may have run the trial again since its result was read
-            self._seals.pop(trial_id, None)
-            seal = self._detail_seals(trial_id).get(name)
+        is_read_again = False
+        while True:
+            if trial_id not in self._seals and self.result(trial_id) is None:
+                return b""
+            seal, data = self._seals[trial_id].get(name), b""
             if seal is None:
                 return b""
-            check_file(path, seal)
-            data = read_regular(path)
+            with contextlib.suppress(OSError):
+                data = read_regular(path)
+            if sealed_files.seal_bytes(data) == seal:
+                break
+            if is_read_again:
+                sealed_files.check_file(path, seal)  # says what is wrong
+            # another process may have run the trial again since its result was read
+            is_read_again = True
+            del self._seals[trial_id]
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
                 text = file.read(MAX_JSON_BYTES + 1)
@@ -315,11 +303,6 @@ class TrialRecords(StorePaths):
             reason = f"it unpacks to more than {MAX_JSON_BYTES:,} bytes"
             raise RecordDamaged(f"{path} is damaged: {reason}")
         return text
-
-    def _detail_seals(self, trial_id: str) -> Mapping[str, FileSeal]:
-        if trial_id not in self._seals and self.result(trial_id) is None:
-            return {}
-        return self._seals[trial_id]
 
     def attempts(self, trial_id: str) -> list[int]:
         """Return the numbers of a trial's attempts, sorted."""
@@ -359,7 +342,7 @@ class TrialRecords(StorePaths):
         path = self.trial_directory(trial_id) / "progress.json"
         try:
             progress = read_json(path)
-            check_form(path, progress, ProgressForm)
+            sealed_files.check_form(path, progress, ProgressForm)
         except (FileNotFoundError, StoreError):  # not synced, so it may be lost
             return None
         return cast(dict[str, Any], progress)

@@ -1,7 +1,6 @@
 """Trainings that diverge: how often, on which side, and what is said of the level."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,6 @@ from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.statistics import sign_flip_test
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
@@ -119,30 +117,3 @@ def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
                 )
         if worse_off:
             assert effect.verdict_name in ("diverged", "worse", "baseline diverged")
-
-
-def test_the_report_lists_divergence_before_the_effects(tmp_path):
-    def status(levels, seed):
-        return "diverged" if levels["position"] == "rope" and seed == 0 else "done"
-
-    document = make_document(study(tmp_path, status))
-    names = list(document.sections)
-    assert names.index("divergence") < names.index("effects")
-    (table,) = (one for one in document.tables if one.name == "divergence")
-    (rope,) = (row for row in table.rows if row.cells[1].text == "rope")
-    assert [one.text for one in rope.cells[3:]] == ["12", "2", "0", "0", "1.000"]
-    (effects_table,) = (one for one in document.tables if one.name == "effects")
-    heads = [column.title for column in effects_table.columns]
-    rows = [dict(zip(heads, row.cells, strict=True)) for row in effects_table.rows]
-    (rope,) = (row for row in rows if row["level"].text == "rope")
-    assert (rope["verdict"].text, rope["diverged"].text) == ("diverged", "2 of 12, partner 0")
-    whole = make_document(study(tmp_path / "whole", lambda _levels, _seed: "done"))
-    assert "divergence" not in whole.sections
-
-
-def test_one_sided_divergence_needs_six_seeds_to_be_significant(tmp_path):
-    def status(levels, seed):
-        return "diverged" if levels["position"] == "rope" and seed < 5 else "done"
-
-    p = effects(study(tmp_path, status))["position=rope"].divergence.p
-    assert p == pytest.approx(2 / 2**5)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
-from kvlab.analysis.effects import estimate_main_effects, judge_together
-from kvlab.analysis.interactions import estimate_interactions
+from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.matched_pairs import Setting, largest_balanced_block
 from kvlab.analysis.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.analysis.study import Study
@@ -39,12 +37,6 @@ def test_known_effects_are_recovered(tmp_path):
         assert one.detectable < 0.02
 
 
-def test_pairing_removes_what_seeds_share(tmp_path):
-    """Seeds differ by ten times the effect; the same difference is seen at each."""
-    found = study(tmp_path, seed_noise=1.0, noise=0.002).effects("loss")
-    assert effect(found, "horizon=hybrid").verdict == "worse"
-
-
 def test_counts_of_matched_pairs(tmp_path):
     found = study(tmp_path, exclude=no_learned_hybrid).effects("loss_served")
     position = effect(found, "position=rope")
@@ -65,22 +57,6 @@ def test_settings_that_share_weights_count_once(tmp_path):
     assert two.settings == one.settings + 1
     assert two.groups == one.groups == 2
     assert two.estimate == one.estimate
-
-
-def test_a_failed_trial_takes_as_few_pairs_as_can_be(tmp_path):
-    """Four settings at three seeds: the broken setting is left out, not the seed."""
-
-    def status(levels, seed):
-        broken = levels["heads"] == "mqa" and levels["sharing"] == "trained" and seed == 1
-        return "failed" if broken and levels["position"] == "rope" else "done"
-
-    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"),
-               "sharing": ("none", "trained")}  # fmt: skip
-    found = study(tmp_path, factors=factors, status=status).effects("loss")
-    heads = effect(found, "heads=mqa")
-    assert (heads.pairs_used, heads.pairs_designed, heads.settings) == (9, 12, 3)
-    assert heads.seeds == (0, 1, 2)
-    assert heads.estimate.value == pytest.approx(EFFECTS["mqa"], abs=0.02)
 
 
 def test_several_seeds_in_one_setting_go_before_many_settings_at_one(tmp_path):
@@ -152,43 +128,37 @@ def test_levels_without_a_partner_are_not_guessed(tmp_path):
     assert {one.verdict for one in found} == {"no matched pair"}
 
 
+class Planted(Record):
+    """One K/V head costs 0.06 more beside trained sharing."""
+
+    def loss(self, levels, seed):
+        extra = levels["heads"] == "mqa" and levels["sharing"] == "trained"
+        return super().loss(levels, seed) + (0.06 if extra else 0.0)
+
+
+def plant(tmp_path, *sharing):
+    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "sharing": sharing}
+    record = Planted(seeds=tuple(range(6)), factors=factors)
+    return Study.load(record.write(tmp_path), "made")
+
+
 def test_interactions(tmp_path):
     """Tying costs 1.5 beside everything: additive. A planted extra cost is found."""
-
-    class Planted(Record):
-        def loss(self, levels, seed):
-            extra = levels["heads"] == "mqa" and levels["sharing"] == "trained"
-            return super().loss(levels, seed) + (0.06 if extra else 0.0)
-
-    record = Planted(seeds=tuple(range(6)), factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"),
-                              "sharing": ("none", "trained", "tied")})  # fmt: skip
-    found = Study.load(record.write(tmp_path), "made").interactions("loss_served")
-    planted = effect(found, "heads=mqa and sharing=trained")
-    assert planted.is_significant
-    assert planted.estimate.low < 0.06 < planted.estimate.high
+    planted = plant(tmp_path, "none", "trained", "tied")
+    found = planted.interactions("loss_served")
+    pair = effect(found, "heads=mqa and sharing=trained")
+    assert pair.is_significant
+    assert pair.estimate.low < 0.06 < pair.estimate.high
     assert effect(found, "heads=mqa and sharing=tied").estimate.kind == "identical"
     assert not effect(found, "heads=mqa and position=rope").is_significant
-    study_again = Study.load(record.write(tmp_path), "made")
-    heads = effect(study_again.mean_effects("loss"), "heads=mqa")
+    heads = effect(planted.mean_effects("loss"), "heads=mqa")
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"] + 0.03, abs=0.01)
-    tied = effect(study_again.effects("loss_served"), "sharing=tied")
+    tied = effect(planted.effects("loss_served"), "sharing=tied")
     assert tied.estimate.value == pytest.approx(TIED_GAP)
 
 
 def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):
-    """One K/V head costs 0.06 more beside trained sharing, and the same beside both positions."""
-
-    class Planted(Record):
-        def loss(self, levels, seed):
-            extra = levels["heads"] == "mqa" and levels["sharing"] == "trained"
-            return super().loss(levels, seed) + (0.06 if extra else 0.0)
-
-    record = Planted(
-        seeds=tuple(range(6)),
-        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"),
-                 "sharing": ("none", "trained")},
-    )  # fmt: skip
-    found = {one.name: one for one in Study.load(record.write(tmp_path), "made").effects("loss")}
+    found = {one.name: one for one in plant(tmp_path, "none", "trained").effects("loss")}
     alone, beside = (found[f"heads=mqa at sharing={level}"] for level in ("none", "trained"))
     assert alone.at == (("sharing", "none"),)
     assert alone.low <= EFFECTS["mqa"] <= alone.high
@@ -223,11 +193,7 @@ FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
 
 
 class Memory:
-    """Cells in memory, so that thousands of sweeps are fast.
-
-    A training's loss varies by ``noise``; by ten times as much where ``wild`` says; and by
-    ``together`` in what a level does at a seed, the same in all settings of the other factors.
-    """
+    """Cells in memory, so that thousands of sweeps are fast."""
 
     noise = 0.01
     factors = {  # noqa: RUF012
@@ -236,8 +202,8 @@ class Memory:
         "sharing": ("none", "trained", "tied"),
     }
 
-    def __init__(self, seeds, *, together=0.0, wild=False):
-        self.seeds, self.together, self.wild = seeds, together, wild
+    def __init__(self, seeds):
+        self.seeds = seeds
 
     @classmethod
     def has(cls, levels, name):
@@ -249,17 +215,11 @@ class Memory:
         """One simulated sweep; ``effects`` by name, such as ``heads=mqa and position=rope``."""
         shared = random.normal(0, 0.1, self.seeds)
         drawn, cells = {}, {}
-
-        def draw(key, spread):
-            return drawn.setdefault(key, random.normal(0, spread))
-
         for levels in itertools.product(*self.factors.values()):
             trained = (*levels[:2], levels[2].replace("tied", "none"))
-            wild = self.wild and trained == ("mqa", "rope", "trained")
             known = sum(v for level, v in dict(effects).items() if self.has(levels, level))
             for seed in range(self.seeds):
-                noise = draw((trained, seed), self.noise * (10 if wild else 1))
-                noise += sum(draw((level, seed), self.together) for level in trained)
+                noise = drawn.setdefault((trained, seed), random.normal(0, self.noise))
                 loss = 4 + shared[seed] + noise + known
                 weights = str((trained, seed))
                 measured = {"loss": loss}
@@ -284,21 +244,6 @@ def called_cells(study):
     return {levels for levels, one in found if not one.low <= 0 <= one.high}
 
 
-def test_no_sentence_claims_more_than_5_percent_of_the_time():
-    """Cells picked from all of them, and a table of several measurements."""
-    random = np.random.default_rng(17)
-    wrong = {"cells": 0, "others": 0}
-    for _ in range(300):
-        cells = Memory(3).cells(random)
-        for row in (row for by_seed in cells.values() for row in by_seed.values()):
-            row.measurements["bits_per_byte"] = random.normal(1, 0.01)
-        study = studied(cells)
-        wrong["cells"] += bool(called_cells(study))
-        table = judge_together([*study.effects("loss"), *study.effects("bits_per_byte")])
-        wrong["others"] += any(one.is_significant for one in table)
-    assert max(wrong.values()) <= 22, wrong  # two standard errors above 15
-
-
 def test_a_cell_and_a_gap_that_differ_are_called():
     cells = Memory(6).cells(np.random.default_rng(18), {"heads=mqa": 0.5})
     for levels, by_seed in cells.items():
@@ -309,12 +254,6 @@ def test_a_cell_and_a_gap_that_differ_are_called():
     assert called_cells(study) == {levels for levels in cells if "mqa" in levels}
     found = {levels for levels, gap in study.serving_gaps.items() if gap.is_found}
     assert found == {levels for levels in cells if "tied" in levels}
-
-
-def test_a_difference_is_the_t_test_over_the_means_of_seeds(tmp_path):
-    heads = effect(study(tmp_path).effects("loss"), "heads=mqa")
-    theirs = stats.ttest_1samp([value for _, value in heads.by_seed], 0.0)
-    assert heads.estimate.p == pytest.approx(theirs.pvalue, rel=1e-9)
 
 
 def test_a_detectable_difference_is_found_with_the_stated_power():
@@ -331,57 +270,17 @@ def test_a_detectable_difference_is_found_with_the_stated_power():
     one = seen(0.0)
     assert (one.tested_error.df, one.level) == (pytest.approx(3), 0.05)
     stated = smallest_detectable(error, 3, one.level)
-    found = [seen(stated) for _ in range(600)]
-    assert POWER - 0.05 <= np.mean([one.is_significant for one in found]) <= POWER + 0.05
+    found = [seen(stated) for _ in range(400)]
+    assert POWER - 0.06 <= np.mean([one.is_significant for one in found]) <= POWER + 0.06
     covered = [one.estimate.low <= stated <= one.estimate.high for one in found]
-    assert 0.93 <= np.mean(covered) <= 0.97
+    assert 0.92 <= np.mean(covered) <= 0.98
     printed = np.array([one.detectable for one in found])
     assert np.mean(printed**2) ** 0.5 == pytest.approx(stated, rel=0.05)
     low, high = spread_factors(3)
-    assert 0.93 <= np.mean((low * printed <= stated) & (stated <= high * printed)) <= 0.97
-
-
-def test_a_detectable_main_effect_is_found_with_about_that_power():
-    """By the average of what reports print: each is as rough as it says."""
-    random = np.random.default_rng(14)
-
-    def seen(size):
-        cells = Memory(3).cells(random, {"heads=mqa": size})
-        return effect(estimate_main_effects(cells, Memory.factors, "loss"), "heads=mqa")
-
-    printed = np.mean([seen(0.0).detectable for _ in range(200)])
-    assert POWER - 0.06 <= np.mean([seen(printed).is_significant for _ in range(300)]) <= 0.95
+    assert 0.92 <= np.mean((low * printed <= stated) & (stated <= high * printed)) <= 0.98
 
 
 def test_two_seeds_quote_no_detectable_difference(tmp_path):
     found = study(tmp_path, seeds=(0, 1), factors={"heads": ("mha", "mqa")}).effects("loss")
     assert effect(found, "heads=mqa").is_tested
     assert effect(found, "heads=mqa").detectable is None
-
-
-def test_full_designs_agree_with_least_squares():
-    """Main effects and interactions of a balanced design against statsmodels, seed by seed."""
-    import pandas as pd
-    import statsmodels.formula.api as smf
-
-    factors = {"a": ("a0", "a1"), "b": ("b0", "b1", "b2")}
-    random = np.random.default_rng(15)
-    cells, records = {}, []
-    for levels in itertools.product(*factors.values()):
-        for seed in range(3):
-            loss = float(random.normal(4, 0.1))
-            row = TrialRow(
-                levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss}
-            )
-            cells.setdefault(levels, {})[seed] = row
-            records.append({"a": levels[0], "b": levels[1], "seed": seed, "loss": loss})
-    frame = pd.DataFrame(records)
-    mains = smf.ols("loss ~ a + b + C(seed)", frame).fit().params
-    for one in estimate_main_effects(cells, factors, "loss"):
-        ((factor, level),) = one.change
-        expected = mains[f"{factor}[T.{level}]"]
-        assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    both = smf.ols("loss ~ a * b + C(seed)", frame).fit().params
-    for one in estimate_interactions(cells, factors, "loss"):
-        expected = both[":".join(f"{f}[T.{level}]" for f, level in one.change)]
-        assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)

@@ -62,12 +62,6 @@ def cells_in(effect):
     return {cell for cell, weight in effect.weights.items() if weight}
 
 
-def test_cells_that_are_served_otherwise_never_enter_the_effects_of_trained_levels():
-    for effect in make_study().effects("loss_served"):
-        tied = {cell for cell in cells_in(effect) if cell[2] == "tied"}
-        assert bool(tied) == (effect.change == (("sharing", "tied"),)), effect.name
-
-
 def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
     """Tied layers with one K/V head cost 5 nats more; one K/V head itself costs 0.1."""
     study = make_study(cost=lambda c: 0.1 * (c[0] == "mqa") + 5 * (c[0] == "mqa" and c[2] == "tied"))  # fmt: skip
@@ -176,6 +170,8 @@ def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
     assert comparison.reference == ("mha", "rope", "none")
     assert comparison.token_factor == 1.125
     assert study.comparisons["mqa", "rope", "none"].token_factor == 1.0
+    assert study.comparisons["mqa", "rope", "trained"].size_factor == 24
+    assert ("mha", "rope", "none") not in study.comparisons, "a reference is compared with nothing"
 
 
 def test_tokens_of_the_weights_that_a_training_starts_from_count():
@@ -186,9 +182,3 @@ def test_tokens_of_the_weights_that_a_training_starts_from_count():
     for row in study.cells["mha", "learned", "trained"].values():
         row.record["experiment"]["training"] = {"tokens": 125, "init_from": {"phase": "first"}}
     assert study.trained_tokens(("mha", "learned", "trained")) == 1125
-
-
-def test_bytes_are_told_beside_a_comparison():
-    study = make_study()
-    assert study.comparisons["mqa", "rope", "trained"].size_factor == 24
-    assert ("mha", "rope", "none") not in study.comparisons, "a reference is compared with nothing"

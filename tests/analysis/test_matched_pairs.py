@@ -41,29 +41,11 @@ def aliases(contrasts, *names):
     return {"".join(factor for factor, _ in one) for one in found.aliases}
 
 
-def test_aliases_of_the_textbook_half_fraction():
-    contrasts = partial(find_contrast, HALF, FACTORS)
-    assert aliases(contrasts, "a") == {"bcd"}
-    assert aliases(contrasts, "c") == {"abd"}
-    assert aliases(contrasts, "a", "b") == {"cd"}
-    assert aliases(contrasts, "b", "d") == {"ac"}
-
-
 def test_a_factor_with_one_level_changes_no_contrast():
     factors = {"text": ("long",), **FACTORS}
     contrasts = partial(find_contrast, [("long", *levels) for levels in HALF], factors)
     assert aliases(contrasts, "a") == {"bcd"}
     assert aliases(contrasts, "a", "b") == {"cd"}
-
-
-def test_aliases_of_a_resolution_three_fraction():
-    """c = ab: every main effect is aliased with the interaction of the other two."""
-    factors = dict.fromkeys("abc", ("off", "on"))
-    cells = [("on", "on", "on"), ("on", "off", "off"), ("off", "on", "off"), ("off", "off", "on")]
-    contrasts = partial(find_contrast, cells, factors)
-    assert aliases(contrasts, "a") == {"bc"}
-    assert aliases(contrasts, "c") == {"ab"}
-    assert contrasts(change("a", "b")) is None, "it is the main effect of c"
 
 
 def test_a_full_design_has_no_aliases():
@@ -72,14 +54,6 @@ def test_a_full_design_has_no_aliases():
     assert aliases(contrasts, "a") == set()
     assert contrasts((("e", "y"),)).aliases == ()
     assert contrasts((("a", "on"), ("e", "z"))).aliases == ()
-
-
-def test_factors_that_move_together_are_not_told_apart():
-    factors = dict.fromkeys("abc", ("off", "on"))
-    cells = [(one, one, other) for one, other in product(("off", "on"), repeat=2)]
-    contrasts = partial(find_contrast, cells, factors)
-    assert contrasts(change("a")) is None
-    assert contrasts(change("c")) is not None
 
 
 def test_contrasts_are_least_squares():
@@ -125,17 +99,6 @@ def sweep(random, effects, seeds, design=HALF):
             )
             cells.setdefault(levels, {})[seed] = row
     return cells
-
-
-@pytest.mark.faults
-def test_fractions_without_effects_call_5_percent_at_most():
-    random = np.random.default_rng(21)
-    families = [estimate_main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]
-    assert all(one.is_contrast and one.is_tested for one in families[0])
-    called = np.mean([any(one.is_significant for one in family) for family in families])
-    assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 1000) ** 0.5
-    covered = [one.estimate.low <= 0 <= one.estimate.high for family in families for one in family]
-    assert 0.93 <= np.mean(covered) <= 0.97
 
 
 def test_known_effects_of_a_fraction_are_found():
@@ -189,21 +152,6 @@ def test_a_contrast_of_opposite_sign_keeps_its_sign():
     assert pair.same_as == ((-1, change("c", "d")),)
 
 
-def test_the_report_of_a_corner_has_one_row(tmp_path):
-    base = {"heads": "mha", "position": "learned", "horizon": "g"}
-    record = Record(
-        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"), "horizon": ("g", "l")},
-        exclude=lambda c: sum(level != base[factor] for factor, level in c.items()) == 2,
-    )
-    study = Study.load(record.write(tmp_path / "store"), "made")
-    text = render_markdown(make_document(study))
-    section = text.split("## Do the costs add up?")[1].split("## ")[0]
-    assert "all together against the sum of the parts" in section
-    rows = [line for line in section.splitlines() if line.startswith("| heads")]
-    assert len(rows) == 1
-    assert rows[0].startswith("| heads=mqa + position=rope + horizon=l |")
-
-
 def test_a_missing_trial_takes_its_seed():
     cells = sweep(np.random.default_rng(23), {"a": 0.1}, 3)
     levels = HALF[2]
@@ -213,23 +161,7 @@ def test_a_missing_trial_takes_its_seed():
     assert (one.pairs_used, one.pairs_designed) == (2, 3)
 
 
-def test_the_report_names_what_is_aliased(tmp_path):
-    record = Record(
-        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"), "horizon": ("g", "l")},
-        exclude=lambda c: (
-            (list(c.values()).count("mqa") + list(c.values()).count("rope")) % 2
-            != (c["horizon"] == "l")
-        ),
-    )
-    text = render_markdown(make_document(Study.load(record.write(tmp_path / "store"), "made")))
-    assert "`heads=mqa` is aliased with position=rope and horizon=l" in text
-    effects = text.split("## What each level does")[1].split("## ")[0]
-    assert "estimated by a contrast over all cells" in effects
-    assert "| aliased with |" in effects
-    assert "| 3 of 3 seeds |" in effects
-
-
-@pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 2), (5, 4), (6, 8), (7, 8)])
+@pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 4), (7, 8)])
 def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
     """Two columns of signs that are equal or opposite over the fraction's own cells."""
     positions = list(DESIGNS["fractional"].positions(make_request(*[2] * count, fraction=fraction)))
@@ -287,18 +219,13 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
         "notes": sweep.selection.notes,
     }
     store.write_sweep({**store.sweep("quarter"), **frozen})
-    text = render_markdown(make_document(Study.load(store, "quarter")))
+    text = render_markdown(make_document(Study.load(store, "quarter"))).replace("\\", "")
     assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
+    assert "resolution IV; defining relation: I = +heads*position*norm*sharing" in text
     effects = text.split("## What each level does")[1].split("\n## ")[0]
     assert "estimated by a contrast over all cells" in effects
-    assert "worse" in effects
-    assert "position=rope and norm=rms and sharing=trained" in next(
-        line for line in effects.splitlines() if line.startswith("| heads")
-    )
-    assert (
-        "design has resolution IV; defining relation: I = +heads*position*norm*sharing"
-        in text.replace("\\", "")
-    )
+    heads = next(line for line in effects.splitlines() if line.startswith("| heads"))
+    assert "position=rope and norm=rms and sharing=trained" in heads
     pairs = text.split("## Do the costs add up?")[1].split("\n## ")[0]
     row = next(
         line for line in pairs.splitlines() if line.startswith("| heads=mqa + position=rope")

@@ -75,14 +75,6 @@ def test_noise_of_documents_at_each_seed_is_narrowed_by_both(tmp_path):
     assert found.reach_with_tokens >= found.reach / 2**0.5 * (1 - 1e-9)
 
 
-def test_a_difference_that_varies_between_documents_needs_text(tmp_path):
-    study, found = precision(tmp_path, by_seed=0.001, by_document=0.5)
-    assert found.text_error > 10 * found.seed_error
-    assert found.helps_most == "scored tokens"
-    section = report_interval_widths(study)
-    assert "scored tokens help most for" in section.contents[0].spans[0]
-
-
 def test_without_losses_by_document_nothing_is_said(tmp_path):
     study = Study.load(Record(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
     assert estimate_precision(study, study.effects("loss_served")[0]) is None

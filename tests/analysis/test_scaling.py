@@ -70,7 +70,7 @@ def test_the_line_is_that_of_least_squares_and_the_miss_of_a_refit(tmp_path):
     assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)
 
 
-@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("name", ["level x seed x size", "heavy tails"])
 def test_synthetic_laws_are_covered(name):
     """`python -m tests.studies size_laws` has more sweeps, seeds and sizes."""
     assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=250) == pytest.approx(

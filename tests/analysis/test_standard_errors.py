@@ -8,7 +8,6 @@ import pytest
 
 from kvlab.analysis.standard_errors import pool_errors, pool_variance
 from tests.studies.null_sweeps import (
-    ONE_OF_5,
     ONE_OF_18,
     THREE,
     Structure,
@@ -18,7 +17,6 @@ from tests.studies.null_sweeps import (
     measure,
     measure_power,
     noisy_baseline,
-    one_noisy_cell,
     simulate,
 )
 
@@ -56,22 +54,20 @@ def test_orthogonal_effects_have_k_times_s_minus_1_degrees_of_freedom():
     )
 
 
-@pytest.mark.parametrize("design", ["one baseline cell", "seeds missing"])
 @pytest.mark.parametrize("is_paired", [True, False])
-def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design, is_paired):
+def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(is_paired):
     """A variance with so many degrees of freedom has a relative variance of 2 / df."""
     random = np.random.default_rng(3)
     keys = ["base", *(f"l{n}" for n in range(6))]
     weights = [{"base": -1.0, key: 1.0} for key in keys[1:]]
     variances, degrees = [], []
-    for _ in range(800):
+    for _ in range(500):
         common = 10 * random.normal(size=5) if is_paired else np.zeros(5)
         values = {key: dict(enumerate(common + random.normal(size=5))) for key in keys}
-        if design == "seeds missing":
-            values = {
-                k: {s: v for s, v in one.items() if k in ("base", "l0", "l1") or s < 3}
-                for k, one in values.items()
-            }
+        values = {
+            k: {s: v for s, v in one.items() if k in ("base", "l0", "l1") or s < 3}
+            for k, one in values.items()
+        }
         differences = [
             {s: v - values["base"][s] for s, v in values[key].items()} for key in keys[1:]
         ]
@@ -79,7 +75,7 @@ def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design, is_p
         if pooled.is_paired == is_paired:
             variances.append(pooled.variance)
             degrees.append(pooled.df)
-    assert len(variances) > 600
+    assert len(variances) > 375
     relative = np.var(variances) / np.mean(variances) ** 2
     assert 0.6 * 2 / relative < np.mean(degrees) <= 1.1 * 2 / relative
 
@@ -111,18 +107,10 @@ def test_an_error_is_never_smaller_than_the_levels_own():
 
 
 MOST = {
-    "alike": Structure(THREE, 3),
-    "alike, seeds explain nothing": Structure(ONE_OF_5, 3, common=0),
-    "one noisy cell": Structure(THREE, 3, one_noisy_cell),
-    "noisy baseline cell": Structure(ONE_OF_5, 2, noisy_baseline),
     "noisy baseline, seeds explain nothing": Structure(ONE_OF_18, 3, noisy_baseline, common=0),
     "levels that vary with the seed": Structure(THREE, 3, level_by_seed),
-    "costly levels beside none": Structure(THREE, 3, effects=(50.0, 50.0)),
     "at the margin": Structure(THREE, 3, effects=(2.0, 2.0, 0.0, 0.0), margin=2.0),
-    "trials missing": list_structures()["4 levels, trials missing, 5 seeds"],
-    "trials missing of a noisy cell": list_structures()[
-        "4 levels, noisy cell, trials missing, 3 seeds"
-    ],
+    "trials missing": list_structures()["4 levels, noisy cell, trials missing, 3 seeds"],
     "half of a level diverges": Structure(THREE, 5, diverges="level"),
 }
 
@@ -140,13 +128,6 @@ def test_sweeps_say_something_false_5_percent_of_the_time_at_most(structure):
 def test_pooling_finds_more():
     own, report = measure_power(Structure(THREE, 3), 100, 0)
     assert report > own + 0.15
-
-
-def test_divergence_was_called_better():
-    """Ten seeds, the worse half of a level diverges: what its survivors alone would say."""
-    structure = Structure(binary(1), 10, diverges="level")
-    assert measure(structure, 200, 0, as_before=True).report > 0.12
-    assert measure(structure, 200, 0).report <= 0.05
 
 
 def test_seeds_that_differ_between_levels_are_pooled():

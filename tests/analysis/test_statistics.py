@@ -57,18 +57,13 @@ def test_seeds_that_agree_prove_nothing_of_shares():
     assert not any(METRICS[name].is_share for name in ("loss", "kv_bytes_storage", "tpot_ms_p50"))
 
 
-@pytest.mark.parametrize("df", [1, 2, 4, 9])
+@pytest.mark.parametrize("df", [1, 4])
 def test_how_roughly_a_spread_is_known(df):
-    """The true standard error lies between so many times the estimated one in 95% of samples."""
-    low, high = spread_factors(df)
-    random = np.random.default_rng(9)
-    estimated = random.normal(size=(20_000, df + 1)).std(axis=1, ddof=1)
-    assert np.mean((low * estimated <= 1.0) & (high * estimated >= 1.0)) == pytest.approx(
-        0.95, abs=0.006
-    )
+    ends = stats.chi2.ppf([0.975, 0.025], df)
+    assert spread_factors(df) == pytest.approx(tuple((df / ends) ** 0.5))
 
 
-@pytest.mark.parametrize(("df", "tests"), [(2, 1), (5, 4), (11, 1)])
+@pytest.mark.parametrize(("df", "tests"), [(2, 1), (5, 4)])
 def test_smallest_detectable_difference_is_called_with_that_power(df, tests):
     from statsmodels.stats.power import TTestPower
 
@@ -85,24 +80,16 @@ def test_items_at_one_seed_are_tested_by_mcnemars_exact_test():
     for gained, lost in itertools.product((0, 1, 5, 40), (0, 3, 21)):
         a, b = [False] * gained + [True] * lost + [True], [True] * gained + [False] * lost + [True]
         theirs = mcnemar([[1, gained], [lost, 0]], exact=True).pvalue if gained + lost else 1.0
-        assert compare_items([(a, b)]).p == pytest.approx(theirs, **EXACT)
+        found = compare_items([(a, b)])
+        assert found.p == pytest.approx(theirs, **EXACT)
+        assert (found.gained, found.lost, found.items) == (gained, lost, gained + lost + 1)
+        assert found.difference == pytest.approx((gained - lost) / found.items)
 
 
-def test_items_at_one_seed():
-    a, b = [True, True, False, False, True], [True, False, True, True, True]
-    found = compare_items([(a, b)])
-    assert (found.gained, found.lost, found.items) == (2, 1, 5)
-    assert found.difference == pytest.approx(0.2)
-    assert found.p == pytest.approx(stats.binomtest(2, 3).pvalue)
-
-
-def test_items_at_one_seed_and_repeated_say_the_same():
-    """The same outcomes at every seed are no more evidence than once."""
+def test_the_same_outcomes_at_every_seed_are_no_more_evidence_than_once():
     random = np.random.default_rng(6)
     a, b = random.random(400) < 0.4, random.random(400) < 0.5
     once, thrice = compare_items([(a, b)]), compare_items([(a, b)] * 3)
-    expected = stats.binomtest(once.gained, once.gained + once.lost).pvalue
-    assert once.p == pytest.approx(expected, **EXACT)
     assert thrice.p == pytest.approx(once.p, **EXACT)
     assert thrice.difference == pytest.approx(once.difference)
     assert thrice.interval() == pytest.approx(once.interval())
@@ -122,7 +109,7 @@ def test_items_at_several_seeds_are_sign_flips_of_their_nets():
 def test_intervals_over_items_say_what_their_test_says(seeds):
     random = np.random.default_rng(9)
     sides = set()
-    for number in range(60):
+    for number in range(30):
         gain = 0.02 * (number % 9)
         ability = random.uniform(0.1, 0.6, 150)
         one = random.random((seeds, 150)) < ability
@@ -141,16 +128,6 @@ def test_the_interval_at_one_seed_is_clopper_and_pearsons():
     low, high = compare_items([(a, b)]).interval()
     theirs = stats.binomtest(30, 42).proportion_ci(0.95, "exact")
     assert (low, high) == pytest.approx([0.42 * (2 * end - 1) for end in theirs], abs=1e-9)
-
-
-def test_items_do_not_call_what_is_not_there():
-    random = np.random.default_rng(7)
-    ability = random.uniform(0.1, 0.6, 200)
-    called = 0
-    for _ in range(1000):
-        pairs = [(random.random(200) < ability, random.random(200) < ability) for _ in range(2)]
-        called += compare_items(pairs).p < 0.05
-    assert called / 1000 <= 0.055
 
 
 def every_pattern(differences):

@@ -10,7 +10,6 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.sweep_shifts import estimate_shifts
 from kvlab.store import Store
 from tests.analysis.test_effects import Memory
-from tests.studies.null_rankings import simulate_comparisons
 
 
 def study(cells):
@@ -30,11 +29,6 @@ def renumbered(cells, first):
 def shifts(before, after):
     one, other = study(before), study(after)
     return estimate_shifts(one, other, {levels: levels for levels in one.cells}, "loss")
-
-
-def found(shifts):
-    every = [*shifts.cells.values(), *shifts.against_baseline.values(), *shifts.effects.values()]
-    return [one for one in every if one.is_found]
 
 
 @pytest.mark.parametrize("first", [0, 100])
@@ -71,9 +65,3 @@ def test_independent_seeds_are_welch():
         theirs = stats.ttest_ind(other, one, equal_var=False)
         assert shift.value / shift.error.value == pytest.approx(theirs.statistic, rel=1e-9)
         assert shift.error.df == pytest.approx(theirs.df, rel=1e-9)
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_equal_truths_are_rarely_called_changed(paired):
-    """It was 72% of pairs. Of 60 pairs 5% are 3; 8 or more have a probability of 1%."""
-    assert simulate_comparisons("alike", paired=paired, seeds=3, pairs=60) * 60 < 8

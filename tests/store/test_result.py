@@ -31,11 +31,6 @@ def test_no_number_that_cannot_be_compared(value):
         measured(loss=value)
 
 
-def test_no_number_without_a_place_in_the_table():
-    with pytest.raises(MeasurementError, match="lossy"):
-        measured(lossy=1.0)
-
-
 def test_the_configuration_is_kept_and_can_be_read_again():
     experiment = Experiment.model_validate(EXPERIMENT)
     facts = json.loads(json.dumps(describe_experiment(experiment)))

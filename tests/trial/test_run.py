@@ -2,6 +2,7 @@
 
 import errno
 import getpass
+import json
 import os
 import re
 import warnings
