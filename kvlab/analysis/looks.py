@@ -87,7 +87,11 @@ def judge_by_looks(
         if look is None:
             judged.append(replace(effect, error=None, is_awaited=effect.is_claimed))
             continue
-        then = _restrict_seeds(cells, set(declared.seeds(look.seeds)))
+        seeds = set(declared.seeds(look.seeds))
+        then = {
+            levels: {seed: row for seed, row in by_seed.items() if seed in seeds}
+            for levels, by_seed in cells.items()
+        }
         if look.seeds not in by_seeds:
             at_look = estimate_main_effects(then, factors, effect.metric, estimand=estimand)
             by_seeds[look.seeds] = {one.claim: one for one in at_look}
@@ -107,13 +111,6 @@ def judge_by_looks(
             found = replace(found, error=None)
             judged.append(_apply_state(found, state, declared.looks[-1], len(states)))
     return judged
-
-
-def _restrict_seeds(cells: Cells, seeds: set[int]) -> Cells:
-    return {
-        levels: {seed: row for seed, row in by_seed.items() if seed in seeds}
-        for levels, by_seed in cells.items()
-    }
 
 
 def _apply_state(effect: Effect, state: ClaimState, maximum: int, claims: int) -> Effect:

@@ -189,7 +189,11 @@ class Ranking:
         is_chosen[numbers] = True
         alpha = self._alpha / choices
         criticals = {n: self._criticals(n, is_chosen, alpha) for n in numbers.tolist()}
-        left = [n for n in numbers.tolist() if not self._is_beaten(n, numbers, criticals[n])]
+        left = [
+            one
+            for one in criticals
+            if all(self._lower_bound(one, n, criticals[one]) <= 0 for n in criticals if n != one)
+        ]
         first, *rivals = left or numbers.tolist()
         losses = [-self._lower_bound(rival, first, criticals[rival]) for rival in rivals]
         bound = max([0.0, *losses])
@@ -198,9 +202,6 @@ class Ranking:
             tuple(self.cells[n] for n in rivals),
             None if bound == float("inf") else bound,
         )
-
-    def _is_beaten(self, one: int, others: NDArray[np.intp], criticals: Vector) -> bool:
-        return any(self._lower_bound(one, n, criticals) > 0 for n in others.tolist() if n != one)
 
     def _lower_bound(self, one: int, other: int, criticals: Vector) -> float:
         """Return the lower bound of how much worse a cell is than another one."""

@@ -252,10 +252,11 @@ def estimate_size_trends(
     Returns:
         One trend per level, judged together.
     """
-    by_size = {
-        size: _estimate_at_size(cells, factors, metric, size_factor, size)
-        for size in sorted(parameters, key=parameters.__getitem__)
-    }
+    own, by_size = list(factors).index(size_factor), {}
+    for size in sorted(parameters, key=parameters.__getitem__):
+        at_size = {levels: rows for levels, rows in cells.items() if levels[own] == size}
+        effects = estimate_main_effects(at_size, {**factors, size_factor: (size,)}, metric)
+        by_size[size] = {effect.change[0]: effect for effect in effects}
     changes = [
         (factor, level)
         for factor, levels in factors.items()
@@ -264,7 +265,7 @@ def estimate_size_trends(
     ]
     trends = []
     for factor, level in changes:
-        effects = {size: found[factor, level] for size, found in by_size.items()}
+        found = {size: of_levels[factor, level] for size, of_levels in by_size.items()}
         place, compared = list(factors).index(factor), (level, factors[factor][0])
         has_diverged = any(
             row.status == "diverged"
@@ -272,22 +273,12 @@ def estimate_size_trends(
             for row in by_seed.values()
             if levels[place] in compared
         )
-        trends.append(_fit_trend(factor, level, effects, parameters, has_diverged))
+        trends.append(_fit_trend(factor, level, found, parameters, has_diverged))
     tested = [number for number, trend in enumerate(trends) if trend.is_tested]
     judged = _judge_together([trends[number] for number in tested], cells, metric, alpha)
     for number, trend in zip(tested, judged, strict=True):
         trends[number] = trend
     return trends
-
-
-def _estimate_at_size(
-    cells: Cells, factors: Factors, metric: str, size_factor: str, size: str
-) -> dict[tuple[str, str], Effect]:
-    place = list(factors).index(size_factor)
-    own_cells = {levels: rows for levels, rows in cells.items() if levels[place] == size}
-    own_factors = {**factors, size_factor: (size,)}
-    effects = estimate_main_effects(own_cells, own_factors, metric)
-    return {effect.change[0]: effect for effect in effects}
 
 
 def _fit_trend(

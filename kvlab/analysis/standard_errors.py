@@ -215,44 +215,21 @@ def pool_variance(
     used = [values[key] for key in keys]
     seeds = measure_seed_effect(used)
     is_paired = not can_give_up_pairs(weights) or seeds is None or seeds.is_found
+    counts, noise = np.array([len(one) for one in differences]), _residual_variances(used)
     if is_paired:
         lengths = [math.fsum(weight * weight for weight in one.values()) for one in weights]
-        variance, df = _pool_within_seeds(differences, lengths, matrix, used)
+        variances = np.array([np.var(list(one.values()), ddof=1) for one in differences])
+        variance = float(((counts - 1) * variances / lengths).sum() / (counts - 1).sum())
+        overlaps = _shared_freedom(differences)
+        df = min(_satterthwaite_df(matrix, overlaps, one) for one in (np.ones(len(keys)), noise))
     else:
-        counts = [len(one) - 1 for one in differences]
-        variances = [(own[key][1], len(values[key]) - 1) for key in keys]
-        variance, df = _pool_over_trainings(counts, matrix, variances, used)
+        shares = np.average(matrix**2, axis=0, weights=counts - 1)
+        freedom = np.array([len(one) - 1 for one in used])
+        variance = float((shares * np.array([own[key][1] for key in keys])).sum())
+        parts = (shares, shares * noise)
+        df = min(float(one.sum() ** 2 / (one**2 / freedom).sum()) for one in parts)
     most = max(len(one) for one in differences)
     return PooledVariance(variance, df, most, len(differences), is_paired, own, all_seeds)
-
-
-def _pool_within_seeds(
-    differences: Sequence[Mapping[int, float]],
-    lengths: Sequence[float],
-    matrix: Array,
-    values: Sequence[Mapping[int, float]],
-) -> tuple[float, float]:
-    """Average the variance of differences over their squared lengths; its degrees of freedom."""
-    counts = np.array([len(one) for one in differences], dtype=np.float64)
-    variances = np.array([np.var(list(one.values()), ddof=1) for one in differences])
-    pooled = float(((counts - 1) * variances / lengths).sum() / (counts - 1).sum())
-    overlaps, noise = _shared_freedom(differences), _residual_variances(values)
-    df = min(_satterthwaite_df(matrix, overlaps, one) for one in (np.ones(matrix.shape[1]), noise))
-    return pooled, df
-
-
-def _pool_over_trainings(
-    counts: Sequence[int],
-    matrix: Array,
-    own: Sequence[tuple[float, int]],
-    values: Sequence[Mapping[int, float]],
-) -> tuple[float, float]:
-    """Average the variance of differences of independent trainings; its degrees of freedom."""
-    shares = np.average(matrix**2, axis=0, weights=counts)
-    variances, freedom = np.array(own).T
-    parts = (shares, shares * _residual_variances(values))
-    df = min(float(one.sum() ** 2 / (one**2 / freedom).sum()) for one in parts)
-    return float((shares * variances).sum()), df
 
 
 def pool_errors(

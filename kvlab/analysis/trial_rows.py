@@ -71,7 +71,21 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
         for seed, trial in trials.items():
             if trial not in results:  # several cells may share a trial
                 results[trial] = _read_result(store, trial, timings)
-            rows.append(_make_row(levels, int(seed), trial, *results[trial]))
+            status, result = results[trial]
+            curves = result.get("curves") if status == "done" else None
+            curve = (curves or {}).get("validation_loss") or ()
+            rows.append(
+                TrialRow(
+                    levels,
+                    int(seed),
+                    trial,
+                    status,
+                    str(result.get("training") or ""),
+                    collect_metrics(result),
+                    tuple((step, tokens, loss) for step, tokens, loss in curve),
+                    {k: v for k, v in result.items() if k not in _NOT_KEPT and v is not None},
+                )
+            )
 
     def sort_key(row: TrialRow) -> tuple[list[int], int]:
         return [n[level] for n, level in zip(places, row.levels, strict=True)], row.seed
@@ -89,23 +103,6 @@ def _read_result(
     except StoreError:
         return "damaged", {}
     return ("missing", {}) if result is None else (str(result["status"]), result)
-
-
-def _make_row(
-    levels: Levels, seed: int, trial: str, status: str, result: Mapping[str, Any]
-) -> TrialRow:
-    curves = (result.get("curves") or {}) if status == "done" else {}
-    curve = curves.get("validation_loss") or []
-    return TrialRow(
-        levels,
-        seed,
-        trial,
-        status,
-        str(result.get("training") or ""),
-        collect_metrics(result),
-        tuple((step, tokens, loss) for step, tokens, loss in curve),
-        {k: part for k, part in result.items() if k not in _NOT_KEPT and part is not None},
-    )
 
 
 def flatten_row(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:

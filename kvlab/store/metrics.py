@@ -98,19 +98,14 @@ _ROUNDING = {
     "reuse_gap": REUSE_GAP_ROUNDING,
 }
 
+_SHARES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1")
+_PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
-    "acc": ("", "higher"),
-    "acc_norm": ("", "higher"),
-    "acc_bytes": ("", "higher"),
-    "acc_mutual_info": ("", "higher"),
-    "exact_match": ("", "higher"),
-    "f1": ("", "higher"),
+    **dict.fromkeys(_SHARES, ("", "higher")),
+    **dict.fromkeys(_PERPLEXITIES, ("perplexity", "lower")),
     "mcc": ("coefficient", "higher"),
     "likelihood_diff": ("nats", "neither"),
     "pct_stereotype": ("", "neither"),
-    "perplexity": ("perplexity", "lower"),
-    "word_perplexity": ("perplexity", "lower"),
-    "byte_perplexity": ("perplexity", "lower"),
     "bits_per_byte": ("bits/byte", "lower"),
     "bleu": ("BLEU", "higher"),
     "chrf": ("chrF", "higher"),

@@ -1,10 +1,12 @@
 """Cells against their references: by numpy and scipy from the losses alone, and their verdicts."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from kvlab.analysis.sequential import t_bounds
 from kvlab.analysis.statistics import t_quantile
@@ -37,6 +39,62 @@ def noisy_study(seed, **options):
         if cell[2] == "tied":
             table[cell] = table[cell] + random.normal(0.1, 0.2, SEEDS)
     return with_losses(study, table)
+
+
+def expected_errors(values):
+    """Own and pooled errors with their degrees of freedom, from their definitions.
+
+    The pooled variance is that of the differences of separately trained cells from the baseline.
+    """
+    base, others = values[CELLS[0]], [c for c in CELLS[1:] if c[2] != "tied"]
+    table = np.array([values[c] for c in (CELLS[0], *others)])
+    pooled = np.mean([np.var(values[c] - base, ddof=1) for c in others]) / 2
+    residuals = table - table.mean(0) - table.mean(1)[:, None] + table.mean()
+    contrasts = np.hstack([-np.ones((len(others), 1)), np.eye(len(others))])
+    freedoms = []
+    for noise in (np.ones(len(table)), (residuals**2).sum(1)):
+        covariance = contrasts @ np.diag(noise) @ contrasts.T
+        freedoms.append((SEEDS - 1) * np.trace(covariance) ** 2 / (covariance**2).sum())
+    found = {}
+    for cell in COMPARED:
+        own = np.var(values[cell] - values[REFERENCES[cell]], ddof=1)
+        if cell[2] == "tied":
+            error, df = math.sqrt(own / SEEDS), SEEDS - 1
+        elif 2 * pooled >= own:
+            error, df = math.sqrt(2 * pooled / SEEDS), min(freedoms)
+        else:
+            error, df = math.sqrt(own / SEEDS), math.sqrt(min(freedoms) * (SEEDS - 1))
+        found[cell] = error, df
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_numpy_and_scipy(seed):
+    study = noisy_study(seed)
+    values = {cell: np.array([*study.values(cell, "loss_served").values()]) for cell in CELLS}
+    errors = expected_errors(values)
+    means = {c: (values[c] - values[REFERENCES[c]]).mean() for c in COMPARED}
+    own = [2 * stats.t.sf(abs(means[c]) / errors[c][0], errors[c][1]) for c in COMPARED]
+    corrected = dict(zip(COMPARED, multipletests(own, method="holm")[1], strict=True))
+    found = study.comparisons
+    assert list(found) == COMPARED
+    for cell, comparison in found.items():
+        assert comparison.reference == REFERENCES[cell]
+        assert comparison.value == pytest.approx(means[cell])
+        if comparison.effect is not None:  # judged with the levels, see below
+            continue
+        error, df = errors[cell]
+        assert comparison.estimate.standard_error == pytest.approx(error)
+        assert comparison.estimate.df == pytest.approx(df)
+        assert comparison.estimate.p == pytest.approx(corrected[cell], rel=1e-6)
+        reach = stats.t.isf(0.025 / len(COMPARED), df) * error
+        is_found = corrected[cell] <= 0.05
+        low, high = means[cell] - reach, means[cell] + reach
+        low, high = (max(0, low), high) if is_found and means[cell] > 0 else (low, high)
+        low, high = (low, min(0, high)) if is_found and means[cell] < 0 else (low, high)
+        assert (comparison.low, comparison.high) == pytest.approx((low, high), abs=1e-12)
+        assert (comparison.verdict == "within noise") == (not is_found)
+    assert {c[2] for c in COMPARED if found[c].verdict == "worse" and c[0] == "mqa"} >= {"trained"}
 
 
 def test_one_comparison_has_one_verdict():

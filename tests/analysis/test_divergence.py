@@ -1,14 +1,18 @@
-"""Trainings that diverge: how often, on which side, and what is said of the level."""
+"""Trainings that diverge or go wrong: how often, on which side, and what is said of the level."""
+
+import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.analysis.divergence import count_divergence
+from kvlab.analysis.divergence import MOST_DEVIATIONS, count_divergence, find_wrong_trainings
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.statistics import sign_flip_test
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
+from kvlab.store import Store
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
@@ -19,7 +23,7 @@ def study(tmp_path, status, **changes):
     return Study.load(record.write(tmp_path / "store"), record.name)
 
 
-def effects(study, metric="loss"):
+def effects_of(study, metric="loss"):
     return {effect.name: effect for effect in study.effects(metric)}
 
 
@@ -30,14 +34,16 @@ def test_a_level_that_diverges_is_not_better(tmp_path):
         lost = levels["position"] == "rope" and levels["heads"] == "mha" and seed == 2
         return "diverged" if lost else "done"
 
-    found = effects(study(tmp_path, status))
+    found = effects_of(study(tmp_path, status))
     rope = found["position=rope"]
     assert (rope.verdict, rope.is_significant, rope.has_interval) == ("diverged", False, False)
     assert (rope.divergence.level, rope.divergence.partner, rope.divergence.pairs) == (1, 0, 12)
     assert rope.value < -0.03, "the difference of those that ended is shown"
-    time = effects(study(tmp_path, status), "tpot_ms_p50")["position=rope"]
+    time = effects_of(study(tmp_path, status), "tpot_ms_p50")["position=rope"]
     assert time.verdict_name != "diverged", "how fast it decodes has nothing to do with it"
-    failed = effects(study(tmp_path / "2", lambda *at: status(*at).replace("diverged", "failed")))
+    failed = effects_of(
+        study(tmp_path / "2", lambda *at: status(*at).replace("diverged", "failed"))
+    )
     assert failed["position=rope"].verdict == "better", "a trial that was killed says nothing"
 
 
@@ -45,7 +51,7 @@ def test_settings_without_a_diverged_training_are_compared(tmp_path):
     def status(levels, seed):
         return "diverged" if levels["position"] == "rope" and seed < 2 else "done"
 
-    heads = effects(study(tmp_path, status))["heads=mqa"]
+    heads = effects_of(study(tmp_path, status))["heads=mqa"]
     assert (heads.verdict, heads.pairs_used, heads.pairs_designed) == ("worse", 6, 12)
     assert heads.divergence.both == 2 * 1
     assert dict(heads.limits)["position"] == ("learned",)
@@ -55,7 +61,7 @@ def test_a_level_is_not_worse_because_its_baseline_diverged(tmp_path):
     def status(levels, seed):
         return "diverged" if levels["heads"] == "mha" and seed < 3 else "done"
 
-    heads = effects(study(tmp_path, status))["heads=mqa"]
+    heads = effects_of(study(tmp_path, status))["heads=mqa"]
     assert heads.verdict == "baseline diverged"
     assert (heads.divergence.level, heads.divergence.partner) == (0, 6)
 
@@ -64,7 +70,7 @@ def test_a_level_that_always_diverges_is_named(tmp_path):
     def status(levels, _seed):
         return "diverged" if levels["position"] == "rope" else "done"
 
-    rope = effects(study(tmp_path, status))["position=rope"]
+    rope = effects_of(study(tmp_path, status))["position=rope"]
     assert (rope.estimate, rope.verdict, rope.divergence.level) == (None, "diverged", 12)
     assert rope.divergence.p == 2**-5
 
@@ -117,3 +123,118 @@ def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
                 )
         if worse_off:
             assert effect.verdict_name in ("diverged", "worse", "baseline diverged")
+
+
+# Trainings that went wrong
+
+
+def make_cells(losses):
+    """Cell -> rows by seed, from losses by cell; a third part of the name shares the training."""
+    return {
+        (name,): {
+            seed: TrialRow(
+                (name,), seed, f"{name}{seed}", "done", f"{name[0]}{seed}", {"loss": one}
+            )
+            for seed, one in enumerate(row)
+            if not math.isnan(one)
+        }
+        for name, row in losses.items()
+    }
+
+
+def test_the_rule_by_hand():
+    """Distances from the medians, without the medians' own: 1 1 1 1 2 and far ones."""
+    losses = {"a": (9.0, 10.0, 11.0), "b": (19.0, 20.0, 21.0), "c": (28.0, 30.0, 30.1)}
+    regular = [1, 1, 1, 1, 2, 0.1]
+    for wrong in (39.0, 41.0):
+        cells = make_cells({**losses, "d": (30.0, 30.0, wrong)})
+        deviation = 1.4826 * np.median([*regular, 0, wrong - 30])
+        found = find_wrong_trainings(cells)
+        expected = (wrong - 30) / deviation
+        assert found == ({"d2": pytest.approx(expected)} if expected > MOST_DEVIATIONS else {})
+    assert found
+
+
+def test_better_is_not_wrong_and_few_seeds_tell_nothing():
+    many = dict.fromkeys("abcd", (1.0, 1.1, 1.2))
+    assert find_wrong_trainings(make_cells({**many, "e": (-9.0, 1.1, 1.2)})) == {}
+    assert find_wrong_trainings(make_cells({**many, "e": (1.0, 90.0)})) == {}
+    assert find_wrong_trainings(make_cells({"a": (1.0, 1.1, 90.0)})) == {}, "no deviation is known"
+    assert list(find_wrong_trainings(make_cells({**many, "e": (1.1, 1.2, 90.0)}))) == ["e2"]
+
+
+def test_cells_that_share_a_training_count_it_once():
+    shared = {
+        "a": (1.0, 1.1, 1.2),
+        "b": (1.0, 1.1, 1.2),
+        "c": (1.0, 1.2, 1.3),
+        "d": (1.1, 1.2, 9.0),
+    }
+    alone = find_wrong_trainings(make_cells(shared))
+    again = find_wrong_trainings(make_cells(shared | {"d, tied": (1.1, 1.2, 9.0)}))
+    assert list(alone) == ["d2"]
+    assert again == alone
+
+
+BYTES = {"mha": 4, "mqa": 1}
+
+
+def make_study(wrong=None, margin=0.2, shift=0.0):
+    """Nothing costs anything but ``shift`` of one K/V head; ``wrong`` is ``(cell, seed, nats)``."""
+    random, rows = np.random.default_rng(3), []
+    for heads in FACTORS["heads"]:
+        for position in FACTORS["position"]:
+            for seed in range(6):
+                loss = 4 + random.normal(0, 0.002) + shift * (heads == "mqa")
+                if wrong is not None and wrong[:2] == ((heads, position), seed):
+                    loss += wrong[2]
+                name = f"{heads} {position} {seed}"
+                facts = {"experiment": {"data": {"tokenizer": "a"}}, "kv": {"bytes_at_block_size": BYTES[heads]}}  # fmt: skip
+                rows.append(TrialRow((heads, position), seed, name, "done", name, {"loss": loss}, record=facts))  # fmt: skip
+    baseline = {factor: levels[0] for factor, levels in FACTORS.items()}
+    sweep = {"name": "m", "factors": FACTORS, "baseline": baseline, "patches": {
+        "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
+        "position": {"learned": {}, "rope": {"model.position": "rope"}}},
+        "decide": {"margin": margin, "metric": "loss"}}  # fmt: skip
+    return Study(Store("nowhere"), sweep, rows)
+
+
+BAD = (("mqa", "rope"), 2, 0.05)
+
+
+def test_no_equivalence_is_claimed_of_a_level_with_a_training_that_went_wrong():
+    whole, study = make_study(), make_study(BAD)
+    assert {e.verdict for e in whole.effects("loss")} == {"costs less than 0.2"}
+    assert list(study.wrong_trainings) == ["mqa rope 2"]
+    for effect in study.effects("loss"):
+        assert effect.high < 0.2, "its interval alone would say so"
+        assert effect.verdict == "not bounded: a training went wrong"
+        assert effect.went_wrong == 1
+    interactions = {e.verdict_name for e in study.interactions("loss")}
+    assert interactions <= {"unbounded", "undecided"}
+    assert {e.verdict_name for e in whole.interactions("loss")} == {"equivalent"}
+
+
+def test_the_same_holds_for_the_cell_but_not_for_others():
+    found = make_study(BAD).comparisons
+    assert found["mqa", "rope"].verdict_name == "unbounded"
+    assert found["mqa", "learned"].verdict == "costs less than 0.2"
+    reference = make_study((("mha", "rope"), 2, 0.05)).comparisons
+    assert reference["mqa", "rope"].verdict_name == "unbounded", "its reference has one"
+
+
+def test_a_difference_that_is_found_stays_found():
+    """Worse is worse; that it is worse by less than the margin is not said."""
+    whole, study = (make_study(wrong, shift=0.05) for wrong in (None, (("mqa", "rope"), 2, 0.02)))
+    assert whole.effects("loss")[0].verdict == "worse, but less than 0.2"
+    assert study.wrong_trainings
+    assert study.effects("loss")[0].verdict == "worse"
+    assert study.comparisons["mqa", "rope"].verdict == "worse"
+
+
+def test_without_them_it_is_judged_as_if_they_never_ran():
+    study = make_study(BAD)
+    without = study.without_wrong
+    assert without.wrong_trainings == {}
+    assert {row.seed for row in without.cells["mqa", "rope"].values()} == {0, 1, 3, 4, 5}
+    assert {e.verdict for e in without.effects("loss")} == {"costs less than 0.2"}

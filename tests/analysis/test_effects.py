@@ -1,18 +1,12 @@
 """Matched comparisons: what is paired, what is not, and whether known effects are found."""
 
-import itertools
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.matched_pairs import Setting, largest_balanced_block
-from kvlab.analysis.statistics import POWER, smallest_detectable, spread_factors
+from kvlab.analysis.statistics import smallest_detectable
 from kvlab.analysis.study import Study
-from kvlab.analysis.trial_rows import TrialRow
-from kvlab.store import Store
 from tests.support.record_factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 
 
@@ -34,7 +28,8 @@ def test_known_effects_are_recovered(tmp_path):
             continue
         assert abs(one.estimate.value - EFFECTS[level]) < 3 * one.estimate.standard_error, level
         assert one.verdict == ("better" if level == "rope" else "worse")
-        assert one.detectable < 0.02
+        error = one.tested_error
+        assert one.detectable == smallest_detectable(error.value, error.df, one.level) < 0.02
 
 
 def test_counts_of_matched_pairs(tmp_path):
@@ -46,31 +41,6 @@ def test_counts_of_matched_pairs(tmp_path):
     # `none` and `tied` share their weights, so they are one condition.
     assert position.groups == 4
     assert effect(found, "sharing=tied").groups == 6
-
-
-def test_settings_that_share_weights_count_once(tmp_path):
-    """With tied cells the one-shot losses come twice; the evidence must stay the same."""
-    without = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
-    whole = {"heads": ("mha", "mqa"), "sharing": ("none", "trained", "tied")}
-    one = effect(study(tmp_path / "1", factors=without).effects("loss"), "heads=mqa")
-    two = effect(study(tmp_path / "2", factors=whole).effects("loss"), "heads=mqa")
-    assert two.settings == one.settings + 1
-    assert two.groups == one.groups == 2
-    assert two.estimate == one.estimate
-
-
-def test_several_seeds_in_one_setting_go_before_many_settings_at_one(tmp_path):
-    """As with `designs: {full: [0], one_factor: [0, 1, 2]}`."""
-
-    def status(levels, seed):
-        alone = levels["position"] == "learned" and levels["sharing"] == "none"
-        return "done" if seed == 0 or alone else "missing"
-
-    found = study(tmp_path, status=status, exclude=no_learned_hybrid).effects("loss")
-    heads = effect(found, "heads=mqa")
-    assert heads.is_tested
-    assert (heads.seeds, heads.settings) == ((0, 1, 2), 1)
-    assert dict(heads.limits)["position"] == ("learned",)
 
 
 @given(st.data())
@@ -187,97 +157,6 @@ def test_a_level_of_serving_is_estimated_in_every_setting(tmp_path):
     assert heads.by_setting == ((("none",), pytest.approx(EFFECTS["mqa"], abs=0.02)),)
     ties = [found[f"sharing=tied at heads={level}"] for level in ("mha", "mqa")]
     assert [one.value for one in ties] == pytest.approx([TIED_GAP] * 2)
-
-
-FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
-
-
-class Memory:
-    """Cells in memory, so that thousands of sweeps are fast."""
-
-    noise = 0.01
-    factors = {  # noqa: RUF012
-        "heads": ("mha", "mqa"),
-        "position": ("learned", "rope"),
-        "sharing": ("none", "trained", "tied"),
-    }
-
-    def __init__(self, seeds):
-        self.seeds = seeds
-
-    @classmethod
-    def has(cls, levels, name):
-        """Whether a cell has all levels of an effect that is named as the report names it."""
-        own = {f"{factor}={level}" for factor, level in zip(cls.factors, levels, strict=True)}
-        return set(name.split(" and ")) <= own
-
-    def cells(self, random, effects=()):
-        """One simulated sweep; ``effects`` by name, such as ``heads=mqa and position=rope``."""
-        shared = random.normal(0, 0.1, self.seeds)
-        drawn, cells = {}, {}
-        for levels in itertools.product(*self.factors.values()):
-            trained = (*levels[:2], levels[2].replace("tied", "none"))
-            known = sum(v for level, v in dict(effects).items() if self.has(levels, level))
-            for seed in range(self.seeds):
-                noise = drawn.setdefault((trained, seed), random.normal(0, self.noise))
-                loss = 4 + shared[seed] + noise + known
-                weights = str((trained, seed))
-                measured = {"loss": loss}
-                row = TrialRow(
-                    levels, seed, f"{levels}{seed}", "done", weights, measured, record=FACTS
-                )
-                cells.setdefault(levels, {})[seed] = row
-        return cells
-
-
-def studied(cells):
-    """A study as read from a record with these cells and their gaps."""
-    first = {factor: levels[0] for factor, levels in Memory.factors.items()}
-    rows = [row for by_seed in cells.values() for row in by_seed.values()]
-    return Study(
-        Store("nowhere"), {"name": "m", "factors": Memory.factors, "baseline": first}, rows
-    )
-
-
-def called_cells(study):
-    found = study.comparisons.items()
-    return {levels for levels, one in found if not one.low <= 0 <= one.high}
-
-
-def test_a_cell_and_a_gap_that_differ_are_called():
-    cells = Memory(6).cells(np.random.default_rng(18), {"heads=mqa": 0.5})
-    for levels, by_seed in cells.items():
-        for seed, row in by_seed.items():
-            tied = "tied" in levels
-            row.measurements["serving_gap"] = 0.3 + 1e-3 * seed if tied else 1e-7
-    study = studied(cells)
-    assert called_cells(study) == {levels for levels in cells if "mqa" in levels}
-    found = {levels for levels, gap in study.serving_gaps.items() if gap.is_found}
-    assert found == {levels for levels in cells if "tied" in levels}
-
-
-def test_a_detectable_difference_is_found_with_the_stated_power():
-    """At the true error; what a report prints is that by the spread it saw, as rough as it says."""
-    random = np.random.default_rng(14)
-    factors = {"heads": ("mha", "mqa")}  # of one level, nothing is pooled
-
-    def seen(size):
-        cells = Memory(4).cells(random, {"heads=mqa": size})
-        chosen = {levels[:1]: cells[levels] for levels in cells if levels[1:] == ("rope", "none")}
-        return estimate_main_effects(chosen, factors, "loss")[0]
-
-    error = Memory.noise * (2 / 4) ** 0.5
-    one = seen(0.0)
-    assert (one.tested_error.df, one.level) == (pytest.approx(3), 0.05)
-    stated = smallest_detectable(error, 3, one.level)
-    found = [seen(stated) for _ in range(400)]
-    assert POWER - 0.06 <= np.mean([one.is_significant for one in found]) <= POWER + 0.06
-    covered = [one.estimate.low <= stated <= one.estimate.high for one in found]
-    assert 0.92 <= np.mean(covered) <= 0.98
-    printed = np.array([one.detectable for one in found])
-    assert np.mean(printed**2) ** 0.5 == pytest.approx(stated, rel=0.05)
-    low, high = spread_factors(3)
-    assert 0.92 <= np.mean((low * printed <= stated) & (stated <= high * printed)) <= 0.98
 
 
 def test_two_seeds_quote_no_detectable_difference(tmp_path):

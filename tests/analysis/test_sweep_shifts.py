@@ -1,5 +1,6 @@
 """Comparisons of two sweeps: equal truths are called changed rarely, planted changes are found."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +9,39 @@ from scipy import stats
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.sweep_shifts import estimate_shifts
+from kvlab.analysis.trial_rows import TrialRow
 from kvlab.store import Store
-from tests.analysis.test_effects import Memory
+
+FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
+
+
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "sharing": ("none", "trained", "tied"),
+}
+
+
+def make_cells(seeds, random, shift=0.0):
+    """Cells by seed; one K/V head costs ``shift``, and ties share their trained weights."""
+    common, noise, cells = random.normal(0, 0.1, seeds), {}, {}
+    for levels in itertools.product(*FACTORS.values()):
+        weights = (*levels[:2], levels[2].replace("tied", "none"))
+        own = noise.setdefault(weights, random.normal(0, 0.01, seeds))
+        losses = 4 + common + own + shift * (levels[0] == "mqa")
+        cells[levels] = {
+            s: TrialRow(
+                levels, s, f"{levels}{s}", "done", f"{weights}{s}", {"loss": loss}, record=FACTS
+            )
+            for s, loss in enumerate(losses.tolist())
+        }
+    return cells
 
 
 def study(cells):
     rows = [row for by_seed in cells.values() for row in by_seed.values()]
-    base = {factor: levels[0] for factor, levels in Memory.factors.items()}
-    return Study(Store("nowhere"), {"name": "m", "factors": Memory.factors, "baseline": base}, rows)
+    base = {factor: levels[0] for factor, levels in FACTORS.items()}
+    return Study(Store("nowhere"), {"name": "m", "factors": FACTORS, "baseline": base}, rows)
 
 
 def renumbered(cells, first):
@@ -34,8 +60,8 @@ def shifts(before, after):
 @pytest.mark.parametrize("first", [0, 100])
 def test_a_level_that_changed_is_found(first):
     random = np.random.default_rng(4)
-    before = Memory(5).cells(random)
-    after = renumbered(Memory(5).cells(random, {"heads=mqa": 0.3}), first)
+    before = make_cells(5, random)
+    after = renumbered(make_cells(5, random, 0.3), first)
     found_shifts = shifts(before, after)
     assert found_shifts.is_paired == (first == 0)
     assert found_shifts.effects["heads=mqa"].is_found
@@ -47,7 +73,7 @@ def test_a_level_that_changed_is_found(first):
 
 
 def test_the_same_trials_are_identical():
-    cells = Memory(3).cells(np.random.default_rng(5))
+    cells = make_cells(3, np.random.default_rng(5))
     same = shifts(cells, cells)
     every = [*same.cells.values(), *same.effects.values()]
     assert {one.kind for one in every} == {"identical"}
@@ -55,7 +81,7 @@ def test_the_same_trials_are_identical():
 
 def test_independent_seeds_are_welch():
     random = np.random.default_rng(6)
-    before, after = Memory(3).cells(random), renumbered(Memory(6).cells(random), 50)
+    before, after = make_cells(3, random), renumbered(make_cells(6, random), 50)
     found_shifts = shifts(before, after)
     for levels, shift in found_shifts.cells.items():
         one, other = (

@@ -73,6 +73,12 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def store(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "s")
+    return Store(tmp_path / "s" / "runs")
+
+
 def measurements(store):
     return {trial: store.result(trial)["measurements"] for trial in store.trial_ids()}
 
@@ -80,9 +86,7 @@ def measurements(store):
 @pytest.mark.parametrize(
     ("name", "damage"), [(name, damage) for name in FILES for damage in BY_NAME[name]]
 )
-def test_damage_is_found_and_healed(tmp_path, whole, name, damage, capsys):
-    shutil.copytree(whole, tmp_path / "s")
-    store = Store(tmp_path / "s" / "runs")
+def test_damage_is_found_and_healed(tmp_path, store, name, damage, capsys):
     before = measurements(store)
     paths = sorted(store.path.glob(FILES[name]))
     others = sorted(store.path.glob(f"*/*/{'final/' if name.endswith('tensors') else ''}{name}"))
@@ -117,36 +121,32 @@ def test_damage_is_found_and_healed(tmp_path, whole, name, damage, capsys):
 
 
 @pytest.mark.parametrize("name", ["result.json", "items.jsonl.gz", "training.json"])
-def test_a_submit_alone_heals_what_it_needs(tmp_path, whole, name):
+def test_a_submit_alone_heals_what_it_needs(tmp_path, store, name):
     """Without `kvlab verify`: what has to be read again is found damaged then."""
-    shutil.copytree(whole, tmp_path / "s")
-    store = Store(tmp_path / "s" / "runs")
     before = measurements(store)
     trial = store.trial_ids()[0]
     training = store.result(trial)["training"]
     folder = store.training_directory(training) if "training" in name else None
-    damage_file((folder or store.trial_directory(trial)) / name, "flip", whole)
+    damage_file((folder or store.trial_directory(trial)) / name, "flip", store.path)
     if folder is not None:  # a trial that has to be measured again needs the weights
         (store.trial_directory(trial) / "result.json").unlink()
     drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
     assert measurements(store) == before
 
 
-def describe_whole(tmp_path, whole):
-    """Return a copy of the whole record with a description that has the real YAML."""
-    shutil.copytree(whole, tmp_path / "s")
-    store = Store(tmp_path / "s" / "runs")
+def describe_whole(tmp_path, store):
+    """Write a description that has the real YAML; return its path."""
     planned = tiny_plan(tmp_path / "s", store)
     source = planned.sweep.source
     texts = {"yaml": source.document.text, "experiment_yaml": source.base_document.text}
     store.write_sweep(describe_sweep(planned, **texts, command="kvlab submit s.yaml"))
-    return store, store.sweep_directory(planned.sweep.name) / "sweep.json"
+    return store.sweep_directory(planned.sweep.name) / "sweep.json"
 
 
 @pytest.mark.parametrize("where", ['"question": "', '"levels": {', '"alpha": ', '"command": "'])
-def test_a_description_is_written_again_from_the_yaml_in_it(tmp_path, whole, where, monkeypatch):
+def test_a_description_is_written_again_from_the_yaml_in_it(tmp_path, store, where, monkeypatch):
     monkeypatch.setattr(description_repair, "find_text", identify)
-    store, path = describe_whole(tmp_path, whole)
+    path = describe_whole(tmp_path, store)
     before, data = store.sweep(path.parent.name), path.read_bytes()
     place = data.index(where.encode()) + len(where)
     path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
@@ -160,9 +160,9 @@ def test_a_description_is_written_again_from_the_yaml_in_it(tmp_path, whole, whe
 
 
 @pytest.mark.parametrize("where", ['"yaml": "', '"experiment_yaml": "'])
-def test_nothing_is_collected_while_a_sweep_has_no_description(tmp_path, whole, where, monkeypatch):
+def test_nothing_is_collected_while_a_sweep_has_no_description(tmp_path, store, where, monkeypatch):
     monkeypatch.setattr(description_repair, "find_text", identify)
-    store, path = describe_whole(tmp_path, whole)
+    path = describe_whole(tmp_path, store)
     data, files = path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
     place = data.index(b"seed" if where == '"yaml": "' else b"n_layer", data.index(where.encode()))
     path.write_bytes(data[:place] + b"X" + data[place + 1 :])
@@ -174,9 +174,7 @@ def test_nothing_is_collected_while_a_sweep_has_no_description(tmp_path, whole, 
     assert [file for file in files if not file.exists()] == []
 
 
-def test_a_loop_of_links_is_no_result(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "s")
-    store = Store(tmp_path / "s" / "runs")
+def test_a_loop_of_links_is_no_result(tmp_path, store):
     before = measurements(store)
     path = store.trial_directory(store.trial_ids()[0]) / "result.json"
     path.unlink()
