@@ -89,13 +89,14 @@ def test_tying_shows_in_the_served_loss_alone(rule):
 
 
 def test_more_served_tokens_than_loss_tokens():
-    of = experiment(loss_tokens=32, served_tokens=81)
+    of = experiment(loss_tokens=32, served_tokens=81, serving={"kv_dtype": "float32"})
     model = lively(of)
     measurements = evaluate(model, DATA, of).measurements
     assert (measurements["loss_tokens"], measurements["served_tokens"]) == (32, 96)
     assert measurements["loss"] == pytest.approx(window_loss(model, 2, of=6), rel=1e-5)
     assert measurements["loss_served"] == pytest.approx(window_loss(model, 6), rel=1e-5)
     assert abs(measurements["serving_gap"]) < 1e-5
+    assert "kv_dtype_loss_change" not in measurements, "float32 is the model's own"
 
 
 def test_losses_are_recorded_by_document():

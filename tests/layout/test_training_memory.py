@@ -35,7 +35,7 @@ class Tokens:
     ("model", "precision", "micro", "int8"),
     [
         ({}, "float32", 256, ()),
-        ({}, "float32", None, ("output", "grad_input", "grad_weight")),
+        ({"n_layer": 1}, "float32", None, ("output", "grad_input", "grad_weight")),
         ({"mlp": "swiglu", "n_embd": 128}, "float32", 2048, ()),
         ({"block_size": 256}, "bfloat16", None, ()),
         ({"block_size": 512, "position": "rope", "attention_pattern": "GLLL", "window": 64},
