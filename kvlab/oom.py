@@ -4,8 +4,6 @@ import errno
 import re
 from typing import Literal
 
-MemoryKind = Literal["device", "host"]
-
 _DEVICE = re.compile(
     r"(cuda|hip|mps|nccl|gpu|accelerator)\b.*out of memory"
     r"|CUDA_ERROR_OUT_OF_MEMORY"
@@ -23,7 +21,7 @@ _HOST = re.compile(
 )
 
 
-def classify_oom(error: BaseException) -> MemoryKind | None:
+def classify_oom(error: BaseException) -> Literal["device", "host"] | None:
     """Return whose memory ran out, or None if ``error`` has another cause.
 
     Messages count only in a RuntimeError or OSError, which libraries raise from native code: a

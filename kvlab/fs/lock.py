@@ -91,8 +91,8 @@ class Lock:
         state = lease.read_current_lease(self.path)
         seconds = (state.holder if state else {}).get("seconds") or lease.lease_seconds()
         who, since, moment = self.describe_holder().partition(" since ")
-        text = f"{who} {work}{since}{moment}; the wait ends when that process"
-        return f"{text} finishes or dies, or gives no sign of life for {seconds:g} s"
+        wait = "the wait ends when that process finishes or dies, or gives no sign of life for"
+        return f"{who} {work}{since}{moment}; {wait} {seconds:g} s"
 
     def release(self) -> None:
         """Release the lock if it is held."""

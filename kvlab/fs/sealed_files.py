@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, cast, get_type_hints
+from typing import Any, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
@@ -93,15 +93,16 @@ def read_sealed_bytes(path: str | Path) -> bytes:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             raise
         raise _explain(path, error) from None
-    if len(data) > MAX_JSON_BYTES:
-        raise RecordDamaged(f"{path} is damaged: it is larger than {MAX_JSON_BYTES:,} bytes")
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
-    if seal is None:
+    if len(data) > MAX_JSON_BYTES:
+        reason = f"it is larger than {MAX_JSON_BYTES:,} bytes"
+    elif seal is None:
         reason = "it does not end with its sha256: it is cut off, or of an older version of kvlab"
-        raise RecordDamaged(f"{path} is damaged: {reason}")
-    if hashlib.sha256(data[:-_SEAL_BYTES]).hexdigest().encode() != seal.group(1):
-        raise RecordDamaged(f"{path} is damaged: its contents do not have the sha256 at its end")
-    return data
+    elif hashlib.sha256(data[:-_SEAL_BYTES]).hexdigest().encode() != seal[1]:
+        reason = "its contents do not have the sha256 at its end"
+    else:
+        return data
+    raise RecordDamaged(f"{path} is damaged: {reason}")
 
 
 def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
@@ -117,16 +118,15 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
         StoreError, FileNotFoundError: See `read_sealed_bytes`.
     """
     try:
-        value = cast(dict[str, Any], parse_json(read_sealed_bytes(path)))
+        value: dict[str, Any] = parse_json(read_sealed_bytes(path))
+        if not isinstance(value, dict) or not value.pop("sha256", None):
+            raise ValueError("it is no object that ends with its sha256")
+        for key in (key for key in keys if key not in value):
+            raise ValueError(f"it is another file, without {key!r}")
+        if not isinstance(value.get("files", {}), dict):
+            raise ValueError("its files are no list by name")
     except ValueError as error:
         raise RecordDamaged(f"{path} is damaged: {error}") from None
-    if not isinstance(value, dict) or not value.pop("sha256", None):
-        raise RecordDamaged(f"{path} is damaged: it is no object that ends with its sha256")
-    missing = next((key for key in keys if key not in value), None)
-    if missing is not None:
-        raise RecordDamaged(f"{path} is damaged: it is another file, without {missing!r}")
-    if not isinstance(value.get("files", {}), dict):
-        raise RecordDamaged(f"{path} is damaged: its files are no list by name")
     return value
 
 

@@ -82,11 +82,7 @@ class DType:
         return sum(part.count * self.vector_bytes(part.size, group) for part in parts)
 
     def find_size_problem(
-        self,
-        size: int,
-        group: int | None = None,
-        name: str = "head",
-        section: str = "serving",
+        self, size: int, group: int | None, name: str, section: str
     ) -> str | None:
         """Return why vectors of ``size`` numbers cannot be stored in it, or None if they can.
 

@@ -37,9 +37,7 @@ class NeedleConfig(SpecModel):
 
     lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)]
     """Tokens of a row, in increasing order. Unit: tokens. Example: [64, 128, 256]"""
-    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = (
-        0.0, 0.25, 0.5, 0.75, 1.0,
-    )  # fmt: skip
+    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Shares of the text before the needle, in increasing order.
     Unit: share. Example: [0, 0.5, 1]"""
     rows: Annotated[PositiveInt, Field(ge=2)] = 32

@@ -272,7 +272,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 def _map_schemas(change: Callable[[Schema], Schema], schema: Schema) -> Schema:
     """Return a schema with ``change`` applied to it and to every schema inside it."""
     mapped = dict(schema)
-    for key in ("properties", "$defs"):
+    for key in ("properties", "patternProperties", "$defs"):
         if key in schema:
             mapped[key] = {name: _map_schemas(change, one) for name, one in schema[key].items()}
     for key in ("items", "additionalProperties"):

@@ -4,10 +4,11 @@
 byte arithmetic, the FLOPs, the cache and the model read it. Also the table of position schemes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, WrapValidator
 
 from kvlab.spec.spec_model import (
     NonNegativeInt,
@@ -133,7 +134,7 @@ class LatentKV(SpecModel):
     Unit: numbers. Default: queries are projected directly. Example: 96, latent: 64, rotary: 16"""
 
 
-def _validate_kv(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _validate_kv(value: Any, handler: Callable[[Any], Any]) -> Any:
     """Validate a mapping as latent attention: an error is about one of its keys."""
     is_latent = isinstance(value, dict | LatentKV)
     return LatentKV.model_validate(value) if is_latent else handler(value)

@@ -1,33 +1,17 @@
 """`model` of an experiment: the shape of one transformer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvlab.humanize import suggest_name
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
-from kvlab.spec.layer_config import (
-    POSITIONS,
-    KVField,
-    LatentKV,
-    LayerConfig,
-    LayerKind,
-    PositionScheme,
-    RopeScaling,
-    RotaryShare,
-)
+from kvlab.spec import layer_config
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
     NonNegativeInt,
@@ -43,7 +27,7 @@ from kvlab.spec.spec_model import (
 )
 
 
-def _validate_sharing(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _validate_sharing(value: Any, handler: Callable[[Any], Any]) -> Any:
     try:
         return handler(value)
     except ValidationError:
@@ -108,17 +92,17 @@ class ModelConfig(SpecModel):
     """Hidden width of the MLP.
     Unit: dimensions. Default: 4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64.
     Example: 2048"""
-    position: Annotated[str, OneOf(lambda: POSITIONS)] = "learned"
+    position: Annotated[str, OneOf(lambda: layer_config.POSITIONS)] = "learned"
     """How positions enter: a learned vector for each, rotary embedding (arXiv 2104.09864), or not
     at all.
     Example: rope"""
     rope_theta: PositiveFloat = 10_000.0
     """Base of the rotary frequencies. Unit: none. Example: 500000, position: rope"""
-    rotary_share: RotaryShare = 1.0
+    rotary_share: layer_config.RotaryShare = 1.0
     """The part of a head that rotates, its leading dimensions as in GPT-NeoX (arXiv 2204.06745): 0
     is none.
     Unit: none. Example: 0.25, position: rope"""
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: layer_config.RopeScaling | None = None
     """Scaling of the rotary frequencies, for a longer context than they were trained on.
     Example: {by: yarn, factor: 4, original: 256}, position: rope"""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -160,13 +144,13 @@ class ModelConfig(SpecModel):
     attention_pattern: Annotated[str, _LAYER_LETTERS] = "G"
     """G (global), L (local) or a letter of `kinds` a layer, tiled over depth.
     Example: GLLLLL, window: 256"""
-    local: LayerKind | None = None
+    local: layer_config.LayerKind | None = None
     """Settings of the local layers (L) alone.
     Example: {n_kv_head: 1}, position: rope, window: 256, attention_pattern: GLLLLL"""
-    global_: LayerKind | None = Field(default=None, alias="global")
+    global_: layer_config.LayerKind | None = Field(default=None, alias="global")
     """Settings of the global layers (G) alone; with a window they are local, too.
     Example: {rope_theta: 1e6}, position: rope, window: 256, attention_pattern: GLLLLL"""
-    kinds: dict[KindLetter, LayerKind] = {}
+    kinds: dict[KindLetter, layer_config.LayerKind] = {}
     """More letters of attention_pattern, and the settings of their layers. A kind with a window is
     local, one without is global.
     Example: {N: {position: none}}, position: rope, attention_pattern: GGGN"""
@@ -180,7 +164,7 @@ class ModelConfig(SpecModel):
     ] = "none"
     """Example: 'adjacent:2'"""
 
-    kv: KVField = "separate"
+    kv: layer_config.KVField = "separate"
     """What a token stores: K and V (separate), one tensor that is both (tied), one tensor that is V
     and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
     mapped from (a map; MLA and GLA).
@@ -197,9 +181,9 @@ class ModelConfig(SpecModel):
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
 
     @property
-    def position_scheme(self) -> PositionScheme:
+    def position_scheme(self) -> layer_config.PositionScheme:
         """The entry of ``position`` in `POSITIONS`."""
-        return POSITIONS[self.position]
+        return layer_config.POSITIONS[self.position]
 
     @property
     def mlp_matrices(self) -> int:
@@ -223,7 +207,7 @@ class ModelConfig(SpecModel):
         return owner_map(self.kv_sharing, self.layer_kinds)
 
     @cached_property
-    def layers(self) -> tuple[LayerConfig, ...]:
+    def layers(self) -> tuple[layer_config.LayerConfig, ...]:
         """The attention of every layer."""
         by_kind = {kind: self._resolve_layer(kind) for kind in set(self.layer_kinds)}
         return tuple(map(by_kind.__getitem__, self.layer_kinds))
@@ -235,19 +219,21 @@ class ModelConfig(SpecModel):
         return {size: names[size] for size in sorted(names)}
 
     @cached_property
-    def kind_settings(self) -> dict[str, tuple[str, LayerKind]]:
+    def kind_settings(self) -> dict[str, tuple[str, layer_config.LayerKind]]:
         """The key and the settings of every kind that has a letter."""
         built_in = {"G": ("global", self.global_), "L": ("local", self.local)}
-        settings = {kind: (key, own or LayerKind()) for kind, (key, own) in built_in.items()}
+        settings = {
+            kind: (key, own or layer_config.LayerKind()) for kind, (key, own) in built_in.items()
+        }
         return settings | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
 
-    def _resolve_layer(self, kind: str) -> LayerConfig:
+    def _resolve_layer(self, kind: str) -> layer_config.LayerConfig:
         kv, (_, own) = self.kv, self.kind_settings[kind]
-        latent = kv if isinstance(kv, LatentKV) else None
+        latent = kv if isinstance(kv, layer_config.LatentKV) else None
         head_dim = own.head_dim or self.head_dim
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
-        scheme = POSITIONS[position]
+        scheme = layer_config.POSITIONS[position]
         rotary_dim = round(share * head_dim) if scheme.is_rotary else 0
         is_none = scheme.is_rotary and not rotary_dim
         if latent is not None:
@@ -255,7 +241,7 @@ class ModelConfig(SpecModel):
         elif kv == "grouped_tied":
             rotary_dim = head_dim // 2
         window = own.window or (self.window if kind == "L" else None)
-        return LayerConfig(
+        return layer_config.LayerConfig(
             kind=kind,
             position="none" if is_none else position,
             n_head=self.n_head,
@@ -264,7 +250,7 @@ class ModelConfig(SpecModel):
             window=window,
             rotary_dim=rotary_dim,
             rope_theta=own.rope_theta or self.rope_theta,
-            kv="latent" if isinstance(kv, LatentKV) else kv,
+            kv="latent" if isinstance(kv, layer_config.LatentKV) else kv,
             latent_dim=0 if latent is None else latent.latent,
             query_dim=0 if latent is None else latent.query or 0,
             has_sink=self.sink == "learned",
@@ -296,7 +282,11 @@ class ModelConfig(SpecModel):
         for kind, (key, own) in self.kind_settings.items():
             is_set = bool(own.model_fields_set) or kind not in KIND_NAMES
             if is_set and kind not in self.attention_pattern:
-                fields = (f"{key}.{n}" for n in LayerKind.model_fields if n in own.model_fields_set)
+                fields = (
+                    f"{key}.{n}"
+                    for n in layer_config.LayerKind.model_fields
+                    if n in own.model_fields_set
+                )
                 text = (
                     f"is of layers {kind}, and attention_pattern {self.attention_pattern} has none"
                 )
@@ -322,7 +312,7 @@ class ModelConfig(SpecModel):
         for key, own in self.kind_settings.values():
             if own.position is None:
                 continue
-            if POSITIONS[own.position].has_embedding:
+            if layer_config.POSITIONS[own.position].has_embedding:
                 text = "adds vectors to the tokens; write it as model.position"
                 yield f"{key}.position", text
             elif self.position_scheme.has_embedding:
@@ -331,7 +321,7 @@ class ModelConfig(SpecModel):
         problems = (self._find_rotation_problems(layer) for layer in set(self.layers))
         yield from sorted(set(chain.from_iterable(problems)))
 
-    def _find_rotation_problems(self, layer: LayerConfig) -> Problems:
+    def _find_rotation_problems(self, layer: layer_config.LayerConfig) -> Problems:
         """Yield why yarn has no waves to scale, or what is to rotate is no pairs of dimensions."""
         key, own = self.kind_settings[layer.kind]
 
@@ -344,7 +334,7 @@ class ModelConfig(SpecModel):
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
         rotated = share * layer.head_dim
-        if not POSITIONS[position].is_rotary or not share:
+        if not layer_config.POSITIONS[position].is_rotary or not share:
             return
         if share == 1 and layer.head_dim % 2:
             is_derived = own.head_dim is None and "head_dim" not in self.model_fields_set
@@ -370,7 +360,7 @@ class ModelConfig(SpecModel):
                 "has no meaning beside this kv, whose shared key rotates; remove it",
             )
         fixed = ["position", "rotary_share"]
-        fixed += ["n_kv_head"] if isinstance(self.kv, LatentKV) else []
+        fixed += ["n_kv_head"] if isinstance(self.kv, layer_config.LatentKV) else []
         for key, own in self.kind_settings.values():
             for name in fixed:
                 if getattr(own, name) is not None:
@@ -381,7 +371,7 @@ class ModelConfig(SpecModel):
             for head_dim in sorted({layer.head_dim for layer in self.layers if layer.head_dim % 4}):
                 text = f"needs a head_dim that is a multiple of 4, not {head_dim}"
                 yield "kv", f"{text}: half of it is rotated in pairs"
-        if not isinstance(self.kv, LatentKV):
+        if not isinstance(self.kv, layer_config.LatentKV):
             return
         if self.n_kv_head != self.n_head:
             text = f"has no meaning beside kv.latent, so it must be n_head = {self.n_head}"

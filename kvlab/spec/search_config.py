@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator
 
-from kvlab.spec.spec_model import PositiveFloat, PositiveInt, Problems, SpecModel, TupleOf
+from kvlab.spec.spec_model import (
+    DottedKey,
+    PositiveFloat,
+    PositiveInt,
+    Problems,
+    SpecModel,
+    TupleOf,
+)
 from kvlab.spec.validation_errors import format_value
 
 Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
@@ -93,6 +100,8 @@ class Limit(SpecModel):
             yield "at_most", "and at_least are both missing; give one"
 
 
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
 INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
 """Keys whose values decide which tokens validation losses are of, so no rung compares them."""
 
@@ -110,17 +119,13 @@ class PruningConfig(SpecModel):
 
     rule: Literal["halving", "median"]
     """Which trainings go on at a rung. Example: halving"""
-    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = Field(
-        default=None, validate_default=True
-    )
+    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = None
     """halving: one in so many goes on.
     Unit: none. Default: 3 under halving. Example: 4, rule: halving"""
     first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = None
     """No rung before this fraction of the steps.
     Unit: share. Default: 0.1. Example: 0.2, rule: halving"""
-    rungs: (
-        Annotated[TupleOf[Annotated[float, Field(gt=0.0, lt=1.0)]], Field(min_length=1)] | None
-    ) = Field(default=None, validate_default=True)
+    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = None
     """Fractions of the steps.
     Unit: share. Default: halving: 1/factor, 1/factor^2, ... down to first; median: first, and twice
     as far each time. Example: [0.2, 0.5], rule: median"""
@@ -152,8 +157,8 @@ class PruningConfig(SpecModel):
             yield "rungs", "must ascend, each once; sort them"
         share = 1 / (self.factor or 3)
         if self.rule == "halving" and self.first is not None and self.first > share:
-            text = f"is past 1/factor = {share:.3g}, the last rung; lower it, or name the rungs"
-            yield "first", text
+            text = f"is past 1/factor = {share:.3g}, the last rung of halving"
+            yield "first", f"{text}; lower it, or name the rungs"
 
     @field_serializer("first")
     def _omit_first(self, _first: float | None) -> None:
@@ -194,9 +199,9 @@ class SearchConfig(SpecModel):
     never trained.
     """
 
-    choices: dict[str, Values] = {}
+    choices: dict[DottedKey, Values] = {}
     """Values to choose from, by dotted key. Example: {model.n_kv_head: [1, 2, 4]}"""
-    ranges: dict[str, Range] = {}
+    ranges: dict[DottedKey, Range] = {}
     """Ranges of numbers to draw from, by dotted key.
     Example: {model.ffn_dim: {low: 64, high: 512, whole: true}}"""
     objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)]
@@ -229,9 +234,6 @@ class SearchConfig(SpecModel):
                 yield f"ranges.{key}", "is in choices too; remove one"
         for name, keys in (("choices", self.choices), ("ranges", self.ranges)):
             for key in keys:
-                if "." not in key.strip(".") or key != key.strip("."):
-                    hint = "write one such as model.n_kv_head"
-                    yield name, f"names {key}, which is not section.key; {hint}"
                 if key.startswith("resources."):
                     yield name, f"names {key}, which changes where a trial runs; leave it out"
         if len(set(self.objectives)) != len(self.objectives):

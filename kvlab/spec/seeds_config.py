@@ -7,13 +7,7 @@ seeds: {looks: [3, 5, 7, 10]}
 
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    TypeAdapter,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
 
 from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TupleOf, raise_problems
 
@@ -77,7 +71,7 @@ class SeedLooks(SpecModel):
 _LIST: TypeAdapter[tuple[int, ...]] = TypeAdapter(Seeds)
 
 
-def _validate_seeds(value: Any, _handler: ValidatorFunctionWrapHandler) -> Any:
+def _validate_seeds(value: Any, _handler: Any) -> Any:
     """Validate a mapping as looks, anything else as seeds: an error is about one of them."""
     if isinstance(value, dict | SeedLooks):
         return SeedLooks.model_validate(value)

@@ -216,10 +216,7 @@ def describe_matching(sweep: "Sweep") -> Iterator[str]:
     """Yield a sentence for each way in which a sweep matches sizes, with its largest miss."""
     cells = sweep.cells()
     baselines = find_baselines(sweep, cells)
-    for mode in sweep.match:
-        size = SIZES.get(mode)
-        if size is None:
-            continue
+    for mode, size in ((mode, SIZES[mode]) for mode in sweep.match if mode in SIZES):
         misses = [
             abs(size.count(cell.experiment.model) / size.count(baseline) - 1)
             for cell, baseline in zip(cells, baselines, strict=True)

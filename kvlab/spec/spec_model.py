@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from kvlab.spec.yaml_reader import parse_yaml
@@ -60,9 +52,7 @@ class SpecModel(BaseModel):
         return self
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """Return the JSON Schema, in which the docstring below a field describes it.
 
         Pydantic's ``use_attribute_docstrings`` reads them when the class is made, which takes
@@ -112,33 +102,29 @@ def join_or(names: Iterable[object]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+@dataclass(frozen=True)
 class OneOf:
     """Restrict a string field to the names of a table.
 
     The table is read at every validation, so a member that is added to it is accepted, offered
     in error messages and listed in the JSON Schema without a second list of names.
 
-    Args:
+    Attributes:
         names: returns the names, in the order in which they are shown.
     """
 
-    def __init__(self, names: Callable[[], Iterable[str]]):
-        self._names = names
+    names: Callable[[], Iterable[str]]
 
-    def __get_pydantic_core_schema__(
-        self, _source: Any, _handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._validate)
 
-    def __get_pydantic_json_schema__(
-        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"enum": list(self._names()), "type": "string"}
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": list(self.names()), "type": "string"}
 
     def _validate(self, value: Any) -> str:
-        if isinstance(value, str) and value in self._names():
+        if isinstance(value, str) and value in self.names():
             return value
-        raise PydanticKnownError("literal_error", {"expected": ", ".join(self._names())})
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names())})
 
 
 @dataclass(frozen=True)
@@ -148,14 +134,10 @@ class TextRule:
     pattern: str
     message: str
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._validate, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         return {**handler(schema), "pattern": self.pattern}
 
     def _validate(self, value: str) -> str:
@@ -186,4 +168,7 @@ PositiveInt = Annotated[int, BeforeValidator(_integral_to_int), Field(ge=1, le=1
 NonNegativeInt = Annotated[int, BeforeValidator(_integral_to_int), Field(ge=0, le=10**15)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+DottedKey = Annotated[
+    str, TextRule(r"^[^.]+(\.[^.]+)+$", "is not section.key; write one such as model.n_kv_head")
+]
 Name = Annotated[str, TextRule(NAME_PATTERN, f"is not a usable name; {NAME_RULE}")]

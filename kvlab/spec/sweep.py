@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from kvlab.errors import Problem
+from kvlab.spec import size_config as sizes
 from kvlab.spec import sweep_validation as rules
 from kvlab.spec.cell_selection import Selection, select_cells
 from kvlab.spec.decide_config import DecideConfig, find_claim_problems
@@ -27,15 +28,8 @@ from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
-from kvlab.spec.size_config import (
-    MATCH_FACTOR,
-    MatchModes,
-    SizeConfig,
-    check_sizes,
-    find_size_problems,
-    match_sizes,
-)
 from kvlab.spec.spec_model import (
+    DottedKey,
     Name,
     NonNegativeInt,
     OneOf,
@@ -146,7 +140,7 @@ class Sweep(SpecModel):
     """The question, in words. Example: 'What does each K/V head cost?'"""
     experiment: Annotated[str, Field(min_length=1)]
     """Path of the base experiment, from this file. Example: ../experiments/small.yaml"""
-    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = {}
+    factors: dict[Name, Annotated[dict[LevelName, dict[DottedKey, Any]], Field(min_length=1)]] = {}
     """By factor and level, what the level changes: a patch of dotted keys.
     Example: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}"""
     baseline: dict[Name, LevelName] = {}
@@ -177,7 +171,7 @@ class Sweep(SpecModel):
     include: TupleOf[LevelRule] = ()
     """Adds cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: one_factor"""
-    match: MatchModes = ("none",)
+    match: sizes.MatchModes = ("none",)
     """Set model.ffn_dim by cell, so that every cell has the baseline's parameters or training FLOPs
     a token within 0.5%. Several, as in [none, parameters], are a factor.
     Example: [none, parameters]"""
@@ -196,7 +190,7 @@ class Sweep(SpecModel):
     decide: DecideConfig = DecideConfig()
     """The claims that are tested, and the difference that does not matter.
     Example: {margin: 0.02}"""
-    size: SizeConfig | None = None
+    size: sizes.SizeConfig | None = None
     """Fit effects against the size of the model, and predict them.
     Default: none. Example: {factor: model}"""
     report: ReportConfig = ReportConfig()
@@ -217,17 +211,15 @@ class Sweep(SpecModel):
     @classmethod
     def _add_derived_factors(cls, data: Any) -> Any:
         """Add the factor of a search, and that of several ways to match sizes."""
-        if not isinstance(data, dict):
-            return data
-        if data.get("search") is not None and "factors" not in data:
-            return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
-        factors, modes = data.get("factors"), data.get("match")
-        if isinstance(factors, dict) and isinstance(modes, list) and len(modes) > 1:
-            if MATCH_FACTOR in factors:
+        match data:
+            case {"search": search} if search is not None and "factors" not in data:
+                return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
+            case {"factors": {"match": _}, "match": [_, _, *_]}:
                 text = "is a factor already, as match has several values; rename it"
-                raise_problems([(f"factors.{MATCH_FACTOR}", text)])
-            levels: dict[str, Any] = {mode: {} for mode in modes if isinstance(mode, str)}
-            return {**data, "factors": {**factors, MATCH_FACTOR: levels}}
+                raise_problems([(f"factors.{sizes.MATCH_FACTOR}", text)])
+            case {"factors": dict(factors), "match": [_, _, *_] as modes}:
+                levels: dict[str, Any] = {mode: {} for mode in modes if isinstance(mode, str)}
+                return {**data, "factors": {**factors, sizes.MATCH_FACTOR: levels}}
         return data
 
     @field_validator("baseline")
@@ -242,7 +234,7 @@ class Sweep(SpecModel):
             chain(rules.find_name_problems(self), rules.find_unused_key_problems(self)),
             chain(rules.find_match_problems(self), find_tune_problems(self)),
             rules.find_zip_problems(self),
-            find_size_problems(self),
+            sizes.find_size_problems(self),
             find_claim_problems(self.decide, self.factors, self.baseline),
             find_scale_problems(self),
         )
@@ -267,9 +259,8 @@ class Sweep(SpecModel):
         """
         sweep = self.model_copy()
         sweep._source = source
-        sweep._check_patch_keys()
-        sweep._cells = match_sizes(sweep, sweep._make_cells())
-        check_sizes(sweep, sweep._cells)
+        sweep._cells = sizes.match_sizes(sweep, sweep._make_cells())
+        sizes.check_sizes(sweep, sweep._cells)
         rules.check_scored_text(sweep, sweep._cells)
         return sweep
 
@@ -336,16 +327,6 @@ class Sweep(SpecModel):
         raise_once(problems)
         return tuple(cells)
 
-    def _check_patch_keys(self) -> None:
-        problems = []
-        for factor, levels in self.factors.items():
-            for level, key in ((level, key) for level, patch in levels.items() for key in patch):
-                if "." not in key.strip(".") or key != key.strip("."):
-                    text = f"{key} is not section.key; write one such as model.n_kv_head"
-                    path = ("factors", factor, level, key)
-                    problems.append(self.source.document.problem(path, text, at_key=True))
-        raise_once(problems)
-
     def patch(self, factor: str, level: str) -> dict[str, Any]:
         """Return what a level sets, with paths relative to the sweep's file resolved."""
         folder = Path(self.source.folder)
@@ -360,7 +341,7 @@ class Sweep(SpecModel):
         """
         path, message, at_key = error
         dotted = ".".join(map(str, path))
-        document = self.source.document
+        problem = self.source.document.problem
         set_keys = [
             ("factors", factor, level, key)
             for factor, level in reversed(list(levels.items()))
@@ -370,11 +351,11 @@ class Sweep(SpecModel):
             key = place[-1]
             if f"{dotted}.".startswith(f"{key}.") or (at_key and key.startswith(f"{dotted}.")):
                 inner = path[key.count(".") + 1 :]
-                return document.problem((*place, *inner), message, at_key=at_key)
+                return problem((*place, *inner), message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
         section = f"{path[0]}." if path else ""
         for place in set_keys:
             if place[-1].startswith(section):
                 text = f"{message} (in the cell {label}; exclude it or change a level)"
-                return document.problem(place, text)
+                return problem(place, text)
         return self.source.base_document.problem(path, message, at_key=at_key)

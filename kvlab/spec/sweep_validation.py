@@ -39,12 +39,10 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         if not sweep.factors:
             yield "factors", "is missing or empty; give at least one factor, or a search"
         return
-    written = sweep.model_fields_set & {
-        "baseline", "design", "designs", "zip", "when", "target", "listed_cells", "generators",
-        "exclude", "include", "decide", "size", "match", "tune",
-    }  # fmt: skip
-    if sweep.factors.keys() != {search_factor}:
-        written.add("factors")
+    allowed = {"name", "question", "experiment", "seeds", "failures", "search", "report", "scales"}
+    if sweep.factors.keys() == {search_factor}:
+        allowed.add("factors")
+    written = sweep.model_fields_set - allowed
     for name in sorted("cells" if name == "listed_cells" else name for name in written):
         yield name, "cannot be combined with search, which chooses its own cells; remove one"
     if len(sweep.all_seeds) > 1:

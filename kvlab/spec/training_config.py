@@ -64,9 +64,7 @@ class TrainingConfig(SpecModel):
     """Tokens of an optimizer step. Unit: tokens. Example: 524288"""
     learning_rate: PositiveFloat = 6e-4
     """Peak learning rate, at the end of the warm-up. Unit: none. Example: 0.001"""
-    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
-        default=None, validate_default=True
-    )
+    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = None
     """Learning rate at the end of the schedule.
     Unit: none. Default: learning_rate / 10. Example: 0.0001"""
     schedule: Literal["cosine", "wsd"] = "cosine"

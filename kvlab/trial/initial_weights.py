@@ -101,7 +101,7 @@ class InitialWeightsResolver:
         """
         init_from, levels = cell.experiment.training.init_from, get_source_levels(cell)
         if isinstance(init_from, dict) and levels is not None:
-            # `check_init_from` has made sure that this cell exists.
+            # `kvlab.spec.cell_validation` has made sure that this cell exists.
             source = self._cells[cell_key(levels)]
             trial = trial_of(source, seed)
             # Name the levels in init_from only, so that trials which share a training agree.

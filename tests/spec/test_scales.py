@@ -68,7 +68,7 @@ def test_a_problem_is_placed_at_the_scale_that_causes_it(tmp_path):
     missing = scale_errors(tmp_path, SWEEP + SCALES.replace("wide.yaml", "no.yaml"), "wide")
     assert missing.startswith("s.yaml:13:17: experiment = no.yaml cannot be read")
     key = SCALES.replace("hybrid: {model.window", "hybrid: {window")
-    assert scale_errors(tmp_path, SWEEP + key, "wide").startswith("s.yaml:14:34: window is not sec")
+    assert scale_errors(tmp_path, SWEEP + key, "wide").startswith("s.yaml:14:34: factors.horizon")
     of_the_file = SWEEP.replace("n_kv_head: 1", "n_kv_head: 3") + SCALES
     assert scale_errors(tmp_path, of_the_file, "wide").startswith("s.yaml:6:")
 
