@@ -58,7 +58,7 @@ class SpecModel(BaseModel):
         Pydantic's ``use_attribute_docstrings`` reads them when the class is made, which takes
         250 ms over all sections. They are needed for the schema alone.
         """
-        written = handler(schema)
+        written: dict[str, Any] = handler(schema)
         keys = handler.resolve_ref_schema(written)["properties"]
         statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
         for field, below in pairwise(statements):
