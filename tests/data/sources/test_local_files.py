@@ -61,6 +61,8 @@ def test_identity_depends_on_contents_not_on_names_locations_or_order(tmp_path):
 def test_hashes_of_files_that_are_not_recent_are_cached(tmp_path, data_home):
     path = tmp_path / "a.txt"
     path.write_text("hello")
+    dataset_identity(config(path))
+    assert not (data_home / "digests.json").exists(), "it may change within its time stamp"
     os.utime(path, (1e9, 1e9))
     before = dataset_identity(config(path))
     assert (data_home / "digests.json").is_file()
@@ -86,14 +88,3 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
         file.write('{"text": "late"}\n')
     with pytest.raises(DataError, match="changed while it was read"):
         list(reading)
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [("none.txt", "does not exist"), ("empty", "without text files"), ("a.pdf", "is not one of")],
-)
-def test_paths_that_are_not_text_are_refused(tmp_path, name, rule):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(DataError, match=rule):
-        dataset_identity(config(tmp_path / name))
