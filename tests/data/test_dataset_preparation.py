@@ -292,7 +292,7 @@ def test_tokenizing_processes_do_not_run_the_main_module(tmp_path):
 
 
 def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
-    paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(2000, seed=n))) for n in range(12)]
+    paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(12)]
     child = start_script(PREPARE, paths, 2)
     deadline = time.monotonic() + 60
     while len(workers := find_tokenizing_processes(child.pid)) < 2 or not list_pieces(data_home):
