@@ -26,7 +26,6 @@ TEXT = torch.arange(40)[None] * 5 % 257
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KVLAB_STORE", raising=False)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -45,13 +44,6 @@ def test_transformers_reads_an_exported_model(kind, capsys):
     # the tokenizer of bytes ends a text with 256; the defaults are 50256 for gpt2, 2 for llama
     assert (theirs.config.bos_token_id, theirs.config.eos_token_id) == (256, 256)
     assert theirs.generation_config.eos_token_id == 256
-
-
-def test_without_a_tokenizer_no_end_of_text_is_claimed(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the independent implementation")
-    make_random_model(ModelConfig(**COMMON)).save_pretrained(tmp_path / "weights")
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "weights")
-    assert (config.bos_token_id, config.eos_token_id) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ def model():
 def trial(model, tmp_path, monkeypatch):
     """A store that holds one trained trial; gives its id."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KVLAB_STORE", raising=False)
     return write_trained_trial(tmp_path / "runs", SHAPE, model)
 
 

@@ -10,6 +10,7 @@ from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
 from kvlab.errors import UsageError
+from tests.support.tiny_sweep import EXPERIMENT, write_tiny_sweep
 
 TOY_COMMAND = """
 def add_arguments(parser):
@@ -48,7 +49,6 @@ def test_help_imports_nothing_heavy():
 
 
 def test_a_project_is_found_from_any_folder_below_it(tmp_path, monkeypatch):
-    monkeypatch.delenv("KVLAB_STORE", raising=False)
     for folder in ("sweeps", "experiments", "notes/deep"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "sweeps" / "heads.yaml").write_text("question: q\n")
@@ -71,3 +71,21 @@ def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert "usage: kvlab" in capsys.readouterr().err
+
+
+def test_errors_are_shown_in_the_order_of_the_file_and_a_store_is_no_file(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    write_tiny_sweep(tmp_path)
+    (tmp_path / "runs").write_text("")
+    assert main(["plan", "s.yaml"]) == 1
+    assert "--store" in capsys.readouterr().err
+    wrong = EXPERIMENT.replace("n_layer: 2", "n_layer: two").replace("repeats", "repeat")
+    (tmp_path / "e.yaml").write_text(wrong)
+    assert main(["plan", "s.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[0].split(":")[:2] for line in lines] == [
+        ["e.yaml", "2"], ["e.yaml", "6"],
+    ]  # fmt: skip

@@ -58,7 +58,6 @@ def test_lines_that_stay_stand_above_those_that_are_redrawn():
 @pytest.fixture
 def folder(tmp_path, monkeypatch, mlflow_template):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
     (tmp_path / "runs").mkdir()
     shutil.copyfile(mlflow_template(), tmp_path / "runs" / "mlflow.db")

@@ -21,7 +21,6 @@ SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store = Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
     sections = {"sections": ["answer", "cells", "pareto"]}
     store.write_sweep({**store.sweep("made"), "report": sections})

@@ -115,16 +115,6 @@ def test_submitting_again_runs_nothing(folder, store):
     assert (folder / "reports" / "s" / "report.md").read_bytes() == report
 
 
-def test_plan_shows_the_states_of_the_trials(store):
-    code, out, _ = run_kvlab("plan", "s.yaml", "--json")
-    facts = json.loads(out)
-    assert (code, facts["totals"]["states"]) == (0, {"done": 2, "failed": 1})
-    assert (facts["totals"]["trainings"], facts["totals"]["training_tokens_to_do"]) == (2, 0)
-    assert sorted(one["trial"] for one in facts["trials"]) == store.trial_ids()
-    text = run_kvlab("plan", "s.yaml")[1]
-    assert "3 trials, 2 trainings: 1 trial shares a training with another." in text
-
-
 def test_status(store):
     code, out, _ = run_kvlab("status", "s", "--json")
     facts = json.loads(out)

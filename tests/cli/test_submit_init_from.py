@@ -64,7 +64,6 @@ def folder(tmp_path, monkeypatch):
 def prepare_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KVLAB_DATA", str(folder / "data"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     words = random.Random(0)
     lines = (json.dumps({"text": "".join(words.choices("abc de", k=60))}) for _ in range(60))
     (folder / "text.jsonl").write_text("\n".join(lines))

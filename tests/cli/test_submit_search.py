@@ -86,20 +86,29 @@ def test_the_report_lists_pruned_trials_without_counting_them(folder, store):
     assert {p["trial"] for p in kept}.isdisjoint(pruned(store))
 
 
-def test_mlflow_shows_pruned_trials_as_killed(folder, store):
+def test_other_commands_know_a_search(folder, store):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder / 'runs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("s").experiment_id
     runs = {run.data.tags.get("kvlab.trial"): run for run in client.search_runs([experiment])}
     for trial in pruned(store):
+        loss = store.result(trial)["pruned"]["loss"]
         assert runs[trial].info.status == "KILLED"
-        assert runs[trial].data.metrics["train/validation_loss"] == pytest.approx(
-            store.result(trial)["pruned"]["loss"]
-        )
-    assert client.search_runs([experiment], "tags.`kvlab.key` = 'parent'")[0].info.status == (
-        "FINISHED"
-    )
+        assert runs[trial].data.metrics["train/validation_loss"] == pytest.approx(loss)
+    parent = client.search_runs([experiment], "tags.`kvlab.key` = 'parent'")[0]
+    assert parent.info.status == "FINISHED"
+    rungs = "Pruned by validation loss, whatever the objectives: halving at 0.5 of the steps."
+    assert rungs in run_kvlab("plan", "s.yaml")[1]
+    assert run_kvlab("report", "s", "--confirm", "s-confirm.yaml")[0] == 0
+    text = (folder / "s-confirm.yaml").read_text()
+    assert text in (folder / "reports/s/report.md").read_text()
+    assert run_kvlab("plan", "s-confirm.yaml")[0] == 0
+    done = next(t for t in store.sweep_trials("s") if store.status(t) == "done")
+    code, _, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--promote", done)
+    assert (code, "is no pruned trial of s" in error) == (2, True)
+    code, _, error = run_kvlab("compare", "s", "s")
+    assert (code, "s is a search" in error) == (2, True)
 
 
 def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):
@@ -129,13 +138,6 @@ def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):
     assert ours["provenance"]["attempts"] - ours["provenance"]["pauses"] == 1
 
 
-def test_only_pruned_trials_can_be_promoted(store):
-    done = next(t for t in store.sweep_trials("s") if store.status(t) == "done")
-    code, _, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--promote", done)
-    assert code == 2
-    assert "is no pruned trial of s" in error
-
-
 def test_gc_removes_pruned_checkpoints_only_with_its_option(store):
     trial = pruned(store)[-1]
     folder = store.training_directory(store.result(trial)["training"]) / "checkpoints"
@@ -145,25 +147,6 @@ def test_gc_removes_pruned_checkpoints_only_with_its_option(store):
     assert code == 0
     assert "a training that a search has pruned" in out
     assert not folder.exists()
-
-
-def test_searches_are_not_compared_cell_by_cell(submitted):  # noqa: ARG001
-    code, _, error = run_kvlab("compare", "s", "s")
-    assert code == 2
-    assert "s is a search: its trials are suggestions, not cells of a design" in error
-
-
-def test_the_best_trials_are_confirmed_in_a_sweep_of_their_own(folder, submitted):  # noqa: ARG001
-    assert run_kvlab("report", "s", "--confirm", "s-confirm.yaml")[0] == 0
-    text = (folder / "s-confirm.yaml").read_text()
-    assert text in (folder / "reports/s/report.md").read_text()
-    assert run_kvlab("plan", "s-confirm.yaml")[0] == 0
-
-
-def test_plan_shows_the_rungs(folder):  # noqa: ARG001
-    code, out, _ = run_kvlab("plan", "s.yaml")
-    assert code == 0
-    assert "Pruned by validation loss, whatever the objectives: halving at 0.5 of the steps." in out
 
 
 SEARCH = """\
@@ -186,19 +169,14 @@ class UnsharedCluster(InlineExecutor):
 
 def test_the_store_is_tested_also_when_the_base_is_done(tmp_path, monkeypatch):
     with tiny_sweep_folder(tmp_path, SEARCH % 1) as folder:
-        _resume_search_on_unshared_cluster(folder, monkeypatch)
-
-
-def _resume_search_on_unshared_cluster(folder, monkeypatch):
-    code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
-    assert code == 0
-    assert "0 ended before, 1 to run and what the search suggests on this process" in out
-    (folder / "s.yaml").write_text(SEARCH % 2)
-    far = replace(EXECUTORS["ray"], make=lambda run, _: UnsharedCluster(run))
-    monkeypatch.setitem(EXECUTORS, "ray", far)
-    before = sorted(folder.glob("runs/trials/*"))
-    code, out, error = run_kvlab("submit", "s.yaml", "--address", "far:6379", "--no-report")
-    assert code == 2
-    assert "is not shared by 1 of 1 machines of the cluster: far has no" in error
-    assert "nothing is missing" not in out
-    assert sorted(folder.glob("runs/trials/*")) == before
+        code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
+        assert code == 0
+        assert "0 ended before, 1 to run and what the search suggests on this process" in out
+        (folder / "s.yaml").write_text(SEARCH % 2)
+        far = replace(EXECUTORS["ray"], make=lambda run, _: UnsharedCluster(run))
+        monkeypatch.setitem(EXECUTORS, "ray", far)
+        before = sorted(folder.glob("runs/trials/*"))
+        code, out, error = run_kvlab("submit", "s.yaml", "--address", "far:6379", "--no-report")
+        assert (code, "nothing is missing" in out) == (2, False)
+        assert "is not shared by 1 of 1 machines of the cluster: far has no" in error
+        assert sorted(folder.glob("runs/trials/*")) == before

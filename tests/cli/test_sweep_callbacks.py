@@ -4,17 +4,14 @@ import pytest
 from mlflow import MlflowClient
 
 from kvlab.cli.sweep_callbacks import MLflowCallback
-from kvlab.store import Store
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa")}
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    Record(factors=FACTORS, seeds=(0, 1)).write(tmp_path / "runs")
-    return Store(tmp_path / "runs")
+def store(tmp_path):
+    return Record(factors=FACTORS, seeds=(0, 1)).write(tmp_path / "runs")
 
 
 def runs(store):

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     file = write_tiny_sweep(tmp_path, FAILING_SWEEP + SHORT_REPORT)
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(file), "--executor", "inline"]
     options = ["--store", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]

@@ -50,17 +50,6 @@ def test_damage_is_named_then_moved_aside(store, capsys):
     assert verify(store) == 0
 
 
-def test_a_trial_file_is_written_again_from_the_result(store):
-    (trial,) = store.trial_ids()
-    path = store.trial_directory(trial) / "trial.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:50])
-    assert verify(store, "--heal") == 0
-    was, now = json.loads(whole), json.loads(path.read_bytes())
-    keys = ("schema", "trial", "training", "seed", "experiment", "data_identity")
-    assert {key: now[key] for key in keys} == {key: was[key] for key in keys}
-
-
 def test_weights_that_were_trained_again_are_noted(store, capsys):
     (trial,) = store.trial_ids()
     training = store.result(trial)["training"]
