@@ -303,20 +303,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(page: LivePage, host: str) -> uvicorn.Server:
     """Return a server of a page, which ``run(sockets=[listen(host, port)])`` starts."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            make_app(page, host),
-            http=_ImpatientProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            headers=HEADERS,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
+    config = uvicorn.Config(
+        make_app(page, host),
+        http=_ImpatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        headers=HEADERS,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
     )
+    return uvicorn.Server(config)
 
 
 def serve_live(store: Store, host: str, port: int, tell: Callable[[str], None]) -> None:
@@ -339,10 +338,8 @@ def serve_live(store: Store, host: str, port: int, tell: Callable[[str], None]) 
         shown = "127.0.0.1" if shown == "0.0.0.0" else shown
         tell(f"http://{shown}:{port}/ follows the sweeps of {store.path}; Ctrl-C ends it")
         if not is_loopback(host):
-            tell(
-                f"--host = {host} is reachable from other machines: whoever opens the page there"
-                " can read every result of this store, and change nothing"
-            )
+            text = f"--host = {host} is reachable from other machines: whoever opens the page"
+            tell(f"{text} there can read every result of this store, and change nothing")
         with contextlib.suppress(KeyboardInterrupt):  # none where SIGINT was ignored at the start
             make_server(LivePage(store, Path(folder)), host).run(sockets=[listener])
         tell("ended")

@@ -227,9 +227,6 @@ def run_notify_command(
                 start_new_session=True,  # so that its children can be killed with it
             )
             code = process.wait(timeout)
-        except OSError as error:
-            warn(f"the notification was not sent: {error.strerror}")
-            return
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -5,10 +5,9 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from kvlab.cli import live_server
 from kvlab.cli.live_server import LivePage, listen, serve_live
+from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.store import Store
 from tests.support.browser import Browser
@@ -154,30 +154,27 @@ def wait_for(browser, condition) -> None:
         time.sleep(0.05)
 
 
-def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "kvlab",
-        "ui",
-        "--live",
-        "--host",
-        "0.0.0.0",
-        "--store",
-        "runs",
-    ]
+def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, capsys):
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [*command, "--port", str(port)], cwd=tmp_path, stdout=-1, stderr=-1, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
-    )  # fmt: skip
-    assert process.stdout.readline().startswith(f"http://127.0.0.1:{port}/ follows")
-    assert "reachable from other machines" in process.stdout.readline()
-    assert ask(port, "/api/sweeps")[2] == "[]"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("ended\n", "")
-    assert process.returncode == 0
+    answers = []
+
+    def visit_and_interrupt():
+        while not answers:
+            time.sleep(0.05)
+            with suppress(ConnectionError):
+                answers.append(ask(port, "/api/sweeps")[2])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=visit_and_interrupt)
+    thread.start()
+    words = ["ui", "--live", "--host", "0.0.0.0", "--port", str(port), "--store", str(tmp_path)]
+    assert main(words) == 0
+    thread.join()
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"http://127.0.0.1:{port}/ follows")
+    assert "reachable from other machines" in second
+    assert (answers, last) == (["[]"], "ended")
 
 
 def test_a_port_that_is_taken(tmp_path):

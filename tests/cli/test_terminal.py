@@ -1,36 +1,27 @@
 """Tables, exact sizes, and output that nobody reads any more."""
 
-import subprocess
-import sys
-from pathlib import Path
+import os
+from contextlib import redirect_stdout
 
+from kvlab.cli.main import main
 from kvlab.cli.terminal import format_exact_bytes, format_table
 from kvlab.store import Store
-from tests.support.tiny_sweep import FAILING_SWEEP, SHORT_REPORT, write_tiny_sweep
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.tiny_sweep import FAILING_SWEEP, SHORT_REPORT, tiny_sweep_folder
 
 
-def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    file = write_tiny_sweep(tmp_path, FAILING_SWEEP + SHORT_REPORT)
-    command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(file), "--executor", "inline"]
-    options = ["--store", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
-    process = subprocess.Popen(
-        [*command, *options, "--tracking-uri", "http://127.0.0.1:9"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert "preparing data" in process.stdout.readline()
-    assert "3 trials" in process.stdout.readline()
-    process.stdout.close()  # as `head -1` does
-    error = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=120) == 1
-    assert error == ""
-    store = Store(tmp_path / "runs")
+def test_a_closed_pipe_does_not_end_the_sweep(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does in the end
+    with (
+        tiny_sweep_folder(tmp_path, FAILING_SWEEP + SHORT_REPORT) as folder,
+        open(writer, "w") as unread,
+        redirect_stdout(unread),
+    ):
+        assert main(["submit", "s.yaml", "--executor", "inline"]) == 1
+    store = Store(folder / "runs")
     states = sorted(store.status(trial) for trial in store.trial_ids())
     assert states == ["done", "done", "failed"]
-    assert (tmp_path / "reports" / "s" / "report.md").exists()
+    assert (folder / "reports" / "s" / "report.md").exists()
 
 
 def test_a_table_has_aligned_columns_without_trailing_spaces():

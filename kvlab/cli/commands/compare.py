@@ -10,7 +10,7 @@ from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
-from kvlab.report.formatting import difference_unit, format_difference, format_metric
+from kvlab.report import formatting as fmt
 from kvlab.report.sweep_comparison import Comparison, compare_sweeps
 from kvlab.store import Store, record_comparison
 from kvlab.store.metrics import METRICS
@@ -60,17 +60,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+INTERVAL = "simultaneous 95% CI"
+
+
 def _format_cells(comparison: Comparison, before: Study) -> str:
     metric, title = comparison.metric, METRICS[comparison.metric].title
     if not comparison.cells:
         return f"no cell has its {title} in both"
-    rows = [["A", "B", f"B - A ({difference_unit(metric)})", _INTERVAL, "seeds", "", "cell"]]
+    rows = [["A", "B", f"B - A ({fmt.difference_unit(metric)})", INTERVAL, "seeds", "", "cell"]]
     for cell in comparison.cells:
         rows.append([
-            format_metric(metric, cell.before),
-            format_metric(metric, cell.after),
-            format_difference(metric, cell.difference),
-            _format_interval(metric, cell.low, cell.high),
+            fmt.format_metric(metric, cell.before),
+            fmt.format_metric(metric, cell.after),
+            fmt.format_difference(metric, cell.difference),
+            "" if cell.low == cell.high else fmt.format_interval(metric, cell.low, cell.high),
             str(cell.seeds),
             cell.verdict,
             before.label(tuple(cell.levels.values())),
@@ -79,27 +82,19 @@ def _format_cells(comparison: Comparison, before: Study) -> str:
     return f"{title}, cells that both have, {seeds}:\n{format_table(rows, 'rrrrr')}\n"
 
 
-_INTERVAL = "simultaneous 95% CI"
-
-
-def _format_interval(metric: str, low: float, high: float) -> str:
-    """Format an interval; empty without one, as of a single seed."""
-    if low == high:
-        return ""
-    return f"{format_difference(metric, low)} to {format_difference(metric, high)}"
-
-
 def _format_conclusions(comparison: Comparison) -> str:
     conclusions, metric = comparison.conclusions, comparison.metric
-    rows = [["about", "A", "B", "B - A", _INTERVAL, "A says", "B says", "B against A"]]
+    rows = [["about", "A", "B", "B - A", INTERVAL, "A says", "B says", "B against A"]]
     for one in conclusions:
         values = [one.difference_before, one.difference_after, one.shift]
         mark = "CHANGED" if one.changed else one.verdict
         if one.is_ranking and not one.changed:
             values = [None] * 3
             mark = "moved, within noise" if one.moved and one.compared else ""
-        texts = ["" if value is None else format_difference(metric, value) for value in values]
-        interval = _format_interval(metric, one.low, one.high) if values[2] is not None else ""
+        texts = ["" if value is None else fmt.format_difference(metric, value) for value in values]
+        interval = ""  # as of a single seed
+        if values[2] is not None and one.low != one.high:
+            interval = fmt.format_interval(metric, one.low, one.high)
         rows.append([one.about, *texts, interval, one.before, one.after, mark])
     effects = [one for one in conclusions if not one.is_ranking]
     moved = [one for one in conclusions if one.is_ranking and one.moved]

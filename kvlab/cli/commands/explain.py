@@ -451,8 +451,8 @@ def _format_judgement(one: Explanation) -> Iterator[str]:
         if one.interval is not None:
             low, high = one.interval
             reach = max(high - value, value - low) / error.value
-            text = f"{fmt.format_difference(metric, low)} to {fmt.format_difference(metric, high)}"
-            text += f", for all {one.family} together: {reach:.3g} standard errors to each side"
+            text = f"{fmt.format_interval(metric, low, high)}, for all {one.family} together:"
+            text += f" {reach:.3g} standard errors to each side"
             if 0.0 in one.interval:
                 text += ", but cut at 0, as a later step of Holm's method finds a difference"
             yield f"{one.confidence:g}% interval = {text}"

@@ -107,10 +107,7 @@ def _watch(
     while True:
         is_driven = store.is_driven(name)  # before the trials, so that the last report has them all
         began, before = time.monotonic(), states
-        states = {
-            trial: "done" if before.get(trial) == "done" else store.status(trial) or "missing"
-            for trial in store.sweep_trials(name)
-        }
+        states = {trial: store.status(trial) or "missing" for trial in store.sweep_trials(name)}
         counts = Counter(states.values())
         if states != before:
             with store.report_lock(name).hold():  # a driver that ends writes the report, too
