@@ -10,16 +10,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from kvlab.benchmark.measurement import Measurement, StopRule, TableLayout
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_table, show_status_line
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
+from kvlab.spec import load_experiment, parse_override
 from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.validation_errors import list_field_errors
 
 if TYPE_CHECKING:
     from kvlab.benchmark.session import BenchmarkSettings, Variant
-    from kvlab.spec.conversations_config import ConversationsConfig
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -181,19 +185,12 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
     )
 
 
-def _read_load(options: argparse.Namespace, block_size: int) -> "ConversationsConfig | None":
+def _read_load(options: argparse.Namespace, block_size: int) -> ConversationsConfig | None:
     """Return the load of `--load`, else that of the first target; None if there is none.
 
     Raises:
         UsageError: `--load` is wrong, or does not fit the smallest ``block_size``.
     """
-    from pydantic import ValidationError
-
-    from kvlab.spec import load_experiment
-    from kvlab.spec.conversations_config import ConversationsConfig
-    from kvlab.spec.overrides import parse_override
-    from kvlab.spec.validation_errors import list_field_errors
-
     target = options.target[0]
     if options.load is None:
         is_spec = target.endswith((".yaml", ".yml"))

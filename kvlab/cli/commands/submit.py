@@ -35,7 +35,6 @@ from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
 from kvlab.sweep.driver.retiming import plan_retiming, time_again
 from kvlab.sweep.driver.retry_policy import reopen_tuning
-from kvlab.sweep.driver.sweep_progress import PrepareTrials
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.planning import budget
@@ -104,12 +103,10 @@ def _submit(options: argparse.Namespace) -> int:
             next_line = time.monotonic() + PREPARATION_SECONDS
 
     def prepare(data: DataConfig) -> DatasetFacts:
-        if find_text(data) is not None:
-            return prepare_text(data, print_slowly)
-        with (  # as a driver, so that `kvlab stop` can stop it; what is tokenized stays
-            join_sweep(store, sweep.name, None, exclusive=False),
-            interrupt_on_stop(store.stop_flag(sweep.name)),
-        ):
+        with contextlib.ExitStack() as stack:
+            if find_text(data) is None:  # as a driver, so that `kvlab stop` can stop it
+                stack.enter_context(join_sweep(store, sweep.name, None, exclusive=False))
+                stack.enter_context(interrupt_on_stop(store.stop_flag(sweep.name)))
             return prepare_text(data, print_slowly)
 
     try:
@@ -232,8 +229,16 @@ class _SweepRun:
         return replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
 
     def _run_stage(self, stage: Stage) -> Summary:
-        """Run one stage with a driver of its own."""
+        """Run one stage with a driver of its own.
+
+        Raises:
+            UsageError: If a search shares GPUs by memory; its trials are not known in advance.
+        """
         sweep, store, display, planned = self._sweep, self.store, self.display, stage.plan
+        shares_gpus = any(p.trial.experiment.resources.gpus == "auto" for p in planned.trials)
+        if shares_gpus and sweep.search is not None:
+            text = "resources.gpus = auto is measured before trials start, and a search finds its"
+            raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
         is_first = stage.is_tuning not in self._begun  # in later stages it failed just now
         retry_failed = self.options.retry_failed and is_first
         self._begun.add(stage.is_tuning)
@@ -257,7 +262,7 @@ class _SweepRun:
             store,
             self._executor,
             description=describe(stage if search is None else search.stage),
-            prepare=self._make_preflight(planned),
+            prepare=partial(self._prepare, planned),
             on_event=display.handle_event,
             source=search,
             origin=self._origin,
@@ -284,46 +289,32 @@ class _SweepRun:
             self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
         return stage
 
-    def _make_preflight(self, planned: Plan) -> PrepareTrials:
-        """Return what the driver calls before the first trial: memory check, data, smoke tests.
-
-        Raises:
-            UsageError: If a search shares GPUs by memory; its trials are not known in advance.
-        """
-        options, search = self.options, planned.sweep.search
-        if search is not None and any(
-            one.trial.experiment.resources.gpus == "auto" for one in planned.trials
-        ):
-            text = "resources.gpus = auto is measured before trials start, and a search finds its"
-            raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-        smoke_tests = preparation.SmokeTests(
-            self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke
-        )
-        one_at_a_time = EXECUTORS[options.executor].runs_in_process or search is not None
-
-        def prepare(
-            missing: list[PlannedTrial], check_stop: Callable[[], None]
-        ) -> list[PlannedTrial]:
-            answers: list[Any] = [budget.measure_machine_memory()]
-            if options.address:
-                measure = budget.measure_machine_memory
-                answers = [*self._executor.run_on_all_machines(measure, "").values()]
-            machines = [
-                budget.MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)
-            ]
-            for line in budget.check_memory(missing, machines, one_at_a_time):
-                self._say(line)
-            if not options.address:  # the machines of a cluster have data folders of their own
-                preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
-                check_stop()
-            self.display.end_preparation()
-            suggestions = count_remaining_suggestions(planned, self.store)
-            costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
-            if costs and costs.rate:
-                smoke_tests.flops_per_second = costs.rate.flops_per_second
-            return smoke_tests(missing, check_stop)
-
-        return prepare
+    def _prepare(
+        self, planned: Plan, missing: list[PlannedTrial], check_stop: Callable[[], None]
+    ) -> list[PlannedTrial]:
+        """Check memory, get data and run smoke tests before the first trial."""
+        options = self.options
+        answers: list[Any] = [budget.measure_machine_memory()]
+        if options.address:
+            measure = budget.measure_machine_memory
+            answers = [*self._executor.run_on_all_machines(measure, "").values()]
+        machines = [
+            budget.MachineMemory(**json.loads(one)) for one in answers if isinstance(one, str)
+        ]
+        one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search
+        for line in budget.check_memory(missing, machines, bool(one_at_a_time)):
+            self._say(line)
+        if not options.address:  # the machines of a cluster have data folders of their own
+            preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
+            check_stop()
+        self.display.end_preparation()
+        suggestions = count_remaining_suggestions(planned, self.store)
+        costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
+        run_smoke_tests = preparation.SmokeTests(
+            self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke,
+            costs.rate.flops_per_second if costs and costs.rate else None,
+        )  # fmt: skip
+        return run_smoke_tests(missing, check_stop)
 
 
 def _name_stage(stage: Stage) -> str:
