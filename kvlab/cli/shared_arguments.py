@@ -18,11 +18,6 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
 
-_BYTES = {
-    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
-
 
 def find_project_root() -> Path:
     """Return the nearest folder, from this one upwards, that holds a project; else this one.
@@ -196,10 +191,12 @@ def positive_float(text: str) -> float:
 
 def memory_size(text: str) -> int:
     """Parse a size in bytes, such as 80GB (10^9) or 24GiB (2^30)."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is not a size; write one such as 80GB or 24GiB")
-    return int(float(match[1]) * _BYTES[match[2] or ""])
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def _is_path(text: str) -> bool:

@@ -128,11 +128,21 @@ def test_a_checkpoint_is_studied_without_training(folder):
     assert "The cache's dtype" in page
 
 
-def test_a_cell_starts_from_the_training_of_another(folder):
-    write_sweep(folder, UPTRAINED, tokens=512)
-    code, _, found = run_driver(folder)
-    assert code == 0
-    source, dependent = found["mha",], found["mqa",]
+@pytest.fixture(scope="module")
+def uptrained(tmp_path_factory):
+    """A folder where the sweep from one training to another is done."""
+    folder = tmp_path_factory.mktemp("uptrained")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_folder(folder, patch)
+        write_sweep(folder, UPTRAINED, tokens=512)
+        assert run_driver(folder)[0] == 0
+    return folder
+
+
+def test_a_cell_starts_from_the_training_of_another(uptrained):
+    store = Store(uptrained / "runs")
+    results = map(store.result, store.trial_ids())
+    source, dependent = sorted(results, key=lambda r: r["training_record"]["start"] is not None)
     record = dependent["training_record"]["start"]
     assert record["source"] == "heads=mha, seed 0"
     assert record["identity"]["training"].startswith(source["training"])
@@ -195,17 +205,6 @@ def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
         TorchTrainable(trial, lambda _: None).train(halves, lambda: False, fence)
     once, twice = read_final_weights(whole), read_final_weights(halves)
     assert all(torch.equal(once[name], twice[name]) for name in once)
-
-
-@pytest.fixture(scope="module")
-def uptrained(tmp_path_factory):
-    """A folder where the sweep from one training to another is done."""
-    folder = tmp_path_factory.mktemp("uptrained")
-    with pytest.MonkeyPatch.context() as patch:
-        prepare_folder(folder, patch)
-        write_sweep(folder, UPTRAINED, tokens=512)
-        assert run_driver(folder)[0] == 0
-    return folder
 
 
 @pytest.mark.parametrize("loss", ["flip", "collected"])
