@@ -18,6 +18,9 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
 
+ALL_SWEEPS = "name or file; default: all"
+"""What `add_record` says of a sweep that may be left out."""
+
 
 def find_project_root() -> Path:
     """Return the nearest folder, from this one upwards, that holds a project; else this one.
@@ -63,6 +66,15 @@ def add_store(parser: argparse.ArgumentParser, *, archive: bool = False) -> None
     text = f"folder of the record{f', or its {ARCHIVE_SUFFIX}' if archive else ''}"
     text += " (default: KVLAB_STORE, else runs in the project's folder)"
     parser.add_argument("--store", default=default_store(), metavar="DIR", help=text)
+
+
+def add_record(parser: argparse.ArgumentParser, sweep: str = "", *, archive: bool = False) -> None:
+    """Add ``--store`` and ``--json``, and before them SWEEP where ``sweep`` says what it is."""
+    if sweep:
+        nargs = "?" if sweep == ALL_SWEEPS else None
+        parser.add_argument("sweep", metavar="SWEEP", nargs=nargs, help=sweep)
+    add_store(parser, archive=archive)
+    add_flag(parser, "--json", "print facts as JSON")
 
 
 def open_store(place: str) -> Store:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.study import Study
-from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
+from kvlab.cli.shared_arguments import add_flag, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="name or file of a submitted sweep, or a trial")
     parser.add_argument("after", metavar="B", help="another one, or the same in --store-b")
     add_flag(parser, "--trials", "A and B are trials")
-    add_store(parser, archive=True)
+    add_record(parser, archive=True)
     parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:

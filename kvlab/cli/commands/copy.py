@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_flag, add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.store import Store, record_archive
@@ -13,15 +13,13 @@ from kvlab.store.record_archive import ARCHIVE_SUFFIX, CopySummary, is_archive, 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    add_record(parser, ALL_SWEEPS)
     direction = parser.add_mutually_exclusive_group(required=True)
     text = f"write the record to this FILE{ARCHIVE_SUFFIX}, folder or URL (s3://bucket/folder)"
     direction.add_argument("--to", metavar="PLACE", help=text)
     text = "restore what the store lacks"
     direction.add_argument("--from", dest="origin", metavar="PLACE", help=text)
     add_flag(parser, "--weights", "with --to: also weights and checkpoints")
-    add_store(parser)
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import psutil
 
-from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.shared_arguments import add_record
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import list_prepared_datasets
 from kvlab.data.hellaswag_dataset import find_hellaswag_file
@@ -34,8 +34,7 @@ MIN_FREE_BYTES = 2 * 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_store(parser)
-    add_json(parser)
+    add_record(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from kvlab.analysis.explanation import Explanation, Term, explain_cell, explain_
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
-from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
+from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.data.dataset_preparation import list_prepared_datasets
 from kvlab.data.shards import open_dataset, read_manifest
@@ -54,10 +54,8 @@ CACHED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    add_record(parser, ALL_SWEEPS, archive=True)
     parser.add_argument("what", metavar="TRIAL|CELL|FACTOR=LEVEL")
-    add_store(parser, archive=True)
-    add_json(parser)
 
 
 Answer = tuple[dict[str, Any], list[str], list[TrialRow]]

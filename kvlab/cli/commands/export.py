@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.shared_arguments import add_record
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 
@@ -21,8 +21,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trial", metavar="TRIAL", help="a trial's id, or its first digits")
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
-    add_store(parser)
-    add_json(parser)
+    add_record(parser)
 
 
 def run(options: argparse.Namespace) -> None:

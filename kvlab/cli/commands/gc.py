@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvlab.cli.shared_arguments import add_flag, add_json, add_store
+from kvlab.cli.shared_arguments import add_flag, add_record
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.humanize import format_bytes
 from kvlab.store import Store
@@ -10,12 +10,11 @@ from kvlab.store.gc import find_garbage, remove_garbage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_store(parser)
+    add_record(parser)
     add_flag(parser, "--weights", "also final weights that all sweeps have measured")
     add_flag(parser, "--unused", "also trials and trainings that no sweep contains")
     add_flag(parser, "--pruned", "also checkpoints of pruned trials, which --promote needs")
     add_flag(parser, "--apply", "remove it; without this option, only show it")
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix-cache", type=shared.memory_size, metavar="SIZE", help=text)
     shared.add_device(parser)
     shared.add_threads(parser)
-    shared.add_store(parser)
-    shared.add_json(parser)
+    shared.add_record(parser)
 
 
 def run(options: argparse.Namespace) -> None:

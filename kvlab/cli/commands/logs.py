@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from kvlab.cli.progress_display import ID_DIGITS
-from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.shared_arguments import add_record
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import open_regular
 from kvlab.store import Store
@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "attempt of a trial (default: the last)"
     parser.add_argument("--attempt", type=int, metavar="N", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="print until it ends")
-    add_store(parser)
-    add_json(parser)
+    add_record(parser)
 
 
 def run(options: argparse.Namespace) -> None:

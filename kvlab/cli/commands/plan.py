@@ -35,9 +35,8 @@ MAX_NAMED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
+    shared.add_record(parser, "name or file of a sweep")
     shared.add_scale(parser)
-    shared.add_store(parser)
     text = "training FLOPs per second of one trial (default: measured from finished trials)"
     parser.add_argument("--rate", type=shared.positive_float, metavar="FLOPS", help=text)
     text = "price of one GPU or CPU core per hour"
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show which keys have changed since finished trials matched this sweep; or, where none"
         " has, how a trial (default: the first to run) differs from the nearest finished one",
     )  # fmt: skip
-    shared.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -25,8 +25,7 @@ WATCH_SECONDS = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a submitted sweep")
-    shared.add_store(parser, archive=True)
+    shared.add_record(parser, "name or file of a submitted sweep", archive=True)
     shared.add_reports(parser)
     text = "sections in order (default: those that the sweep names, else all)"
     parser.add_argument("--sections", metavar="A,B", help=text)
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mirrored-by", metavar="ID", help=text)
     shared.add_flag(parser, "--watch", "write it again after every trial until no driver runs")
     shared.add_flag(parser, "--strict", "write no report if a file of the record is damaged")
-    shared.add_json(parser)
 
 
 def paper_width(text: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
-from kvlab.cli.shared_arguments import add_json, add_store, open_store, sweep_name
+from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.humanize import format_duration
 from kvlab.store import Store
@@ -20,9 +20,7 @@ STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
-    add_store(parser, archive=True)
-    add_json(parser)
+    add_record(parser, ALL_SWEEPS, archive=True)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_record, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
@@ -10,9 +10,7 @@ from kvlab.store import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep that is running")
-    add_store(parser)
-    add_json(parser)
+    add_record(parser, "name or file of a sweep that is running")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -50,9 +50,8 @@ PREPARATION_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
+    shared.add_record(parser, "name or file of a sweep")
     shared.add_scale(parser)
-    shared.add_store(parser)
     text = "; ".join(f"{name}: {entry.summary}" for name, entry in EXECUTORS.items())
     parser.add_argument("--executor", choices=list(EXECUTORS), default=DEFAULT_EXECUTOR, help=text)
     parser.add_argument("--address", help="a running Ray cluster (default: start a local one)")
@@ -72,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"shell command to run at the end, with the summary as JSON (default: {variable})"
     command = os.environ.get(variable)
     parser.add_argument("--notify", default=command, metavar="COMMAND", help=text)
-    shared.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_flag, add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.humanize import format_count
 from kvlab.store import Store
@@ -13,13 +13,11 @@ from kvlab.track import MirrorSummary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
-    add_store(parser)
+    add_record(parser, ALL_SWEEPS)
     text = "of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)"
     parser.add_argument("--tracking-uri", metavar="URI", help=text)
     add_flag(parser, "--no-report", "do not upload the report")
     add_flag(parser, "--models", "also log the weights of trainings as models")
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> None:

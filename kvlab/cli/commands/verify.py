@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from kvlab.cli.shared_arguments import add_flag, add_json, add_store, open_store, sweep_name
+from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, open_store, sweep_name
 from kvlab.cli.terminal import print_result, show_status_line
 from kvlab.data.dataset_preparation import list_prepared_datasets, set_aside_dataset
 from kvlab.data.shards import read_manifest, verify_dataset
@@ -19,10 +19,8 @@ PREPARED_AGAIN = "the text is prepared again when a trial needs it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    add_record(parser, ALL_SWEEPS, archive=True)
     add_flag(parser, "--heal", "move damaged files into damaged/ folders")
-    add_store(parser, archive=True)
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
