@@ -13,6 +13,7 @@ from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
 from kvlab.store import Store
 from kvlab.trial import model_targets
+from tests.support.tiny_sweep import run_kvlab
 
 SMALL = """
 name: small
@@ -31,15 +32,9 @@ def small(tmp_path, monkeypatch):
     return "small.yaml"
 
 
-def run(capsys, *words):
-    code = main(["bench", *words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_variants_side_by_side_as_json_lines(small, capsys):
+def test_variants_side_by_side_as_json_lines(small):
     words = ["--compare", "model.n_kv_head=1", "--only", "memory", "latency", "throughput"]
-    code, out, err = run(capsys, small, *words, "--contexts", "4", "16", *QUICK, "--json")
+    code, out, err = run_kvlab("bench", small, *words, "--contexts", "4", "16", *QUICK, "--json")
     assert (code, err) == (0, "")
     lines = [Measurement.model_validate_json(line) for line in out.splitlines()]
     assert {line.variant for line in lines} == {small, f"{small} model.n_kv_head=1"}
@@ -51,9 +46,9 @@ def test_variants_side_by_side_as_json_lines(small, capsys):
     assert (tpot.rounds, tpot.samples) == (2, 4)
 
 
-def test_tables_and_plots(small, capsys, tmp_path):
+def test_tables_and_plots(small, tmp_path):
     words = ["--only", "latency", "--contexts", "4", "16", *QUICK, "--plots", "drawn"]
-    code, out, _ = run(capsys, small, *words)
+    code, out, _ = run_kvlab("bench", small, *words)
     assert code == 0
     assert "latency at batch 1" in out
     drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
@@ -81,17 +76,17 @@ def test_on_a_gpu_an_experiment_is_measured_in_its_trainings_precision(
         assert of("gpt2", {}).model.dtype == torch.float32
 
 
-def test_dtypes_are_variants(small, capsys):
-    _, out, _ = run(
-        capsys, small, "--dtype", "float32", "bfloat16", "--only", "memory", *QUICK, "--json"
+def test_dtypes_are_variants(small):
+    _, out, _ = run_kvlab(
+        "bench", small, "--dtype", "float32", "bfloat16", "--only", "memory", *QUICK, "--json"
     )
     lines = [json.loads(line) for line in out.splitlines()]
     stored = {line["dtype"]: line["value"] for line in lines if line["metric"] == "kv_storage"}
     assert stored == {"float32": 2 * 64 * 2 * 16 * 4, "bfloat16": 2 * 64 * 2 * 16 * 2}
 
 
-def test_nothing_measured_is_worth_a_look(small, capsys):
-    code, out, err = run(capsys, small, "--only", "task", *QUICK)
+def test_nothing_measured_is_worth_a_look(small):
+    code, out, err = run_kvlab("bench", small, "--only", "task", *QUICK)
     assert (code, out) == (1, "")
     assert "--text PATH" in err
 
@@ -122,25 +117,23 @@ def test_the_schema_only_grows(capsys):
     assert narrowed({**old, "title": "Other"}, new) == ["/title"]
 
 
-def test_a_batch_that_cannot_fit_is_named_before_and_while_it_is_measured(
-    small, capsys, monkeypatch
-):
+def test_a_batch_that_cannot_fit_is_named_before_and_while_it_is_measured(small, monkeypatch):
     words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
-    code, out, err = run(capsys, small, *words, "--batches", "1", str(10**12))
+    code, out, err = run_kvlab("bench", small, *words, "--batches", "1", str(10**12))
     assert (code, out) == (2, "")
     assert f"batch {10**12} does not fit" in err
     monkeypatch.setattr(session, "check_caches_fit", lambda _session: None)  # it saw enough
-    code, _, err = run(capsys, small, *words, "--batches", str(10**12))
+    code, _, err = run_kvlab("bench", small, *words, "--batches", str(10**12))
     assert code == 2
     assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err
 
 
-def test_the_cores_of_an_experiment_are_the_threads(small, capsys, monkeypatch):
+def test_the_cores_of_an_experiment_are_the_threads(small, monkeypatch):
     numbers = []
     monkeypatch.setattr("torch.set_num_threads", numbers.append)
     Path("wide.yaml").write_text(SMALL + "resources: {cpus: 2}\n")
-    code, _, err = run(capsys, small, "wide.yaml", "--only", "memory", *QUICK)
+    code, _, err = run_kvlab("bench", small, "wide.yaml", "--only", "memory", *QUICK)
     assert (code, numbers) == (0, [1])
     assert "measured on 1 thread, though wide.yaml asks for 2" in err
-    run(capsys, small, "wide.yaml", "--only", "memory", "--threads", "2", *QUICK)
+    run_kvlab("bench", small, "wide.yaml", "--only", "memory", "--threads", "2", *QUICK)
     assert numbers == [1, 2]

@@ -4,38 +4,32 @@ import json
 
 import pytest
 
-from kvlab.cli.main import main
+from tests.support.tiny_sweep import run_kvlab
 
 
-def run(capsys, *words):
-    code = main(["estimate", *words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_one_target_has_bytes_mb_and_mib(capsys):
-    code, out, _ = run(capsys, "gpt2", "--context", "1024")
+def test_one_target_has_bytes_mb_and_mib():
+    code, out, _ = run_kvlab("estimate", "gpt2", "--context", "1024")
     assert code == 0
     assert "75,497,472 bytes = 75.5 MB = 72.0 MiB" in out
 
 
-def test_compare_adds_variants_of_the_first_target(capsys):
+def test_compare_adds_variants_of_the_first_target():
     words = ["--compare", "model.n_kv_head=1", "serving.tie=character-ai", "--json"]
-    _, out, _ = run(capsys, "gpt2", *words)
+    _, out, _ = run_kvlab("estimate", "gpt2", *words)
     assert [row["kv_bytes"] for row in json.loads(out)] == [75_497_472, 2_621_440]
 
 
 @pytest.mark.parametrize(
     ("memory", "batch"), [("24GB", (24 * 10**9 - 497_759_232) // 75_497_472), ("1MB", 0)]
 )
-def test_the_largest_batch_beside_the_weights(memory, batch, capsys):
-    _, out, _ = run(capsys, "gpt2", "--memory", memory, "--json")
+def test_the_largest_batch_beside_the_weights(memory, batch):
+    _, out, _ = run_kvlab("estimate", "gpt2", "--memory", memory, "--json")
     assert json.loads(out)[0]["largest_batch"] == batch
 
 
-def test_sizes_adds_other_contexts_batches_and_sizes(capsys):
-    _, out, _ = run(
-        capsys, "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--sizes", "--json"
+def test_sizes_adds_other_contexts_batches_and_sizes():
+    _, out, _ = run_kvlab(
+        "estimate", "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--sizes", "--json"
     )
     sizes = {(r["size"], r["context_length"]): r["kv_bytes"] for r in json.loads(out)[0]["sizes"]}
     assert sizes["gpt3-175b", 1024]["1"] == 50_331_648
