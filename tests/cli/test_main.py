@@ -79,9 +79,6 @@ def test_errors_are_shown_in_the_order_of_the_file_and_a_store_is_no_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     write_tiny_sweep(tmp_path)
-    (tmp_path / "runs").write_text("")
-    assert main(["plan", "s.yaml"]) == 1
-    assert "--store" in capsys.readouterr().err
     wrong = EXPERIMENT.replace("n_layer: 2", "n_layer: two").replace("repeats", "repeat")
     (tmp_path / "e.yaml").write_text(wrong)
     assert main(["plan", "s.yaml"]) == 2
@@ -89,3 +86,7 @@ def test_errors_are_shown_in_the_order_of_the_file_and_a_store_is_no_file(
     assert [line.partition(" ")[0].split(":")[:2] for line in lines] == [
         ["e.yaml", "2"], ["e.yaml", "6"],
     ]  # fmt: skip
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    (tmp_path / "runs").write_text("")
+    assert main(["plan", "s.yaml"]) == 1
+    assert "--store" in capsys.readouterr().err
