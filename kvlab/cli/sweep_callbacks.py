@@ -89,9 +89,7 @@ class MLflowCallback(_Callback):
         from kvlab.track import Tracker  # imports MLflow, which takes seconds
 
         if self._tracker is None:
-            tracker = Tracker(self._store.path, self._target)
-            tracker.close_zombies()
-            self._tracker = tracker
+            self._tracker = Tracker(self._store.path, self._target)
         return self._tracker
 
     def _lose_tracker(self, error: TrackingError) -> None:

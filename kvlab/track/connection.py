@@ -14,7 +14,6 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING
@@ -110,14 +109,12 @@ def _probe_server(uri: str) -> None:
     try:
         url = f"{uri.rstrip('/')}/health"
         requests.get(url, timeout=PROBE_SECONDS, allow_redirects=False, stream=True).close()
-        return
     except requests.exceptions.SSLError:
-        return  # a server answers; MLflow has its own settings for certificates
-    except requests.Timeout:
-        reason = f"no answer in {PROBE_SECONDS:g} s"
-    except requests.ConnectionError:
-        reason = "no server answers there"
-    raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}")
+        pass  # a server answers; MLflow has its own settings for certificates
+    except (requests.Timeout, requests.ConnectionError) as error:
+        is_late = isinstance(error, requests.Timeout)
+        reason = f"no answer in {PROBE_SECONDS:g} s" if is_late else "no server answers there"
+        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from None
 
 
 @contextmanager
@@ -129,13 +126,11 @@ def hold_mlflow_lock(store: Path) -> Iterator[None]:
     """
     lock = Lock(store / "mlflow.lock")
     try:
-        fence = lock.acquire(timeout=LOCK_TIMEOUT_SECONDS)
+        if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS) is None:
+            text = f"{lock.describe_holder()} has been writing there for {LOCK_TIMEOUT_SECONDS:g}"
+            raise TrackingError(f"{text} seconds; `kvlab sync` catches up")
     except StoreError as error:
         raise TrackingError(str(error)) from None
-    if fence is None:
-        holder = lock.describe_holder()
-        text = f"{holder} has been writing there for {LOCK_TIMEOUT_SECONDS:g} seconds"
-        raise TrackingError(f"{text}; `kvlab sync` catches up")
     try:
         yield
     finally:
@@ -186,15 +181,12 @@ def read_store_id(store: Path) -> str:
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
         store_id = read_regular(path, 100).decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", store_id):
+            return store_id
+        reason = "it holds no id of 32 hex digits, which its runs have as the tag kvlab.store"
     except (OSError, StoreError) as error:
-        raise TrackingError(
-            f"{path} cannot be used: {error}; remove it, then `kvlab sync`"
-        ) from None
-    if not re.fullmatch("[0-9a-f]{32}", store_id):
-        text = f"{path} does not hold an id of 32 hex digits"
-        hint = "its runs have it as the tag kvlab.store; write that id there, or remove the file"
-        raise TrackingError(f"{text}; {hint} for a new one, then `kvlab sync`")
-    return store_id
+        reason = str(error)
+    raise TrackingError(f"{path} cannot be used: {reason}; remove it, then `kvlab sync`")
 
 
 @contextmanager
@@ -277,14 +269,9 @@ def serve_ui(store: Path, uri: str | None, port: int, start: str = "") -> int:
 
 def server_command(uri: str, store: Path, port: int) -> list[str]:
     """Return the command that serves a database and the artifacts beside it."""
-    # An installation that is older than the app has no entry point of it yet.
-    names = {entry.name for entry in entry_points(group="mlflow.app")}
+    root = (store.absolute() / "mlartifacts").as_uri()
     return [
-        sys.executable, "-m", "mlflow", "server",
-        *(["--app-name", APP_NAME] if APP_NAME in names else []),
-        "--backend-store-uri", uri,
-        "--default-artifact-root", (store.absolute() / "mlartifacts").as_uri(),
-        "--host", HOST,
-        "--port", str(port),
-        "--workers", "1",
+        sys.executable, "-m", "mlflow", "server", "--app-name", APP_NAME,
+        "--backend-store-uri", uri, "--default-artifact-root", root,
+        "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip

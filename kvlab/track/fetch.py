@@ -9,18 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.errors import TrackingError, UsageError
+from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.track.connection import connect, redact_uri, translate_errors
-from kvlab.track.run_description import (
-    DAMAGED,
-    PARENT,
-    RECORD,
-    RECORD_DIGEST,
-    TIMINGS_DIGEST,
-)
+from kvlab.track.run_description import DAMAGED, PARENT, RECORD
 from kvlab.track.runs import iter_runs
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
 
     Raises:
         UsageError: MLflow has no such sweep, or has it from several stores.
-        TrackingError: MLflow cannot be reached, or lacks the sweep's description.
+        TrackingError: MLflow cannot be reached.
     """
     scheme, _, file = uri.partition(":///")
     if scheme == "sqlite" and not Path(file).exists():  # connecting would create it
@@ -50,60 +44,58 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
     client = connect(folder / "client", uri)
     store = Store(folder / "record")
     with translate_errors(uri):
-        experiment = _find_experiment(client, uri, sweep)
-        parent = _find_parent(client, uri, experiment, sweep, mirrored_by)
-        _fetch_sweep(client, uri, parent, sweep, store)
+        parent = _find_parent(client, uri, sweep, mirrored_by)
+        _fetch_sweep(client, parent, sweep, store)
         condition = f"tags.`kvlab.store` = '{parent.data.tags['kvlab.store']}'"
         runs: dict[str, Run] = {}  # one for each trial that was mirrored completely
-        for run in iter_runs(client, experiment, condition):
+        for run in iter_runs(client, parent.info.experiment_id, condition):
             if {"kvlab.trial", "kvlab.digest"} <= run.data.tags.keys():
                 runs.setdefault(run.data.tags["kvlab.trial"], run)
         with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
             list(pool.map(lambda run: _fetch_trial(client, run, store), runs.values()))
-        _mark_damaged(client, parent, store)
+        damaged = store.sweep_directory(sweep) / DAMAGED
+        for trial in json.loads(damaged.read_bytes()) if damaged.exists() else ():
+            result = store.trial_directory(str(trial)) / "result.json"
+            if not result.exists():
+                write_atomic(result, "damaged\n")
+        damaged.unlink(missing_ok=True)
     return store
 
 
-def _find_experiment(client: "MlflowClient", uri: str, sweep: str) -> str:
+def _find_parent(client: "MlflowClient", uri: str, sweep: str, mirrored_by: str | None) -> "Run":
+    """Return the sweep's own run, of the one store that ``mirrored_by`` matches."""
+    location = f"sweep = {sweep} in MLflow at {redact_uri(uri)}"
     experiment = client.get_experiment_by_name(sweep)
     if experiment is None or experiment.lifecycle_stage == "deleted":
         tags = (e.tags.get("kvlab.sweep") for e in client.search_experiments())
         names = ", ".join(sorted(name for name in tags if name)) or "it has none yet"
         text = f"sweep = {sweep} is not in MLflow at {redact_uri(uri)} ({names})"
         raise UsageError(f"{text}; `kvlab sync {sweep} --tracking-uri URI` puts it there")
-    return str(experiment.experiment_id)
-
-
-def _find_parent(
-    client: "MlflowClient", uri: str, experiment: str, sweep: str, mirrored_by: str | None
-) -> "Run":
-    """Return the sweep's own run, of the one store that ``mirrored_by`` matches."""
-    runs = iter_runs(client, experiment, f"tags.`kvlab.key` = '{PARENT}'")
-    by_store = {run.data.tags.get("kvlab.store", ""): run for run in runs}
+    runs = iter_runs(client, experiment.experiment_id, f"tags.`kvlab.key` = '{PARENT}'")
+    by_store = {
+        run.data.tags["kvlab.store"]: run for run in runs if "kvlab.digest" in run.data.tags
+    }
     matches = [store for store in by_store if store.startswith(mirrored_by or "")]
     if len(matches) == 1:
         return by_store[matches[0]]
-    location = f"sweep = {sweep} in MLflow at {redact_uri(uri)}"
     if not by_store:
-        raise UsageError(f"{location} has no run; `kvlab sync {sweep}` makes them again")
+        raise UsageError(f"{location} has no complete run; `kvlab sync {sweep}` makes them again")
     stores = ", ".join(sorted(store[:8] for store in by_store))
+    text = f"it comes from {len(matches)} stores"
     if mirrored_by:
         text = f"--mirrored-by = {mirrored_by} fits {len(matches)} of the stores"
-    else:
-        text = f"it comes from {len(matches)} stores"
     raise UsageError(f"{location}: {text} ({stores}); name one with --mirrored-by")
 
 
-def _fetch_sweep(client: "MlflowClient", uri: str, parent: "Run", sweep: str, store: Store) -> None:
-    if RECORD_DIGEST not in parent.data.tags:
-        text = f"sweep = {sweep} in MLflow at {redact_uri(uri)} was mirrored without its"
-        raise TrackingError(f"{text} description; `kvlab sync {sweep}` with this version adds it")
+def _fetch_sweep(client: "MlflowClient", parent: "Run", sweep: str, store: Store) -> None:
+    """Fetch the sweep's description, its timings and the list of damaged trials."""
     directory = store.sweep_directory(sweep)
     directory.mkdir(parents=True)
-    names = ["sweep.json", *([TIMINGS_FILE] if TIMINGS_DIGEST in parent.data.tags else [])]
-    for file in names:
-        path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{file}", str(directory))
-        write_atomic(directory / file, Path(path).read_bytes())
+    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, RECORD)}
+    for name in ("sweep.json", TIMINGS_FILE, DAMAGED):
+        if f"{RECORD}/{name}" in artifacts:
+            path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{name}", str(directory))
+            write_atomic(directory / name, Path(path).read_bytes())
     store.sweep(sweep)  # raises if it is another
 
 
@@ -114,17 +106,3 @@ def _fetch_trial(client: "MlflowClient", run: "Run", store: Store) -> None:
     for name in ("result.json", *DETAIL_FILES):
         if name in artifacts:
             client.download_artifacts(run.info.run_id, name, str(directory))
-
-
-def _mark_damaged(client: "MlflowClient", parent: "Run", store: Store) -> None:
-    """Mark results damaged that the mirrored store had and could not read."""
-    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, RECORD)}
-    if f"{RECORD}/{DAMAGED}" not in artifacts:
-        return
-    folder = store.path / DAMAGED
-    folder.mkdir()
-    path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{DAMAGED}", str(folder))
-    for trial in json.loads(Path(path).read_bytes()):
-        result = store.trial_directory(str(trial)) / "result.json"
-        if not result.exists():
-            write_atomic(result, "damaged\n")

@@ -46,9 +46,6 @@ PARENT = "parent"
 RECORD = "record"
 """Artifact folder of the parent run with the sweep's description; see `kvlab.track.fetch`."""
 
-RECORD_DIGEST, TIMINGS_DIGEST = "kvlab.record.digest", "kvlab.timings.digest"
-"""Tags of the parent run: sha256 of the description, and of `timings.json` if there is one."""
-
 DAMAGED = "damaged.json"
 """File in it that lists trials whose results could not be read."""
 
@@ -74,7 +71,7 @@ class RunDescription:
         key: names it within the sweep.
         name: for people.
         status: MLflow's.
-        started, finished: in ms since the epoch.
+        started, finished: in ms since the epoch; None while it runs.
         params, points, tags: as MLflow takes them.
         artifacts: pairs of folder inside the run and path relative to the trial's directory.
         dataset: name, digest, source and profile; None if the trial failed before it was known.
@@ -85,7 +82,7 @@ class RunDescription:
     name: str
     status: str
     started: int
-    finished: int
+    finished: int | None
     params: Mapping[str, str]
     points: tuple[MetricPoint, ...]
     tags: Mapping[str, str]
@@ -94,17 +91,10 @@ class RunDescription:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def ended(self) -> int | None:
-        """When the run ended, in ms; None while it runs."""
-        return None if self.status == "RUNNING" else self.finished
-
-    @property
     def shown(self) -> str:
         """The run's `hash_shown`; the last point of a metric is that of the highest step."""
-        last: dict[str, tuple[int, int, float]] = {}
-        for name, value, time, step in self.points:
-            last[name] = max(last.get(name, (step, time, value)), (step, time, value))
-        return hash_shown(self.params, {name: point[2] for name, point in last.items()})
+        points = sorted(self.points, key=lambda point: (point[3], point[2], point[1]))
+        return hash_shown(self.params, {name: value for name, value, _, _ in points})
 
     def digest(self, directory: Path) -> str:
         """Return the sha256 of the description and of the contents of its artifacts."""
@@ -132,42 +122,30 @@ def describe_run(
         directory: of the trial.
     """
     provenance = result["provenance"]
-    started = to_milliseconds(provenance["started"])
-    finished = to_milliseconds(provenance["finished"])
-    settings = {
+    started, finished = (to_milliseconds(provenance[end]) for end in ("started", "finished"))
+    params = {
         name if "." in name else f"experiment.{name}": value
         for name, value in flatten_settings(result["experiment"])
     }
-    factors = {factor_param(factor): level for factor, level in levels.items()}
-    params = {**settings, **factors, "seed": str(result["seed"])}
-    attempts = provenance.get("attempts")
+    params |= {factor_param(factor): level for factor, level in levels.items()}
+    params["seed"] = str(result["seed"])
     artifacts = [("", name) for name in ("result.json", *DETAIL_FILES)]
-    if attempts:
+    if attempts := provenance.get("attempts"):
         folder = f"attempts/{attempts}"
         artifacts += [(folder, f"{folder}/{name}") for name in ("log.txt", "traceback.txt")]
+    key = json.dumps([result["trial"], sorted(levels.items())])  # a trial may be of several cells
     return RunDescription(
-        key=run_key(result["trial"], levels),
-        name=run_name(sweep, levels, result["seed"]),
+        key=hashlib.sha256(key.encode()).hexdigest()[:HASH_DIGITS],
+        name=f"{cell_name(sweep, levels)} seed {result['seed']}",
         status={"done": "FINISHED", "pruned": "KILLED"}.get(result["status"], "FAILED"),
         started=started,
         finished=finished,
         params={name: truncate(value, MAX_PARAM_LENGTH) for name, value in params.items()},
         points=tuple(_metric_points(result, started, finished)),
-        tags=dict(_tags(sweep, levels, result)),
+        tags=_tags(sweep, levels, result),
         artifacts=tuple(one for one in artifacts if (directory / one[1]).exists()),
         dataset=_dataset(result),
     )
-
-
-def run_key(trial: str, levels: Mapping[str, str]) -> str:
-    """Return a run's key within its sweep; a trial may belong to several cells."""
-    text = json.dumps([trial, sorted(levels.items())])
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
-
-
-def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
-    """Return the settings of a cell and the seed, for people."""
-    return f"{cell_name(sweep, levels)} seed {seed}"
 
 
 def cell_name(sweep: Mapping[str, Any], levels: Mapping[str, str]) -> str:
@@ -198,22 +176,16 @@ def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int:
     """
     starts = []
     for trial in {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}:
-        with contextlib.suppress(OSError, ValueError, StoreError):  # damaged
-            started = _first_attempt_ms(store, trial)
-            if started is None and (result := store.result(trial)) is not None:
-                started = to_milliseconds(result["provenance"]["started"])
-            starts.append(started)
-    return min((start for start in starts if start is not None), default=0)
-
-
-def _first_attempt_ms(store: Store, trial: str) -> int | None:
-    """Return the time at the head of a trial's first log; a kill may have left a log empty."""
-    for number in store.attempts(trial):
-        with contextlib.suppress(OSError, ValueError):
-            path = store.attempt_directory(trial, number) / "log.txt"
-            head = read_regular(path, 100).decode(errors="replace")
-            return to_milliseconds(head.partition(" ")[0])
-    return None
+        with contextlib.suppress(StoreError):  # damaged
+            if (result := store.result(trial)) is not None:
+                starts.append(to_milliseconds(result["provenance"]["started"]))
+        for number in store.attempts(trial):
+            with contextlib.suppress(OSError, ValueError):  # a kill may have left a log empty
+                path = store.attempt_directory(trial, number) / "log.txt"
+                head = read_regular(path, 100).decode(errors="replace")
+                starts.append(to_milliseconds(head.partition(" ")[0]))
+                break
+    return min(starts, default=0)
 
 
 def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -265,33 +237,28 @@ def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> It
 
 def _tags(
     sweep: Mapping[str, Any], levels: Mapping[str, str], result: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+) -> dict[str, str]:
     provenance, error = result["provenance"], result.get("error") or {}
     data = provenance.get("data") or {}
     tags = {
         "kvlab.sweep": sweep["name"],
-        "kvlab.trial": result["trial"],
-        "kvlab.training": result["training"],
-        "kvlab.seed": result["seed"],
-        "kvlab.status": result["status"],
         "kvlab.cell": cell_name(sweep, levels),
-        "kvlab.commit": provenance.get("commit"),
-        "kvlab.dirty": provenance.get("dirty"),
-        "kvlab.device": provenance.get("device"),
-        "kvlab.attempts": provenance.get("attempts"),
+        **{f"kvlab.{key}": result[key] for key in ("trial", "training", "seed", "status")},
+        **{
+            f"kvlab.{key}": provenance.get(key) for key in ("commit", "dirty", "device", "attempts")
+        },
+        **{f"kvlab.error.{key}": error.get(key) for key in ("class", "type", "message")},
         "kvlab.timed_again": (result.get("timing") or {}).get("finished"),
         "kvlab.data.digest": data.get("digest"),
-        "kvlab.error.class": error.get("class"),
-        "kvlab.error.type": error.get("type"),
-        "kvlab.error.message": error.get("message"),
         "mlflow.source.git.commit": provenance.get("commit"),
         "mlflow.source.name": provenance.get("command"),
         "mlflow.source.type": "JOB",
     }
-    for name, value in tags.items():
-        if value is not None and value != "":
-            text = value if isinstance(value, str) else json.dumps(value)
-            yield name, truncate(text, MAX_TAG_LENGTH)
+    return {
+        name: truncate(value if isinstance(value, str) else json.dumps(value), MAX_TAG_LENGTH)
+        for name, value in tags.items()
+        if value not in (None, "")
+    }
 
 
 def _dataset(result: Mapping[str, Any]) -> dict[str, str] | None:

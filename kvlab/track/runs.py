@@ -44,13 +44,12 @@ class KnownRun:
 
     Attributes:
         id: MLflow's.
-        started, ended: in ms since the epoch.
+        ended: in ms since the epoch.
         shown: of its params and of the last values of its metrics; see `hash_shown`.
     """
 
     id: str
     status: str
-    started: int
     ended: int | None
     tags: Mapping[str, str]
     shown: str
@@ -70,16 +69,15 @@ class KnownRun:
             text = f"MLflow's run {info.run_id!a} has values of other types than were written"
             raise TrackingError(f"{text}; its database is damaged: delete it, then `kvlab sync`")
         shown = hash_shown(data.params, data.metrics)
-        return cls(info.run_id, info.status, info.start_time, info.end_time, data.tags, shown)
+        return cls(info.run_id, info.status, info.end_time, data.tags, shown)
 
 
-def iter_runs(
-    client: "MlflowClient", experiment: str, condition: str, order_by: list[str] | None = None
-) -> Iterator["Run"]:
+def iter_runs(client: "MlflowClient", experiment: str, condition: str) -> Iterator["Run"]:
     """Iterate over all runs of an experiment that fulfil an MLflow condition."""
+    order = ["attributes.start_time ASC"]
     yield from _read_pages(
         lambda token: client.search_runs(
-            [experiment], condition, max_results=1000, page_token=token, order_by=order_by
+            [experiment], condition, max_results=1000, page_token=token, order_by=order
         )
     )
 
@@ -107,19 +105,13 @@ class ExperimentRuns:
     experiment: str
     store_id: str
 
-    def find(
-        self, *, key: str | None = None, status: str | None = None
-    ) -> dict[str, list[KnownRun]]:
+    def find(self, key: str | None = None) -> dict[str, list[KnownRun]]:
         """Return runs by key. A kill may have left several of one key."""
         condition = f"tags.`kvlab.store` = '{self.store_id}'"
         if key is not None:
             condition += f" and tags.`kvlab.key` = '{key}'"
-        if status is not None:
-            condition += f" and attributes.status = '{status}'"
         runs: dict[str, list[KnownRun]] = {}
-        for run in iter_runs(
-            self.client, self.experiment, condition, ["attributes.start_time ASC"]
-        ):
+        for run in iter_runs(self.client, self.experiment, condition):
             runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(KnownRun.of(run))
         return runs
 
@@ -149,7 +141,7 @@ class ExperimentRuns:
         kept: KnownRun | None = None
         for run in existing:
             is_same = (run.tags.get("kvlab.digest"), run.shown, run.status) == shown
-            is_same = is_same and (run.ended == description.ended or not description.started)
+            is_same = is_same and (run.ended == description.finished or not description.started)
             if is_same and kept is None:
                 kept = run
             else:
@@ -180,8 +172,8 @@ class ExperimentRuns:
             some_params = params[number * PARAMS_PER_BATCH :][:PARAMS_PER_BATCH]
             last = [RunTag("kvlab.digest", digest)] if number == batches - 1 else []
             client.log_batch(run.id, some_points, some_params, last)
-        if description.ended is not None:
-            client.set_terminated(run.id, description.status, description.ended)
+        if description.finished is not None:
+            client.set_terminated(run.id, description.status, description.finished)
         return run, True
 
     def log_models(self, store: Store, runs: Sequence[KnownRun]) -> int:

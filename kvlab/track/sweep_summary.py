@@ -37,12 +37,9 @@ def measure_sweep(study: Study) -> dict[str, float]:
         has no value yet is left out.
     """
     counts = study.status_counts
-    metrics: dict[str, float | None] = {
-        f"sweep/trials_{status}": float(counts[status]) for status in ("done", "failed", "diverged")
-    }
-    metrics["sweep/trials_missing"] = float(counts["missing"] + counts["damaged"])
-    if counts["pruned"]:
-        metrics["sweep/trials_pruned"] = float(counts["pruned"])
+    statuses = ("done", "failed", "diverged", *(["pruned"] if counts["pruned"] else []))
+    metrics: dict[str, float | None] = {f"sweep/trials_{one}": counts[one] for one in statuses}
+    metrics["sweep/trials_missing"] = counts["missing"] + counts["damaged"]
     metric = study.primary_metric
     if (best := find_best_cell(study)) is not None:
         metrics[f"sweep/best_{metric}"] = study.ranked_means(metric)[best]
@@ -73,9 +70,8 @@ def _cells_within_noise(study: Study) -> Iterator[Levels]:
     References are among them. With one seed nothing has an interval, so there is no other. A
     search has no such cells: its trials are suggestions.
     """
-    if study.search is not None:
-        return
-    if study.is_untrained or not study.values(study.baseline, study.primary_metric):
+    is_compared = study.search is None and not study.is_untrained
+    if not is_compared or not study.values(study.baseline, study.primary_metric):
         return
     yield from study.estimand.references
     for levels, found in study.comparisons.items():
@@ -127,18 +123,6 @@ _COLUMNS = ("kv/bytes", "speed/tpot_ms_p50")
 """Metrics beside the quality that the sweep decides by."""
 
 
-def sweep_settings(sweep: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the params by which the runs of a sweep differ.
-
-    They are its factors; of a search, the settings that its points set.
-    """
-    if (sweep.get("search") or {}) or tuple(sweep["factors"]) == (SEARCH_FACTOR,):
-        patches = (sweep.get("patches") or {}).get(SEARCH_FACTOR, {}).values()
-        settings = tuple(dict.fromkeys(name for patch in patches for name in patch))
-        return settings or (SEARCH_FACTOR,)
-    return tuple(factor_param(factor) for factor in sweep["factors"])
-
-
 def experiment_tags(sweep: Mapping[str, Any], metric: str) -> dict[str, str]:
     """Return the tags that make MLflow's page open on a sweep's runs.
 
@@ -146,11 +130,15 @@ def experiment_tags(sweep: Mapping[str, Any], metric: str) -> dict[str, str]:
         sweep: contents of `sweep.json`.
         metric: of the record, that the sweep decides by.
     """
+    settings = [factor_param(factor) for factor in sweep["factors"]]
+    if settings == [SEARCH_FACTOR]:  # what the points of the search set
+        patches = (sweep.get("patches") or {}).get(SEARCH_FACTOR, {}).values()
+        settings = list(dict.fromkeys(name for patch in patches for name in patch)) or settings
     quality = tracked_name(metric)[0]
     is_higher_better = METRICS[metric].better == "higher"
     metrics = [f"metrics.`{name}`" for name in (quality, *_COLUMNS)]
-    params = [f"params.`{name}`" for name in sweep_settings(sweep)[:MAX_FACTOR_COLUMNS]]
-    columns = [*params, "params.`seed`", *metrics]
+    params = [f"params.`{name}`" for name in (*settings[:MAX_FACTOR_COLUMNS], "seed")]
+    columns = [*params, *metrics]
     trials: dict[str, Any] = {
         "orderByKey": metrics[0],
         "orderByAsc": not is_higher_better,
@@ -169,6 +157,7 @@ def experiment_tags(sweep: Mapping[str, Any], metric: str) -> dict[str, str]:
         "groupBy": {"aggregateFunction": "average", "groupByKeys": keys},
     }
     return {
+        "kvlab.sweep": sweep["name"],
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.experiment.primaryMetric.name": quality,
         "mlflow.experiment.primaryMetric.greaterIsBetter": json.dumps(is_higher_better),

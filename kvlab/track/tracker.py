@@ -83,20 +83,15 @@ class Tracker:
             own = self._describe_parent(sweep, study)
             folder = self._store.sweep_directory(sweep_name)
             parent, is_new = mirrored.write(own, folder, runs.pop(described.PARENT, []))
-            written, unchanged = 0, 0
+            is_written = []
             for run in self._describe_runs(sweep):
                 directory = self._store.trial_directory(run.tags["kvlab.trial"])
                 existing = runs.pop(run.key, [])
-                _, is_written = mirrored.write(run, directory, existing, parent.id)
-                written += is_written
-                unchanged += not is_written
+                is_written.append(mirrored.write(run, directory, existing, parent.id)[1])
             stale = [run for group in runs.values() for run in group]
             for one in stale:
                 self._client.delete_run(one.id)
-            tags = {
-                "kvlab.sweep": sweep_name,
-                **sweep_summary.experiment_tags(sweep, study.primary_metric),
-            }
+            tags = sweep_summary.experiment_tags(sweep, study.primary_metric)
             if report is not None:
                 states = own.tags["kvlab.states"]
                 tags[NOTE] = self._log_report(parent, sweep, states, Path(report))
@@ -106,6 +101,8 @@ class Tracker:
             for name, value in tags.items():
                 if shown.get(name) != value:
                     self._client.set_experiment_tag(mirrored.experiment, name, value)
+        written = sum(is_written)
+        unchanged = len(is_written) - written
         return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))
 
     def log_models(self, sweep_name: str) -> int:
@@ -114,14 +111,9 @@ class Tracker:
         Raises:
             TrackingError: MLflow cannot be reached or refuses.
         """
-        self._store.sweep(sweep_name)  # raises if it is unknown
         with self._open_runs(sweep_name) as mirrored:
-            runs = mirrored.find()
-            if not runs.pop(described.PARENT, []):
-                return 0
-            return mirrored.log_models(
-                self._store, [run for group in runs.values() for run in group]
-            )
+            runs = [run for group in mirrored.find().values() for run in group]
+            return mirrored.log_models(self._store, runs)
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.
@@ -132,42 +124,18 @@ class Tracker:
         """
         sweep = self._store.sweep(sweep_name)
         with self._open_runs(sweep_name) as mirrored:
-            parents = mirrored.find(key=described.PARENT).get(described.PARENT, [])
-            if not parents:
-                own = self._describe_parent(sweep, Study.load(self._store, sweep_name))
-                folder = self._store.sweep_directory(sweep_name)
-                parents = [mirrored.write(own, folder, [])[0]]
+            parents = mirrored.find(described.PARENT).get(described.PARENT, [])
             directory = self._store.trial_directory(trial_id)
-            for run in self._describe_runs(sweep, trial_id):
-                known = mirrored.find(key=run.key).get(run.key, [])
+            for run in self._describe_runs(sweep, trial_id) if parents else ():
+                known = mirrored.find(run.key).get(run.key, [])
                 mirrored.write(run, directory, known, parents[0].id)
-
-    def close_zombies(self) -> int:
-        """Terminate this store's runs whose sweep no driver runs; return how many they were."""
-        closed = 0
-        with self._exclusive():
-            for experiment in self._client.search_experiments():
-                sweep = experiment.tags.get("kvlab.sweep")
-                if sweep is None or self._store.is_driven(sweep):
-                    continue
-                mirrored = ExperimentRuns(self._client, experiment.experiment_id, self._store_id)
-                running = mirrored.find(status="RUNNING")
-                for run in (run for group in running.values() for run in group):
-                    # A time from the record; `mirror` writes the run again if the result is there.
-                    self._client.set_terminated(run.id, "KILLED", run.started)
-                    closed += 1
-        return closed
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the store's MLflow lock, with MLflow's errors translated."""
-        with connection.hold_mlflow_lock(self._store.path), connection.translate_errors(self.uri):
-            yield
+        if not parents:
+            self.mirror(sweep_name)
 
     @contextmanager
     def _open_runs(self, sweep: str) -> Iterator[ExperimentRuns]:
         """Yield the runs of a sweep's experiment, which is created or restored if necessary."""
-        with self._exclusive():
+        with connection.hold_mlflow_lock(self._store.path), connection.translate_errors(self.uri):
             experiment = self._client.get_experiment_by_name(sweep)
             if experiment is None:
                 folder = self._store.path / "mlartifacts" / sweep
@@ -186,29 +154,18 @@ class Tracker:
         states = Counter(statuses.values())
         summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         started = described.find_start_ms(self._store, sweep)
-        ends = (
-            described.to_milliseconds(r["provenance"]["finished"])
-            for r in self._store.results(name)
-        )
-        finished = max(ends, default=started)
+        moments = (one["provenance"]["finished"] for one in self._store.results(name))
+        finished = max(map(described.to_milliseconds, moments), default=started)
         status = "FAILED" if states.get("failed") else "FINISHED"
         if states.get("missing") or states.get("damaged"):
             status = "RUNNING" if self._store.is_driven(name) else "KILLED"
-        directory = self._store.sweep_directory(name)
         texts = {"sweep.json": seal_json(sweep).decode()}
-        tags = {described.RECORD_DIGEST: hashlib.sha256(texts["sweep.json"].encode()).hexdigest()}
+        directory = self._store.sweep_directory(name)
         if read_timings(directory):  # there and intact
             texts[TIMINGS_FILE] = read_regular(directory / TIMINGS_FILE).decode()
-            tags[described.TIMINGS_DIGEST] = hashlib.sha256(
-                texts[TIMINGS_FILE].encode()
-            ).hexdigest()
         if damaged := [trial for trial, state in statuses.items() if state == "damaged"]:
             texts[described.DAMAGED] = json.dumps(damaged)
-        if (best := sweep_summary.find_best_cell(study)) is not None:
-            tags["kvlab.best"] = described.cell_name(
-                sweep, dict(zip(study.factors, best, strict=True))
-            )
-        tags |= {
+        tags = {
             "kvlab.sweep": name,
             "kvlab.states": summary,
             "kvlab.seeds": json.dumps(sweep["seeds"]),
@@ -219,16 +176,18 @@ class Tracker:
             "mlflow.source.type": "JOB",
             NOTE: sweep_summary.describe_sweep(sweep, summary, None),
         }
+        if (best := sweep_summary.find_best_cell(study)) is not None:
+            levels = dict(zip(study.factors, best, strict=True))
+            tags["kvlab.best"] = described.cell_name(sweep, levels)
+        metrics = sweep_summary.measure_sweep(study)
         return described.RunDescription(
             key=described.PARENT,
             name=name,
             status=status,
             started=started,
-            finished=finished,
+            finished=None if status == "RUNNING" else finished,
             params={},
-            points=tuple(
-                (key, x, finished, 0) for key, x in sweep_summary.measure_sweep(study).items()
-            ),
+            points=tuple((key, value, finished, 0) for key, value in metrics.items()),
             tags={
                 key: described.truncate(text, described.MAX_TAG_LENGTH)
                 for key, text in tags.items()
@@ -242,20 +201,17 @@ class Tracker:
     def _describe_runs(
         self, sweep: Mapping[str, Any], only: str | None = None
     ) -> Iterator[described.RunDescription]:
-        """Iterate over the runs of every cell and seed with a readable result, each key once."""
-        keys = set()
+        """Iterate over the runs of every cell and seed with a readable result."""
         timings = self._store.timings(sweep["name"])
         for cell in list_cells(sweep):
             for trial in cell["trials"].values():
-                key = described.run_key(trial, cell["levels"])
-                if key in keys or (only is not None and trial != only):
+                if only not in (None, trial):
                     continue
                 try:
                     result = self._store.result(trial, timings)
                 except StoreError:  # damaged, so the trial will run again
                     continue
                 if result is not None:
-                    keys.add(key)
                     directory = self._store.trial_directory(trial)
                     yield described.describe_run(sweep, cell["levels"], result, directory)
 

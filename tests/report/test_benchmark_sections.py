@@ -4,12 +4,9 @@ import pytest
 
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_plots import benchmark_figures, benchmark_lines, roofline_figure
-from kvlab.report.formatting import format_ratio
-from kvlab.report.report_files import make_document
-from kvlab.report.sections import SECTIONS
-from kvlab.report.sections.speed import report_benchmark_curves, report_roofline, report_speed
+from kvlab.report.sections.speed import report_roofline
 from kvlab.spec import ServingConfig, load_served_model
-from tests.report.reading import figures, load, tables
+from tests.report.reading import load, tables
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
@@ -85,27 +82,6 @@ def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
     assert len(benchmark_lines(study, 2)[1]) == 2
 
 
-def test_every_curve_is_drawn(study):
-    section = report_benchmark_curves(study)
-    drawn = figures(section)
-    assert list(drawn) == [
-        "first-token", "token-by-context", "token-without-cache", "throughput-by-batch",
-    ]  # fmt: skip
-    layers = {layer.name: layer for layer in drawn["token-without-cache"].plot.layers}
-    assert layers["mqa, no cache"].dashed
-    assert [point.x for point in layers["mqa, no cache"].points] == [64, 128]
-    assert [point.y for point in layers["mqa"].points] == pytest.approx([0.525, 0.525])
-
-
-def test_the_sections_name_ceilings_shares_and_kernels(study):
-    rows = table(report_roofline(study), "roofline")
-    assert [row["cell"] for row in rows] == ["baseline", "trained", "mqa"]
-    assert rows[0]["measured (ms)"] == pytest.approx(1.05)
-    assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(40.0), "memory")
-    assert "1.00 GB/s" in report_roofline(study).contents[0].spans[0]
-    assert "cpu_tiled, flash_attention" in report_speed(study).contents[0].spans[0]
-
-
 def test_the_roofline_says_from_where_on_a_layout_pays(study):
     """MQA reads a twelfth of the K/V; its K and V weights are a twelfth, too, and save nearly a
     tenth of all bytes at any context: found by hand at the two neighbours of each limit."""
@@ -135,13 +111,3 @@ def test_one_place_makes_no_curve():
     alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
     assert list(benchmark_figures(alone)) == []
     assert roofline_figure(alone, {}) is None
-
-
-def test_where_nothing_is_trained_no_loss_is_compared(study):
-    made = make_document(study).sections
-    assert not [name for name in made if SECTIONS[name].compares_quality]
-    assert {"answer", "memory", "speed", "roofline"} <= made.keys()
-    text = "".join(str(span) for part in made["answer"].contents for span in part.spans)
-    assert "baseline's cache holds 1 MiB" in text
-    assert f"'mqa') {format_ratio(4)}" in text.replace('"', "'")
-    assert "nats" not in text, "losses of untrained weights are not for conclusions"

@@ -48,25 +48,15 @@ def near(text, expected):
 # Heads without their unit -> a metric and a factor: the cell's mean over seeds, beside its spread.
 MEANS = {
     ("kv-dtype", "loss change"): ("kv_dtype_loss_change", 1),
-    ("serving-kl-positions", "8/8"): ("serving_kl_part8", 1),
     ("serving-top-positions", "8/8"): ("serving_top_changed_part8", 100),
     ("reuse", "hit rate"): ("reuse_hit_rate", 100),
-    ("reuse", "FLOPs saved"): ("reuse_flops_saved", 100),
     ("reuse", "warm"): ("reuse_warm_ttft_ms", 1),
-    ("reuse", "cold"): ("reuse_cold_ttft_ms", 1),
     ("reuse", "reuse gap"): ("reuse_gap", 1),
-    ("reuse", "KL(cold || warm)"): ("reuse_kl", 1),
-    ("quantized-training", "speed"): ("training_tokens_per_second", 1),
     ("quantized-training", "peak memory"): ("training_peak_bytes", 2**-20),
-    ("speed", "first token"): ("ttft_ms", 1),
-    ("speed", "per token p50"): ("tpot_ms_p50", 1),
     ("speed", "per token p95"): ("tpot_ms_p95", 1),
-    ("speed", "per token p99"): ("tpot_ms_p99", 1),
     ("speed", "per token, no cache"): ("tpot_ms_uncached_p50", 1),
     ("speed", "tokens/s, largest batch"): ("tokens_per_second", 1),
-    ("recall", "near"): ("recall_acc_near", 100),
     ("recall", "far"): ("recall_acc_far", 100),
-    ("positions", "8/8"): ("loss_part8", 1),
     ("positions", "beyond"): ("loss_beyond", 1),
 }
 
@@ -88,8 +78,6 @@ CELLS = {
     ("ablation", "change in parameters"): lambda c: -0.03 * ("mqa" in c.values()),
     ("ablation", "serving gap"): lambda c: average(c, "serving_gap"),
     ("cells", "perplexity"): lambda c: math.exp(average(c, "loss_served")),
-    ("cells", "smaller"): smaller,
-    ("pareto", "served loss"): lambda c: average(BASE, "loss_served") + difference(c),
     ("serving-gap", "smallest gap"): lambda c: min(values(c, "serving_gap").values()),
     ("serving-gap", "largest gap"): lambda c: max(values(c, "serving_gap").values()),
     ("kv-dtype", "logit error, rms"): lambda c: average(c, "kv_dtype_logit_rms"),
@@ -100,8 +88,6 @@ CELLS = {
     ("memory", "peak with cache"): lambda c: average(c, "peak_bytes_cached"),
     ("memory", "activations"): lambda c: max(values(c, "peak_bytes_activations").values()),
     ("speed", "disturbed"): lambda c: int(0 in values(c, "loss")),
-    ("roofline", "K/V read"): lambda _: 10**5,
-    ("roofline", "MBU"): lambda _: 40.0,
     ("roofline", "measured"): lambda c: mean(
         1000 * RECORD.seconds(c, seed) for seed in values(c, "loss")
     ),

@@ -21,6 +21,7 @@ FACTORS = {
     "position": ("learned", "rope"),
     "sharing": ("none", "trained", "tied"),
 }
+RECORD = Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3)
 HEAD = """\
 articles:
 - article: Caches
@@ -50,7 +51,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "sweeps/later.yaml").write_text("question: And later?\n")
     (tmp_path / "sweeps/README.md").write_text(TABLE)
     monkeypatch.chdir(tmp_path)
-    write_record(tmp_path, Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3))
+    write_record(tmp_path, RECORD)
     return tmp_path
 
 
@@ -105,15 +106,13 @@ def test_a_claim_holds_only_where_its_verdict_shows_it(project):
         "holds", "holds", "holds", "does not hold", "does not hold"
     ]  # fmt: skip
     assert [row[0] for row in rows] == ["It is so.", "", "", "", ""]
-    noisy = Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0)
-    write_record(project, noisy)
+    write_record(project, Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0))
     (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
     assert row[1] == "undecided"
 
 
 def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(project):
-    record = Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3)
-    write_record(project, record, decide={"margin": 0.05, "claims": ["sharing=trained"]})
+    write_record(project, RECORD, decide={"margin": 0.05, "claims": ["sharing=trained"]})
     rows = find_rows(
         project,
         "{record: made, effect: heads=mqa, holds: bounded}",
@@ -124,8 +123,7 @@ def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(project):
     assert [row[1].partition(":")[0] for row in rows] == [
         "explored only", "**holds**", "explored only", "explored only"
     ]  # fmt: skip
-    one_seed = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    write_record(project, one_seed)
+    write_record(project, Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)))
     (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
     assert (row[1], row[4], row[6]) == ("explored only", "\N{EN DASH}", "1")
 
@@ -151,30 +149,22 @@ def test_a_cell_is_judged_against_its_reference(project):
 
 
 def test_figures_of_articles_are_compared_with_exact_ones(project):
-    rows = find_rows(
-        project,
-        "{record: made, quantity: kv_bytes_storage, says: 1.04e6}",
-        "{record: made, quantity: kv_bytes_storage, says: 1.1e6}",
-        "{record: made, quantity: kv_bytes_storage, cell: {heads: mqa}, smaller_than: {heads: mha},"
-        " says: 4}",
-        '{formula: "GPT-3 175B at 1,024 tokens, baseline"}',
-        "{record: made, quantity: kv_bytes_storage, says: 1e6}",
-        "{record: made, quantity: kv_bytes_storage, cell: {heads: mqa}, smaller_than: {heads: mha},"
-        " says: 3.82}",
-        '{formula: "30B, 128 sequences of 2,048 tokens"}',
-    )
-    verdicts = [row[1].strip("*") for row in rows]
-    assert verdicts[:3] == ["holds", "does not hold", "holds"]
-    assert verdicts[3:5] == ["holds", "holds"], "4.5 GiB and 1 MiB: its units may be binary"
-    assert verdicts[5:] == ["does not hold"] * 2, "a ratio has no unit; twice the right number"
+    stored = "record: made, quantity: kv_bytes_storage"
+    ratio = f"{stored}, cell: {{heads: mqa}}, smaller_than: {{heads: mha}}"
+    answers = {
+        f"{stored}, says: 1.04e6": "holds",
+        f"{stored}, says: 1.1e6": "does not hold",
+        f"{ratio}, says: 4": "holds",
+        'formula: "GPT-3 175B at 1,024 tokens, baseline"': "holds",  # 4.5 GiB
+        f"{stored}, says: 1e6": "holds",  # 1 MiB: units of bytes may be binary
+        f"{ratio}, says: 3.82": "does not hold",  # a ratio has no unit
+        'formula: "30B, 128 sequences of 2,048 tokens"': "does not hold",  # it is twice as much
+    }
+    rows = find_rows(project, *(f"{{{answer}}}" for answer in answers))
+    assert [row[1].strip("*") for row in rows] == list(answers.values())
     assert rows[0][3:5] == ["1,048,576 bytes (1 MiB)", "exact"]
     assert rows[2][3] == "4.00\N{MULTIPLICATION SIGN} smaller"
     assert rows[3][3] == "4,831,838,208 bytes (4.5 GiB)"
-
-
-def test_a_claim_without_an_answer_is_not_run(project):
-    (row,) = find_rows(project, claim="  - {claim: It is so., note: It needs a GPU.}")
-    assert row[:2] == ["It is so. *It needs a GPU.*", "not run"]
 
 
 def test_the_error_budget_names_sweeps_that_share_trainings(project):
@@ -195,8 +185,7 @@ def test_pages_follow_the_record_and_check_fails_until_they_do(project, capsys):
     assert main(["findings"]) == 0
     assert main(["findings", "--check"]) == 0
     before = (project / "reports/FINDINGS.md").read_text()
-    changed = Record(factors=FACTORS, seeds=SEEDS, effects={**EFFECTS, "mqa": 0.0}, noise=1e-3)
-    write_record(project, changed)
+    write_record(project, replace(RECORD, effects={**EFFECTS, "mqa": 0.0}))
     capsys.readouterr()
     assert main(["findings", "--check"]) == 1
     assert capsys.readouterr().out.count("run `kvlab findings`") == 2
@@ -257,7 +246,9 @@ def test_what_no_record_has_is_refused_with_its_place(project, capsys, answer, c
     assert message in line
 
 
-def test_a_note_has_no_figures(project, capsys):
+def test_a_claim_without_an_answer_is_not_run_and_its_note_has_no_figures(project, capsys):
+    (row,) = find_rows(project, claim="  - {claim: It is so., note: It needs a GPU.}")
+    assert row[:2] == ["It is so. *It needs a GPU.*", "not run"]
     claim = "  - {claim: It takes 6.6 MB., note: It is 6.3 MB.}\n"
     (project / "reports/claims.yaml").write_text(HEAD + claim)
     assert main(["findings"]) == 2

@@ -6,12 +6,12 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
-from kvlab.report.document import EMPTY_CELL, Figure, Line, Strong, Table
-from kvlab.report.overview import ablation_table, report_overview, select_cells, write_lead
+from kvlab.report.document import Figure, Line, Strong, Table
+from kvlab.report.overview import report_overview, select_cells, write_lead
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.studies.null_answers import write_sentences
-from tests.support.record_factory import TIED_GAP, Record, no_learned_hybrid
+from tests.support.record_factory import Record, no_learned_hybrid
 
 HEADS = {"heads": ("mha", "mqa")}
 MARGIN = 0.05
@@ -19,22 +19,6 @@ MARGIN = 0.05
 
 def contents(study, kind):
     return {c.name: c for c in report_overview(study) if isinstance(c, kind)}
-
-
-def test_the_ablation_has_each_cell_against_its_reference(tmp_path):
-    factors = {**HEADS, "sharing": ("none", "tied")}
-    study = load(Record(factors=factors, seeds=tuple(range(6))), tmp_path)
-    base, tied, mqa, both = ablation_table(study).rows
-    titles = [column.title for column in ablation_table(study).columns]
-    at = {title: titles.index(title) for title in ("verdict", "smaller", "parameters")}
-    assert base.cells[2:5] == (EMPTY_CELL,) * 3
-    found = study.comparisons[("mqa", "none")]
-    assert mqa.cells[2].value == found.value == pytest.approx(0.1, abs=0.02)
-    assert mqa.cells[3].csv == (found.low, found.high)
-    assert mqa.cells[at["verdict"]].text == "worse"
-    assert [row.cells[at["smaller"]].value for row in (mqa, both)] == [4.0, 8.0]
-    assert mqa.cells[at["parameters"]].value == pytest.approx(-0.03)
-    assert tied.cells[-1].value == pytest.approx(TIED_GAP), "the serving gap"
 
 
 def test_of_many_cells_the_ablation_keeps_the_baseline_and_the_front(tmp_path):

@@ -1,12 +1,10 @@
 """Fronts and budgets, against a slow definition and on numbers that can be done by hand."""
 
 import random
-from statistics import mean
 
 import pytest
 
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
-from kvlab.report.table_columns import interval_scope
 from tests.report.reading import load, markdown
 from tests.support.record_factory import Record, SizedRecord
 
@@ -161,47 +159,3 @@ def test_cells_on_the_front_by_chance_are_marked(tmp_path):
     }
     assert front["f"] == front["e"] == front["b"] == set(), "better than every smaller cell"
     assert all(rivals and rivals <= set("cde") for cell, rivals in front.items() if cell in "acd")
-
-
-@pytest.mark.parametrize("combined", [False, True])
-def test_a_cell_that_is_a_levels_effect_has_its_interval(tmp_path, combined):
-    """Each level alone beside the baseline, and with `combined` all levels together."""
-    factors = {
-        "heads": ("mha", "mqa"),
-        "position": ("learned", "rope"),
-        "sharing": ("none", "tied"),
-    }
-
-    def exclude(levels):
-        changed = sum(levels[factor] != first for factor, (first, _) in factors.items())
-        return changed > 1 and not (combined and changed == 3)
-
-    record = Record(factors=factors, exclude=exclude, noise=0.03, seeds=(0, 1, 2, 3))
-    found = load(record, tmp_path)
-    assert len(found.cells) == 4 + combined
-    for effect in found.effects("loss_served"):
-        (cell,) = (levels for levels, weight in effect.weights.items() if weight > 0)
-        if effect.name == "position=rope":  # it saves no byte
-            assert cell in found.estimand.references
-            continue
-        one = found.comparisons[cell]
-        assert (one.value, one.low, one.high) == (effect.value, effect.low, effect.high)
-        assert (one.verdict, one.seeds) == (effect.verdict, effect.seeds)
-    assert interval_scope(found) == ("both" if combined else "levels")
-
-
-def test_cells_of_a_factorial_are_compared_with_their_own_references(tmp_path):
-    """Rotary positions save no byte, so what has them is compared with them alone."""
-    record = Record(noise=0.02)
-    found = load(record, tmp_path)
-    learned, rope = ("mha", "learned", "global", "none"), ("mha", "rope", "global", "none")
-    assert found.estimand.references == (learned, rope)
-    assert found.comparisons.keys() == found.cells.keys() - {learned, rope}
-    for levels, one in found.comparisons.items():
-        assert one.reference == (rope if levels[1] == "rope" else learned)
-        assert one.effect is None, "a factorial's effects are over several settings"
-        cells = [dict(zip(record.factors, c, strict=True)) for c in (levels, one.reference)]
-        new, old = ([record.measurements(c, n)["loss_served"] for n in (0, 1, 2)] for c in cells)
-        assert one.value == pytest.approx(mean(new) - mean(old))
-        is_of_equal_weights = levels[0] == "mha" and levels[2:] == ("global", "tied")
-        assert one.has_interval == (not is_of_equal_weights)

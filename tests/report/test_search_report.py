@@ -1,6 +1,5 @@
 """The report of a search: what it answers, and that nothing in it is false of a search."""
 
-import csv
 import re
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from kvlab.analysis.study import Study
 from kvlab.errors import StoreError, UsageError
 from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
-from kvlab.report.report_files import results_csv, write_report
+from kvlab.report.report_files import write_report
 from kvlab.report.sections import SEARCH_SECTIONS
 from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep
@@ -124,14 +123,6 @@ def test_a_search_without_an_answer_says_why(tmp_path, suggestions, search, word
     text = read(SearchRecord(suggestions=suggestions, search=search), tmp_path)
     assert words in section(text, "The answer")
     assert ("What to do next" in text) == ("stop_reason" in search)
-
-
-def test_rows_of_results_have_the_settings(study):
-    rows = list(csv.DictReader(results_csv(study).splitlines()))
-    names = ("setting.model.n_kv_head", "setting.training.learning_rate")
-    assert [tuple(row[name] for name in names) for row in rows[:3]] == [
-        ("", ""), ("2", "0.001"), ("2", "0.002"),
-    ]  # fmt: skip
 
 
 def test_what_a_table_of_sections_lacks_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from kvlab.report import write_report
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS, SectionEntry
 from kvlab.store.metrics import METRICS
-from tests.report.reading import load, markdown, rows, tables
+from tests.report.reading import load, markdown, rows
 from tests.support.record_factory import Record
 
 HEADS = {"heads": ("mha", "mqa")}
@@ -183,24 +183,3 @@ def test_a_sweep_that_decides_by_a_time_judges_no_disturbed_one(tmp_path):
     assert (effect.verdict, effect.has_interval) == ("not judged", False)
     compared = study.comparisons["mqa",]
     assert (compared.verdict_name, compared.has_interval) == ("disturbed", False)
-
-
-def test_the_dtype_of_the_cache_stands_beside_what_training_read(tmp_path):
-    class Coarse(Record):
-        def measurements(self, levels, seed):
-            changes = {"kv_dtype_loss_change": 1e-3, "kv_dtype_logit_rms": 0.1}
-            return super().measurements(levels, seed) | changes
-
-        def result(self, levels, seed, status):
-            found = super().result(levels, seed, status)
-            found["experiment"]["serving"] = {"kv_dtype": "int4", "kv_group": 8}
-            if "mqa" in levels.values():
-                found["experiment"]["training"] |= {"kv_dtype": "kivi2", "kv_residual": 16}
-            return found
-
-    study = load(Coarse(factors=HEADS), tmp_path)
-    table = tables(SECTIONS["serving-gap"].make(study))["kv-dtype"]
-    assert [tuple(part.text for part in row.cells[1:3]) for row in table.rows] == [
-        ("int4, groups of 8", "exact K and V"),
-        ("int4, groups of 8", "kivi2, newest 16 in full"),
-    ]

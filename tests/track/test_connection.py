@@ -51,12 +51,9 @@ def test_a_database_of_another_version_is_named_with_the_way_out(tmp_path, mlflo
     shutil.copyfile(mlflow_template(), path)
     with sqlite3.connect(path) as database:
         database.execute("update alembic_version set version_num = '451aebb31d03'")
-    expected = (
-        rf"another MLflow version \(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}`"
-    )
-    with pytest.raises(TrackingError, match=expected) as caught:
+    expected = rf"\(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}` .* delete it"
+    with pytest.raises(TrackingError, match=expected):
         Tracker(tmp_path)
-    assert "delete it: `kvlab sync` makes" in str(caught.value)
 
 
 def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.errors import StoreError, TrackingError, UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.report import write_report
 from kvlab.store.timings import TimedTrial, TimingSession, write_timings
 from kvlab.track import Tracker, fetch_record
@@ -77,30 +77,35 @@ def test_times_that_were_taken_again_are_those_of_the_run_and_of_the_report(mirr
     assert rows.count('"timed_again": "2026-01-02T00:00:09Z"') == 3  # of two cells it is one
 
 
-def test_a_run_that_is_not_whole_is_missing(mirrored, tmp_path):
+@pytest.fixture
+def copy(mirrored, tmp_path):
+    """The mirrored store's MLflow again, free to be changed: its folder and its URI."""
     shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = store_client(tmp_path / "store")
-    run = next(r for r in store_runs(tmp_path / "store") if r.info.run_name == "trained seed 1")
-    client.delete_tag(run.info.run_id, "kvlab.digest")
-    store = fetch_record(f"sqlite:///{tmp_path}/store/mlflow.db", "made", tmp_path / "fetched")
-    trial = run.data.tags["kvlab.trial"]
-    assert store.status(trial) is None
+    return tmp_path / "store", f"sqlite:///{tmp_path}/store/mlflow.db"
+
+
+def run_called(store, name):
+    return next(run for run in store_runs(store) if run.info.run_name == name)
+
+
+def test_a_run_that_is_not_whole_is_missing(copy, tmp_path):
+    run = run_called(copy[0], "trained seed 1")
+    store_client(copy[0]).delete_tag(run.info.run_id, "kvlab.digest")
+    store = fetch_record(copy[1], "made", tmp_path / "fetched")
+    assert store.status(run.data.tags["kvlab.trial"]) is None
     assert sum(store.status(t) == "done" for t in store.sweep_trials("made")) > 3
 
 
-def test_several_stores_on_one_server(mirrored, tmp_path):
-    shutil.copytree(mirrored / "store", tmp_path / "store")
-    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+def test_several_stores_on_one_server(copy, tmp_path):
     other = Record(factors={"heads": ("mha", "mqa")}, seeds=(5,)).write(tmp_path / "other")
-    tracker = Tracker(other.path, uri)
-    tracker.mirror("made")
+    Tracker(other.path, copy[1]).mirror("made")
     with pytest.raises(UsageError, match="comes from 2 stores .* name one with --mirrored-by"):
-        fetch_record(uri, "made", tmp_path / "1")
+        fetch_record(copy[1], "made", tmp_path / "1")
     identity = (other.path / "tracking.id").read_text().strip()
-    fetched = fetch_record(uri, "made", tmp_path / "2", identity[:8])
+    fetched = fetch_record(copy[1], "made", tmp_path / "2", identity[:8])
     assert fetched.sweep("made")["seeds"] == [5]
     with pytest.raises(UsageError, match="--mirrored-by = zzz fits 0 of the stores"):
-        fetch_record(uri, "made", tmp_path / "3", "zzz")
+        fetch_record(copy[1], "made", tmp_path / "3", "zzz")
 
 
 def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
@@ -113,23 +118,17 @@ def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
     assert main(["report", "made", "--mirrored-by", "ab"]) == 2
 
 
-def test_what_an_older_version_mirrored_says_how_to_go_on(mirrored, tmp_path):
-    shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = store_client(tmp_path / "store")
-    parent = next(run for run in store_runs(tmp_path / "store") if run.info.run_name == "made")
-    client.delete_tag(parent.info.run_id, "kvlab.record.digest")
-    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
-    with pytest.raises(TrackingError, match="kvlab sync made"):
-        fetch_record(uri, "made", tmp_path / "fetched")
+def test_a_sweep_whose_own_run_is_not_whole_says_how_to_go_on(copy, tmp_path):
+    parent = run_called(copy[0], "made")
+    store_client(copy[0]).delete_tag(parent.info.run_id, "kvlab.digest")
+    with pytest.raises(UsageError, match="no complete run; `kvlab sync made`"):
+        fetch_record(copy[1], "made", tmp_path / "fetched")
 
 
 @pytest.mark.parametrize("trial", ["../../evil", "/etc/passwd", "0123456789abcdeg"])
-def test_names_from_a_server_never_become_paths(mirrored, tmp_path, trial):
-    shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = store_client(tmp_path / "store")
-    run = next(r for r in store_runs(tmp_path / "store") if r.info.run_name == "trained seed 1")
-    client.set_tag(run.info.run_id, "kvlab.trial", trial)
-    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+def test_names_from_a_server_never_become_paths(copy, tmp_path, trial):
+    run = run_called(copy[0], "trained seed 1")
+    store_client(copy[0]).set_tag(run.info.run_id, "kvlab.trial", trial)
     with pytest.raises((UsageError, StoreError), match="16 hex digits"):
-        fetch_record(uri, "made", tmp_path / "fetched")
+        fetch_record(copy[1], "made", tmp_path / "fetched")
     assert {path.name for path in tmp_path.iterdir()} == {"store", "fetched"}

@@ -10,12 +10,6 @@ RECORD = Record(factors={"sharing": ("none", "tied")}, seeds=(0,))
 """Two trials of one training."""
 
 
-def models(store):
-    client = store_client(store)
-    experiment = client.get_experiment_by_name("made").experiment_id
-    return client, client.search_logged_models([experiment])
-
-
 def test_models_are_logged_where_asked(tmp_path, mlflow_template, capsys):
     store = RECORD.write(tmp_path / "runs")
     shutil.copyfile(mlflow_template(), store.path / "mlflow.db")
@@ -24,12 +18,18 @@ def test_models_are_logged_where_asked(tmp_path, mlflow_template, capsys):
     (folder / "final").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "final" / "model.safetensors").write_bytes(b"weights")
+    client = store_client(store.path)
+
+    def models():
+        experiment = client.get_experiment_by_name("made").experiment_id
+        return client.search_logged_models([experiment])
+
     sync = ["sync", "made", "--store", str(store.path), "--no-report"]
     assert main(sync) == 0
-    assert models(store.path)[1] == [], "nobody asked"
+    assert models() == [], "nobody asked"
     assert main([*sync, "--models"]) == 0
     assert capsys.readouterr().out.endswith("0 written, 2 unchanged, 0 deleted, 1 model logged\n")
-    client, [model] = models(store.path)
+    [model] = models()
     assert (model.name, str(model.status)) == ("baseline seed 0", "READY")
     assert model.tags["kvlab.training"] == training
     assert {metric.key for metric in model.metrics} >= {"quality/loss", "quality/loss_served"}
@@ -45,5 +45,5 @@ def test_models_are_logged_where_asked(tmp_path, mlflow_template, capsys):
     assert "0 models logged" in capsys.readouterr().out
     client.delete_run(model.source_run_id)
     assert main([*sync, "--models"]) == 0
-    [again] = models(store.path)[1]
+    [again] = models()
     assert again.model_id != model.model_id, "its run was made anew"

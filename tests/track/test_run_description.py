@@ -11,13 +11,12 @@ from kvlab.store.metrics import METRICS
 from kvlab.track.run_description import DUPLICATES, RENAMED, SIZES, tracked_metrics, tracked_name
 from tests.support.record_factory import Record
 
-LEVELS = {"heads": "mqa"}
 PAGE = Path(kvlab.track.__file__).parent / "README.md"
 
 
 @pytest.fixture
 def result():
-    return Record(factors={"heads": ("mha", "mqa")}).result(LEVELS, 0, "done")
+    return Record(factors={"heads": ("mha", "mqa")}).result({"heads": "mqa"}, 0, "done")
 
 
 def test_every_metric_is_in_one_of_the_groups_and_no_two_share_a_name():
@@ -36,32 +35,26 @@ def test_the_page_lists_every_name_that_is_not_by_the_rule():
         assert f"`{name}`" in PAGE.read_text()
 
 
-def test_one_name_for_the_bytes_of_a_cache(result):
+def test_one_name_for_what_is_one_number(result):
     metrics = {name: value for name, value, _ in tracked_metrics(result)}
     same = [name for name, value in metrics.items() if value == result["kv"]["bytes_at_block_size"]]
     assert same == ["kv/bytes", "kv/bytes_read_per_token"], "what is read is another quantity"
     assert "quality/loss_paired" not in metrics
-
-
-def test_the_paired_loss_stays_where_it_is_another_number(result):
     result["measurements"] |= {"loss_tokens": 100, "served_tokens": 50, "loss_served": 5.0}
     metrics = {name: value for name, value, _ in tracked_metrics(result)}
     assert metrics["quality/loss_paired"] == 5.0 - result["measurements"]["serving_gap"]
 
 
-def test_parts_of_the_context_are_one_curve(result):
+def test_parts_of_the_context_and_turns_are_curves(result):
     result["measurements"] |= {f"loss_part{part}_served": 5.0 - part for part in range(1, 9)}
-    points = [(value, step) for name, value, step in tracked_metrics(result)
-              if name == "quality/loss_by_context_served"]  # fmt: skip
-    assert points == [(5.0 - part, part) for part in range(1, 9)]
-
-
-def test_turns_of_conversations_are_one_curve(result):
     result["measurements"] |= {f"reuse_hit_rate_turn{turn}": turn / 16 for turn in (1, 2, 10)}
     result["measurements"]["reuse_hit_rate"] = 0.5
-    points = [point for point in tracked_metrics(result) if point[0].startswith("reuse/")]
+    points = list(tracked_metrics(result))
+    assert [(value, step) for name, value, step in points
+            if name == "quality/loss_by_context_served"] == [
+        (5.0 - part, part) for part in range(1, 9)]  # fmt: skip
     curve = [("reuse/hit_rate_by_turn", turn / 16, turn) for turn in (1, 2, 10)]
-    assert points == [("reuse/hit_rate", 0.5, None), *curve]
+    assert [p for p in points if p[0][:6] == "reuse/"] == [("reuse/hit_rate", 0.5, None), *curve]
 
 
 def test_what_is_not_a_number_is_left_out(result):

@@ -40,12 +40,11 @@ def run(options: argparse.Namespace) -> None:
 def sync_sweeps(
     store: Store, names: list[str], uri: str | None, *, report: bool, models: bool = False
 ) -> list[MirrorSummary]:
-    """Mirror sweeps with their reports, and end runs whose driver died."""
+    """Mirror sweeps with their reports."""
     from kvlab.report import write_report
     from kvlab.track import Tracker
 
     tracker = Tracker(store.path, uri)
-    tracker.close_zombies()
     summaries = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
