@@ -98,9 +98,8 @@ class Tracker:
             elif is_new:
                 tags[NOTE] = own.tags[NOTE]
             shown = self._client.get_experiment(mirrored.experiment).tags
-            for name, value in tags.items():
-                if shown.get(name) != value:
-                    self._client.set_experiment_tag(mirrored.experiment, name, value)
+            for name, value in tags.items() - shown.items():
+                self._client.set_experiment_tag(mirrored.experiment, name, value)
         written = sum(is_written)
         unchanged = len(is_written) - written
         return MirrorSummary(sweep_name, mirrored.experiment, written, unchanged, len(stale))

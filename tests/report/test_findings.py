@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
+from kvlab.errors import SpecError
 from kvlab.report.findings import make_findings, read_studies
 from kvlab.spec.claims import load_claims
 from kvlab.store.record_archive import write_archive
@@ -42,6 +43,27 @@ TABLE = """\
 """
 
 
+def write_record(project, record, name="made", decide=None):
+    """Commit the record of a sweep with a margin of 0.05, as reports/NAME/record.tar.xz."""
+    path = project / "reports" / name / "record.tar.xz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store = record.write(project / f"runs-{name}-{len(list(project.iterdir()))}")
+    sweep = {**store.sweep(record.name), "decide": decide or {"margin": 0.05}, "name": name}
+    store.write_sweep(sweep)
+    write_archive(store, name, path)
+
+
+def read_record(folder, record, decide=None):
+    """Return the studies of a project with one record."""
+    write_record(folder, record, decide=decide)
+    return read_studies(folder / "reports", folder / "read")
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    return read_record(tmp_path_factory.mktemp("studies"), RECORD)
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Stand in a project with a sweep, its record and no page yet."""
@@ -50,45 +72,33 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "sweeps/made.yaml").write_text("question: What does a | cost?\n")
     (tmp_path / "sweeps/later.yaml").write_text("question: And later?\n")
     (tmp_path / "sweeps/README.md").write_text(TABLE)
+    write_claims(tmp_path / "reports", "{record: made, effect: heads=mqa, holds: bounded}")
     monkeypatch.chdir(tmp_path)
     write_record(tmp_path, RECORD)
     return tmp_path
 
 
-def write_record(project, record, name="made", decide=None, **changes):
-    """Commit the record of a sweep with a margin of 0.05, as reports/NAME/record.tar.xz."""
-    store = record.write(project / f"runs-{name}-{len(list(project.iterdir()))}")
-    sweep = {**store.sweep(record.name), "decide": decide or {"margin": 0.05}, **changes}
-    store.write_sweep({**sweep, "name": name})
-    path = project / "reports" / name / "record.tar.xz"
-    path.parent.mkdir(exist_ok=True)
-    write_archive(store, name, path)
-
-
-def find_rows(project, *answers, claim="  - claim: It is so."):
-    """Write claims with these answers; return the rows of the page as lists of cells."""
+def write_claims(folder, *answers, claim="  - claim: It is so."):
     text = "\n".join([claim, "    answers:" if answers else "", *(f"    - {a}" for a in answers)])
-    (project / "reports/claims.yaml").write_text(f"{HEAD}{text}\n")
-    claims, document = load_claims(project / "reports/claims.yaml")
-    folder = project / f"read-{len(list(project.iterdir()))}"
-    page = make_findings(claims, document, read_studies(project / "reports", folder))
+    (folder / "claims.yaml").write_text(f"{HEAD}{text}\n")
+
+
+def find_rows(folder, studies, *answers, claim="  - claim: It is so."):
+    """Write claims with these answers; return the rows of the page as lists of cells."""
+    write_claims(folder, *answers, claim=claim)
+    page = make_findings(*load_claims(folder / "claims.yaml"), studies)
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows[2:]]
-
-
-def read_study(project, name="made"):
-    folder = project / f"read-{len(list(project.iterdir()))}"
-    return read_studies(project / "reports", folder)[name]
 
 
 def number(text):
     return float(text.replace("\N{MINUS SIGN}", "-").split()[0].rstrip("\N{MULTIPLICATION SIGN}"))
 
 
-def test_an_effect_has_the_numbers_of_its_record(project):
-    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+def test_an_effect_has_the_numbers_of_its_record(tmp_path, studies):
+    (row,) = find_rows(tmp_path, studies, "{record: made, effect: heads=mqa, holds: bounded}")
     claim, verdict, compared, figure, interval, texts, seeds, parameters = row
-    effect = next(e for e in read_study(project).effects("loss_served") if "mqa" in e.name)
+    effect = next(e for e in studies["made"].effects("loss_served") if "mqa" in e.name)
     assert (claim, verdict) == ("It is so.", "**does not hold**: worse")
     assert compared == "[made](made/report.md#what-each-level-does): `heads=mqa`, 6 settings"
     assert number(figure) == pytest.approx(effect.value, abs=5e-5)
@@ -97,24 +107,28 @@ def test_an_effect_has_the_numbers_of_its_record(project):
     assert (texts, seeds, parameters) == ("\N{EN DASH}", "4", "970 k to 1 M")
 
 
-def test_a_claim_holds_only_where_its_verdict_shows_it(project):
+def test_a_claim_holds_only_where_its_verdict_shows_it(tmp_path, studies):
     kinds = ("sharing=trained, holds: bounded", "position=rope, holds: bounded",
              "position=rope, holds: better", "sharing=trained, holds: better",
              "sharing=tied, holds: bounded")  # fmt: skip
-    rows = find_rows(project, *(f"{{record: made, effect: {kind}}}" for kind in kinds))
+    answers = [f"{{record: made, effect: {kind}}}" for kind in kinds]
+    rows = find_rows(tmp_path, studies, *answers)
     assert [row[1].replace("*", "").partition(":")[0] for row in rows] == [
         "holds", "holds", "holds", "does not hold", "does not hold"
     ]  # fmt: skip
     assert [row[0] for row in rows] == ["It is so.", "", "", "", ""]
-    write_record(project, Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0))
-    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    noisy = Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0)
+    (row,) = find_rows(
+        tmp_path, read_record(tmp_path, noisy), "{record: made, effect: heads=mqa, holds: bounded}"
+    )
     assert row[1] == "undecided"
 
 
-def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(project):
-    write_record(project, RECORD, decide={"margin": 0.05, "claims": ["sharing=trained"]})
+def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(tmp_path):
+    decide = {"margin": 0.05, "claims": ["sharing=trained"]}
     rows = find_rows(
-        project,
+        tmp_path,
+        read_record(tmp_path / "claimed", RECORD, decide),
         "{record: made, effect: heads=mqa, holds: bounded}",
         "{record: made, effect: sharing=trained, holds: bounded}",
         "{record: made, effect: heads=mqa, metric: loss}",
@@ -123,12 +137,18 @@ def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(project):
     assert [row[1].partition(":")[0] for row in rows] == [
         "explored only", "**holds**", "explored only", "explored only"
     ]  # fmt: skip
-    write_record(project, Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)))
-    (row,) = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    one_seed = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    (row,) = find_rows(
+        tmp_path,
+        read_record(tmp_path / "one", one_seed),
+        "{record: made, effect: heads=mqa, holds: bounded}",
+    )
     assert (row[1], row[4], row[6]) == ("explored only", "\N{EN DASH}", "1")
 
 
-def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(project, monkeypatch):
+def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(
+    tmp_path, studies, monkeypatch
+):
     effects = Study.effects
 
     def split(study, metric):
@@ -136,19 +156,19 @@ def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(project, mo
         return [replace(first, settings=1), replace(first, settings=3), *others]
 
     monkeypatch.setattr(Study, "effects", split)
-    rows = find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
+    rows = find_rows(tmp_path, studies, "{record: made, effect: heads=mqa, holds: bounded}")
     assert [row[2].partition(": ")[2] for row in rows] == ["`heads=mqa`", "`heads=mqa`, 3 settings"]
 
 
-def test_a_cell_is_judged_against_its_reference(project):
+def test_a_cell_is_judged_against_its_reference(tmp_path, studies):
     answer = "{record: made, cell: {heads: mqa, sharing: tied}, holds: bounded}"
-    (row,) = find_rows(project, answer)
+    (row,) = find_rows(tmp_path, studies, answer)
     assert row[1] == "**does not hold**: worse"
     assert row[2].endswith("`mqa+tied` against `baseline`, 8.00\N{MULTIPLICATION SIGN} smaller")
     assert number(row[3]) == pytest.approx(0.30 + 1.5, abs=0.01)
 
 
-def test_figures_of_articles_are_compared_with_exact_ones(project):
+def test_figures_of_articles_are_compared_with_exact_ones(tmp_path, studies):
     stored = "record: made, quantity: kv_bytes_storage"
     ratio = f"{stored}, cell: {{heads: mqa}}, smaller_than: {{heads: mha}}"
     answers = {
@@ -160,7 +180,7 @@ def test_figures_of_articles_are_compared_with_exact_ones(project):
         f"{ratio}, says: 3.82": "does not hold",  # a ratio has no unit
         'formula: "30B, 128 sequences of 2,048 tokens"': "does not hold",  # it is twice as much
     }
-    rows = find_rows(project, *(f"{{{answer}}}" for answer in answers))
+    rows = find_rows(tmp_path, studies, *(f"{{{answer}}}" for answer in answers))
     assert [row[1].strip("*") for row in rows] == list(answers.values())
     assert rows[0][3:5] == ["1,048,576 bytes (1 MiB)", "exact"]
     assert rows[2][3] == "4.00\N{MULTIPLICATION SIGN} smaller"
@@ -171,7 +191,6 @@ def test_the_error_budget_names_sweeps_that_share_trainings(project):
     record = Record(factors={"heads": ("mha", "mqa")}, seeds=SEEDS)
     write_record(project, record, "first")
     write_record(project, record, "second", {"margin": 0.05, "alpha": 0.01})
-    find_rows(project)
     assert main(["findings"]) == 0
     page = (project / "reports/FINDINGS.md").read_text()
     assert "Each of 3 sweeps has an error budget of its own, 1% or 5%" in page
@@ -179,7 +198,6 @@ def test_the_error_budget_names_sweeps_that_share_trainings(project):
 
 
 def test_pages_follow_the_record_and_check_fails_until_they_do(project, capsys):
-    find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
     assert main(["findings", "--check"]) == 1
     assert not (project / "reports/FINDINGS.md").exists(), "a check writes nothing"
     assert main(["findings"]) == 0
@@ -199,7 +217,6 @@ def test_pages_follow_the_record_and_check_fails_until_they_do(project, capsys):
 
 
 def test_the_tables_of_sweeps_have_the_question_and_the_answer_of_the_report(project):
-    find_rows(project, "{record: made, effect: heads=mqa, holds: bounded}")
     assert main(["findings"]) == 0
     page = (project / "sweeps/README.md").read_text()
     made, later, other = (line for line in page.splitlines() if ".yaml" in line)
@@ -236,24 +253,20 @@ def test_the_tables_of_sweeps_have_the_question_and_the_answer_of_the_report(pro
         ("{record: made, effect: heads=mqa, holds: cheap}", 48, "is not one of bounded, better"),
     ],
 )
-def test_what_no_record_has_is_refused_with_its_place(project, capsys, answer, column, message):
-    (project / "reports/claims.yaml").write_text(
-        f"{HEAD}  - claim: It is so.\n    answers:\n    - {answer}\n"
-    )
-    assert main(["findings", "--check"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"reports/claims.yaml:7:{column}: ")
+def test_what_no_record_has_is_refused_with_its_place(tmp_path, studies, answer, column, message):
+    with pytest.raises(SpecError) as caught:
+        find_rows(tmp_path, studies, answer)
+    (line,) = str(caught.value).splitlines()
+    assert f"claims.yaml:7:{column}: " in line
     assert message in line
 
 
-def test_a_claim_without_an_answer_is_not_run_and_its_note_has_no_figures(project, capsys):
-    (row,) = find_rows(project, claim="  - {claim: It is so., note: It needs a GPU.}")
-    assert row[:2] == ["It is so. *It needs a GPU.*", "not run"]
-    claim = "  - {claim: It takes 6.6 MB., note: It is 6.3 MB.}\n"
-    (project / "reports/claims.yaml").write_text(HEAD + claim)
-    assert main(["findings"]) == 2
-    assert "reports/claims.yaml:5:37: " in (text := capsys.readouterr().err)
-    assert "has a figure; figures come from records" in text
+def test_a_claim_without_an_answer_is_not_run_and_its_note_has_no_figures(tmp_path, studies):
+    claim = "  - {claim: It takes 6.6 MB., note: It needs a GPU.}"
+    (row,) = find_rows(tmp_path, studies, claim=claim)
+    assert row[:2] == ["It takes 6.6 MB. *It needs a GPU.*", "not run"]
+    with pytest.raises(SpecError, match=r"claims.yaml:5:37: .* has a figure; figures come from"):
+        find_rows(tmp_path, studies, claim=claim.replace("needs a GPU", "is 6.3 MB"))
 
 
 def test_the_committed_page_links_to_headings_that_exist():

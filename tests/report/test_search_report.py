@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import UsageError
 from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
 from kvlab.report.report_files import write_report
@@ -133,14 +133,6 @@ def test_what_a_table_of_sections_lacks_is_refused(tmp_path):
         store = record.write(tmp_path / name)
         with pytest.raises(UsageError, match=f"{name} is not a section of {kind}'s report; use"):
             write_report(store, "made", tmp_path / "out", [name])
-
-
-def test_a_search_of_an_earlier_version_is_not_taken_for_a_design(tmp_path):
-    store = EVERY_OUTCOME.write(tmp_path)
-    old = {k: v for k, v in store.sweep("made").items() if k not in ("schema", "search")}
-    store.write_sweep(old)
-    with pytest.raises(StoreError, match="submit it again, which trains nothing anew"):
-        Study.load(store, "made")
 
 
 def test_the_next_sweep_repeats_the_best_on_fresh_seeds(tmp_path):
