@@ -49,13 +49,16 @@ def reap(folder: str, driver: int) -> None:
     """Kill the processes that use ``folder`` until none is left: a dying one may start another."""
     import psutil
 
+    def uses_folder(process: psutil.Process) -> bool:
+        try:
+            return any(file.path.startswith(folder + os.sep) for file in process.open_files())
+        except (psutil.Error, OSError):  # ended, or another user's
+            return False
+
     spared = {os.getpid(), driver}
     for _ in range(50):
-        processes = [
-            process
-            for process in psutil.process_iter()
-            if process.pid not in spared and _uses_folder(process, folder)
-        ]
+        others = (process for process in psutil.process_iter() if process.pid not in spared)
+        processes = list(filter(uses_folder, others))
         if not processes:
             break
         for process in processes:
@@ -63,16 +66,6 @@ def reap(folder: str, driver: int) -> None:
                 process.kill()
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _uses_folder(process: object, folder: str) -> bool:
-    import psutil
-
-    assert isinstance(process, psutil.Process)
-    try:
-        return any(file.path.startswith(folder + os.sep) for file in process.open_files())
-    except (psutil.Error, OSError):  # ended, or another user's
-        return False
 
 
 if __name__ == "__main__":

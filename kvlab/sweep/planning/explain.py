@@ -34,8 +34,6 @@ _REASONS = {
 }
 """Fields that can be written in several ways for one computation, the strongest reason first."""
 
-_OTHER_REASON = "where and how often something is done, not what comes out"
-
 
 def explain_equality(one: Experiment, other: Experiment) -> str:
     """Return in one line what is written differently, and why that changes nothing."""
@@ -47,7 +45,8 @@ def explain_equality(one: Experiment, other: Experiment) -> str:
     if not differing:
         return "the same values"
     roots = {*differing, *(".".join(key.split(".")[:2]) for key in differing)}
-    reason = next((text for key, text in _REASONS.items() if key in roots), _OTHER_REASON)
+    otherwise = "where and how often something is done, not what comes out"
+    reason = next((text for key, text in _REASONS.items() if key in roots), otherwise)
     return f"{', '.join(differing)}: {reason}"
 
 

@@ -42,15 +42,12 @@ class Pruner:
         assert self._config is not None, "only trainings with rungs reach one"
         if suggestion.is_promoted:
             return True
-        rung = len(suggestion.observation.rung_losses) - 1
-        losses = self._losses_at(rung)
+        losses = self._losses_at(len(suggestion.observation.rung_losses) - 1)
         if self._config.rule == "halving":
             return suggestion.training_id in self._best_of(losses, 0)
-        others = [loss for training, loss in losses.items() if training != suggestion.training_id]
+        own = losses.pop(suggestion.training_id)
         assert self._config.startup is not None, "filled in"
-        if len(others) < self._config.startup:
-            return True
-        return suggestion.observation.rung_losses[rung] <= median(others)
+        return len(losses) < self._config.startup or own <= median(losses.values())
 
     def find_promotable(self, *, is_last: bool) -> Suggestion | None:
         """Return a pruned suggestion that has room above its rung by now, the furthest first.
@@ -61,10 +58,10 @@ class Pruner:
         if self._config is None or self._config.rule != "halving":
             return None
         for rung in range(self._highest_rung(), -1, -1):
+            pruned = {one.training_id: one for one in reversed(self._pruned_at(rung))}
             for training_id in self._best_of(self._losses_at(rung), int(is_last)):
-                for suggestion in self._pruned_at(rung):
-                    if suggestion.training_id == training_id:
-                        return suggestion
+                if training_id in pruned:
+                    return pruned[training_id]
         return None
 
     def find_furthest(self) -> Suggestion | None:
@@ -115,10 +112,5 @@ class Pruner:
         return sorted(losses, key=losses.__getitem__)[:room]  # the sort is stable
 
     def _pruned_at(self, rung: int) -> list[Suggestion]:
-        return [
-            suggestion
-            for suggestion in self._suggestions
-            if suggestion.has_trial
-            and suggestion.is_pruned
-            and len(suggestion.observation.rung_losses) == rung + 1
-        ]
+        pruned = (one for one in self._suggestions if one.has_trial and one.is_pruned)
+        return [one for one in pruned if len(one.observation.rung_losses) == rung + 1]

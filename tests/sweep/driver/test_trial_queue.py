@@ -6,7 +6,7 @@ from kvlab.errors import ResourceError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.driver.trial_queue import order_trials
+from kvlab.sweep.driver.trial_queue import TrainingWaitlist, order_trials
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support import stub_trials as stub
 from tests.support.stub_search import SEARCH, searching
@@ -96,6 +96,17 @@ def test_the_baseline_then_every_architecture_then_a_shuffle(tmp_path):
     assert rates != sorted(rates, key=["low", "mid", "high"].index)
     # early results are representative: no level is left to the end
     assert {p.levels["rate"] for p in ordered[6:26]} == {"low", "mid", "high"}
+
+
+def test_who_shares_a_training_starts_when_it_is_done_though_its_trial_goes_on(planned, store):
+    first, other = planned.trials[0], planned.trials[2]
+    training, waitlist = first.trial.training_id, TrainingWaitlist()
+    waitlist.begin(training, first.trial)
+    waitlist.wait_for(training, other)
+    assert (waitlist.is_running(training), waitlist.pop_trained(store)) == (True, [])
+    StubRun(store.path)(first.trial)
+    assert (waitlist.pop_trained(store), waitlist.end(first)) == ([other], [])
+    assert not waitlist.is_running(training)
 
 
 def test_whoever_trains_comes_before_those_who_share(tmp_path):

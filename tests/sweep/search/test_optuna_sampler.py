@@ -81,7 +81,7 @@ def test_importances_rank_what_the_objective_depends_on():
     })  # fmt: skip
     rng = random.Random(0)
     measured = []
-    for _ in range(30):
+    for _ in range(20):
         rate, heads = 10 ** rng.uniform(-4, -1), rng.randrange(2)
         params = {
             "model.n_kv_head": heads, "model.position": rng.randrange(2),

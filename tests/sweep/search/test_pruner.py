@@ -73,7 +73,7 @@ def successive_halving(losses, factor, rungs):
     return reached
 
 
-@pytest.mark.parametrize(("seed", "trials", "factor"), [(4, 20, 3), (5, 17, 2)])
+@pytest.mark.parametrize(("seed", "trials", "factor"), [(4, 14, 3), (5, 9, 2)])
 def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, trials, factor):
     text = SEARCH.replace("seed: 3", f"seed: {seed}").replace("factor: 3", f"factor: {factor}")
     text = text.replace("trials: 12", f"trials: {trials}")

@@ -46,16 +46,15 @@ def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
     assert len(store.trial_ids()) == 7
 
 
-def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path):
+def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.sweep.search.searcher.MAX_FRUITLESS_SUGGESTIONS", 12)
     text = SEARCH.replace(
         "  ranges:\n    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", ""
     )
-    store, search, driver = searching(
-        tmp_path, text.replace("trials: 12", "trials: 12\n  sampler: random")
-    )
-    summary = driver.run()
-    assert summary.exit_code == 0
-    assert "nothing new" in search.stop_reason
+    text = text.replace("trials: 12", "trials: 12\n  sampler: random")
+    store, search, driver = searching(tmp_path, text)
+    assert driver.run().exit_code == 0
+    assert search.stop_reason == "the last 12 suggestions led to nothing new"
     assert sum(p.has_trial for p in search.suggestions) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
 
