@@ -8,8 +8,9 @@ KV-cache note, and the video `The KV Cache: Memory Usage in Transformers` (2023)
 from dataclasses import dataclass
 
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.roofline_model import decode_flops
 from kvlab.spec import ServingConfig
-from kvlab.spec.flops import decode_flops, forward_flops
+from kvlab.spec.flops import forward_flops
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 

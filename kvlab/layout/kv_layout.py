@@ -93,6 +93,13 @@ class KVLayout:
             return rule.count_entries(context_length)
         return self.layers[layer].visible_tokens(context_length)
 
+    def seen_tokens(self, layer: int, context_length: int) -> int:
+        """Return how many tokens of a context the query of the newest one attends to."""
+        rule = self._find_eviction(self.layers[layer], context_length)
+        if rule is not None:
+            return rule.count_held(context_length)
+        return self.layers[layer].visible_tokens(context_length)
+
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
         """Return the bytes of one token in a layer's slot: K and V of every head, with scales.
 
@@ -208,7 +215,14 @@ class KVLayout:
         total = 0
         for number, layer in enumerate(self.layers):
             rule = self._find_eviction(layer, context_length)
-            if rule is not None and rule.prompt is not None:  # the votes are read no more
+            if self.blocks is not None:
+                quantized = self.blocks.first_full(context_length, layer.window)
+                first_seen = max(0, context_length - (layer.window or context_length))
+                blocks = max(0, quantized // self.blocks.group - first_seen // self.blocks.group)
+                full = context_length - max(first_seen, quantized)
+                total += blocks * self._block_bytes(number)
+                total += full * self._full_token_bytes(number, dtype)
+            elif rule is not None and rule.prompt is not None:  # the votes are read no more
                 total += rule.count_held(context_length) * self.token_bytes(number, dtype)
             else:
                 total += self.slot_bytes(number, context_length, dtype)
@@ -254,8 +268,8 @@ class KVLayout:
                 size = f"{self._full_token_bytes(slots[0], dtype):,} bytes in full precision"
                 text = f"{full} tokens x {size}"
                 if blocks:
-                    sizes = f"{self.blocks.group} tokens x {self._block_bytes(slots[0]):,}"
-                    text = f"{format_count(blocks, 'block')} of {sizes} + {text}"
+                    size = f"{self._block_bytes(slots[0]):,} bytes of {self.blocks.group} tokens"
+                    text = f"{format_count(blocks, 'block')} x {size} + {text}"
                 terms[f"({text})"] = [count]
                 continue
             text = f"{count} x {self.slot_length(slots[0], context_length)} tokens"

@@ -17,7 +17,7 @@ from kvlab.humanize import format_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
-from kvlab.spec.flops import decode_flops, weight_bytes_read
+from kvlab.spec.flops import matrix_weights
 from kvlab.spec.model_config import ModelConfig
 
 PAYOFF_RATIO = 0.9
@@ -92,6 +92,42 @@ class StepCost:
         return self.flops / seconds / peaks.flops
 
 
+def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | None = None) -> int:
+    """Return the FLOPs to decode one token of a context of ``context_length`` tokens, with itself.
+
+    Args:
+        layout: Of the cache that serves: it may drop tokens, or leave K/V of layers unwritten.
+            Default: that of the model as it was trained.
+    """
+    layout = layout or KVLayout.of(model)
+    attention = 0
+    for number, layer in enumerate(model.layers):
+        if layer.kv == "latent":
+            per_key = 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
+        else:
+            rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
+            per_key = 4 * layer.out_width + rotation
+        attention += per_key * layout.seen_tokens(number, context_length)
+    return 2 * _decoding_weights(model, layout) + attention
+
+
+def weight_bytes_read(model: ModelConfig, item_bytes: int, layout: KVLayout | None = None) -> int:
+    """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
+    rows = 1 + model.position_scheme.has_embedding
+    weights = _decoding_weights(model, layout or KVLayout.of(model))
+    return item_bytes * (weights + rows * model.n_embd)
+
+
+def _decoding_weights(model: ModelConfig, layout: KVLayout) -> int:
+    """Return how many weights multiply a decoded token: K and V that nobody reads are not made."""
+    unused = (
+        model.n_embd * model.layers[layer].store_width
+        for layer, owner in enumerate(model.kv_owners)
+        if owner == layer and not layout.writers[layer]
+    )
+    return matrix_weights(model) - sum(unused)
+
+
 def decode_step_cost(
     model: ModelConfig, serving: ServingConfig, batch_size: int, context_length: int, dtype: str
 ) -> StepCost:
@@ -103,8 +139,8 @@ def decode_step_cost(
     """
     layout = KVLayout.of(model, serving)
     return StepCost(
-        flops=batch_size * decode_flops(model, context_length),
-        weight_bytes=weight_bytes_read(model, DTYPES[dtype].item_bytes),
+        flops=batch_size * decode_flops(model, context_length, layout),
+        weight_bytes=weight_bytes_read(model, DTYPES[dtype].item_bytes, layout),
         kv_read_bytes=layout.read_bytes(batch_size, context_length, dtype),
         kv_written_bytes=layout.written_bytes(batch_size, dtype),
     )

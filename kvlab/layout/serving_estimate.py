@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.roofline_model import decode_flops
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.flops import decode_flops, forward_flops, parameter_count
+from kvlab.spec.flops import forward_flops, parameter_count
 from kvlab.spec.presets import PRESET_NOTES
 
 
@@ -76,7 +77,7 @@ def estimate_serving(
         parameters=parameters,
         weight_bytes=weights,
         forward_flops=forward_flops(model, context),
-        decode_flops=decode_flops(model, context),
+        decode_flops=decode_flops(model, context, layout),
         largest_batch=batch,
         note=PRESET_NOTES.get(served.name.partition(" ")[0], ""),
     )

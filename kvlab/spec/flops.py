@@ -51,20 +51,7 @@ def forward_flops(model: ModelConfig, tokens: int) -> int:
         layer.n_head * (layer.key_dim + layer.head_dim) * layer.visible_tokens(tokens)
         for layer in model.layers
     )
-    return tokens * 2 * (_matrix_weights(model) + scored)
-
-
-def decode_flops(model: ModelConfig, context_length: int) -> int:
-    """Return the FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
-    attention = 0
-    for layer in model.layers:
-        if layer.kv == "latent":
-            per_key = 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
-        else:
-            rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
-            per_key = 4 * layer.out_width + rotation
-        attention += per_key * layer.visible_tokens(context_length)
-    return 2 * _matrix_weights(model) + attention
+    return tokens * 2 * (matrix_weights(model) + scored)
 
 
 def training_flops(experiment: Experiment) -> int:
@@ -80,13 +67,7 @@ def training_flops_per_token(model: ModelConfig) -> int:
     return 3 * forward_flops(model, model.block_size) // model.block_size
 
 
-def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
-    """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
-    rows = 1 + model.position_scheme.has_embedding
-    return item_bytes * (_matrix_weights(model) + rows * model.n_embd)
-
-
-def _matrix_weights(model: ModelConfig) -> int:
+def matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
     return model.vocab_size * model.n_embd + linear_weights(model)
 

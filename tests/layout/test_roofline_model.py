@@ -1,13 +1,19 @@
 """The roofline's arithmetic against counts by hand."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import (
     MAX_BREAK_EVEN,
     DevicePeaks,
+    decode_flops,
     decode_step_cost,
     find_break_even,
 )
+from kvlab.model import GPT
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import ModelConfig, ServingConfig
 
 PLAIN = ServingConfig()
@@ -56,3 +62,38 @@ def test_sharing_saves_storage_and_no_reads_so_it_never_pays_in_time():
     tied = (gpt2, ServingConfig(tie="adjacent:2"))
     assert find_break_even(tied, (gpt2, PLAIN), DEVICE, context_length=1024) is None
     assert MAX_BREAK_EVEN > 10**6
+
+
+def test_a_step_does_not_multiply_or_read_what_serving_drops():
+    model = ModelConfig(preset="gpt2")
+    plain = decode_step_cost(model, ServingConfig(), 1, 1024, "float32")
+    kept = decode_step_cost(model, ServingConfig(evict={"keep": 64}), 1, 1024, "float32")
+    assert plain.flops - kept.flops == 12 * 4 * 768 * (1024 - 64)
+    owner = ServingConfig(tie="adjacent:2", tie_rule="owner")
+    tied = decode_step_cost(model, owner, 1, 1024, "float32")
+    unwritten = 6 * 768 * 2 * 768
+    assert plain.flops - tied.flops == 2 * unwritten
+    assert plain.weight_bytes - tied.weight_bytes == 4 * unwritten
+
+
+def test_ties_by_the_owner_save_the_products_that_torch_counts():
+    config = ModelConfig(n_layer=4, n_head=4, n_embd=32, block_size=64, vocab_size=128, bias=False)
+    model, token = GPT(config).eval(), torch.zeros(1, 1, dtype=torch.int64)
+    counted, computed = [], []
+    for serving in (PLAIN, ServingConfig(tie="adjacent:2", tie_rule="owner")):
+        cache = model.new_cache(1, 64, serving)
+        with torch.no_grad(), use_plain_code(), FlopCounterMode(display=False) as counter:
+            model.run_pass(token, cache.begin_pass(1))
+        counted.append(counter.get_total_flops())
+        computed.append(decode_flops(config, 1, KVLayout.of(config, serving)))
+    assert computed[0] - computed[1] == counted[0] - counted[1] == 2 * 2 * 32 * 2 * 32
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(159, 0), (160, 1), (191, 1), (192, 2)])
+def test_blocks_and_tokens_in_full_precision_are_read_as_they_are_stored(tokens, blocks):
+    model = ModelConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=64)
+    layout = KVLayout.of(model, ServingConfig(kv_dtype="kivi2"))
+    keys = 2 * 64 * (32 // 4 + 2 * 2)  # per channel 32 codes of 2 bits, a scale and a minimum
+    values = 32 * 2 * (64 // 4 + 2 * 2 * 2)  # per token and head two groups of 32 channels
+    full = (tokens - 32 * blocks) * 2 * 128 * 4
+    assert layout.read_bytes(1, tokens) == blocks * (keys + values) + full
