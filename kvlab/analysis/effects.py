@@ -71,12 +71,12 @@ class Effect:
     estimate: Estimate | None
     pairs_used: int
     pairs_designed: int
-    settings: int
     groups: int
     seeds: tuple[int, ...]
     by_seed: tuple[tuple[int, float], ...]
-    by_setting: tuple[tuple[Levels, float], ...]
-    limits: tuple[tuple[str, tuple[str, ...]], ...]
+    settings: int = 0
+    by_setting: tuple[tuple[Levels, float], ...] = ()
+    limits: tuple[tuple[str, tuple[str, ...]], ...] = ()
     weights: dict[Levels, float] = field(repr=False, default_factory=dict)
     divergence: Divergence | None = None
     aliases: tuple[Change, ...] = ()
@@ -379,12 +379,9 @@ def _estimate_contrast(
         _estimate_over_seeds(list(sums.values()), scale, metric),
         pairs_used=len(sums),
         pairs_designed=len(designed_seeds),
-        settings=0,
         groups=1 if sums else 0,
         seeds=tuple(sums),
         by_seed=tuple(sums.items()),
-        by_setting=(),
-        limits=(),
         weights=dict(contrast.weights),
         divergence=(
             count_contrast_divergence(cells, contrast.weights) if is_learned(metric) else None

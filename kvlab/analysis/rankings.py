@@ -63,10 +63,6 @@ class _Differences:
     error: Vector
     df: Vector
 
-    @property
-    def is_tested(self) -> Mask:
-        return self.error > 0
-
 
 class Ranking:
     """Cells of one sweep in one metric.
@@ -227,10 +223,11 @@ class Ranking:
     def _criticals(self, one: int, is_chosen: Mask, alpha: float) -> Vector:
         """Return the critical value of a cell's comparison with each of the chosen cells."""
         row = self._differences(one)
-        is_tested = row.is_tested & is_chosen
+        is_tested = (row.error > 0) & is_chosen
+        level = 1 - alpha / max(1, int(is_tested.sum()))
         found = np.zeros(len(self.cells))
         for other in np.flatnonzero(is_tested).tolist():
-            found[other] = t_quantile(1 - alpha / int(is_tested.sum()), float(row.df[other]))
+            found[other] = t_quantile(level, float(row.df[other]))
         return found
 
     def _differences(self, one: int) -> _Differences:

@@ -15,6 +15,7 @@ from kvlab.fs.lease import is_lease_file
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.store import Store
+from kvlab.store.store_paths import list_folders, list_names
 
 _TEMPORARY_FILE_FOLDERS = (".", "final", "checkpoints", "attempts", "points")
 """Where a killed process can leave an unfinished file, under a name that begins with a dot."""
@@ -89,21 +90,21 @@ def remove_garbage(item: Garbage) -> bool:
 
 def _find_temporary_files(store: Store) -> Iterator[Garbage]:
     for kind in ("trials", "trainings", "sweeps"):
-        for directory in _list_folders(store.path / kind):
+        for directory in list_folders(store.path / kind):
             for folder in _TEMPORARY_FILE_FOLDERS:
                 if (directory / folder).is_symlink():
                     continue  # what it leads to is not ours
-                for path in _list_entries(directory / folder):
-                    if path.name.startswith("."):
+                for name in list_names(directory / folder):
+                    if name.startswith("."):
                         reason = "half written when something was killed"
-                        yield from _make_garbage(path, reason, directory)
+                        yield from _make_garbage(directory / folder / name, reason, directory)
 
 
 def _find_checkpoints(store: Store, pruned: bool) -> Iterator[Garbage]:
     statuses: dict[str | None, set[str | None]] = {}
     for trial in store.trial_ids() if pruned else ():
         statuses.setdefault(store.read_training_id(trial), set()).add(store.status(trial))
-    for directory in _list_folders(store.path / "trainings"):
+    for directory in list_folders(store.path / "trainings"):
         if store.is_trained(directory.name):
             reason = "checkpoints of a finished training"
         elif (directory / "diverged.json").exists():
@@ -117,7 +118,7 @@ def _find_checkpoints(store: Store, pruned: bool) -> Iterator[Garbage]:
 
 def _find_trunks(store: Store) -> Iterator[Garbage]:
     """Find stable phases that no token budget of an unfinished sweep branches from."""
-    folders = _list_folders(store.path / "trunks")
+    folders = list_folders(store.path / "trunks")
     needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)} if folders else set()
     for directory in folders:
         if directory.name not in needed:
@@ -132,7 +133,7 @@ def _list_sweeps(store: Store) -> dict[str, list[str]]:
         StoreError: a sweep has no description, or a damaged one: what it needs is unknown.
     """
     names = store.sweep_names()
-    for folder in _list_folders(store.path / "sweeps"):
+    for folder in list_folders(store.path / "sweeps"):
         if folder.name not in names and re.match(NAME_PATTERN, folder.name):
             text = f"{folder} has no sweep.json, so which trials it needs is unknown"
             raise StoreError(f"{text}; submit that sweep again, or remove its folder")
@@ -149,7 +150,7 @@ def _list_unfinished(store: Store) -> Iterator[str]:
 def _find_measured_weights(store: Store) -> Iterator[Garbage]:
     """Find final weights that no sweep of the store still has to measure."""
     needed = {store.read_training_id(trial) for trial in _list_unfinished(store)}
-    for directory in _list_folders(store.path / "trainings"):
+    for directory in list_folders(store.path / "trainings"):
         if directory.name not in needed:
             reason = "weights that every sweep has measured"
             yield from _make_garbage(directory / "final", reason, directory)
@@ -162,7 +163,7 @@ def _find_unused(store: Store) -> Iterator[Garbage]:
         "training": {store.read_training_id(trial) for trial in trials},
     }
     for kind, names in used.items():
-        for directory in _list_folders(store.path / f"{kind}s"):
+        for directory in list_folders(store.path / f"{kind}s"):
             if directory.name not in names:
                 yield from _make_garbage(directory, f"a {kind} that no sweep asks for", directory)
 
@@ -170,23 +171,9 @@ def _find_unused(store: Store) -> Iterator[Garbage]:
 def _make_garbage(path: Path, reason: str, directory: Path) -> Iterator[Garbage]:
     """Yield an item, unless ``path`` is empty or a process uses its directory."""
     lock = directory / "lock"
-    names = [entry for entry in _list_entries(path) if not is_lease_file(lock, entry.name)]
+    names = [name for name in list_names(path) if not is_lease_file(lock, name)]
     if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
         return
     if not seems_held(lock):
         files = (file for file in (path, *path.rglob("*")) if not file.is_dir())
         yield Garbage(path, sum(file.lstat().st_size for file in files), reason, lock)
-
-
-def _list_folders(path: Path) -> list[Path]:
-    return [entry for entry in _list_entries(path) if entry.is_dir() and not entry.is_symlink()]
-
-
-def _list_entries(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        text = f"{path} cannot be read: {error.strerror}; check its permissions"
-        raise StoreError(text) from None

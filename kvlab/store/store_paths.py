@@ -97,13 +97,20 @@ def _check_id(text: str) -> str:
 
 
 def list_names(directory: Path) -> list[str]:
+    """Return the names in a directory; none if there is no such directory."""
     try:
         return os.listdir(directory)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         text = f"{directory} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; check its permissions") from None
+
+
+def list_folders(directory: Path) -> list[Path]:
+    """Return the folders in a directory, sorted, without links and hidden ones."""
+    paths = [directory / name for name in sorted(list_names(directory)) if name[0] != "."]
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 # Suggestions of a search
@@ -149,13 +156,9 @@ class SearchPoints:
 
 def list_point_files(directory: Path) -> list[Path]:
     """Return the files of a sweep's suggestions, in order."""
-    try:
-        names = os.listdir(directory / POINTS_FOLDER)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    files = [name for name in names if name.endswith(".json") and not name.startswith(".")]
-    paths = (directory / POINTS_FOLDER / name for name in files)
-    return sorted(paths, key=lambda path: (len(path.name), path.name))
+    folder = directory / POINTS_FOLDER
+    names = [name for name in list_names(folder) if name.endswith(".json") and name[0] != "."]
+    return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
 
 def add_points(sweep: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

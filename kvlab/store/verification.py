@@ -16,7 +16,7 @@ from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
 from kvlab.store.record_forms import read_record
 from kvlab.store.store import TRAINING_FILES, Store
-from kvlab.store.store_paths import POINTS_FOLDER, list_point_files
+from kvlab.store.store_paths import POINTS_FOLDER, list_folders, list_point_files
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES, SCHEMA
 
@@ -143,10 +143,10 @@ def verify_record(
     verifier = _Verifier(store)
     folders = {
         "trials": [store.trial_directory(trial) for trial in store.trial_ids()],
-        "trainings": _list_folders(store.path / "trainings"),
+        "trainings": list_folders(store.path / "trainings"),
     }
     if sweep is None:
-        others = (*_list_folders(store.path / "sweeps"), *_list_folders(store.path / "trunks"))
+        others = (*list_folders(store.path / "sweeps"), *list_folders(store.path / "trunks"))
         for directory in others:
             verifier.verify(directory)
     else:
@@ -339,15 +339,3 @@ def _is_damaged_still(damage: Damage) -> bool:
     again = _Verifier(Store(damage.directory.parent.parent))
     again.verify(damage.directory)
     return any(found.path == damage.path for found in again.found.damaged)
-
-
-def _list_folders(folder: Path) -> list[Path]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    return [
-        folder / entry.name
-        for entry in entries
-        if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
-    ]

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.standard_errors import _residual_variances, pool_errors
-from tests.studies.null_pairing import (
-    find_errors_of_trainings,
-    one_factor,
-)
+from tests.studies.null_pairing import find_errors_of_trainings, one_factor
 
 
 @pytest.mark.parametrize("base_seeds", [5, 12])

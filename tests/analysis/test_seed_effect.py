@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.analysis.standard_errors import (
-    measure_seed_effect,
-    pool_errors,
-    pool_variance,
-)
+from kvlab.analysis.standard_errors import measure_seed_effect, pool_errors, pool_variance
 
 
 def table(cells: int, seeds: int, *, common: float, number: int) -> np.ndarray:

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.analysis.sequential import (
-    ClaimState,
-    Looks,
-    repeated_test_error,
-    spent_alpha,
-    t_bounds,
-)
+from kvlab.analysis.sequential import ClaimState, Looks, repeated_test_error, spent_alpha, t_bounds
 from kvlab.analysis.verdicts import DIFFERENT
 
 SIZES = (3, 5, 7, 10)

@@ -3,11 +3,6 @@
 import gzip
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +10,6 @@ from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
 from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.trial_records import DETAIL_FILES
-from tests.support.stub_trials import StubRun, tiny_plan
 
 ID = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -195,41 +189,3 @@ def test_a_training_is_done_with_its_record_and_its_weights(store):
     assert store.is_trained(ID)
     weights.unlink()
     assert not store.is_trained(ID)
-
-
-RUN = """
-import sys
-from pathlib import Path
-from kvlab.store import Store
-from tests.support.stub_trials import StubRun, tiny_plan
-folder = Path(sys.argv[1])
-planned = tiny_plan(folder)
-run = StubRun(folder / "runs")
-print("ready", flush=True)
-for one in planned.trials:
-    run(one.trial)
-"""
-
-
-def test_a_kill_at_any_moment_leaves_results_whole_or_absent(tmp_path):
-    planned, store = tiny_plan(tmp_path), Store(tmp_path / "runs")
-    chance, root = random.Random(3), Path(__file__).parent.parent.parent
-    for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", RUN, tmp_path], stdout=-1, cwd=root)
-        process.stdout.readline()
-        files = chance.randrange(1, 120)
-        while process.poll() is None and sum(1 for _ in store.path.rglob("*")) < files:
-            pass
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        for one in planned.trials:
-            status, found = store.status(one.trial.id), store.result(one.trial.id)
-            assert status in (None, "done")
-            assert (found is None) == (status is None)
-    run = StubRun(store.path)
-    assert {run(one.trial) for one in planned.trials} == {"done"}
-    facts = [json.dumps(store.result(one.trial.id)["measurements"]) for one in planned.trials]
-    calm = StubRun(tmp_path / "calm")
-    for one, found in zip(planned.trials, facts, strict=True):
-        calm(one.trial)
-        assert json.dumps(Store(tmp_path / "calm").result(one.trial.id)["measurements"]) == found
