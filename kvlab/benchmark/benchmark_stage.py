@@ -34,20 +34,6 @@ class BenchmarkResult:
     is_disturbed: bool = False
 
 
-@dataclass(frozen=True)
-class JointTimings:
-    """What `time_together` measured.
-
-    Attributes:
-        measurements, lines: of each variant by its name, as in `BenchmarkResult`.
-        disturbance: what else used the machine meanwhile; empty if nothing did.
-    """
-
-    measurements: dict[str, Metrics]
-    lines: dict[str, list[Measurement]]
-    disturbance: str
-
-
 def benchmark(
     model: GPT,
     experiment: Experiment,
@@ -82,13 +68,7 @@ def benchmark(
 
     settings = replace(_settings(config, tokens), conversation_tokens=held_out)
     session = Session([variant], settings, report, on_notice=report)
-    lines: list[Measurement] = []
-    measurements: Metrics = {}
-    for module in map(_load_measure, _select_measures(config)):
-        own = list(module.measure(session))
-        measurements |= _read_metrics(module, own, config)
-        lines += own
-    return BenchmarkResult(measurements, lines, bool(session.disturbance))
+    return _measure(session, _select_measures(config), config)[variant.name]
 
 
 def time_together(
@@ -97,7 +77,7 @@ def time_together(
     *,
     on_turn: Callable[[], None],
     tokens: Sequence[int] = (),
-) -> JointTimings:
+) -> tuple[dict[str, BenchmarkResult], str]:
     """Take the times of several variants in one session, where every round runs each once.
 
     Args:
@@ -105,20 +85,32 @@ def time_together(
         config: what is measured; that of every variant.
         on_turn: called after every turn. An exception that it raises ends the session.
         tokens: see `benchmark`.
+
+    Returns:
+        What was measured of each variant, by its name, and what else used the machine meanwhile.
     """
     settings = _settings(config, tokens, len(variants))
     session = Session(variants, settings, lambda _note: on_turn())
     timed = [name for name in _select_measures(config) if MEASURES[name].is_timed]
-    lines: dict[str, list[Measurement]] = {variant.name: [] for variant in variants}
-    measurements: dict[str, Metrics] = {variant.name: {} for variant in variants}
-    for module in map(_load_measure, timed):
-        # ratios of trials are those of their own numbers
-        found = [line for line in module.measure(session) if line.against is None]
-        for name, own in lines.items():
-            of_variant = [line for line in found if line.variant == name]
-            measurements[name] |= _read_metrics(module, of_variant, config)
-            own += of_variant
-    return JointTimings(measurements, lines, session.disturbance)
+    return _measure(session, timed, config), session.disturbance
+
+
+def _measure(
+    session: Session, names: list[str], config: BenchmarkConfig
+) -> dict[str, BenchmarkResult]:
+    """Return what some measures find of each variant, by its name."""
+    lines: dict[str, list[Measurement]] = {variant.name: [] for variant in session.variants}
+    measurements: dict[str, Metrics] = {name: {} for name in lines}
+    for module in (import_module(MEASURES[name].module) for name in names):
+        found = list(module.measure(session))
+        for name, all_own in lines.items():
+            # ratios of trials are those of their own numbers
+            own = [line for line in found if line.variant == name and line.against is None]
+            if hasattr(module, "metrics"):
+                measurements[name] |= module.metrics(own, config)
+            all_own += own
+    is_disturbed = bool(session.disturbance)
+    return {name: BenchmarkResult(measurements[name], lines[name], is_disturbed) for name in lines}
 
 
 def _settings(
@@ -145,13 +137,3 @@ def _select_measures(config: BenchmarkConfig) -> list[str]:
     """Return the measures of every trial, those that `parts` names, and those whose key is set."""
     names = [*list_measures("always"), *(n for n in list_measures("parts") if n in config.parts)]
     return [*names, *(name for name in list_measures("key") if getattr(config, name))]
-
-
-def _load_measure(name: str) -> Any:
-    return import_module(MEASURES[name].module)
-
-
-def _read_metrics(module: Any, lines: list[Measurement], config: BenchmarkConfig) -> Metrics:
-    """Return what a measure records of its lines; nothing if it names no metrics."""
-    metrics: Metrics = module.metrics(lines, config) if hasattr(module, "metrics") else {}
-    return metrics

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.errors import CacheError
 from kvlab.spec.dtypes import DTYPES
 
 Shape = tuple[int, int, int, int]
@@ -234,14 +233,8 @@ def get_format(name: str, group: int | None = None) -> KVFormat:
 
     Args:
         group: `serving.kv_group`.
-
-    Raises:
-        CacheError: this version of torch has no such dtype.
     """
     entry = DTYPES[name]
-    dtype = getattr(torch, entry.torch_name, None)
-    if dtype is None:
-        usable = ", ".join(n for n, other in DTYPES.items() if hasattr(torch, other.torch_name))
-        raise CacheError(f"kv_dtype = {name} is not in torch {torch.__version__}; use {usable}")
-    kv_format: KVFormat = resolve_name(entry.kv_format)(dtype, group or entry.default_group)
+    dtype, group = getattr(torch, entry.torch_name), group or entry.default_group
+    kv_format: KVFormat = resolve_name(entry.kv_format)(dtype, group)
     return kv_format

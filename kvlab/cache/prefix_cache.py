@@ -183,10 +183,6 @@ class PrefixCache:
             ends.add(max((depth for _, depth in tree.match_tokens(ids)), default=0))
         return sorted(end for end in ends if end > start)
 
-    def state_bytes(self, cache: KVCache, length: int) -> int:
-        """Return the bytes that a text of ``length`` tokens takes, by the layout's formula."""
-        return PrefixTree(cache).state_bytes(length)
-
     def _find_tree(self, weights: Hashable, cache: KVCache) -> PrefixTree:
         tree, rule = PrefixTree(cache), cache.layout.eviction
         evicts = rule is not None and rule.drops(cache.max_length)

@@ -51,11 +51,7 @@ def begin_one_shot_pass(
 
 
 def make_rounding(kv: KVStorage) -> RoundPart | None:
-    """Return how a part (B, H, T, D) comes back from storage; None if it is not rounded.
-
-    Raises:
-        CacheError: this version of torch has no such dtype.
-    """
+    """Return how a part (B, H, T, D) comes back from storage; None if it is not rounded."""
     assert kv.blocks is None, "what is read of a token depends on the query"
     if kv.dtype == "model":
         return None

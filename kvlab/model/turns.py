@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, PrefixCache
+from kvlab.cache.prefix_tree import PrefixTree
 from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, sample
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
@@ -168,7 +169,7 @@ class Conversation:
         while True:
             turn.tokens.append(int(sample(logits, self._sampling, self._generator)))
             if len(turn.tokens) == len(prompt) + 1:
-                hit_bytes = self._prefix_cache.state_bytes(cache, turn.hit) if turn.hit else 0
+                hit_bytes = PrefixTree(cache).state_bytes(turn.hit) if turn.hit else 0
                 seconds = time.perf_counter() - start
                 self.reuse = Reuse(len(prompt), turn.hit, hit_bytes, seconds)
             try:

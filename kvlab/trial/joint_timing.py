@@ -85,13 +85,15 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
     tokens: list[int] = []
     if "task" in first.benchmark.parts:
         tokens = prepare_dataset(first.data).train[:BENCHMARK_TEXT_TOKENS].tolist()
-    timings = time_together(variants, first.benchmark, on_turn=check_stop, tokens=tokens)
+    results, disturbance = time_together(
+        variants, first.benchmark, on_turn=check_stop, tokens=tokens
+    )
     trials = {
         trial: {
-            "measurements": timings.measurements[trial],
+            "measurements": results[trial].measurements,
             "benchmark": [
                 {**line.model_dump(mode="json", exclude_defaults=True), "variant": experiment.name}
-                for line in timings.lines[trial]
+                for line in results[trial].lines
             ],
         }
         for trial, experiment in task.experiments.items()
@@ -101,6 +103,6 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
         "finished": utc_now(),
         "device": machine.device,
         "threads": machine.threads,
-        "disturbance": timings.disturbance,
+        "disturbance": disturbance,
         "trials": trials,
     }

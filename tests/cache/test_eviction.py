@@ -142,19 +142,14 @@ def test_rows_of_other_lengths_and_copies_go_on_as_alone(evict):
     assert copies.length == 0
 
 
-def test_a_budget_of_bytes_keeps_what_fits_in_it():
+@pytest.mark.parametrize("serving", [{}, {"kv_dtype": "int4", "kv_group": 4}])
+@pytest.mark.parametrize("by", ["recency", "heavy_hitters"])
+def test_a_budget_of_bytes_keeps_what_fits_in_it(serving, by):
     config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-    for serving in ({}, {"kv_dtype": "int4", "kv_group": 4}):
-        for by in ("recency", "heavy_hitters"):
-            how = ServingConfig(**serving, evict={"bytes": 6000, "by": by})
-            layout = KVLayout.of(config, how)
-            stored = layout.stored_bytes(1, 64)
-            more = how.model_copy(
-                update={"evict": how.evict.model_copy(
-                    update={"bytes": None, "keep": layout.eviction.keep + 1})})  # fmt: skip
-            assert stored <= 6000 < KVLayout.of(config, more).stored_bytes(1, 64) or (
-                layout.eviction.keep == 64
-            )
+    layout = KVLayout.of(config, ServingConfig(**serving, evict={"bytes": 6000, "by": by}))
+    more = {"keep": layout.eviction.keep + 1, "by": by}
+    larger = KVLayout.of(config, ServingConfig(**serving, evict=more)).stored_bytes(1, 64)
+    assert layout.stored_bytes(1, 64) <= 6000 < larger or layout.eviction.keep == 64
 
 
 def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():

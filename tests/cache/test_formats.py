@@ -6,7 +6,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlab.cache import formats
 from kvlab.cache.formats import Quantized, ScaledCodes, convert_codes, get_format
-from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT, attention_backends, decode_attention
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
@@ -116,12 +115,6 @@ def test_a_format_is_added_by_a_class_and_an_entry(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="int4-toy"):
         ServingConfig(kv_dtype="int4-toy")
-
-
-def test_a_dtype_that_this_torch_lacks_is_refused(monkeypatch):
-    monkeypatch.setitem(DTYPES, "float3", DType(1, "float3_e1m1"))
-    with pytest.raises(CacheError, match="kv_dtype = float3 is not in torch"):
-        get_format("float3")
 
 
 def test_every_float8_code_is_converted_exactly():

@@ -24,17 +24,13 @@ def fixed_kv(rows=2, seed=0):
     return torch.randn(2, 3, rows, 2, COUNT, 8, generator=generator, dtype=torch.float64)
 
 
-def fill(config, kv, chunks, lengths=None):
+def fill(config, kv, chunks):
     """Store given K and V in passes of ``chunks`` tokens; return the cache."""
-    rows = kv.shape[2]
     layout = KVLayout.of(config, KIVI2)
-    cache = KVCache(layout, rows, COUNT, kv.dtype, torch.device("cpu"))
+    cache = KVCache(layout, kv.shape[2], COUNT, kv.dtype, torch.device("cpu"))
     start = 0
     for count in chunks:
-        added = None
-        if lengths is not None:
-            added = [min(count, max(0, end - start)) for end in lengths]
-        one_pass = cache.begin_pass(count, added)
+        one_pass = cache.begin_pass(count)
         for layer in range(3):
             one_pass.write_kv(layer, *kv[:, layer, :, :, start : start + count])
             one_pass.read_kv(layer)
@@ -53,21 +49,6 @@ def test_any_chunks_give_the_same_codes_bitwise(config):
         cache = fill(config, kv, chunks)
         for one, other in zip(by_token.tensors, cache.tensors, strict=True):
             assert torch.equal(one, other)
-
-
-def test_a_row_has_the_codes_that_it_has_alone():
-    """No scale is shared with another row, nor moved by its padding."""
-    kv, lengths = fixed_kv(rows=3), [45, 20, 31]
-    kv[:, :, 1] *= 1000
-    together = fill(GLOBAL, kv, [9] * 5, lengths)
-    for row, length in enumerate(lengths):
-        alone = fill(GLOBAL, kv[:, :, row : row + 1], [length])
-        blocks = (length - 5) // 8
-        for slot in together.buffers:
-            for ours, its in zip(together.buffers[slot].blocks, alone.buffers[slot].blocks,
-                                 strict=True):  # fmt: skip
-                for one, other in zip(ours, its, strict=True):
-                    assert torch.equal(one[row, :, :blocks], other[0, :, :blocks])
 
 
 def test_tokens_are_exact_until_their_block_is_billed_as_codes():

@@ -88,24 +88,12 @@ def test_more_random_conversations_equal_cold_runs_and_a_plain_reference():
 
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_a_reply_is_part_of_what_the_next_turn_takes_over(config):
-    """100 tokens of a prompt and 50 of its reply are hit with 50 new ones."""
     model, prefix_cache = random_model(config), PrefixCache(10**9)
     text = draw_tokens(200)
     assert take_turn(model, prefix_cache, text[:100], text[100:150])[0] == 0
     hit, logits = take_turn(model, prefix_cache, text)
     assert hit == 150
     assert (logits - model(torch.tensor([text]))[:, -1]).abs().max() < 1e-10
-
-
-def test_nothing_is_rounded_to_blocks_and_one_token_is_left_to_run():
-    prefix_cache, text = PrefixCache(10**9), draw_tokens(30)
-    prefix_cache.insert(text, fill(GLOBAL, text), weights="w")
-    for length in (1, 17, 29):
-        other = [*text[:length], *(29 - token for token in text[length:])]
-        assert holds(GLOBAL, prefix_cache, other) == length
-    cache = fill(GLOBAL, [])
-    assert prefix_cache.restore(text, cache, weights="w") == 29
-    assert prefix_cache.restore(text[:1], fill(GLOBAL, []), weights="w") == 0
 
 
 def test_a_ring_is_taken_over_where_it_was_and_nowhere_else():
@@ -179,7 +167,14 @@ def test_weights_and_layouts_do_not_mix():
     model, prefix_cache = random_model(GLOBAL), PrefixCache(10**9)
     text = draw_tokens(40)
     take_turn(model, prefix_cache, text)
-    assert prefix_cache.restore(text, model.new_cache(1, 64), weights="w") == 39
+    assert prefix_cache.restore(text, model.new_cache(1, 64), weights="w") == 39, "one is left"
+    assert prefix_cache.restore(text[:1], model.new_cache(1, 64), weights="w") == 0
+    assert (
+        prefix_cache.restore(
+            [*text[:17], (text[17] + 1) % 29, 1, 2], model.new_cache(1, 64), weights="w"
+        )
+        == 17
+    )
     assert prefix_cache.restore(text, model.new_cache(1, 64), weights="other") == 0
     for other in (ServingConfig(kv_dtype="int8"), ServingConfig(tie="adjacent:2")):
         assert prefix_cache.restore(text, model.new_cache(1, 64, other), weights="w") == 0

@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.cache import DocumentMask, KVCache, begin_one_shot_pass
-from kvlab.cache.formats import KVFormat, get_format
-from kvlab.cache.kivi import BlockFormat, KIVIBuffer
 from kvlab.layout import KVLayout
 from kvlab.model.attention import attend
 from kvlab.model.decode_attention import Keys, decode_stored
@@ -45,20 +43,6 @@ def serve(kv):
 def draw(seed, *shape, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def record_codes(monkeypatch):
-    """Return a list that gets what every format encodes from now on."""
-    codes = []
-    for kind in {*KVFormat.__subclasses__(), BlockFormat, type(get_format("int4"))}:
-
-        def encode(self, values, original=kind.encode):
-            encoded = original(self, values)
-            codes.append(encoded)
-            return encoded
-
-        monkeypatch.setattr(kind, "encode", encode)
-    return codes
 
 
 @settings(max_examples=20, deadline=None)
@@ -106,33 +90,6 @@ def test_a_query_of_training_reads_bitwise_what_the_cache_decodes(
                 assert torch.equal(ours[:, :, keys], its)
             step.end_layer(layer)
         step.finish()
-
-
-@pytest.mark.parametrize("kv", STORAGES, ids=str)
-def test_the_codes_of_training_are_the_stored_ones(kv, monkeypatch):
-    config, device = ModelConfig(**SHAPE, kv_sharing="adjacent:2"), torch.device("cpu")
-    parts = draw(0, 2, 3, 2, 2, 45, 8)
-    cache = KVCache(KVLayout.of(config, serve(kv)), 2, 45, torch.float32, device)
-    for place in range(45):
-        step = cache.begin_pass(1)
-        for layer in (0, 2):
-            step.write_kv(layer, *parts[:, layer, :, :, place : place + 1])
-            step.read_kv(layer)
-        for layer in range(3):
-            step.end_layer(layer)
-        step.finish()
-    codes = record_codes(monkeypatch)
-    trained = begin_one_shot_pass(config, kv, 45, device)
-    for layer in (0, 2):
-        trained.write_kv(layer, *parts[:, layer])
-    stored = []
-    for buffer in cache.buffers.values():
-        stored += buffer.blocks if isinstance(buffer, KIVIBuffer) else buffer.parts
-    assert len(stored) == len(codes) == 4
-    for ours, its in zip(codes, stored, strict=True):
-        for one, other in zip(ours, its, strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 
 from kvlab.errors import PretrainedError
 from kvlab.model import GPT
-from kvlab.model.hf_architectures import ARCHITECTURES
 
 TOKENS = 40
 
