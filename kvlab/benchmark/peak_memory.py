@@ -17,12 +17,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from kvlab.model.kernels.malloc import (
-    read_status_bytes,
-    reset_resident_peak,
-    return_free_memory,
-    return_freed_memory,
-)
+from kvlab.model.kernels import malloc
 
 SAMPLE_SECONDS = 0.001
 
@@ -55,7 +50,7 @@ def measure_peak_memory(
             and give unused blocks back before and after.
     """
     if device.type != "cuda":
-        with return_freed_memory(), ThreadPoolExecutor(max_workers=1) as thread:
+        with malloc.return_freed_memory(), ThreadPoolExecutor(max_workers=1) as thread:
             return thread.submit(_measure_resident, work).result()
     if reserved:
         torch.cuda.empty_cache()
@@ -75,12 +70,12 @@ def measure_peak_memory(
 
 def _measure_resident(work: Callable[[], object]) -> MemoryUse:
     gc.collect(_YOUNG_GENERATION)
-    return_free_memory()
-    if not reset_resident_peak():
+    malloc.return_free_memory()
+    if not malloc.reset_resident_peak():
         return _sample_resident(work)
-    before = read_status_bytes("VmRSS")
+    before = malloc.read_status_bytes("VmRSS")
     work()
-    return MemoryUse(before, read_status_bytes("VmHWM"))
+    return MemoryUse(before, malloc.read_status_bytes("VmHWM"))
 
 
 def _sample_resident(work: Callable[[], object]) -> MemoryUse:

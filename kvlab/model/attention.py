@@ -122,7 +122,7 @@ def attend(
     """
     mask = context.mask
     batch, n_head, length, key_dim = q.shape
-    n_kv_head = k.shape[1]
+    n_kv_head = v.shape[1]
     if length == 1 and (mask is not None or not context.is_causal):
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.

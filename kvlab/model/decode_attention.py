@@ -7,7 +7,7 @@ width of what all heads share.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
     return stored.decode(dtype) if isinstance(stored, ScaledCodes) else stored
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """Keys (B, H, T, R + D) as they are stored.
 
     Attributes:
@@ -52,11 +51,6 @@ class Keys:
     @property
     def own_width(self) -> int:
         return self.width or self.stored.shape[3]
-
-    @property
-    def shape(self) -> torch.Size:
-        shared_width = 0 if self.shared is None else self.shared.shape[3]
-        return torch.Size((*self.stored.shape[:3], shared_width + self.own_width))
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
         """Return the keys, rotated and joined, of ``dtype`` where they are stored as codes."""

@@ -48,24 +48,15 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     """
     conversion = Conversion()
     for name, parameter in model.named_parameters():
-        if name not in weights:
-            conversion.fresh[name] = "the source has none"
-            continue
-        if ".attention.qkv." in name:
-            _initialize_qkv(model.config, name, parameter, source, weights, conversion)
-            continue
-        weight = weights[name]
-        if any(part in name for part in (".attention.kv.", ".attention.q_norm.", ".q_up.")):
-            layer = int(name.split(".")[1])
-            forms = [
-                (of.layers[layer].stored, of.layers[layer].q_width, of.layers[layer].n_head)
-                for of in (model.config, source)
-            ]
-            if forms[0] != forms[1]:
-                conversion.fresh[name] = "the source's latents differ"
-                continue
+        weight = weights.get(name)
         is_table = "embedding" in name or name == "lm_head.weight"
-        if weight.shape == parameter.shape:
+        if weight is None:
+            conversion.fresh[name] = "the source has none"
+        elif ".attention.qkv." in name:
+            _initialize_qkv(model.config, name, parameter, source, weights, conversion)
+        elif _find_latents(model.config, name) != _find_latents(source, name):
+            conversion.fresh[name] = "the source's latents differ"
+        elif weight.shape == parameter.shape:
             parameter.copy_(weight)
             conversion.copied.append(name)
         elif is_table and weight.shape[1] == parameter.shape[1]:
@@ -82,6 +73,14 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     return conversion
 
 
+def _find_latents(config: ModelConfig, name: str) -> tuple[object, ...]:
+    """Return what the meaning of a parameter that makes or reads latents depends on."""
+    if not any(part in name for part in (".attention.kv.", ".attention.q_norm.", ".q_up.")):
+        return ()
+    layer = config.layers[int(name.split(".")[1])]
+    return layer.stored, layer.q_width, layer.n_head
+
+
 def _initialize_qkv(
     target: ModelConfig,
     name: str,
@@ -93,10 +92,9 @@ def _initialize_qkv(
     """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
     layer = int(name.split(".")[1])
     own, trained = target.layers[layer], source.layers[layer]
-    heads = ("n_head", "head_dim", "key_dim", "query_dim")
-    if source.n_embd != target.n_embd or any(
-        getattr(trained, key) != getattr(own, key) for key in heads
-    ):
+    heads = [(model.n_embd, one.n_head, one.head_dim, one.key_dim, one.query_dim)
+             for model, one in ((source, trained), (target, own))]  # fmt: skip
+    if heads[0] != heads[1]:
         conversion.fresh[name] = "the source's heads differ"
         return
     q_width = own.q_rows

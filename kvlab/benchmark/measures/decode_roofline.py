@@ -61,10 +61,11 @@ def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
         notes = [f"measured on {peaks.name}", peaks.disturbance]
         share = (peaks.product_bandwidth or peaks.bandwidth) / peaks.bandwidth
         if metric == "product_bandwidth" and share < MIN_PRODUCT_SHARE:
-            text = f"{share:.0%} of the bandwidth: this library's products of one row in"
-            text = f"{text} {peaks.dtype} do not read weights faster, so no step of batch 1 does"
-            notes.append(text)
-            session.on_notice(f"one-row products reach {text}")
+            notes.append(
+                f"{share:.0%} of the bandwidth: this library's products of one row in"
+                f" {peaks.dtype} do not read weights faster, so no step of batch 1 does"
+            )
+            session.on_notice(f"one-row products reach {notes[-1]}")
         note, noisy = "; ".join(filter(None, notes)), bool(peaks.disturbance) or None
         yield session.make_line("roofline", metric, variant, value, unit, note=note, noisy=noisy)
 
@@ -83,13 +84,12 @@ def _step_lines(
         notes = filter(None, [FASTER_THAN_PEAKS, reliability["note"]])
         reliability |= {"noisy": True, "note": "; ".join(notes)}
     exact: dict[str, Any] = {"exact": True}
-    bound: dict[str, Any] = {"verdict": cost.bound(peaks)}
     for metric, value, unit, fields in (
         ("step_flops", cost.flops, "FLOPs", exact),
         ("step_weight_bytes", cost.weight_bytes, "bytes", exact),
         ("step_kv_read_bytes", cost.kv_read_bytes, "bytes", exact),
         ("step_kv_written_bytes", cost.kv_written_bytes, "bytes", exact),
-        ("step_predicted", predicted, "s", bound),
+        ("step_predicted", predicted, "s", {"verdict": cost.bound(peaks)}),
         ("step_measured", seconds, "s", reliability),
         ("efficiency", predicted / seconds, "", reliability),
         ("mbu", cost.mbu(seconds, peaks), "", reliability),
