@@ -90,7 +90,7 @@ def prepare_dataset(
     folder = _datasets_dir() / identity[:16]
     dataset = _try_open(folder, identity)
     if not isinstance(dataset, Dataset):
-        with hold_lock(_lock_path(folder), progress, "prepares this text") as fence:
+        with hold_lock(_beside(folder, "lock"), progress, "prepares this text") as fence:
             dataset = _try_open(folder, identity)
             if isinstance(dataset, DatasetDamaged):
                 aside = set_aside(folder.parent, [folder.name], fence)
@@ -100,7 +100,7 @@ def prepare_dataset(
         dataset = shards.open_dataset(folder)
     if data.licence is not None and data.licence != dataset.licence:
         # the user's licence is not part of the identity
-        with hold_lock(_lock_path(folder), progress, "changes this text"):
+        with hold_lock(_beside(folder, "lock"), progress, "changes this text"):
             content = {**shards.read_manifest(folder), "licence": data.licence}
             write_sealed_json(folder / "manifest.json", content)
         dataset = shards.open_dataset(folder)
@@ -154,7 +154,7 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
     Raises:
         DataError: It cannot be moved.
     """
-    with hold_lock(_lock_path(folder), progress, "changes this text"):
+    with hold_lock(_beside(folder, "lock"), progress, "changes this text"):
         if not shards.verify_dataset(folder):
             return None
         try:
@@ -167,12 +167,9 @@ def _datasets_dir() -> Path:
     return get_data_dir() / "datasets"
 
 
-def _lock_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
-
-
-def _work_dir(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.work")
+def _beside(folder: Path, kind: str) -> Path:
+    """Return a dataset's ``lock``, or ``work``: the folder of its pieces and unfinished files."""
+    return folder.with_name(f".{folder.name}.{kind}")
 
 
 def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
@@ -198,8 +195,8 @@ def _build_dataset(
 ) -> None:
     """Build ``folder`` in one step; the pieces and unfinished files lie in a folder beside it."""
     for other in list_prepared_datasets():  # of a kill between the last two steps
-        shutil.rmtree(_work_dir(other), ignore_errors=True)
-    work = _work_dir(folder)
+        shutil.rmtree(_beside(other, "work"), ignore_errors=True)
+    work = _beside(folder, "work")
     complete = work / "whole"
     shutil.rmtree(complete, ignore_errors=True)
     check_disk_space(data, folder.parent, work / "pieces")

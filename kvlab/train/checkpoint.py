@@ -86,9 +86,8 @@ class Trunk:
 
     def newest(self, last_step: int) -> Path | None:
         """Return the checkpoint with the most steps, at most ``last_step``; None without any."""
-        folders = sorted(self.directory.glob("step-*"))
-        fitting = [folder for folder in folders if folder.name <= _folder_name(last_step)]
-        return fitting[-1] if fitting else None
+        last = self.path(last_step)
+        return max((one for one in self.directory.glob("step-*") if one <= last), default=None)
 
 
 def _folder_name(step: int) -> str:

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch.optim import AdamW
 
 from kvlab.model import GPT
@@ -26,12 +25,6 @@ def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
         eps=training.adam_eps,
         fused=model.device.type in FUSED_DEVICES,
     )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the rate of the next step for every parameter."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:

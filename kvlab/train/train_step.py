@@ -25,7 +25,7 @@ from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.training_config import INT8_PRODUCTS
-from kvlab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from kvlab.train.optimizer import learning_rate, make_optimizer
 
 WINDOW = 32
 """Steps whose mean loss is compared. A spike that passes sooner is noise."""
@@ -54,14 +54,10 @@ class SummedLoss(nn.Module):
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
-        self.int8 = (
-            Int8Linear(
-                **{product: product in training.int8 for product in INT8_PRODUCTS},
-                kernel=select_int8_kernel(model.device),
-            )
-            if training.int8
-            else None
-        )
+        self.int8: Int8Linear | None = None
+        if training.int8:
+            products = {product: product in training.int8 for product in INT8_PRODUCTS}
+            self.int8 = Int8Linear(**products, kernel=select_int8_kernel(model.device))
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations
@@ -192,7 +188,8 @@ class TrainStepper:
         Raises:
             Diverged: loss or gradient are not finite; the weights are unchanged.
         """
-        set_learning_rate(self.optimizer, learning_rate(self.training, step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.training, step)
         self.optimizer.zero_grad()
         loss = self.accumulate_gradient(step)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip)
