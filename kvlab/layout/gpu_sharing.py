@@ -114,14 +114,12 @@ def _run(command: list[str], text: str = "") -> bool:
 
 def describe_sharing() -> str:
     """Return how trials share a GPU of this machine, a clause."""
-    path = _outcome_path()
+    turns, path = "trials on one GPU take turns", _outcome_path()
     if not is_mps_running():
         if shutil.which(MPS_CONTROL) is None:
-            return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
+            return f"{turns}: {MPS_CONTROL} is not here"
         if path.is_file() and path.read_text() == _SERVES_NOBODY:
-            return (
-                "trials on one GPU take turns: NVIDIA's MPS was started here and served no process"
-            )
+            return f"{turns}: NVIDIA's MPS was started here and served no process"
     return "trials on one GPU compute at the same time, by NVIDIA's MPS"
 
 

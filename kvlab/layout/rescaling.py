@@ -81,8 +81,8 @@ def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:
         sizes = {name: size for name, size in model.kv.model_dump().items() if size}
         groups = sizes.pop("groups")
         if any(size * target.head_dim % model.head_dim for size in sizes.values()):
-            heads = f"heads of {target.head_dim} instead of {model.head_dim}"
-            raise RescaleError(f"its latents do not scale to {heads}")
+            text = f"heads of {target.head_dim} instead of {model.head_dim}"
+            raise RescaleError(f"its latents do not scale to {text}")
         scaled = {name: n * target.head_dim // model.head_dim for name, n in sizes.items()}
         fields["kv"] = {**scaled, "groups": groups}
     if model.kv != "tied" and model.position_scheme.is_rotary:

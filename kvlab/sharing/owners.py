@@ -28,8 +28,8 @@ def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
     if isinstance(sharing, str):
         name, _, argument = sharing.partition(":")
         if name not in PATTERNS:
-            text = f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners"
-            raise SharingError(text)
+            names = ", ".join(PATTERNS)
+            raise SharingError(f"is not a known pattern; use {names}, groups or owners")
         return _pattern_owners(PATTERNS[name], argument, kinds)
     if all(isinstance(item, int) for item in sharing):
         owners = tuple(item for item in sharing if isinstance(item, int))
@@ -51,21 +51,16 @@ def _check_owner_map(owners: OwnerMap, kinds: str) -> None:
     if len(owners) != len(kinds):
         raise SharingError(f"names {len(owners)} owners for {len(kinds)} layers; name one a layer")
     for layer, owner in enumerate(owners):
+        text = f"makes layer {layer} read layer {owner}"
         if not 0 <= owner <= layer:
-            raise SharingError(
-                f"makes layer {layer} read layer {owner}; an owner is at or below its consumer"
-            )
+            raise SharingError(f"{text}; an owner is at or below its consumer")
         if owners[owner] != owner:
-            raise SharingError(
-                f"makes layer {layer} read layer {owner}, which itself reads layer "
-                f"{owners[owner]}; name layer {owners[owner]} as the owner of both"
-            )
+            hint = f"name layer {owners[owner]} as the owner of both"
+            raise SharingError(f"{text}, which itself reads layer {owners[owner]}; {hint}")
         if kinds[owner] != kinds[layer]:
             one, other = (KIND_NAMES.get(kinds[i], kinds[i]) for i in (owner, layer))
-            raise SharingError(
-                f"joins {one} layer {owner} and {other} layer {layer}; the layers of a group are of"
-                " one kind"
-            )
+            text = f"joins {one} layer {owner} and {other} layer {layer}"
+            raise SharingError(f"{text}; the layers of a group are of one kind")
 
 
 def merge_owner_maps(first: OwnerMap, second: OwnerMap) -> OwnerMap:
@@ -102,11 +97,9 @@ def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
         if trained[layer] == layer:
             writer[slot] = layer
         elif rule == "overwrite" and writer[slot] != trained[layer]:
-            raise SharingError(
-                f"makes layer {writer[slot]} overwrite the K/V of layer {trained[layer]} before"
-                f" layer {layer}, its trained consumer, reads them; use tie_rule: owner, or join"
-                " fewer layers"
-            )
+            text = f"makes layer {writer[slot]} overwrite the K/V of layer {trained[layer]} before"
+            text = f"{text} layer {layer}, its trained consumer, reads them"
+            raise SharingError(f"{text}; use tie_rule: owner, or join fewer layers")
     return slots
 
 

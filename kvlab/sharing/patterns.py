@@ -69,13 +69,10 @@ def character_ai_groups(argument: str, kinds: str) -> LayerGroups:
     12 layers: [0,6] [1,2,3] [4,5] [7,8,9] [10,11]. (The article's prose says two, then three.)
     """
     _reject_argument(argument)
-    depth = len(kinds)
-    groups = [list(range(0, depth, CHARACTER_AI_BLOCK))]
-    for start in range(0, depth, CHARACTER_AI_BLOCK):
-        groups += [
-            [layer for layer in range(start + low, start + high) if layer < depth]
-            for low, high in ((1, 4), (4, 6))
-        ]
+    layers = list(range(len(kinds)))
+    groups = [layers[::CHARACTER_AI_BLOCK]]
+    for start in groups[0]:
+        groups += [layers[start + 1 : start + 4], layers[start + 4 : start + 6]]
     return [group for group in groups if group]
 
 
@@ -89,13 +86,11 @@ def trailing_groups(argument: str, kinds: str) -> LayerGroups:
     groups = []
     for layers in _layers_by_kind(kinds):
         owners = [layer for layer in layers if layer < first_consumer]
-        consumers = [layer for layer in layers if layer >= first_consumer]
+        consumers = layers[len(owners) :]
         if consumers and not owners:
             kind = KIND_NAMES.get(kinds[consumers[0]], kinds[consumers[0]])
-            raise SharingError(
-                f"leaves no {kind} owner below the last {count} of {len(kinds)} layers;"
-                f" use a number up to {len(kinds) - 1 - layers[0]}"
-            )
+            text = f"leaves no {kind} owner below the last {count} of {len(kinds)} layers"
+            raise SharingError(f"{text}; use a number up to {len(kinds) - 1 - layers[0]}")
         if consumers:
             groups.append([owners[-1], *consumers])
     return groups

@@ -83,12 +83,12 @@ def find_claim_problems(
             yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
         elif claim in claims[:number]:
             yield key, "is named twice; name each claim once"
-    named = {f"decide.over.{factor}": factor for factor in decide.over or {}}
-    named |= {f"decide.reference.{n}": factor for n, factor in enumerate(decide.reference or ())}
-    for key, factor in named.items():
+    over, named = decide.over or {}, enumerate(decide.reference or ())
+    keys = {f"over.{factor}": factor for factor in over} | {f"reference.{n}": f for n, f in named}
+    for key, factor in keys.items():
         if factor not in factors:
-            yield key, f"is not a factor; {suggest_name(factor, factors)}"
-    for factor, levels in (decide.over or {}).items():
+            yield f"decide.{key}", f"is not a factor; {suggest_name(factor, factors)}"
+    for factor, levels in over.items():
         own = factors.get(factor, levels)
         for number, level in enumerate(levels):
             if level not in own:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_validator
@@ -221,11 +221,9 @@ class ModelConfig(SpecModel):
     @cached_property
     def kind_settings(self) -> dict[str, tuple[str, layer_config.LayerKind]]:
         """The key and the settings of every kind that has a letter."""
-        built_in = {"G": ("global", self.global_), "L": ("local", self.local)}
-        settings = {
-            kind: (key, own or layer_config.LayerKind()) for kind, (key, own) in built_in.items()
-        }
-        return settings | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
+        none = layer_config.LayerKind()
+        built_in = {"G": ("global", self.global_ or none), "L": ("local", self.local or none)}
+        return built_in | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
 
     def _resolve_layer(self, kind: str) -> layer_config.LayerConfig:
         kv, (_, own) = self.kv, self.kind_settings[kind]
@@ -282,15 +280,10 @@ class ModelConfig(SpecModel):
         for kind, (key, own) in self.kind_settings.items():
             is_set = bool(own.model_fields_set) or kind not in KIND_NAMES
             if is_set and kind not in self.attention_pattern:
-                fields = (
-                    f"{key}.{n}"
-                    for n in layer_config.LayerKind.model_fields
-                    if n in own.model_fields_set
-                )
-                text = (
-                    f"is of layers {kind}, and attention_pattern {self.attention_pattern} has none"
-                )
-                yield next(fields, key), f"{text}; use one such as G{kind}, or leave it out"
+                fields = (n for n in type(own).model_fields if n in own.model_fields_set)
+                field = ".".join([key, *islice(fields, 1)])
+                text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
+                yield field, f"{text} has none; use one such as G{kind}, or leave it out"
 
     def _find_head_problems(self) -> Problems:
         counts: dict[str, int | None] = {"n_kv_head": self.n_kv_head}
@@ -299,10 +292,8 @@ class ModelConfig(SpecModel):
             if count is not None and self.n_head % count:
                 yield key, self._describe_divisors()
         if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
-            yield (
-                "n_embd",
-                f"is not a multiple of n_head = {self.n_head}; change one, or set head_dim",
-            )
+            text = f"is not a multiple of n_head = {self.n_head}"
+            yield "n_embd", f"{text}; change one, or set head_dim"
 
     def _describe_divisors(self) -> str:
         divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
@@ -355,10 +346,7 @@ class ModelConfig(SpecModel):
             return
         # settings of heads have no meaning where all heads share a rotary key
         if self.rotary_share != 1:
-            yield (
-                "rotary_share",
-                "has no meaning beside this kv, whose shared key rotates; remove it",
-            )
+            yield "rotary_share", "has no meaning beside this kv, whose shared key rotates; drop it"
         fixed = ["position", "rotary_share"]
         fixed += ["n_kv_head"] if isinstance(self.kv, layer_config.LatentKV) else []
         for key, own in self.kind_settings.values():

@@ -248,7 +248,7 @@ class ServingConfig(SpecModel):
             text = f"would differ between the layers that share the slot of layer {shared[0]}"
             yield "serving.evict.by", f"{text}; use recency, or share no K/V"
         elif self.evict.bytes is not None:
-            keep = self._find_kept_tokens(self.evict, model, slots)
+            keep = self._find_kept_tokens(model, slots)
             problems = self.evict.find_budget_problems(keep)
             yield from ((f"serving.evict.{name}", message) for name, message in problems)
 
@@ -260,16 +260,16 @@ class ServingConfig(SpecModel):
         """
         if self.evict is None:
             return None
-        keep = self.evict.keep or self._find_kept_tokens(self.evict, model, slots)
+        keep = self.evict.keep or self._find_kept_tokens(model, slots)
         return self.evict.resolve(keep)
 
-    def _find_kept_tokens(
-        self, evict: EvictConfig, model: ModelConfig, slots: Sequence[int]
-    ) -> int:
+    def _find_kept_tokens(self, model: ModelConfig, slots: Sequence[int]) -> int:
         """Return how many tokens global slots may keep in a budget of bytes, possibly none.
 
         The budget is of the cache of one sequence of ``block_size`` tokens in a trial's dtype.
         """
+        evict = self.evict
+        assert evict is not None
         assert evict.bytes is not None
         dtype = DTYPES[MODEL_DTYPE if self.kv_dtype == "model" else self.kv_dtype]
         rings = tokens = scores = 0

@@ -225,10 +225,8 @@ def describe_matching(sweep: "Sweep") -> Iterator[str]:
         whose = f"the baseline's {size.count(baselines[0]):,} {size.unit}"
         if sweep.size is not None:
             whose = f"the {size.unit} of the baseline of its size"
-        yield (
-            f"match={mode} sets model.ffn_dim by cell for {whose}; the largest miss is"
-            f" {100 * max(misses, default=0.0):.2f}%"
-        )
+        miss = f"the largest miss is {100 * max(misses, default=0.0):.2f}%"
+        yield f"match={mode} sets model.ffn_dim by cell for {whose}; {miss}"
 
 
 def _get_mode(sweep: "Sweep", cell: "Cell") -> str:

@@ -64,10 +64,8 @@ def find_tune_problems(sweep: "Sweep") -> Problems:
     if sweep.tune is None:
         return
     if shared := sorted(set(sweep.tune.seeds) & set(sweep.all_seeds)):
-        text = (
-            f"has {', '.join(map(str, shared))} in common with the seeds of the cells, which would"
-        )
-        yield "tune.seeds", f"{text} then be compared where they were tuned; use others"
+        text = f"has {', '.join(map(str, shared))} in common with the seeds of the cells, which"
+        yield "tune.seeds", f"{text} would then be compared where they were tuned; use others"
     for factor in sweep.tune.share:
         if factor not in sweep.factors:
             text = f"names {factor}, which is not a factor; use {', '.join(sweep.factors)}"
