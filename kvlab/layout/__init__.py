@@ -1,12 +1,7 @@
 """The size of KV caches in exact bytes, and the cost of models. Pure arithmetic, no torch."""
 
 from kvlab.layout.kv_layout import KVLayout as KVLayout
-from kvlab.layout.rescaling import RESCALE_PRESETS as RESCALE_PRESETS
-from kvlab.layout.rescaling import RescaleError as RescaleError
-from kvlab.layout.rescaling import rescale as rescale
 from kvlab.layout.roofline_model import decode_flops as decode_flops
-from kvlab.layout.serving_estimate import ServingEstimate as ServingEstimate
-from kvlab.layout.serving_estimate import estimate_serving as estimate_serving
 from kvlab.layout.training_memory import training_peak_bytes as training_peak_bytes
 from kvlab.spec.flops import forward_flops as forward_flops
 from kvlab.spec.flops import parameter_count as parameter_count

@@ -7,15 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from kvlab.errors import Problem
 from kvlab.spec import size_config as sizes
@@ -204,8 +196,8 @@ class Sweep(SpecModel):
     ] = {}
     """Example: {gpu: {experiment: ../experiments/gpt2-124m.yaml, seeds: 3}}"""
 
-    _source: SweepSource | None = PrivateAttr(default=None)
-    _cells: tuple[Cell, ...] = PrivateAttr(default=())
+    _source: SweepSource | None = None
+    _cells: tuple[Cell, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -224,7 +216,7 @@ class Sweep(SpecModel):
 
     @field_validator("baseline")
     @classmethod
-    def _fill_baseline(cls, baseline: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    def _fill_baseline(cls, baseline: dict[str, str], info: Any) -> dict[str, str]:
         factors = info.data.get("factors", {})
         return {**{factor: next(iter(levels)) for factor, levels in factors.items()}, **baseline}
 
