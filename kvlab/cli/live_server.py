@@ -119,13 +119,9 @@ class LivePage:
             shown, own = _describe(trial), progress.get("curves") or {}
             state = {name: progress.get(name) for name in PROGRESS}
             running.append({**shown, **state, "left": _show_time(progress.get("seconds_left"))})
-            curves.append({
-                "trial": trial["trial"],
-                "label": shown["label"],
-                "is_running": True,
-                "train": _thin(own.get("train_loss") or []),
-                "validation": _thin(own.get("validation_loss") or []),
-            })  # fmt: skip
+            train, measured = own.get("train_loss") or [], own.get("validation_loss") or []
+            curve = {"train": _thin(train), "validation": _thin(measured), "is_running": True}
+            curves.append({"trial": trial["trial"], "label": shown["label"], **curve})
         return {
             **{name: facts[name] for name in ("sweep", "stage", "driven", "states")},
             "question": sanitize_line(str(facts.get("question") or "")),

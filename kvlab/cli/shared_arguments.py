@@ -28,11 +28,9 @@ def find_project_root() -> Path:
     A project has the folders ``sweeps`` and ``experiments``, or a record in ``runs``.
     """
     here = Path.cwd()
+    signs = (("sweeps", "experiments"), ("runs/sweeps", "runs/trials"))
     for folder in (here, *here.parents):
-        record = folder / "runs"
-        if all((folder / name).is_dir() for name in ("sweeps", "experiments")) or all(
-            (record / name).is_dir() for name in ("sweeps", "trials")
-        ):
+        if any(all((folder / name).is_dir() for name in names) for names in signs):
             return folder
     return here
 

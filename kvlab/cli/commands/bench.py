@@ -222,8 +222,8 @@ def _write_plots(folder: Path, lines: list[Measurement]) -> None:
     dumped = [line.model_dump() for line in lines]
     figures = [*benchmark_figures(dumped), roofline_figure(dumped, {}), *reuse_figures(dumped, {})]
     for figure in filter(None, figures):
-        svg, png = render_files(figure.plot, figure.name)
-        for kind, data in (("svg", svg), ("png", png)):
+        files = render_files(figure.plot, figure.name)
+        for kind, data in zip(("svg", "png"), files, strict=True):
             write_atomic(folder / f"{figure.name}.{kind}", data)
             print(f"wrote {folder / figure.name}.{kind}", file=sys.stderr)
 

@@ -63,12 +63,11 @@ def _restore(store: Store, place: str, name: str | None) -> CopySummary:
 
 
 def _format_summary(summary: CopySummary, target: str) -> str:
-    parts = [
-        f"{summary.trials} trials copied to {target} ({summary.files} files)",
-        f"{summary.unchanged} were there",
-    ]
-    if summary.missing:
-        parts.append(f"{summary.missing} have no result yet")
-    if summary.in_use:
-        parts.append(f"{summary.in_use} left, because a process uses them now")
+    parts = [f"{summary.trials} trials copied to {target} ({summary.files} files)"]
+    others = {
+        "were there": summary.unchanged,
+        "have no result yet": summary.missing,
+        "left, because a process uses them now": summary.in_use,
+    }
+    parts += [f"{number} {state}" for state, number in others.items() if number]
     return f"{summary.sweep}: {', '.join(parts)}"
