@@ -5,16 +5,22 @@ differences. Intervals and verdicts are those of the effects: Holm's method and 
 intervals, over all cells. A cell whose difference is what a level does has the interval and the
 verdict of that effect: one comparison, one verdict. In a sweep with looks, every interval has the
 part of the error that the looks so far may spend.
+
+A *serving gap* is the loss through the serving cache minus the one-shot loss of the same weights.
+It is measured on one training's weights, so the training is the unit, and every cell has an error
+of its own: caches differ in their spread by orders of magnitude. Intervals hold for all cells
+together.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.sequential import spent_share
 from kvlab.analysis.standard_errors import StandardError
-from kvlab.analysis.statistics import Estimate
+from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
@@ -133,8 +139,8 @@ def _judge_together(
     )
     judged = dict(comparisons)
     for one, test in zip(tested, tests, strict=True):
-        estimate = replace(one.estimate, low=test.low, high=test.high, p=test.p)
-        judged[one.levels] = replace(one, estimate=estimate)
+        within = replace(one.estimate, low=test.low, high=test.high, p=test.p)
+        judged[one.levels] = replace(one, estimate=within)
     return {c: replace(one, verdict_name=_name_verdict(study, one)) for c, one in judged.items()}
 
 
@@ -171,19 +177,76 @@ def _find_equal_effects(
 
 def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:
     """Return a comparison with the numbers and the verdict of the effect that it is."""
-    estimate = effect.estimate
-    if estimate is None:
+    own = effect.estimate
+    if own is None:
         return comparison
     if effect.has_interval:
         error = effect.tested_error
         low, high, p = effect.low, effect.high, effect.corrected_p
-        estimate = Estimate(effect.value, "tested", error.value, error.df, low, high, p)
+        own = Estimate(effect.value, "tested", error.value, error.df, low, high, p)
     return replace(
         comparison,
-        estimate=estimate,
+        estimate=own,
         seeds=effect.seeds,
         verdict_name=effect.verdict_name,
         effect=effect,
         later=comparison.estimate if comparison.seeds != effect.seeds else None,
         is_explored=False,
     )
+
+
+# Serving gaps
+
+
+@dataclass(frozen=True)
+class ServingGap:
+    """A cell's serving gap over its trainings.
+
+    Attributes:
+        value: The mean, in nats per token.
+        smallest: The smallest gap of a training.
+        largest: The largest one.
+        trainings: Number of trainings.
+        interval: Ends of the simultaneous interval; None if the gap was not tested.
+        p: Two-sided p-value, corrected for all cells; 1 if the gap was not tested.
+    """
+
+    value: float
+    smallest: float
+    largest: float
+    trainings: int
+    interval: tuple[float, float] | None = None
+    p: float = 1.0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the gap is shown not to be zero."""
+        return self.interval is not None and not self.interval[0] < 0 < self.interval[1]
+
+
+def judge_gaps(
+    rows: Sequence[Mapping[int, float]], alpha: float, rounding: float
+) -> list[ServingGap]:
+    """Test the gaps of several cells together.
+
+    Args:
+        rows: Gaps by seed, at least one for each cell.
+        alpha: Probability of any false claim.
+        rounding: Size of a gap that is rounding. A cell without a larger one is not tested.
+    """
+    estimates = [estimate(list(row.values())) for row in rows]
+    tested = [
+        number
+        for number, one in enumerate(estimates)
+        if one.kind == "tested" and max(map(abs, rows[number].values())) >= rounding
+    ]
+    errors = [StandardError(estimates[n].standard_error, estimates[n].df) for n in tested]
+    tests = judge_family([estimates[n].value for n in tested], errors, alpha)
+    gaps = []
+    for row in rows:
+        values = list(row.values())
+        mean = math.fsum(values) / len(values)
+        gaps.append(ServingGap(mean, min(values), max(values), len(values)))
+    for number, test in zip(tested, tests, strict=True):
+        gaps[number] = replace(gaps[number], interval=(test.low, test.high), p=test.p)
+    return gaps

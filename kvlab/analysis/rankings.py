@@ -15,7 +15,7 @@ among those that are left, which bounds what a choice among them can lose.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ class Ranking:
         self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
         self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
         self._all_seeds = all_seeds
-        self._rows: dict[int, _Differences] = {}
+        self._differences = cache(self._compare)
 
     @property
     def _anchor(self) -> int:
@@ -229,11 +229,6 @@ class Ranking:
         for other in np.flatnonzero(is_tested).tolist():
             found[other] = t_quantile(level, float(row.df[other]))
         return found
-
-    def _differences(self, one: int) -> _Differences:
-        if one not in self._rows:
-            self._rows[one] = self._compare(one)
-        return self._rows[one]
 
     def _compare(self, one: int) -> _Differences:
         """Estimate one cell minus each cell, over the seeds that both have."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.analysis import trial_rows
-from kvlab.analysis.cell_comparisons import CellComparison, compare_cells
+from kvlab.analysis.cell_comparisons import CellComparison, ServingGap, compare_cells, judge_gaps
 from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects, is_learned
 from kvlab.analysis.estimand import Estimand
@@ -17,7 +17,6 @@ from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
-from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.analysis.serving_gaps import judge_gaps
+from kvlab.analysis.cell_comparisons import judge_gaps
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 from kvlab.analysis.study import Study
