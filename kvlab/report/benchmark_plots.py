@@ -12,6 +12,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report import document as doc
+from kvlab.report import texts
 from kvlab.report.formatting import format_binary_size, format_significant
 from kvlab.spec.experiment import Experiment
 
@@ -161,11 +162,7 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
     equal = doc.Line("the roofline", diagonal, "muted", dashed=True)
     layers = [doc.Points(v, tuple(p), doc.SERIES[n]) for n, (v, p) in enumerate(variants)]
     x, y = doc.Axis("time of a step by the roofline (ms)"), doc.Axis("measured time, p50 (ms)")
-    caption = (
-        "Measured decode steps against the time that this device's bandwidth and matrix"
-        " rate allow. A point below the line is faster than they were measured to be: its model"
-        " fits the processor's caches, or the machine was busy then."
-    )
+    caption = texts.fill("caption of the roofline")
     return doc.Figure("roofline", caption, caption, doc.Plot(x, y, (equal, *layers)))
 
 
@@ -222,9 +219,7 @@ def _reuse_figure(
     layers = []
     for number, (points, variants) in enumerate(list(equal.items())[: len(doc.SERIES)]):
         drawn = tuple(draw(points, ", ".join(variants), keys.get(variants[0], "")))
-        layers.append(
-            doc.Line(", ".join(variants), drawn, doc.SERIES[number], dashed=number % 2 == 1)
-        )
+        layers.append(doc.draw_series(number, ", ".join(variants), drawn))
     if limit:
         title = "upper bound: any earlier turn"
         drawn = tuple(draw(sorted(limit.items()), title))

@@ -3,7 +3,7 @@
 Cells that diverged at any seed are in neither: `Study.ranked_means`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,7 +100,6 @@ class BudgetBest:
         n_fitting: Number of cells that fit and did not diverge.
         point: The best of them.
         choice: The same cell with those that may be the best instead, for all budgets together.
-        diverged: Cells that fit and diverged.
     """
 
     condition: str
@@ -108,7 +107,6 @@ class BudgetBest:
     n_fitting: int
     point: CellPoint
     choice: Best
-    diverged: tuple[Levels, ...]
 
 
 def memory_front(study: Study) -> list[CellPoint]:
@@ -198,18 +196,16 @@ def best_cells_by_budget(study: Study) -> list[BudgetBest]:
             len(fitting[size]),
             points[choice.levels],
             choice,
-            tuple(c for c in study.diverged_cells if sizes.get(c, float("inf")) <= size),
         )
         for size, choice in choices.items()
         if choice is not None
     ]
 
 
-def describe_divergence(study: Study, cells: Sequence[Levels]) -> str:
-    """Name cells that diverged, in a clause; empty without cells."""
+def describe_divergence(study: Study) -> str:
+    """Name the cells that diverged, in a clause; empty without any."""
     counts = [
-        f"{study.label(levels)} at {study.diverged_cells[levels]} of"
-        f" {format_count(len(study.cells[levels]), 'seed')}"
-        for levels in cells
+        f"{study.label(levels)} at {count} of {format_count(len(study.cells[levels]), 'seed')}"
+        for levels, count in study.diverged_cells.items()
     ]
     return f" (not ranked, since trials diverged: {join_names(counts)})" if counts else ""

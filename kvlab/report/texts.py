@@ -18,3 +18,8 @@ def read_texts() -> dict[str, str]:
 def fill(name: str, **fields: object) -> str:
     """Return a paragraph with its fields filled in."""
     return read_texts()[name].format(**fields)
+
+
+def when(condition: object, name: str, **fields: object) -> str:
+    """Return a space and a paragraph if a condition holds, else nothing."""
+    return f" {fill(name, **fields)}" if condition else ""

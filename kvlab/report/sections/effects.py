@@ -76,11 +76,9 @@ def _introduce(study: Study, estimated: list[Effect]) -> str:
         over = f"{', '.join(named)}, as declared"
     text = texts.fill("effects", metric=METRICS[study.primary_metric].title, over=over)
     serving = [e for e in estimated if study.estimand.changes_serving_alone(e.change)]
-    if serving:
-        text += " " + texts.fill("serving levels")
+    text += texts.when(serving, "serving levels")
     apart = dict.fromkeys(e.claim for e in estimated if e.at and e not in serving)
-    if apart:
-        text += " " + texts.fill("levels apart", levels=", ".join(apart))
+    text += texts.when(apart, "levels apart", levels=", ".join(apart))
     if any(effect.has_interval for effect in estimated):
         confidence = fmt.format_confidence(study.decide.alpha)
         text += " " + texts.fill("intervals of effects", confidence=confidence)
@@ -100,12 +98,9 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
         for training, row in reversed(first_rows.items())
     ]
     count = format_count(len(wrong), "training")
-    text = texts.fill(
-        "wrong trainings", trainings=count, named="; ".join(named), most=MOST_DEVIATIONS
-    )
-    contents: list[doc.Content] = [
-        doc.paragraph(doc.Strong("Trainings that went wrong."), f" {text}")
-    ]
+    fields = {"trainings": count, "named": "; ".join(named), "most": MOST_DEVIATIONS}
+    text = " " + texts.fill("wrong trainings", **fields)
+    contents: list[doc.Content] = [doc.paragraph(doc.Strong("Trainings that went wrong."), text)]
     without = {effect.name: effect for effect in study.without_wrong.effects(metric)}
     interval = cols.simultaneous_column(metric, study.decide.alpha, "without them")
     rows = []
@@ -265,8 +260,7 @@ def _savings_cell(study: Study, effect: Effect) -> doc.Cell:
 def _explain(study: Study, estimated: list[Effect]) -> tuple[doc.Content, ...]:
     """Explain how the effects are estimated, and what each verdict of the table means."""
     text = texts.fill("pairs")
-    if any(effect.is_contrast for effect in estimated):
-        text += " " + texts.fill("contrasts")
+    text += texts.when(any(effect.is_contrast for effect in estimated), "contrasts")
     contents: list[doc.Content] = [doc.paragraph(text)]
     tested = [effect for effect in estimated if effect.is_tested]
     if tested:
@@ -279,18 +273,15 @@ def _explain(study: Study, estimated: list[Effect]) -> tuple[doc.Content, ...]:
 def _explain_intervals(study: Study, tested: list[Effect]) -> str:
     text = texts.fill("simultaneous intervals")
     errors = [one.error for one in tested if one.error]
-    if errors:
-        text += " " + texts.fill("pooled errors")
+    text += texts.when(errors, "pooled errors")
     if errors and (seeds := study.seed_effect) is not None:
         paired = {error.is_paired for error in errors}
         kind = "of differences within a seed" if True in paired else "of the trainings"
         kind = "of either kind" if len(paired) > 1 else kind
         ratio, p = fmt.format_fixed(seeds.spread_ratio, 2), fmt.format_p_value(seeds.p)
         text += " " + texts.fill("pairing", ratio=ratio, p=p, kind=kind)
-    if any(error.shift for error in errors):
-        text += " " + texts.fill("further seeds")
-    if study.declared_looks is not None:
-        text += " " + texts.fill("claims of looks")
+    text += texts.when(any(error.shift for error in errors), "further seeds")
+    text += texts.when(study.declared_looks is not None, "claims of looks")
     freedoms = [effect.tested_error.df for effect in tested if effect.tested_error.df >= 2]
     if freedoms:
         df = min(freedoms)
@@ -352,8 +343,7 @@ def report_interactions(study: Study) -> doc.Section | None:
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
     text = texts.fill("interactions", share=SPLIT_SHARE)
-    if any(effect.is_contrast for effect in effects):
-        text += " " + texts.fill("contrasts of interactions")
+    text += texts.when(any(effect.is_contrast for effect in effects), "contrasts of interactions")
     contents = (
         _summarize_interactions(study, strongest),
         table if is_open else doc.Fold("All interactions", (table,)),

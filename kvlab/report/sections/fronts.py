@@ -37,7 +37,7 @@ def report_pareto(study: Study) -> doc.Section | None:
     if len(study.estimand.references) > 1:
         than += " against its reference"
     relative = ", of its reference's," if fronts.is_relative(study) else ""
-    diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
+    diverged = fronts.describe_divergence(study)
     note = doc.paragraph(
         f"On the front, of {format_count(len(points), 'cell')}: ",
         doc.Strong(cols.join_names([study.label(levels) for levels in on_front])),
@@ -190,8 +190,7 @@ def report_equal_memory(study: Study) -> doc.Section | None:
     title = METRICS[study.primary_metric].title
     text = texts.fill("equal memory", metric=title, context=BUDGET_CONTEXT, blocks=sizes, base=base)
     if study.diverged_cells:
-        diverged = fronts.describe_divergence(study, tuple(study.diverged_cells))
-        text += f" Some cells are left out{diverged}."
+        text += f" Some cells are left out{fronts.describe_divergence(study)}."
     method = texts.fill("best of a budget", confidence=100 * (1 - study.decide.alpha))
     rows = ((_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices)
     table = doc.make_table("equal-memory", "The best cell in every budget.", rows)

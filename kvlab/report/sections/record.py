@@ -25,16 +25,15 @@ def report_provenance(study: Study) -> doc.Section:
     if study.sections is not None and list(study.sections) != own_sections:
         option = f" --sections {','.join(study.sections)}"
     command = str(study.sweep.get("command") or "kvlab submit")
+    again = doc.Code(f"kvlab report {study.name}{option}")
+    explain = doc.Code(f"kvlab explain {study.name} NAME")
+    text, what = (
+        texts.fill("same bytes") + " ",
+        " computes a cell or a level again from its trials.",
+    )
     contents: list[doc.Content] = [
         doc.paragraph("Computed by ", doc.Code(command), "."),
-        doc.paragraph(
-            "This report is a pure function of the record; the same record gives the same bytes."
-            " Make it again with ",
-            doc.Code(f"kvlab report {study.name}{option}"),
-            ". ",
-            doc.Code(f"kvlab explain {study.name} NAME"),
-            " computes a cell or a level again from its trials.",
-        ),
+        doc.paragraph(texts.fill("same bytes") + " ", again, ". ", explain, what),
     ]
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:

@@ -258,9 +258,7 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
     text = f"{len(others):,} of {format_count(len(search.suggestions), 'suggestion')}: {listed}."
     if not others:
         text = "Every suggestion was measured and keeps the limits."
-    if counts["pruned"]:
-        text += " A pruned trial was behind others in validation loss at the same share of its"
-        text += " steps; whether it would have caught up is not known."
+    text += texts.when(counts["pruned"], "pruned by a search")
     failed = " A failure says nothing about its configuration."
     text += failed if counts["failed"] else " No trial failed."
     contents: list[doc.Content] = [doc.paragraph(text)]
@@ -270,9 +268,8 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
             (entries(one, kind), tables.cell_key(study, one), kind not in ("failed", "diverged"))
             for one, kind in others
         )
-        contents.append(
-            doc.make_table("not-measured", "Suggestions that cannot be the best.", rows)
-        )
+        caption = "Suggestions that cannot be the best."
+        contents.append(doc.make_table("not-measured", caption, rows))
     return doc.Section("Pruned, failed and refused", tuple(contents), is_appendix=True)
 
 
@@ -411,9 +408,7 @@ def report_search_front(study: Study, search: SearchResults) -> doc.Section | No
         return _report_memory(study, search)
     text = f"The front has {format_count(len(search.best), 'trial')}: no other is as good in every"
     text += " objective and better in one."
-    if len(search.objectives) > 2:
-        text += " A figure shows two objectives, so some of its points are on the front for"
-        text += " another objective."
+    text += texts.when(len(search.objectives) > 2, "more than two objectives")
     contents: list[doc.Content] = [doc.paragraph(text)]
     y_name = search.objectives[0].name
     for number, objective in enumerate(search.objectives[1:], start=1):

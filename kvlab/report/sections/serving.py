@@ -30,10 +30,7 @@ def report_serving_gap(study: Study) -> doc.Section | None:
     if not gaps:
         return None
     with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
-    spans: list[doc.Span] = [
-        "The serving gap is the loss of the same weights on the same text through the serving"
-        " cache, minus their one-shot loss. "
-    ]
+    spans: list[doc.Span] = [texts.fill("serving gap") + " "]
     n_cells = format_count(len(gaps), "cell")
     if with_gap:
         largest = max(with_gap, key=lambda levels: study.serving_gaps[levels].value)
@@ -92,11 +89,17 @@ def _report_divergence(study: Study) -> list[doc.Content]:
         return []
     found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
+    left_out = ""
+    if n_rounding := len(means) - len(beyond):
+        limit = fmt.format_spread(KL_ROUNDING, 1)
+        left_out = f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
+        left_out += f" {'is' if n_rounding == 1 else 'are'} left out."
+    over = "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
     caption = "What serving changes in the distribution of the next token, the least first."
     entries = partial(_divergence_entries, study, found)
     positions = (_position_table(study, list(found), metric) for metric in (_KL, _TOP_CHANGED))
     folded: tuple[doc.Content, ...] = (
-        doc.paragraph(_explain_divergence(study, len(means) - len(beyond))),
+        doc.paragraph(texts.fill("divergence of predictions", left_out=left_out, over=over)),
         _draw_divergence(study, found),
         cols.cells_table(study, "serving-divergence", caption, entries, found),
         *(table for table in positions if table.rows),
@@ -109,16 +112,6 @@ def _report_divergence(study: Study) -> list[doc.Content]:
     name = doc.Strong(study.label(worst))
     summary = doc.paragraph("Serving changes predictions most at ", name, f"{text}.")
     return [summary, doc.Fold("Divergence from one-shot predictions", folded)]
-
-
-def _explain_divergence(study: Study, n_rounding: int) -> str:
-    left_out = ""
-    if n_rounding:
-        limit = fmt.format_spread(KL_ROUNDING, 1)
-        left_out = f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
-        left_out += f" {'is' if n_rounding == 1 else 'are'} left out."
-    over = "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
-    return texts.fill("divergence of predictions", left_out=left_out, over=over)
 
 
 def _kl_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
@@ -242,8 +235,7 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
         return []
     is_aware = any(_trained_formats(study, levels) != {_EXACT} for levels in quantized)
     text = texts.fill("dtype of the cache")
-    if is_aware:
-        text += " " + texts.fill("dtype of the cache where training rounded")
+    text += texts.when(is_aware, "dtype of the cache where training rounded")
 
     def show(_: str, change: float) -> str:  # four decimals show too little
         return fmt.format_significant(change, 2)
@@ -350,10 +342,7 @@ def report_reuse(study: Study) -> doc.Section | None:
 
 
 def _summarize(study: Study, rates: Mapping[Levels, float], budget: str) -> Iterator[doc.Span]:
-    yield (
-        "Each turn's prompt is the conversation so far and a new part, so a cache that keeps the"
-        " K/V of earlier turns need not compute them again. "
-    )
+    yield texts.fill("turns") + " "
     exact, requests = study.means("reuse_hit_rate_exact"), study.means("reuse_requests")
     if exact and requests:
         count = format_count(round(max(requests.values())), "request")

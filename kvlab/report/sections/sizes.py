@@ -48,9 +48,8 @@ def report_size_trends(study: Study) -> doc.Section | None:
     if predictions:
         count = format_count(max(len(trend.seeds) for trend in trends), "new seed")
         text = texts.fill("size predictions", seeds=count, most=MAX_EXTRAPOLATION)
-        table = doc.make_table(
-            "size-predictions", "Predicted differences at other sizes.", predictions
-        )
+        caption = "Predicted differences at other sizes."
+        table = doc.make_table("size-predictions", caption, predictions)
         contents.append(doc.Fold("Predictions", (doc.paragraph(text), table)))
     return doc.Section("How effects change with size", tuple(contents))
 

@@ -135,10 +135,7 @@ def _describe_timings(study: Study) -> str:
         text += " The record does not say which trials ran side by side while they were timed."
     elif not n_again:
         text += " Nothing else used a device while it was timed."
-    return (
-        f"{text} On a small model most of the time is spent outside attention, so reading less K/V"
-        " need not show in the time per token."
-    )
+    return text + " " + texts.fill("small models")
 
 
 def _speed_figure(study: Study) -> doc.Figure:

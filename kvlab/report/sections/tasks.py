@@ -85,13 +85,10 @@ def _describe_task(study: Study, metrics: list[str]) -> str:
         text += f" Up to {format_count(n_shortened, 'context')} had to be cut to fit the model."
     largest = hellaswag.largest_accuracy_error(study, metrics)
     if largest is not None:
-        text += " " + texts.fill(
-            "error over items",
-            error=fmt.format_fixed(100 * largest, 2),
-            least=fmt.format_fixed(math.sqrt(8) * 100 * largest, 1),
-        )
-    if hellaswag.all_at_chance(study, metrics):
-        text += " " + texts.fill("accuracies at chance")
+        error = fmt.format_fixed(100 * largest, 2)
+        least = fmt.format_fixed(math.sqrt(8) * 100 * largest, 1)
+        text += " " + texts.fill("error over items", error=error, least=least)
+    text += texts.when(hellaswag.all_at_chance(study, metrics), "accuracies at chance")
     return text
 
 
