@@ -27,10 +27,7 @@ def report_provenance(study: Study) -> doc.Section:
     command = str(study.sweep.get("command") or "kvlab submit")
     again = doc.Code(f"kvlab report {study.name}{option}")
     explain = doc.Code(f"kvlab explain {study.name} NAME")
-    text, what = (
-        texts.fill("same bytes") + " ",
-        " computes a cell or a level again from its trials.",
-    )
+    what = " computes a cell or a level again from its trials."
     contents: list[doc.Content] = [
         doc.paragraph("Computed by ", doc.Code(command), "."),
         doc.paragraph(texts.fill("same bytes") + " ", again, ". ", explain, what),
