@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import TrackingError
 from kvlab.store import Store
-from kvlab.track.run_description import (
-    MAX_PARAM_LENGTH,
-    RunDescription,
-    flatten_settings,
-    hash_shown,
-    to_milliseconds,
-    tracked_metrics,
-    truncate,
-)
+from kvlab.track import run_description as described
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,7 +60,7 @@ class KnownRun:
         if not is_whole or not all(isinstance(number, int | float) for number in numbers):
             text = f"MLflow's run {info.run_id!a} has values of other types than were written"
             raise TrackingError(f"{text}; its database is damaged: delete it, then `kvlab sync`")
-        shown = hash_shown(data.params, data.metrics)
+        shown = described.hash_shown(data.params, data.metrics)
         return cls(info.run_id, info.status, info.end_time, data.tags, shown)
 
 
@@ -117,7 +109,7 @@ class ExperimentRuns:
 
     def write(
         self,
-        description: RunDescription,
+        description: described.RunDescription,
         directory: Path,
         existing: Sequence[KnownRun],
         parent: str = "",
@@ -235,8 +227,8 @@ class ExperimentRuns:
         result = store.result(run.tags["kvlab.trial"])
         assert result is not None, "its run was made from it"
         params = {
-            name: truncate(value, MAX_PARAM_LENGTH)
-            for name, value in flatten_settings({"model": result["experiment"]["model"]})
+            name: described.truncate(value, described.MAX_PARAM_LENGTH)
+            for name, value in described.flatten_settings({"model": result["experiment"]["model"]})
         }
         name = _REFUSED_IN_NAMES.sub("-", f"{run.tags['kvlab.cell']} seed {run.tags['kvlab.seed']}")
         tags = {
@@ -248,11 +240,11 @@ class ExperimentRuns:
         folder = store.training_directory(training)
         self.client.log_model_artifact(model.model_id, str(folder / "config.json"))
         self.client.log_model_artifact(model.model_id, str(folder / WEIGHTS))
-        finished = to_milliseconds(result["provenance"]["finished"])
+        finished = described.to_milliseconds(result["provenance"]["finished"])
         last = int(result["training_record"]["steps"])
         points = [
             Metric(name, value, finished, last, model_id=model.model_id)
-            for name, value, step in tracked_metrics(result)
+            for name, value, step in described.tracked_metrics(result)
             if name.startswith("quality/") and step is None
         ]
         self.client.log_batch(run.id, points)  # the run has these points already

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
-from kvlab.report.benchmark_plots import benchmark_figures, benchmark_lines, roofline_figure
+from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections.speed import report_roofline
 from kvlab.spec import ServingConfig, load_served_model
 from tests.report.reading import load, tables
@@ -71,15 +71,6 @@ def table(section, name):
     found = tables(section)[name]
     heads = [column.title for column in found.columns]
     return [dict(zip(heads, (cell.value for cell in row.cells), strict=True)) for row in found.rows]
-
-
-def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
-    found, keys = benchmark_lines(study, 8)
-    assert list(keys) == ["baseline", "trained", "mqa"], "both together are left out"
-    tpot = next(x for x in found if x["metric"] == "tpot" and x["variant"] == "mqa")
-    assert tpot["value"] == pytest.approx(5e-4 * 1.05)
-    assert (tpot["low"], tpot["high"]) == pytest.approx((5e-4, 5.5e-4))
-    assert len(benchmark_lines(study, 2)[1]) == 2
 
 
 def test_the_roofline_says_from_where_on_a_layout_pays(study):

@@ -160,21 +160,6 @@ def test_effects_where_trials_are_missing(tables, study):
             near(row["detectable (nats/token)"], effect.detectable)
 
 
-def test_widths_of_intervals(tables, study):
-    found = {effect.name: effect for effect in study.effects("loss_served")}
-    for row in tables["interval-widths"]:
-        effect = found[row["level"]]
-        near(row["error over seeds (nats/token)"], effect.tested_error.value)
-        now, more_seeds, more_tokens = (
-            float(row[f"{head} (nats/token)"])
-            for head in ("half interval", "twice the seeds", "twice the scored tokens")
-        )
-        assert now >= (effect.high - effect.low) / 2 * (1 - 1e-9)  # it may be cut at zero
-        assert more_seeds < now
-        assert now / 2**0.5 * (1 - 1e-9) <= more_tokens <= now
-        assert float(row["error over texts (nats/token)"]) > 0
-
-
 def test_budgets(tables):
     per_context = 1024 / load_served_model("gpt2", {}).model.block_size
     for row in tables["equal-memory"]:
