@@ -5,21 +5,11 @@ from functools import partial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
-from kvlab.report import (
-    document as doc,
-)
-from kvlab.report import (
-    formatting as fmt,
-)
-from kvlab.report import (
-    pareto_front as fronts,
-)
-from kvlab.report import (
-    table_columns as cols,
-)
-from kvlab.report import (
-    texts,
-)
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import pareto_front as fronts
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
@@ -155,20 +145,16 @@ def _membership_table(
     study: Study, all_fronts: dict[tuple[str, str], list[CellPoint]]
 ) -> doc.Table:
     """List the cells that are on a front, and on which."""
-    members = {
-        f"{fmt.short_title(metric)} by {COSTS[name].short_title}": {
-            point.levels: point for point in points if point.is_on_front
-        }
-        for (metric, name), points in all_fronts.items()
-    }
     rows = []
     for levels in study.cells:
-        found = {title: points.get(levels) for title, points in members.items()}
-        count = sum(point is not None for point in found.values())
-        if count:
-            membership = ((title, _membership(point)) for title, point in found.items())
+        found: dict[str, str] = {}
+        for (metric, name), points in all_fronts.items():
+            title = f"{fmt.short_title(metric)} by {COSTS[name].short_title}"
+            on_front = (one for one in points if one.is_on_front and one.levels == levels)
+            found[title] = _membership(next(on_front, None))
+        if count := sum(map(bool, found.values())):
             named = ("cell", study.label(levels))
-            entries: doc.Entries = (named, *membership, ("fronts", count))
+            entries: doc.Entries = (named, *found.items(), ("fronts", count))
             rows.append((entries, study.cell_key(levels)))
     return doc.make_table("fronts", texts.fill("caption of the fronts"), rows)
 

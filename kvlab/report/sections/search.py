@@ -12,18 +12,10 @@ from kvlab.report import (
     confirmation,
     texts,
 )
-from kvlab.report import (
-    document as doc,
-)
-from kvlab.report import (
-    formatting as fmt,
-)
-from kvlab.report import (
-    search_tables as tables,
-)
-from kvlab.report import (
-    table_columns as cols,
-)
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import search_tables as tables
+from kvlab.report import table_columns as cols
 from kvlab.spec.search_config import format_setting, format_settings, short_keys, split_sampler
 from kvlab.store.metrics import METRICS
 

@@ -8,21 +8,11 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
-from kvlab.report import (
-    benchmark_plots as bench,
-)
-from kvlab.report import (
-    document as doc,
-)
-from kvlab.report import (
-    formatting as fmt,
-)
-from kvlab.report import (
-    table_columns as cols,
-)
-from kvlab.report import (
-    texts,
-)
+from kvlab.report import benchmark_plots as bench
+from kvlab.report import document as doc
+from kvlab.report import formatting as fmt
+from kvlab.report import table_columns as cols
+from kvlab.report import texts
 from kvlab.store.provenance import describe_device
 
 _TITLES = {
