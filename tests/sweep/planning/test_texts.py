@@ -86,22 +86,6 @@ def test_a_default_is_lowered_to_a_small_text_with_one_note(folder, held):
     assert f"Note: {note}." in run_kvlab("plan", "s.yaml")[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        ("short", "holds out none of 1 document"),
-        ("The same line, again and again, until the end of the text.\n" * 400, "repeats passages"),
-    ],
-)
-def test_what_submit_would_refuse_of_ones_own_text_is_refused_by_plan(folder, text, refused):
-    (folder / "mine.txt").write_text(text)
-    write(folder, "[texts]", "[mine.txt]")
-    code, out, error = run_kvlab("plan", "s.yaml")
-    assert (code, out) == (2, "")
-    assert error.startswith("e.yaml:3:")
-    assert refused in error
-
-
 def test_a_text_that_is_not_prepared_has_provisional_ids(folder, monkeypatch):
     monkeypatch.setattr("kvlab.data.dataset_preparation.SMALL_TEXT_BYTES", 0)
     write(folder, "validation_fraction: 0.2", "validation_fraction: 0.21")

@@ -88,24 +88,19 @@ def clock(monkeypatch):
 HOURS = SEARCH.replace("trials: 12", "hours: 0.1")  # 360 seconds
 
 
-def test_hours_end_it_and_what_is_under_way_is_finished(tmp_path, clock):
-    store, search, driver = searching(tmp_path, HOURS)
+def test_hours_end_it_counted_over_all_runs_and_not_between_them(tmp_path, clock):
+    calm, search, driver = searching(tmp_path / "calm", HOURS)
     assert driver.run().exit_code == 0
     assert clock == [400.0]  # the base and three more; the fourth began at 300
-    assert [store.status(trial) for trial in store.trial_ids()] == ["done"] * 4
+    assert [calm.status(trial) for trial in calm.trial_ids()] == ["done"] * 4
     assert search.stop_reason == "0.1 hours are over"
-    assert searching(tmp_path, HOURS)[2].run().trials_run == 0
-
-
-def test_hours_are_counted_over_all_runs_and_not_between_them(tmp_path, clock):
-    calm, _, driver = searching(tmp_path / "calm", HOURS)
-    driver.run()
     rough, _, driver = searching(tmp_path / "rough", HOURS, stop_at=4)  # at the end of the second
     assert driver.run().stopped
     clock[0] += 10**6
     rough, search, driver = searching(tmp_path / "rough", HOURS)
     driver.run()
     assert search.seconds == 400.0
+    assert searching(tmp_path / "rough", HOURS)[2].run().trials_run == 0
     assert history(rough) == history(calm)
 
 
