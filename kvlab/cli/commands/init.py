@@ -3,7 +3,6 @@
 import argparse
 import json
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json
@@ -22,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"DIR = {folder} is a file; name a folder")
-    starter = _read_starter(files("kvlab.cli") / "starter", "")
+    starter = _read_starter()
     for kind in ("experiment", "sweep"):
         starter[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
     existing = sorted(name for name in starter if (folder / name).exists())
@@ -36,14 +35,12 @@ def run(options: argparse.Namespace) -> None:
     print_result(options, {"folder": str(folder), "files": sorted(starter)}, "\n".join(lines))
 
 
-def _read_starter(folder: Traversable, prefix: str) -> dict[str, str]:
-    """Return relative path -> text of every file."""
-    texts: dict[str, str] = {}
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            texts |= _read_starter(entry, f"{prefix}{entry.name}/")
-        else:
-            # a .gitignore would act on the package itself
-            name = ".gitignore" if entry.name == "gitignore" else entry.name
-            texts[prefix + name] = entry.read_text(encoding="utf-8")
+def _read_starter() -> dict[str, str]:
+    """Return relative path -> text of every file. A .gitignore would act on the package itself."""
+    folder = Path(str(files("kvlab.cli") / "starter"))
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    texts = {
+        name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
+    }
+    texts[".gitignore"] = texts.pop("gitignore")
     return texts

@@ -53,7 +53,12 @@ def paper_width(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> None:
-    name, paper = shared.sweep_name(options.sweep), _parse_paper(options)
+    name, paper = shared.sweep_name(options.sweep), None
+    if options.paper is not None:
+        paper = PaperFolder(Path(options.paper), options.paper_width or COLUMN_WIDTH)
+    elif options.paper_width is not None:
+        text = f"--paper-width = {options.paper_width:g} is read only with --paper"
+        raise UsageError(f"{text}; add --paper DIR, or leave it out")
     sections = _parse_sections(options.sections)
     if options.confirm is not None:
         _confirm(options, name)
@@ -120,15 +125,6 @@ def _watch(
                 print(f"no driver runs {name}; `kvlab submit` goes on with what is missing")
             return
         time.sleep(max(WATCH_SECONDS, time.monotonic() - began))
-
-
-def _parse_paper(options: argparse.Namespace) -> PaperFolder | None:
-    if options.paper is not None:
-        return PaperFolder(Path(options.paper), options.paper_width or COLUMN_WIDTH)
-    if options.paper_width is not None:
-        text = f"--paper-width = {options.paper_width:g} is read only with --paper"
-        raise UsageError(f"{text}; add --paper DIR, or leave it out")
-    return None
 
 
 def _write_report(

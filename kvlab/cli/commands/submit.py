@@ -205,7 +205,15 @@ class _SweepRun:
             self._say(f"{to_run}{location}; record in {options.store}")
             summary = run_stages(stage, self._run_stage, self._plan_next_stage)
             if not (summary.stopped or summary.states["missing"] or summary.has_more):
-                summary = self._time_again(summary)
+                began = time.monotonic()
+                is_over = time_again(
+                    self._last_plan, store, executor, self._origin, self._stop_flag, self._say,
+                    repeat=options.retime,
+                )  # fmt: skip
+                seconds = summary.seconds + time.monotonic() - began
+                summary = replace(
+                    summary, seconds=seconds, stopped=not is_over, has_more=not is_over
+                )
             is_forced = False
         finally:
             executor.close(force=is_forced)
@@ -216,15 +224,6 @@ class _SweepRun:
         trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
         tuned = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
         return replace(summary, states=summary.states + tuned)
-
-    def _time_again(self, summary: Summary) -> Summary:
-        started = time.monotonic()
-        is_over = time_again(
-            self._last_plan, self.store, self._executor, self._origin, self._stop_flag, self._say,
-            repeat=self.options.retime,
-        )  # fmt: skip
-        seconds = summary.seconds + time.monotonic() - started
-        return replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
 
     def _run_stage(self, stage: Stage) -> Summary:
         """Run one stage with a driver of its own.
