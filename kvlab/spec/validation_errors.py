@@ -90,7 +90,9 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         elif kind == "missing":
             errors.append(FieldError(path[:-1], f"{dotted} is missing; add it"))
         elif kind == "literal_error" or (existing != path and kind != "text_rule"):
-            choices_by_path.setdefault(existing, []).append(_describe_choice(kind, context))
+            expected = str(context.get("expected", "")).replace("'", "").replace(" or ", ", ")
+            choice = expected or _CHOICES.get(kind, "").format(**context)
+            choices_by_path.setdefault(existing, []).append(choice)
         else:
             message = f"{_format_field(existing, data)} {_error_message(item, context)}"
             errors.append(FieldError(existing, message))
@@ -108,13 +110,6 @@ def _error_message(item: Any, context: dict[str, Any]) -> str:
     """Return the rule, and what to do about it."""
     text = _MESSAGES.get(item["type"])
     return text.format(**context) if text else f"{item['msg'][:1].lower()}{item['msg'][1:]}"
-
-
-def _describe_choice(kind: str, context: dict[str, Any]) -> str:
-    """Return what one branch of a union accepts."""
-    if kind == "literal_error":
-        return str(context["expected"]).replace("'", "").replace(" or ", ", ")
-    return _CHOICES.get(kind, "").format(**context)
 
 
 def _find_value(path: Path, data: Any) -> tuple[Path, Any]:

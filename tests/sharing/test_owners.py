@@ -1,7 +1,7 @@
 """Owner maps: explicit groups and owners, the rules, merging and ties."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.sharing import SharingError, merge_owner_maps, owner_map, tied_slots
@@ -39,6 +39,7 @@ def owner_maps(draw, layers=8):
     return tuple(owners)
 
 
+@settings(max_examples=40, deadline=None)
 @given(first=owner_maps(), second=owner_maps())
 def test_merging_joins_exactly_what_either_joins(first, second):
     merged = merge_owner_maps(first, second)
