@@ -243,10 +243,6 @@ def metric_title(metric: str) -> str:
     return with_unit(fmt.short_title(metric), fmt.display_unit(metric))
 
 
-def difference_title(metric: str) -> str:
-    return with_unit("difference", fmt.difference_unit(metric))
-
-
 def with_unit(name: str, unit: str) -> str:
     return f"{name} ({unit})" if unit else name
 

@@ -56,17 +56,14 @@ def _write_csv(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(_guard_formula, names))
-    for row in rows:
-        writer.writerow(
-            [
-                one if one is None or isinstance(one, int | float) else _guard_formula(one)
-                for one in row
-            ]
-        )
+    writer.writerows(map(_guard_formula, row) for row in rows)
     return out.getvalue()
 
 
-def _guard_formula(value: Any) -> str:
+def _guard_formula(value: Any) -> Any:
+    """Return what a spreadsheet takes as text or as a number, not as a formula."""
+    if value is None or isinstance(value, int | float):
+        return value
     text = sanitize_text(value if isinstance(value, str) else json.dumps(value))
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\n") else text
 

@@ -114,9 +114,8 @@ def report_loss_curves(study: Study) -> doc.Section | None:
         listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
         text += " " + texts.fill("curves over other tokens", listed=listed)
     caption = "Validation loss against training tokens."
-    ends = "; ".join(
-        f"{line.name} ends at {fmt.format_metric('loss', line.points[-1].y)}" for line in lines
-    )
+    lasts = [(line.name, fmt.format_metric("loss", line.points[-1].y)) for line in lines]
+    ends = "; ".join(f"{name} ends at {loss}" for name, loss in lasts)
     axes = doc.Axis("training tokens (millions)"), doc.Axis("validation loss (nats/token)")
     figure = doc.Figure("curves", caption, f"{caption} {ends}.", doc.Plot(*axes, tuple(lines)))
     return doc.Section("Loss curves", (doc.paragraph(text), figure))

@@ -138,7 +138,7 @@ def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.
         beside = ", ".join(f"{name}={other}" for name, other in effect.at)
         yield "beside", doc.cell(beside, tone="muted")
     yield cols.csv_only("against"), doc.cell(study.factors[factor][0], tone="muted")
-    yield cols.difference_title(metric), _difference_cell(effect, effect.value)
+    yield cols.with_unit("difference", unit), _difference_cell(effect, effect.value)
     interval = cols.simultaneous_column(metric, study.decide.alpha)
     yield interval, cols.simultaneous_cell(metric, effect)
     yield "verdict", cols.verdict_cell(effect)

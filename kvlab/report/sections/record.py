@@ -55,9 +55,8 @@ def _describe_compute(study: Study) -> doc.Paragraph:
     """Say what the sweep has computed in all, and what of that is not recorded."""
     total, tuning = measure_compute(study)
     counts = format_count(total.trainings, "training"), format_count(total.trials, "trial")
-    text = " " + texts.fill(
-        "compute", trainings=counts[0], spent=_format_spent(total), trials=counts[1]
-    )
+    fields = {"trainings": counts[0], "spent": _format_spent(total), "trials": counts[1]}
+    text = " " + texts.fill("compute", **fields)
     if tuning is not None and tuning.trials:
         trials = format_count(tuning.trials, "trial")
         text += f" Of these, tuning took {_format_spent(tuning)} in {trials}."

@@ -46,10 +46,8 @@ def report_serving_gap(study: Study) -> doc.Section | None:
         caption = "Cells whose serving cache changes the loss beyond rounding."
         entries = partial(_gap_entries, study)
         contents.append(cols.cells_table(study, "serving-gap", caption, entries, with_gap))
-    contents += _report_divergence(study)
-    contents += _report_cache_dtype(study)
-    contents += _report_eviction(study)
-    return doc.Section("Serving gap", tuple(contents))
+    caches = (*_report_cache_dtype(study), *_report_eviction(study))
+    return doc.Section("Serving gap", (*contents, *_report_divergence(study), *caches))
 
 
 def _gap_entries(study: Study, levels: Levels) -> doc.Entries:
