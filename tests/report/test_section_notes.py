@@ -110,12 +110,19 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
 
 
 def test_every_text_is_used_with_its_fields():
-    found = {}
-    for path in (Path(texts.__file__).parent / "sections").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "texts.fill":
-                found[node.args[0].value] = {keyword.arg for keyword in node.keywords}
-    assert found == {
+    place = {"texts.fill": 0, "texts.when": 1}
+    known = {
         name: {field for _, field, _, _ in Formatter().parse(text) if field}
         for name, text in texts.read_texts().items()
     }
+    used = set()
+    for path in Path(texts.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in place:
+                name = node.args[place[ast.unparse(node.func)]]
+                alternatives = [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
+                fields = {keyword.arg for keyword in node.keywords}
+                for one in alternatives:
+                    used.add(one.value)
+                    assert None in fields or fields == known[one.value], one.value
+    assert used == known.keys()
