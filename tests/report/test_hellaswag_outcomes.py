@@ -104,7 +104,7 @@ def test_without_the_last_lines_end_and_with_other_spacing():
     assert parse_outcomes(b"") == {}
 
 
-@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"label": 1}\n[]\n')])
+@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"label": 1}\n[]\n', mtime=0)])
 def test_of_a_whole_study_each_intact_trial_once(tmp_path, damage):
     record = Record(
         factors={"heads": ("mha", "mqa")}, items=20, seeds=(0, 1, 2),
