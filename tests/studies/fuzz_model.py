@@ -9,7 +9,6 @@ which a masked softmax multiplies by an exact zero. ``KVLAB_PLAIN=1`` fuzzes the
 of the CPU kernels.
 """
 
-import argparse
 import random
 import sys
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.serving_config import EvictConfig
+from tests.studies import read_options
 from tests.support.reference_model import ReferenceModel, read_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -55,14 +55,9 @@ def draw_case(number: int) -> Case:
     is_single = serving.kv_dtype in ("model", "float32") and rng.random() < 0.4
     # a norm of what attention returns may divide rounding by next to nothing
     is_single = is_single and config.norm_placement == "pre"
-    return Case(
-        number,
-        config,
-        serving,
-        torch.float32 if is_single else torch.float64,
-        _draw_chunks(rng, rows, rng.randint(1, LONGEST), is_ragged),
-        is_ragged,
-    )
+    dtype = torch.float32 if is_single else torch.float64
+    chunks = _draw_chunks(rng, rows, rng.randint(1, LONGEST), is_ragged)
+    return Case(number, config, serving, dtype, chunks, is_ragged)
 
 
 def _draw_config(rng: random.Random) -> ModelConfig:
@@ -216,28 +211,18 @@ def run_case(case: Case, device: str = "cpu") -> float:
     assert sum(p.numel() for p in model.parameters()) == parameter_count(case.config)
     for tensor in cache.tensors:
         poison(tensor, case.is_ragged)
-    weights = read_weights(make_model(case))
-    slots = list(layout.owners)
+    weights, serving = read_weights(make_model(case)), case.serving
+    stored = (serving.kv_dtype, serving.kv_group, serving.kv_residual, serving.evict)
     references = [
-        ReferenceModel(
-            case.config,
-            weights,
-            slots,
-            case.serving.tie_rule,
-            case.serving.kv_dtype,
-            case.serving.kv_group,
-            case.serving.kv_residual,
-            case.serving.evict,
-        )
+        ReferenceModel(case.config, weights, list(layout.owners), serving.tie_rule, *stored)
         for _ in range(rows)
     ]
     largest = 0.0
     for added in case.chunks:
         tokens = torch.randint(0, case.config.vocab_size, (rows, max(added)))
+        lengths = added if case.is_ragged else None
         with torch.inference_mode():
-            logits = model(
-                tokens.to(device), cache=cache, lengths=added if case.is_ragged else None
-            ).cpu()
+            logits = model(tokens.to(device), cache=cache, lengths=lengths).cpu()
         for row, count in enumerate(added):
             if count:
                 expected = references[row].logits(tokens[row, :count].tolist())
@@ -268,11 +253,7 @@ def poison(tensor: torch.Tensor, is_finite: bool) -> None:
 
 def main() -> int:
     """Run many cases and print every disagreement; return 1 if there was one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
+    options = read_options(__doc__, cases=10_000, first=0, device="cpu")
     torch.set_num_threads(1)
     failures, largest_errors = 0, dict.fromkeys(TOLERANCE, 0.0)
     for number in range(options.first, options.first + options.cases):

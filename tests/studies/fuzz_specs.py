@@ -10,7 +10,6 @@ traceback, and no file outside the store: not in the working folder, HOME, the s
 the one above. A case follows from its number alone.
 """
 
-import argparse
 import copy
 import io
 import json
@@ -36,6 +35,7 @@ from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
+from tests.studies import read_options
 from tests.support.stub_trials import StubRun
 
 EXPERIMENT: dict[str, Any] = {
@@ -264,9 +264,8 @@ def _check_submit(facts: dict[str, Any], workspace: Workspace) -> str | None:
         if code != 0 or error:
             return f"submit: exit code {code}: {error[:300]}{out[-300:]}"
         recorded = Store(workspace.store).trial_ids()
-        planned = _call(
-            "plan", workspace, "--json", "--rate", "1e12"
-        )  # again: the text is prepared by now
+        # again: the text is prepared by now
+        planned = _call("plan", workspace, "--json", "--rate", "1e12")
         assert not isinstance(planned, str), planned
         missing = {trial["trial"] for trial in json.loads(planned[1])["trials"]} - set(recorded)
         return f"submit: not recorded: {sorted(missing)}" if missing else None
@@ -332,10 +331,7 @@ def search_problems(first: int, cases: int) -> dict[int, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(__doc__, cases=10_000, first=0)
     problems = search_problems(options.first, options.cases)
     for number, problem in problems.items():
         print(f"case {number}: {problem}")

@@ -87,12 +87,18 @@ class Setting:
     def pick(self, large: Any, tiny: Any) -> Any:
         return tiny if self.is_tiny else large
 
+    def find_lack(self, module: str = "") -> str:
+        """Return why what needs a CUDA device, and a module, cannot be tried; empty if it can."""
+        if not self.is_cuda:
+            return "no CUDA device"
+        return f"no {module} here" if module and importlib.util.find_spec(module) is None else ""
+
 
 def check_marked_tests(setting: Setting) -> Iterator[Claim]:
     """The tests that need a CUDA device."""
     text = "the tests marked gpu pass"
-    if not setting.is_cuda or importlib.util.find_spec("pytest") is None:
-        yield Claim(text, None, "no CUDA device" if not setting.is_cuda else "no pytest here")
+    if lack := setting.find_lack("pytest"):
+        yield Claim(text, None, lack)
         return
     # not the whole suite, which imports what a box with a GPU may lack
     files = [str(p) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
@@ -125,6 +131,9 @@ def check_fuzzer(setting: Setting) -> Iterator[Claim]:
     yield Claim("models and caches compute what the reference does", not failures, figure)
 
 
+TIED, GROUPED, LATENTS = (
+    {"position": "rope", "kv": kv} for kv in ("tied", "grouped_tied", {"latent": 16, "rotary": 8})
+)
 DECODED = {
     "float32": ("float32", {}, {}, 1e-3),
     "bfloat16": ("bfloat16", {}, {}, 0.1),
@@ -134,21 +143,11 @@ DECODED = {
     "rings": ("bfloat16", WINDOWS, {}, 0.1),
     "fp8 rings and sinks": ("bfloat16", {**WINDOWS, "sink_tokens": 4}, {"kv_dtype": "fp8"}, 0.1),
     "ties": ("bfloat16", {}, {"tie": "adjacent:2"}, 0.1),
-    "K = V": ("bfloat16", {"position": "rope", "kv": "tied"}, {}, 0.1),
-    "latents": ("bfloat16", {"position": "rope", "kv": {"latent": 16, "rotary": 8}}, {}, 0.1),
-    "int8 K = V": ("bfloat16", {"position": "rope", "kv": "tied"}, {"kv_dtype": "int8"}, 0.1),
-    "int4 GTA": (
-        "bfloat16",
-        {"position": "rope", "kv": "grouped_tied"},
-        {"kv_dtype": "int4", "kv_group": 8},
-        0.1,
-    ),
-    "fp8 latents in groups": (
-        "bfloat16",
-        {"position": "rope", "kv": {"latent": 16, "rotary": 8}},
-        {"kv_dtype": "fp8", "kv_group": 8},
-        0.1,
-    ),
+    "K = V": ("bfloat16", TIED, {}, 0.1),
+    "latents": ("bfloat16", LATENTS, {}, 0.1),
+    "int8 K = V": ("bfloat16", TIED, {"kv_dtype": "int8"}, 0.1),
+    "int4 GTA": ("bfloat16", GROUPED, {"kv_dtype": "int4", "kv_group": 8}, 0.1),
+    "fp8 latents in groups": ("bfloat16", LATENTS, {"kv_dtype": "fp8", "kv_group": 8}, 0.1),
     "compiled": ("float32", {}, {"compile": True}, 1e-3),
     "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}, 0.1),
 }
@@ -254,8 +253,8 @@ LIMITED_BYTES = 16 * 2**30
 
 def check_batch_limit(setting: Setting) -> Iterator[Claim]:
     """The largest batch by trying, beside that by formula."""
-    if not setting.is_cuda:
-        yield Claim("the cache decides the largest batch", None, "no CUDA device")
+    if lack := setting.find_lack():
+        yield Claim("the cache decides the largest batch", None, lack)
         return
     shapes, of = {"MHA": {}, "MQA": {"n_kv_head": 1}}, {"device": "cuda", "dtype": torch.bfloat16}
     variants = [
@@ -334,8 +333,8 @@ def check_training_speed(setting: Setting) -> Iterator[Claim]:
 def check_windows(setting: Setting) -> Iterator[Claim]:
     """FlexAttention, which trains windows, beside the dense kernel, forward and backward."""
     text = "FlexAttention trains a window of 256 in 1,024 tokens faster than the dense kernel"
-    if not setting.is_cuda:
-        yield Claim(text, None, "no CUDA device")
+    if lack := setting.find_lack():
+        yield Claim(text, None, lack)
         return
     shape, dtype = setting.pick((64, 12, 1024, 64), (1, 2, 256, 16)), torch.bfloat16
     q, k, v = (torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
@@ -439,11 +438,7 @@ def _train_peer(
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     model: torch.nn.Module,
 ) -> float:
-    """Return the seconds of a step of the same tokens, in bfloat16 under autocast.
-
-    Args:
-        loss_of: takes tokens and targets (R, T).
-    """
+    """Return the seconds of a step in bfloat16; ``loss_of`` takes tokens and targets (R, T)."""
     model.train().to(setting.device)
     compiled = torch.compile(loss_of) if setting.is_cuda else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=setting.is_cuda or None)
@@ -601,9 +596,9 @@ def check_packing(setting: Setting) -> Iterator[Claim]:
     """
     text = "eight small trials that share a GPU take half of their time one by one, or less"
     if not setting.is_cuda:
-        yield Claim(text, None, "no CUDA device")
+        yield Claim(text, None, setting.find_lack())
         return
-    if importlib.util.find_spec("ray") is None:
+    if setting.find_lack("ray"):
         alone, shared = (_time_sweeps(1, 4, "gpus: 1"), _time_sweeps(4, 1, "gpus: 0.25"))
         figure = f"{shared / alone:.2f} times as long, four sweeps each with 0.25 of a GPU, inline"
         yield Claim(text, shared <= 0.5 * alone, figure)
@@ -665,8 +660,8 @@ def check_two_processes(setting: Setting) -> Iterator[Claim]:
     figure = f"{together.workers} processes {losses[0]:.6f}, one {losses[1]:.6f} nats/token"
     yield Claim(text, together.workers == 2 and difference < 1e-3, figure)
     text = "a sweep with `gpus: 2` runs to its end"
-    if not setting.is_cuda or importlib.util.find_spec("ray") is None:
-        yield Claim(text, None, "no CUDA device" if not setting.is_cuda else "no Ray here")
+    if lack := setting.find_lack("ray"):
+        yield Claim(text, None, lack)
         return
     with tempfile.TemporaryDirectory() as folder:
         sweep = SmallSweep(Path(folder), "gpus: 2", executor="ray").write()
@@ -689,18 +684,13 @@ def _train_together(rank: int, backend: str, address: str, folder: str) -> None:
 
 def _train_small(device: str, folder: str, workers: int) -> None:
     """Train twenty steps of four rows, two of them in a pass."""
-    model = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 32}
+    steps = {"tokens": 5120, "batch_tokens": 256, "evaluate_tokens": 256, "evaluate_every": 20}
     of = Experiment(
         name="together",
-        model=model,
+        model={**TINY, "vocab_size": 257, "n_head": 2},
         data={"tokenizer": "bytes"},
         benchmark={"prompt_tokens": 8, "new_tokens": 8},
-        training={
-            "tokens": 5120,
-            "batch_tokens": 256,
-            "evaluate_tokens": 256,
-            "evaluate_every": 20,
-        },
+        training=steps,
         resources={"workers": workers, "microbatch_tokens": 128},
     )
     text = np.random.default_rng(0).integers(0, 257, 20_000).astype(np.uint16)
@@ -757,11 +747,7 @@ _HELD = {True: "held", False: "NOT HELD", None: "not measured"}
 def format_page(setting: Setting, found: dict[str, tuple[list[Claim], float]]) -> str:
     """Return the page."""
     name = device_name(torch.device(setting.device))
-    lines = [
-        f"# kvlab on {name}",
-        "",
-        "Written by `make gpu`. Every claim was tried on this device.",
-    ]
+    lines = [f"# kvlab on {name}\n", "Written by `make gpu`. Every claim was tried on this device."]
     if setting.is_tiny:
         lines.append("**The models were tiny: the figures of speed mean nothing.**")
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"

@@ -5,7 +5,7 @@ baseline and one cell a claim, so that all differences share the baseline's nois
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,8 @@ from kvlab.sweep.planning.looks import WORSE
 from tests.support.holm import holm_correction
 
 LOOKS = (3, 5, 7, 10)
-PREFIX = "looks: "
 
 Noise = Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
-
-
-def normal(random: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return random.standard_normal(shape)
 
 
 def unequal(random: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -50,7 +45,7 @@ class Structure:
     """
 
     effects: tuple[float, ...]
-    noise: Noise = normal
+    noise: Noise = np.random.Generator.standard_normal
     margin: float | None = None
     failing: float = 0.0
     diverging: float = 0.0
@@ -95,9 +90,6 @@ class Tally:
     fixed_power: float = 0.0
     bounded: float = 0.0
     seeds: float = 0.0
-    names: tuple[str, ...] = field(
-        default=("error", "coverage", "power", "fixed_power", "bounded", "seeds"), repr=False
-    )
 
 
 def simulate(structure: Structure, sweeps: int, seed: int = 0) -> Tally:
@@ -105,8 +97,8 @@ def simulate(structure: Structure, sweeps: int, seed: int = 0) -> Tally:
     random, tally = np.random.default_rng(seed), Tally()
     for _ in range(sweeps):
         one = _simulate_sweep(structure, random)
-        for name in tally.names:
-            setattr(tally, name, getattr(tally, name) + getattr(one, name) / sweeps)
+        for name, value in vars(one).items():
+            setattr(tally, name, getattr(tally, name) + value / sweeps)
     return tally
 
 
@@ -183,11 +175,9 @@ def _count_fixed(
 def print_tallies(sweeps: int, seed: int, only: str = "") -> None:
     """Simulate the structures whose names contain ``only``, and print a line for each."""
     print(f"{'looks at 3, 5, 7 and 10 seeds':62}  error  coverage  power  fixed  bounded  trials")
-    for name in list_names(only):
-        one = simulate(STRUCTURES[name.removeprefix(PREFIX)], sweeps, seed)
+    for name, structure in STRUCTURES.items():
+        if only not in f"looks: {name}":
+            continue
+        one = simulate(structure, sweeps, seed)
         shares = f"{one.error:7.3f} {one.coverage:9.3f} {one.power:6.2f} {one.fixed_power:6.2f}"
-        print(f"{name:62}{shares} {one.bounded:8.2f} {one.seeds:7.2f}", flush=True)
-
-
-def list_names(only: str = "") -> list[str]:
-    return [PREFIX + name for name in STRUCTURES if only in PREFIX + name]
+        print(f"{f'looks: {name}':62}{shares} {one.bounded:8.2f} {one.seeds:7.2f}", flush=True)

@@ -7,7 +7,6 @@ in spreads of a training, by the rule and with differences within a seed always.
 same of one reference and other cells, with equal seeds and with seeds moved to the reference.
 """
 
-import argparse
 import itertools
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from kvlab.analysis.standard_errors import SEED_ALPHA, can_give_up_pairs
+from tests.studies import read_options
 
 Array = np.ndarray
 ALPHA = 0.05
@@ -44,14 +44,15 @@ DESIGNS = {
     "4 levels of three factors": three_factors(),
 }
 
-Noise = Callable[[np.random.Generator, Array, tuple[int, int, int]], Array]
+Shape = tuple[int, int, int]
+Noise = Callable[[np.random.Generator, Array, Shape], Array]
 """``(random, levels by cell, shape)`` to the noise of trainings (sweeps, cells, seeds)."""
 
 
 def scaled(factor: float, place: int) -> Noise:
     """Return noise that is larger in one cell."""
 
-    def draw(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+    def draw(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
         scales = np.ones(len(levels))
         scales[place] = factor
         return random.normal(size=shape) * scales[:, None]
@@ -59,18 +60,22 @@ def scaled(factor: float, place: int) -> Noise:
     return draw
 
 
-def noisy_level(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+def skewed(random: np.random.Generator, _levels: Array, shape: Shape) -> Array:
+    return random.exponential(size=shape)
+
+
+def noisy_level(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
     return random.normal(size=shape) * (1 + 9 * levels[:, 0])[:, None]
 
 
-def level_by_seed(random: np.random.Generator, levels: Array, shape: tuple[int, int, int]) -> Array:
+def level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
     together = random.normal(size=(shape[0], levels.shape[1], shape[2]))
     return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels, together)
 
 
 NOISES: dict[str, Noise] = {
     "alike": scaled(1, 0),
-    "skewed": lambda random, _levels, shape: random.exponential(size=shape),
+    "skewed": skewed,
     "a cell 10 times": scaled(10, -1),
     "a level 10 times": noisy_level,
     "baseline 3 times": scaled(3, 0),
@@ -169,15 +174,9 @@ def move_seeds(cells: int, seeds: int, sweeps: int, random: np.random.Generator)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweeps", type=int, default=5000)
-    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 5))
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
-    parser.add_argument("--only", default="", help="designs whose names contain this")
-    options = parser.parse_args()
-    print(
-        f"{'design, noise, seeds, spread of a seed':60}  by the rule   half   always paired   half"
-    )
+    options = read_options(__doc__, sweeps=5000, seeds=(2, 3, 5), seed=0, only="")
+    heads = "by the rule   half   always paired   half"
+    print(f"{'design, noise, seeds, spread of a seed':60}  {heads}")
     for (design, (levels, weights)), (name, noise), seeds, common in itertools.product(
         DESIGNS.items(), NOISES.items(), options.seeds, (0.0, 0.5, 1.0)
     ):

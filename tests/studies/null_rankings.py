@@ -3,7 +3,6 @@
 `python -m tests.studies.null_rankings --sweeps 10000` prints every structure.
 """
 
-import argparse
 import itertools
 
 import numpy as np
@@ -15,6 +14,7 @@ from kvlab.analysis.sweep_shifts import estimate_shifts
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.analysis.verdicts import judge_family
 from kvlab.store import Store
+from tests.studies import read_options
 
 NO_PAIRS = ", no pairs"
 """Of structures in which seeds explain nothing."""
@@ -126,25 +126,17 @@ def simulate_comparisons(structure, paired, seeds, pairs):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sweeps", type=int, default=1000)
-    parser.add_argument("--cells", type=int, nargs="+", default=(2, 6, 20))
-    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 5))
-    options = parser.parse_args()
+    options = read_options(__doc__, sweeps=1000, cells=(2, 6, 20), seeds=(2, 3, 5))
     sweeps = options.sweeps
     print(f"{'structure':<28} cells seeds  best excluded  told apart  any interval")
-    for structure in STRUCTURES:
-        for cells in options.cells:
-            for seeds in options.seeds:
-                wrong = simulate_rankings(structure, cells, seeds, sweeps)
-                rates = f"{wrong['best excluded']:13.1%}  {wrong['told apart']:10.1%}"
-                rates += f"  {wrong['any interval']:12.1%}"
-                print(f"{structure:<28} {cells:5} {seeds:5}  {rates}", flush=True)
+    for structure, cells, seeds in itertools.product(STRUCTURES, options.cells, options.seeds):
+        excluded, apart, outside = simulate_rankings(structure, cells, seeds, sweeps).values()
+        rates = f"{excluded:13.1%}  {apart:10.1%}  {outside:12.1%}"
+        print(f"{structure:<28} {cells:5} {seeds:5}  {rates}", flush=True)
     print(f"\n{'structure':<20} {'seeds':<12} compare calls a change")
-    for structure in APART:
-        for paired in (True, False):
-            rate = simulate_comparisons(structure, paired, 3, max(1, sweeps // 10))
-            print(f"{structure:<20} {'3 shared' if paired else '3 and 3 other':<13} {rate:21.1%}")
+    for structure, paired in itertools.product(APART, (True, False)):
+        rate = simulate_comparisons(structure, paired, 3, max(1, sweeps // 10))
+        print(f"{structure:<20} {'3 shared' if paired else '3 and 3 other':<13} {rate:21.1%}")
 
 
 if __name__ == "__main__":

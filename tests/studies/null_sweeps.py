@@ -11,12 +11,11 @@ reports are made with. Per structure it prints
   each costs `POWER_SIZE` times the noise of one training times the length of its contrast.
 """
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,11 +24,20 @@ from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
-from tests.studies.null_looks import list_names, print_tallies
+from tests.studies import read_options
+from tests.studies.null_looks import print_tallies
+from tests.studies.null_pairing import (
+    Array,
+    Noise,
+    Shape,
+    level_by_seed,
+    noisy_level,
+    scaled,
+    skewed,
+)
 from tests.support.holm import holm_correction
 
 Factors = Mapping[str, tuple[str, ...]]
-Array = np.ndarray
 POWER_SIZE = 3.0
 WRONG_COST = 20.0
 TIES = {"serving": {"tied": {"serving.tie": "adjacent:2"}}}
@@ -46,42 +54,23 @@ ONE_OF_5 = {"f": ("base", *(f"l{n}" for n in range(5)))}
 THREE = {"f0": ("off", "on"), "f1": ("off", "on"), "f2": ("off", "on", "more")}
 SERVED = {**binary(2), "serving": ("plain", "tied")}
 
-Noise = Callable[[np.random.Generator, Array, int, int], Array]
-"""``(random, level matrix, seeds, sweeps)`` to noise (sweeps, trainings, seeds)."""
+alike, one_noisy_cell, noisy_baseline = scaled(1, 0), scaled(10, -1), scaled(10, 0)
 
 
-def alike(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    return random.normal(size=(sweeps, len(levels), seeds))
+def one_level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
+    together = 3 * random.normal(size=(shape[0], 1, shape[2]))
+    return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels[:, :1], together)
 
 
-def skewed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    return random.exponential(size=(sweeps, len(levels), seeds))
-
-
-def one_noisy_cell(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    noise = alike(random, levels, seeds, sweeps)
-    noise[:, -1] *= 10
-    return noise
-
-
-def noisy_baseline(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    noise = alike(random, levels, seeds, sweeps)
-    noise[:, 0] *= 10
-    return noise
-
-
-def noisy_level(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    return alike(random, levels, seeds, sweeps) * (1 + 9 * levels[:, 0])[:, None]
-
-
-def level_by_seed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    together = random.normal(size=(sweeps, levels.shape[1], seeds))
-    return alike(random, levels, seeds, sweeps) + np.einsum("cl,xls->xcs", levels, together)
-
-
-def one_level_by_seed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
-    together = 3 * random.normal(size=(sweeps, 1, seeds))
-    return alike(random, levels, seeds, sweeps) + np.einsum("cl,xls->xcs", levels[:, :1], together)
+NOISES: dict[str, Noise] = {
+    "alike": alike,
+    "skewed": skewed,
+    "one noisy cell": one_noisy_cell,
+    "noisy baseline": noisy_baseline,
+    "noisy level": noisy_level,
+    "level by seed": level_by_seed,
+    "one level by seed": one_level_by_seed,
+}
 
 
 @dataclass(frozen=True)
@@ -113,11 +102,12 @@ class Structure:
     diverges: Literal["", "level", "baseline"] = ""
     effects: tuple[float, ...] = ()
     margin: float | None = None
-    level_names: tuple[str, ...] = field(init=False, default=())
 
-    def __post_init__(self) -> None:
-        names = tuple(f"{f}={level}" for f, levels in self.factors.items() for level in levels[1:])
-        object.__setattr__(self, "level_names", names)
+    @property
+    def planted(self) -> dict[str, float]:
+        """The cost of every level."""
+        names = [f"{f}={level}" for f, levels in self.factors.items() for level in levels[1:]]
+        return dict(itertools.zip_longest(names, self.effects, fillvalue=0.0))
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
@@ -128,10 +118,14 @@ class Structure:
         return [c for c in cells if sum(a != b for a, b in zip(c, base, strict=True)) <= 1]
 
     def truth(self) -> dict[str, float]:
-        effects = (*self.effects, *(0.0,) * (len(self.level_names) - len(self.effects)))
-        found = dict(zip(self.level_names, effects, strict=True))
-        found[self.level_names[0]] += self.goes_wrong * WRONG_COST
+        found = self.planted
+        found[next(iter(found))] += self.goes_wrong * WRONG_COST
         return found
+
+    def has_levels(self, cells: list[tuple[str, ...]]) -> Array:
+        """Return which levels each of some cells has."""
+        named = [{f"{f}={v}" for f, v in zip(self.factors, c, strict=True)} for c in cells]
+        return np.array([[float(name in one) for name in self.planted] for one in named])
 
 
 def simulate(
@@ -153,17 +147,8 @@ def simulate(
     trained = [tuple("plain" if level == "tied" else level for level in c) for c in cells]
     trainings = list(dict.fromkeys(trained))
     place = [trainings.index(one) for one in trained]
-    named = [[f"{f}={v}" for f, v in zip(structure.factors, c, strict=True)] for c in trainings]
-    levels = np.array([[float(n in one) for n in structure.level_names] for one in named])
-    in_cells = np.array(
-        [
-            [float(n in {f"{f}={v}" for f, v in zip(structure.factors, c, strict=True)})
-             for n in structure.level_names]
-            for c in cells
-        ]
-    )  # fmt: skip
-    planted = (*structure.effects, *(0.0,) * (len(structure.level_names) - len(structure.effects)))
-    costs = in_cells @ np.array(planted)
+    levels = structure.has_levels(trainings)
+    costs = structure.has_levels(cells) @ np.array([*structure.planted.values()])
     estimand = Estimand(cells, structure.factors, TIES)
     rows = {
         c: {
@@ -175,7 +160,7 @@ def simulate(
     }
     for start in range(0, sweeps, CHUNK):
         count = min(CHUNK, sweeps - start)
-        noise = structure.noise(random, levels, structure.seeds, count)
+        noise = structure.noise(random, levels, (count, len(levels), structure.seeds))
         if structure.goes_wrong:
             is_wrong = random.random(noise.shape) < structure.goes_wrong
             noise = noise + WRONG_COST * is_wrong * (levels[:, 0] > 0)[:, None]
@@ -262,87 +247,56 @@ def measure_power(structure: Structure, sweeps: int, seed: int) -> tuple[float, 
 def list_structures() -> dict[str, Structure]:
     """Return the structures by name."""
     found: dict[str, Structure] = {}
-    noises = (
-        alike, skewed, one_noisy_cell, noisy_baseline, noisy_level, level_by_seed,
-        one_level_by_seed,
-    )  # fmt: skip
+
+    def add(name: str, factors: Factors, seeds: int, *noise: Noise, **options: Any) -> None:
+        found[f"{name}, {seeds} seeds"] = Structure(factors, seeds, *noise, **options)
+
+    def add_both(name: str, factors: Factors, seeds: int, *noise: Noise, **options: Any) -> None:
+        add(name, factors, seeds, *noise, **options)
+        without_pairs = Structure(factors, seeds, *noise, common=0, **options)
+        found[f"{name}, {seeds} seeds, {NO_PAIRS}"] = without_pairs
+
     for seeds in (2, 3, 5):
-        for noise in noises:
-            name = f"{noise.__name__.replace('_', ' ')}, {seeds} seeds"
-            found[f"1 level, {name}"] = Structure(binary(1), seeds, noise)
-            for design, factors in (("5 levels of one factor", ONE_OF_5),
-                                    ("4 levels of three factors", THREE)):  # fmt: skip
-                found[f"{design}, {name}"] = Structure(factors, seeds, noise)
-                found[f"{design}, {name}, {NO_PAIRS}"] = Structure(factors, seeds, noise, common=0)
-        for noise in (alike, noisy_baseline):
-            name = f"18 levels, {noise.__name__.replace('_', ' ')}, {seeds} seeds"
-            found[name] = Structure(ONE_OF_18, seeds, noise)
-            found[f"{name}, {NO_PAIRS}"] = Structure(ONE_OF_18, seeds, noise, common=0)
-        found[f"5 factors, one at a time, {seeds} seeds"] = Structure(
-            binary(5), seeds, one_factor=True
-        )
+        for name, noise in NOISES.items():
+            add(f"1 level, {name}", binary(1), seeds, noise)
+            add_both(f"5 levels of one factor, {name}", ONE_OF_5, seeds, noise)
+            add_both(f"4 levels of three factors, {name}", THREE, seeds, noise)
+        for name in ("alike", "noisy baseline"):
+            add_both(f"18 levels, {name}", ONE_OF_18, seeds, NOISES[name])
+        add("5 factors, one at a time", binary(5), seeds, one_factor=True)
         for size in (1, 10):
-            name = f"serving ties of {size} times the spread, {seeds} seeds"
-            found[name] = Structure(SERVED, seeds, served=size)
-            found[f"{name}, {NO_PAIRS}"] = Structure(SERVED, seeds, served=size, common=0)
-        found[f"4 levels, two of them costly, {seeds} seeds"] = Structure(
-            THREE, seeds, effects=(50.0, 50.0)
-        )
-        found[f"4 levels at the margin, {seeds} seeds"] = Structure(
-            THREE, seeds, effects=(1.0, 1.0, 1.0, 1.0), margin=1.0
-        )
-        found[f"4 levels, two none and two at the margin, {seeds} seeds"] = Structure(
-            THREE, seeds, effects=(0.0, 2.0, 0.0, 2.0), margin=2.0
-        )
-        found[f"4 levels, half costly, half at the margin, {seeds} seeds"] = Structure(
-            THREE, seeds, effects=(50.0, 50.0, 2.0, 2.0), margin=2.0
-        )
+            add_both(f"serving ties of {size} times the spread", SERVED, seeds, served=size)
+        for name, effects, margin in (
+            (", two of them costly", (50.0, 50.0), None),
+            (" at the margin", (1.0,) * 4, 1.0),
+            (", two none and two at the margin", (0.0, 2.0, 0.0, 2.0), 2.0),
+            (", half costly, half at the margin", (50.0, 50.0, 2.0, 2.0), 2.0),
+        ):
+            add(f"4 levels{name}", THREE, seeds, effects=effects, margin=margin)
     for seeds in (3, 5):
         for design, factors in (("5 levels of one factor", ONE_OF_5), ("4 levels", THREE)):
-            found[f"{design}, trainings of one go wrong, {seeds} seeds"] = Structure(
-                factors, seeds, goes_wrong=0.2, margin=3.0
-            )
-        found[f"5 levels, trials missing, {seeds} seeds"] = Structure(
-            ONE_OF_5, seeds, has_trial=lambda cell, seed: cell < 3 or seed < 2
-        )
-        found[f"4 levels, trials missing, {seeds} seeds"] = Structure(
-            THREE, seeds, has_trial=lambda cell, seed: (cell + seed) % 5 != 0
-        )
-        found[f"4 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
-            THREE, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 9 or seed < 2
-        )
-        found[f"4 levels, noisy baseline, trials missing, {seeds} seeds"] = Structure(
-            THREE, seeds, noisy_baseline, has_trial=lambda cell, seed: cell > 2 or seed < 2
-        )
-        found[f"5 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
-            ONE_OF_5, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 3 or seed < 2
-        )
-    for seeds in (3, 5, 10):
-        for side in ("level", "baseline"):
-            found[f"1 level, worse half of the {side} diverges, {seeds} seeds"] = Structure(
-                binary(1), seeds, diverges=side
-            )
-            found[f"4 levels, worse half of the {side} diverges, {seeds} seeds"] = Structure(
-                THREE, seeds, diverges=side
-            )
+            name = f"{design}, trainings of one go wrong"
+            add(name, factors, seeds, goes_wrong=0.2, margin=3.0)
+        for name, factors, noise, has_trial in (
+            ("5 levels", ONE_OF_5, alike, lambda cell, seed: cell < 3 or seed < 2),
+            ("4 levels", THREE, alike, lambda cell, seed: (cell + seed) % 5 != 0),
+            ("4 levels, noisy cell", THREE, one_noisy_cell, lambda c, s: c < 9 or s < 2),
+            ("4 levels, noisy baseline", THREE, noisy_baseline, lambda c, s: c > 2 or s < 2),
+            ("5 levels, noisy cell", ONE_OF_5, one_noisy_cell, lambda c, s: c < 3 or s < 2),
+        ):
+            add(f"{name}, trials missing", factors, seeds, noise, has_trial=has_trial)
+    for seeds, side in itertools.product((3, 5, 10), ("level", "baseline")):
+        for name, factors in (("1 level", binary(1)), ("4 levels", THREE)):
+            add(f"{name}, worse half of the {side} diverges", factors, seeds, diverges=side)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweeps", type=int, default=10_000, help="sweeps of each structure")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
-    parser.add_argument("--only", default="", help="structures whose names contain this")
-    parser.add_argument("--names", action="store_true", help="print the names alone")
-    options = parser.parse_args()
-    if not options.names:
-        print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
-        print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
+    options = read_options(__doc__, sweeps=10_000, seed=0, only="")
+    print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
+    print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
     for name, structure in list_structures().items():
         if options.only not in name:
-            continue
-        if options.names:
-            print(name)
             continue
         start = time.monotonic()
         rates = measure(structure, options.sweeps, options.seed)
@@ -354,10 +308,7 @@ def main() -> None:
             powers = measure_power(structure, max(1, options.sweeps // 10), options.seed)
             line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
         print(f"{line}   {time.monotonic() - start:.0f}", flush=True)
-    if options.names:
-        print(*list_names(options.only), sep="\n")
-    elif list_names(options.only):
-        print_tallies(options.sweeps, options.seed, options.only)
+    print_tallies(options.sweeps, options.seed, options.only)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Then it simulates sweeps of `CELLS` cells that are equal at their best rates, ea
 one of them with such a training, and counts those in which a report calls any of them different.
 """
 
-import argparse
 import itertools
 import math
 import random
@@ -26,6 +25,7 @@ from kvlab.analysis import tuning
 from kvlab.analysis.standard_errors import pool_errors
 from kvlab.analysis.tuning import Optimum, TunedPoint, find_optimum, propose_value
 from kvlab.analysis.verdicts import judge_family
+from tests.studies import read_options
 
 GRID = (4e-3, 8e-3, 16e-3)
 SEEDS = (100, 101, 102)
@@ -139,9 +139,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sweeps", type=int, default=2000)
-    sweeps = parser.parse_args().sweeps
+    sweeps = read_options(__doc__, sweeps=2000).sweeps
     print("| noise of a training | by | moved: median | 9 of 10 | off by | told |")
     print("|---|---|---|---|---|---|")
     fails = False
@@ -150,15 +148,12 @@ def main() -> int:
         for name, moves in found.items():
             median = math.expm1(statistics.median(moves.moved))
             off, told = _root_mean_square(moves.errors), _root_mean_square(moves.told)
-            print(
-                f"| {noise} | {name} | {median:.1%} | {moves.tenth():.1%} | {off:.1%} | {told:.1%} |"
-            )
+            shares = (median, moves.tenth(), off, told)
+            print(f"| {noise} | {name} | {' | '.join(f'{share:.1%}' for share in shares)} |")
         fails |= found["medians"].honesty() < 0.95
         fails |= noise <= NOISES[1] and found["medians"].tenth() > LIMIT
-    print(
-        "\n| noise of a training | seeds | tuned at 3 seeds | one went wrong | 1 seed | one went wrong |"
-    )
-    print("|---|---|---|---|---|---|")
+    heads = ("noise of a training", "seeds", *("tuned at 3 seeds", "one went wrong") * 2)
+    print(f"\n| {' | '.join(heads[:4])} | 1 seed | one went wrong |\n|---|---|---|---|---|---|")
     for noise, seeds in itertools.product(NOISES, (3, 5)):
         rates = [
             simulate_sweeps(noise, max(1, sweeps // 2), tuned, seeds, has_bad)

@@ -14,7 +14,6 @@ its number alone. After every turn:
 - the bytes are those of the tensors, and within the budget.
 """
 
-import argparse
 import itertools
 import random
 import sys
@@ -30,6 +29,7 @@ from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.turns import Turn
 from kvlab.spec import ServingConfig
+from tests.studies import read_options
 from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison
 
 TOLERANCE = 1e-10
@@ -334,10 +334,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def main() -> int:
     """Run many conversations and print every session that failed; return 1 if there was one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--conversations", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="the first session's number")
-    options = parser.parse_args()
+    options = read_options(__doc__, conversations=1000, first=0)
     torch.set_num_threads(1)
     start, failures, turns, hits, largest = time.perf_counter(), 0, 0, 0, 0.0
     sessions = -(-options.conversations // CONVERSATIONS)

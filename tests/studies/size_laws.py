@@ -8,7 +8,7 @@ that of the prediction there, for the mean difference over as many new seeds. Th
 any trend in which one is claimed of some level.
 """
 
-import argparse
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from kvlab.analysis.scaling import SizeLaw
 from kvlab.analysis.standard_errors import pool_errors
 from kvlab.analysis.statistics import ALPHA, estimate
 from kvlab.analysis.verdicts import judge_family
+from tests.studies import read_options
 
 INTERCEPT, SLOPE = 0.08, -0.02
 
@@ -59,9 +60,8 @@ def draw_law(
 
 
 def _draw_differences(rng, noise, seeds, logs):
-    lines = rng.normal(0, noise.seed, (seeds, 1)) + rng.normal(0, noise.slope, (seeds, 1)) * (
-        logs - logs[:-1].mean()
-    )
+    own, slopes = (rng.normal(0, spread, (seeds, 1)) for spread in (noise.seed, noise.slope))
+    lines = own + slopes * (logs - logs[:-1].mean())
     shape = (seeds, len(logs))
     draws = rng.standard_t(4, shape) / 2**0.5 if noise.heavy else rng.normal(size=shape)
     return INTERCEPT + SLOPE * (logs - 6.0) + lines + noise.training * draws
@@ -98,9 +98,9 @@ UNEVEN = {
 def claims_trend(rng: np.random.Generator, noise: Noise, spread, seeds: int, levels: int) -> bool:
     """Return whether a trend is claimed of any of ``levels`` levels, in a sweep without trends."""
     logs = np.arange(3) * 0.5
-    lines = rng.normal(0, noise.seed, (levels + 1, seeds, 1)) + rng.normal(
-        0, noise.slope, (levels + 1, seeds, 1)
-    ) * (logs - logs.mean())
+    shape = (levels + 1, seeds, 1)
+    own, own_slopes = (rng.normal(0, spread, shape) for spread in (noise.seed, noise.slope))
+    lines = own + own_slopes * (logs - logs.mean())
     draws = rng.normal(size=(levels + 1, seeds, 3)) * np.array(spread) * noise.training
     values = lines + draws  # level 0 is the baseline level
     shares = (logs - logs.mean()) / np.square(logs - logs.mean()).sum()
@@ -127,26 +127,18 @@ def family_error(noise: Noise, spread, seeds: int, levels: int, sweeps: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweeps", type=int, default=2000)
-    sweeps = parser.parse_args().sweeps
+    sweeps = read_options(__doc__, sweeps=2000).sweeps
     print(f"{'noise':22s} {'seeds':>5s} {'sizes':>5s} {'slope':>7s} {'line':>7s} {'predicted':>9s}")
-    for name, noise in NOISES.items():
-        for seeds in (2, 3, 5):
-            for sizes in (3, 5):
-                slope, line, new = coverage(noise, seeds, sizes, sweeps)
-                print(
-                    f"{name:22s} {seeds:5d} {sizes:5d} {slope:7.1%} {line:7.1%} {new:9.1%}",
-                    flush=True,
-                )
+    for name, seeds, sizes in itertools.product(NOISES, (2, 3, 5), (3, 5)):
+        slope, line, new = coverage(NOISES[name], seeds, sizes, sweeps)
+        row = f"{name:22s} {seeds:5d} {sizes:5d} {slope:7.1%} {line:7.1%} {new:9.1%}"
+        print(row, flush=True)
     print(f"\n{'noise':22s} {'by size':22s} {'seeds':>5s} {'levels':>6s} {'family error':>12s}")
-    for name in ("level x seed", "level x seed x size"):
-        for by_size, spread in UNEVEN.items():
-            for seeds in (2, 3, 5):
-                for levels in (1, 3, 6):
-                    error = family_error(NOISES[name], spread, seeds, levels, sweeps)
-                    row = f"{name:22s} {by_size:22s} {seeds:5d} {levels:6d} {error:12.1%}"
-                    print(row, flush=True)
+    names = ("level x seed", "level x seed x size")
+    for name, by_size, seeds, levels in itertools.product(names, UNEVEN, (2, 3, 5), (1, 3, 6)):
+        error = family_error(NOISES[name], UNEVEN[by_size], seeds, levels, sweeps)
+        row = f"{name:22s} {by_size:22s} {seeds:5d} {levels:6d} {error:12.1%}"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

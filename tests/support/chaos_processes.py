@@ -123,11 +123,8 @@ class TwoNodes:
 
 
 def _node() -> dict[str, Any]:
-    return {
-        "num_cpus": 1,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
+    memory = {"object_store_memory": OBJECT_STORE_BYTES}
+    return {"num_cpus": 1, "include_dashboard": False, **memory}
 
 
 def set_environment(folder: Path) -> None:

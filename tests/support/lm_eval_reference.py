@@ -73,10 +73,9 @@ def prediction(sample: dict[str, Any]) -> tuple[int, int]:
     character.
     """
     log_likelihoods = scores(sample)
-    lengths = [len(choice) for choice in sample["doc"]["choices"]]
     normed = [
-        score / length if length else float("-inf")
-        for score, length in zip(log_likelihoods, lengths, strict=True)
+        score / len(choice) if choice else float("-inf")
+        for score, choice in zip(log_likelihoods, sample["doc"]["choices"], strict=True)
     ]
     return log_likelihoods.index(max(log_likelihoods)), normed.index(max(normed))
 

@@ -104,11 +104,8 @@ class Record:
             "question": self.question,
             "factors": {factor: list(levels) for factor, levels in self.factors.items()},
             "patches": {
-                factor: {
-                    level: {} if n == 0 else {f"model.{factor}": level}
-                    for n, level in enumerate(levels)
-                }
-                for factor, levels in self.factors.items()
+                factor: {base: {}} | {level: {f"model.{factor}": level} for level in others}
+                for factor, (base, *others) in self.factors.items()
             },
             "baseline": {factor: levels[0] for factor, levels in self.factors.items()},
             "design": self.design,
@@ -116,11 +113,8 @@ class Record:
             "notes": list(self.notes),
             "seeds": list(self.seeds),
             "cells": [
-                {
-                    "levels": levels,
-                    "trials": {str(seed): self.trial(levels, seed) for seed in self.seeds},
-                }
-                for levels in cells
+                {"levels": c, "trials": {str(seed): self.trial(c, seed) for seed in self.seeds}}
+                for c in cells
             ],
             "yaml": "question: made\n",
             "yaml_sha256": digest("yaml"),
@@ -172,11 +166,8 @@ class Record:
         if self.items:
             outcomes = self.outcomes(levels, seed)
             found["hellaswag_items"] = self.items
-            for name, way in (
-                ("acc", "one_shot"),
-                ("acc_norm", "one_shot"),
-                ("acc_norm_served", "served"),
-            ):
+            ways = {"acc": "one_shot", "acc_norm": "one_shot", "acc_norm_served": "served"}
+            for name, way in ways.items():
                 right = sum(o["completion"][way]["prediction_norm"] == 0 for o in outcomes)
                 found[f"hellaswag_{name}"] = right / self.items
             share = found["hellaswag_acc_norm"]
@@ -205,10 +196,7 @@ class Record:
             "model": {"parameters": 1_000_000 - 30_000 * ("mqa" in levels.values()),
                       "training_flops": 10**12},
             "measurements": self.measurements(levels, seed) if done else {},
-            "curves": {
-                "train_loss": curve if done else [],
-                "validation_loss": curve if done else [],
-            },
+            "curves": dict.fromkeys(("train_loss", "validation_loss"), curve if done else []),
             "training_record": {"steps": 150, "tokens": 614400, "seconds": 10.0,
                                 "tokens_per_second": 61440.0, "resumed_from": [],
                                 "peak_bytes": 10**8} if done else None,
@@ -316,27 +304,20 @@ class TunedRecord(Record):
             "mha": {"value": 2.28e-3, "loss": 4.03, "log_error": 0.05, "flag": ""},
             "mqa": {"value": 4e-3, "loss": 4.25, "log_error": None, "flag": "beside divergence"},
         }
+        architectures = [
+            {
+                "levels": {"heads": heads}, "cells": [{"heads": heads}], "recipe": 6e-4,
+                "points": [{"value": rate, "losses": {"100": first, "101": second}}
+                           for rate, (first, second) in points.items()],
+                "optimum": optima[heads] if self.is_over else None,
+            }
+            for heads, points in TUNED_LOSSES.items()
+        ]  # fmt: skip
         tuning = {
-            "key": "training.learning_rate",
-            "grid": [1e-3, 2e-3, 4e-3],
-            "seeds": [100, 101],
-            "tokens": self.tokens,
-            "is_over": self.is_over,
-            "architectures": [
-                {
-                    "levels": {"heads": heads},
-                    "cells": [{"heads": heads}],
-                    "recipe": 6e-4,
-                    "points": [
-                        {"value": rate, "losses": dict(zip(("100", "101"), losses, strict=True))}
-                        for rate, losses in points.items()
-                    ],
-                    "optimum": optima[heads] if self.is_over else None,
-                }
-                for heads, points in TUNED_LOSSES.items()
-            ],
+            "key": "training.learning_rate", "grid": [1e-3, 2e-3, 4e-3], "seeds": [100, 101],
+            "tokens": self.tokens, "is_over": self.is_over, "architectures": architectures,
             "cells": [],
-        }
+        }  # fmt: skip
         return {**super().description(cells), "tuning": tuning}
 
 

@@ -72,8 +72,9 @@ class ReferenceModel:
         width = (latent.query if latent else None) or c.n_head * key_dim
         q = rows[:, :width]
         if latent and latent.query:
-            q = q / np.sqrt((q**2).mean(-1, keepdims=True) + c.norm_eps)
-            q = (q * self.weights[name + "q_norm.weight"]) @ self.weights[name + "q_up.weight"].T
+            q = (self.root_norm(q) * self.weights[name + "q_norm.weight"]) @ self.weights[
+                name + "q_up.weight"
+            ].T
         q = self.head_norm(q.reshape(len(x), c.n_head, key_dim), name + "query_norm.weight")
         q = self.rotate(layer, q, positions)
         owns = rows.shape[1] > width
@@ -130,8 +131,7 @@ class ReferenceModel:
             rotary_key = self.rotate(layer, rows[:, None, heads:], positions)
             return rows[:, :heads].reshape(count, kv_heads, -1), rotary_key
         latents = rows[:, : c.kv.groups * c.kv.latent].reshape(count, c.kv.groups, -1)
-        root = np.sqrt((latents**2).mean(-1, keepdims=True) + c.norm_eps)
-        latents = latents / root * self.weights[name + "kv.norm.weight"]
+        latents = self.root_norm(latents) * self.weights[name + "kv.norm.weight"]
         rotary_key = rows[:, None, c.kv.groups * c.kv.latent :]
         return (latents, self.rotate(layer, rotary_key, positions)) if c.kv.rotary else (latents,)
 
@@ -268,13 +268,10 @@ class ReferenceModel:
 
     def head_norm(self, x: Array, name: str) -> Array:
         """Normalize heads (tokens, heads, head_dim), if the model has this norm."""
-        if name not in self.weights:
-            return x
-        return (
-            x
-            / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
-            * (self.weights[name])
-        )
+        return self.root_norm(x) * self.weights[name] if name in self.weights else x
+
+    def root_norm(self, x: Array) -> Array:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
 
     def post_norm(self, x: Array, name: str, number: int) -> Array:
         """Normalize what attention or MLP return, if the model has this norm."""
@@ -284,8 +281,9 @@ class ReferenceModel:
     def norm(self, x: Array, name: str) -> Array:
         if self.config.norm == "layernorm":
             x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
-        return x * self.weights[name + ".weight"] + self.weights.get(name + ".bias", 0.0)
+        return self.root_norm(x) * self.weights[name + ".weight"] + self.weights.get(
+            name + ".bias", 0.0
+        )
 
     def mlp(self, x: Array, name: str) -> Array:
         x = x @ self.weights[name + "up.weight"].T + self.weights.get(name + "up.bias", 0.0)

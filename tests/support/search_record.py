@@ -12,15 +12,8 @@ Suggestion = dict[str, Any]
 
 def suggest(settings: dict[str, Any], state: str = "ok", **facts: Any) -> Suggestion:
     """Return one suggestion; ``facts`` replace what follows from its state."""
-    return {
-        "settings": settings,
-        "state": state,
-        "values": [],
-        "rungs": [],
-        "violations": {},
-        "reason": "",
-        **facts,
-    }
+    unknown = {"values": [], "rungs": [], "violations": {}, "reason": ""}
+    return {"settings": settings, "state": state, **unknown, **facts}
 
 
 @dataclass
@@ -49,14 +42,14 @@ class SearchRecord(Record):
         description["patches"] = {
             "point": {"base": {}} | {level: one["settings"] for level, one in by_level.items()}
         }
-        description["search"] = self._configuration() | {
-            "suggestions": [
-                one
-                | {"level": level, "trial": self.trial({"point": level}, 0) * (level in trained)}
-                for level, one in by_level.items()
-            ],
-            **self.search,
-        }
+        trials = {level: self.trial({"point": level}, 0) for level in trained}
+        suggestions = [
+            {**one, "level": level, "trial": trials.get(level, "")}
+            for level, one in by_level.items()
+        ]
+        description["search"] = {
+            **self._configuration(), "suggestions": suggestions, **self.search,
+        }  # fmt: skip
         target.write_sweep({key: v for key, v in description.items() if key != "schema"})
         return target
 
@@ -76,11 +69,8 @@ class SearchRecord(Record):
         if levels["point"] == "base":
             return 4 * 2**20
         one = self._by_level[levels["point"]]
-        return (
-            int(one["values"][1])
-            if len(one["values"]) > 1
-            else (2**20 * one["settings"]["model.n_kv_head"])
-        )
+        heads = one["settings"]["model.n_kv_head"]
+        return int(one["values"][1]) if len(one["values"]) > 1 else 2**20 * heads
 
     def result(self, levels, seed, status):
         found = super().result(levels, seed, status)
@@ -93,27 +83,13 @@ class SearchRecord(Record):
 
     def _configuration(self) -> dict[str, Any]:
         objectives = self.search.get("objectives", ["loss_served"])
+        rates = {"low": 1e-4, "high": 1e-1, "log": True, "whole": False, "step": None}
         return {
-            "choices": {"model.n_kv_head": [1, 2, 4]},
-            "ranges": {
-                "training.learning_rate": {
-                    "low": 1e-4, "high": 1e-1, "log": True, "whole": False, "step": None,
-                }
-            },
-            "objectives": objectives,
-            "directions": ["minimize"] * len(objectives),
-            "limits": {},
-            "sampler": "tpe",
-            "seed": 0,
-            "parallel": 2,
-            "pruning": None,
-            "trials": 8,
-            "flops": None,
-            "hours": None,
-            "stop_reason": "8 trials are the budget",
-            "spent_flops": 1e9,
-            "spent_seconds": 60.0,
-            "importances": {},
+            "choices": {"model.n_kv_head": [1, 2, 4]}, "ranges": {"training.learning_rate": rates},
+            "objectives": objectives, "directions": ["minimize"] * len(objectives), "limits": {},
+            "sampler": "tpe", "seed": 0, "parallel": 2, "pruning": None, "trials": 8,
+            "flops": None, "hours": None, "stop_reason": "8 trials are the budget",
+            "spent_flops": 1e9, "spent_seconds": 60.0, "importances": {},
         }  # fmt: skip
 
 

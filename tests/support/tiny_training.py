@@ -9,13 +9,9 @@ from kvlab.spec import Experiment
 
 MODEL = {"vocab_size": 258, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
 TRAINING = {
-    "tokens": 64 * 24,
-    "batch_tokens": 64,
-    "learning_rate": 1e-2,
-    "evaluate_every": 5,
-    "evaluate_tokens": 64,
-    "checkpoint_every": 4,
-}
+    "tokens": 64 * 24, "batch_tokens": 64, "learning_rate": 1e-2, "evaluate_every": 5,
+    "evaluate_tokens": 64, "checkpoint_every": 4,
+}  # fmt: skip
 
 
 def experiment(model=(), training=(), **parts):
