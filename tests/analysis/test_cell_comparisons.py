@@ -1,17 +1,18 @@
-"""Cells against their references: by numpy and scipy from the losses alone, and their verdicts."""
+"""Effects and cells: by plain loops from the losses alone, and their verdicts."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from kvlab.analysis.sequential import t_bounds
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
-from tests.analysis.test_estimand import CELLS, make_study
+from tests.analysis.test_estimand import CELLS, FACTORS, make_study
+from tests.report.reference_effects import Sweep
 
 SEEDS = 4
 REFERENCES = {cell: ("mha", cell[1], "none") for cell in CELLS}
@@ -27,74 +28,70 @@ def with_losses(study, changed):
     return Study(study.store, study.sweep, rows)
 
 
-def noisy_study(seed, **options):
+def noisy_study(seed, together=0.3, **options):
     """A study in which one K/V head costs 0.3 nats, and each tied cell has a noise of its own."""
     study = make_study(seeds=SEEDS, **options)
     random = np.random.default_rng(seed)
     trained = {cell: random.normal(0, 0.02, SEEDS) for cell in CELLS if cell[2] != "tied"}
-    together, table = random.normal(0, 0.3, SEEDS), {}
+    shared, table = random.normal(0, together, SEEDS), {}
     for cell in CELLS:
         weights = (*cell[:2], "none" if cell[2] == "tied" else cell[2])
-        table[cell] = 4 + together + trained[weights] + 0.3 * (cell[0] == "mqa")
+        table[cell] = 4 + shared + trained[weights] + 0.3 * (cell[0] == "mqa")
         if cell[2] == "tied":
             table[cell] = table[cell] + random.normal(0.1, 0.2, SEEDS)
     return with_losses(study, table)
 
 
-def expected_errors(values):
-    """Own and pooled errors with their degrees of freedom, from their definitions.
-
-    The pooled variance is that of the differences of separately trained cells from the baseline.
-    """
-    base, others = values[CELLS[0]], [c for c in CELLS[1:] if c[2] != "tied"]
-    table = np.array([values[c] for c in (CELLS[0], *others)])
-    pooled = np.mean([np.var(values[c] - base, ddof=1) for c in others]) / 2
-    residuals = table - table.mean(0) - table.mean(1)[:, None] + table.mean()
-    contrasts = np.hstack([-np.ones((len(others), 1)), np.eye(len(others))])
-    freedoms = []
-    for noise in (np.ones(len(table)), (residuals**2).sum(1)):
-        covariance = contrasts @ np.diag(noise) @ contrasts.T
-        freedoms.append((SEEDS - 1) * np.trace(covariance) ** 2 / (covariance**2).sum())
-    found = {}
-    for cell in COMPARED:
-        own = np.var(values[cell] - values[REFERENCES[cell]], ddof=1)
-        if cell[2] == "tied":
-            error, df = math.sqrt(own / SEEDS), SEEDS - 1
-        elif 2 * pooled >= own:
-            error, df = math.sqrt(2 * pooled / SEEDS), min(freedoms)
-        else:
-            error, df = math.sqrt(own / SEEDS), math.sqrt(min(freedoms) * (SEEDS - 1))
-        found[cell] = error, df
-    return found
+def make_reference(study):
+    """Return what `tests.report.reference_effects` would read of a study's results."""
+    rows = [
+        dict(zip((f"factor.{name}" for name in FACTORS), row.levels, strict=True))
+        | {"seed": row.seed, "training": row.training}
+        | {"measured.loss_served": row.measurements["loss_served"]}
+        | {"kv.bytes_at_block_size": row.record["kv"]["bytes_at_block_size"]}
+        for row in study.rows
+    ]
+    decide = {"metric": "loss_served", "alpha": 0.05, "margin": None, "claims": None}
+    decide |= study.sweep["decide"]
+    return Sweep(pd.DataFrame(rows), {**study.sweep, "decide": decide})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_against_numpy_and_scipy(seed):
-    study = noisy_study(seed)
-    values = {cell: np.array([*study.values(cell, "loss_served").values()]) for cell in CELLS}
-    errors = expected_errors(values)
-    means = {c: (values[c] - values[REFERENCES[c]]).mean() for c in COMPARED}
-    own = [2 * stats.t.sf(abs(means[c]) / errors[c][0], errors[c][1]) for c in COMPARED]
-    corrected = dict(zip(COMPARED, multipletests(own, method="holm")[1], strict=True))
-    found = study.comparisons
-    assert list(found) == COMPARED
-    for cell, comparison in found.items():
-        assert comparison.reference == REFERENCES[cell]
-        assert comparison.value == pytest.approx(means[cell])
-        if comparison.effect is not None:  # judged with the levels, see below
-            continue
-        error, df = errors[cell]
-        assert comparison.estimate.standard_error == pytest.approx(error)
-        assert comparison.estimate.df == pytest.approx(df)
-        assert comparison.estimate.p == pytest.approx(corrected[cell], rel=1e-6)
-        reach = stats.t.isf(0.025 / len(COMPARED), df) * error
-        is_found = corrected[cell] <= 0.05
-        low, high = means[cell] - reach, means[cell] + reach
-        low, high = (max(0, low), high) if is_found and means[cell] > 0 else (low, high)
-        low, high = (low, min(0, high)) if is_found and means[cell] < 0 else (low, high)
-        assert (comparison.low, comparison.high) == pytest.approx((low, high), abs=1e-12)
-        assert (comparison.verdict == "within noise") == (not is_found)
-    assert {c[2] for c in COMPARED if found[c].verdict == "worse" and c[0] == "mqa"} >= {"trained"}
+def assert_equal(found, expected):
+    assert found.value == pytest.approx(expected.value)
+    if math.isnan(expected.low) or not expected.is_claimed:
+        assert not found.has_interval
+        return
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert found.corrected_p == pytest.approx(expected.p, rel=1e-6)
+
+
+@pytest.mark.parametrize("together", [0.3, 0.0])
+@pytest.mark.parametrize(
+    "decide",
+    [{}, {"margin": 0.05}, {"alpha": 0.2, "claims": ["heads=mqa"]}, {"reference": ["heads"]},
+     {"over": {"sharing": ["none", "tied"]}}],
+)  # fmt: skip
+def test_against_a_plain_reference(decide, together):
+    """Where seeds have something in common, and where trainings are alone."""
+    for seed in range(3):
+        study = noisy_study(seed, together, decide=decide)
+        reference = make_reference(study)
+        expected = reference.effects("loss_served")
+        effects = study.effects("loss_served")
+        assert [(one.claim, one.at) for one in effects] == [(one.claim, one.at) for one in expected]
+        for found, other in zip(effects, expected, strict=True):
+            assert_equal(found, other)
+        pairs = {one.claim: one for one in reference.interactions("loss_served")}
+        for found in study.interactions("loss_served"):
+            assert_equal(found, pairs.pop(found.claim))
+        assert pairs == {}
+        cells = reference.cell_differences(expected)
+        assert [*study.comparisons] == [*cells]
+        for cell, found in study.comparisons.items():
+            assert found.reference == reference.reference(cell)
+            assert found.value == pytest.approx(cells[cell].value)
+            low_high = cells[cell].low, cells[cell].high
+            assert (found.low, found.high) == pytest.approx(low_high, abs=1e-12)
 
 
 def test_one_comparison_has_one_verdict():
@@ -110,16 +107,12 @@ def test_one_comparison_has_one_verdict():
     assert ties["mqa", "rope", "tied"] is None, "tied with one K/V head is two levels"
 
 
-def test_a_margin_and_a_cost_that_is_shown_all_the_same():
-    study = noisy_study(0, decide={"margin": 0.5})
-    verdicts = {one.verdict for cell, one in study.comparisons.items() if cell[0] == "mqa"}
-    assert "worse, but less than 0.5" in verdicts
-    bounded = [one for one in study.comparisons.values() if one.verdict == "costs less than 0.5"]
+def test_a_margin_and_sweeps_that_claim_something_else():
+    found = noisy_study(0, decide={"margin": 0.5}).comparisons
+    assert "worse, but less than 0.5" in {one.verdict for c, one in found.items() if c[0] == "mqa"}
+    bounded = [one for one in found.values() if one.verdict == "costs less than 0.5"]
     assert bounded
     assert all(one.low < 0 < one.high < 0.5 for one in bounded)
-
-
-def test_sweeps_that_claim_something_else_explored_their_cells():
     narrow = noisy_study(0, decide={"claims": ["heads=mqa"]})
     assert all(one.is_explored for one in narrow.comparisons.values() if one.effect is None)
     assert not any(one.is_explored for one in noisy_study(0).comparisons.values())

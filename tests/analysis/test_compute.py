@@ -41,31 +41,28 @@ def test_a_training_that_trials_share_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("training_record", "share", "seconds"),
+    ("changes", "share", "device", "seconds"),
     [
-        ({}, 1, 30),
-        ({"seconds": 300.0}, 1, 300 + 30),  # more than the trial took: it was there before
-        ({"branched_at": 75}, 0.5, 5 + 25),  # half of the steps are another training's
-        ({"resumed_from": [30, 90]}, 1, 10 + 26),  # the last attempt took 60 of 150 steps
+        ({}, 1, "CPU core", 30),
+        # more than the trial took: it was there before
+        ({"training_record": {"seconds": 300.0}}, 1, "CPU core", 300 + 30),
+        # half of the steps are another training's
+        ({"training_record": {"branched_at": 75}}, 0.5, "CPU core", 5 + 25),
+        # the last attempt took 60 of 150 steps
+        ({"training_record": {"resumed_from": [30, 90]}}, 1, "CPU core", 10 + 26),
+        ({"resources": {"cpus": 4}}, 1, "CPU core", 4 * 30),
+        ({"resources": {"gpus": 0.5}}, 1, "GPU", 0.5 * 30),
+        ({"resources": {"gpus": 2}}, 1, "GPU", 2 * 30),
     ],
 )
-def test_steps_count_where_they_were_taken(tmp_path, training_record, share, seconds):
+def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
+    tmp_path, changes, share, device, seconds
+):
     record = Timed(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    record.training_record = training_record
+    vars(record).update(changes)
     found = measure(record, tmp_path)
     assert found.flops == pytest.approx(2 * share * 1e12)
-    assert found.hours["CPU core"] == pytest.approx(2 * seconds / 3600)
-
-
-@pytest.mark.parametrize(
-    ("resources", "device", "count"),
-    [({"cpus": 4}, "CPU core", 4), ({"gpus": 0.5}, "GPU", 0.5), ({"gpus": 2}, "GPU", 2)],
-)
-def test_hours_are_of_all_devices_that_a_trial_holds(tmp_path, resources, device, count):
-    record = Timed(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    record.resources = resources
-    found = measure(record, tmp_path)
-    assert found.hours == {device: pytest.approx(2 * count * 30 / 3600)}
+    assert found.hours == {device: pytest.approx(2 * seconds / 3600)}
 
 
 def test_what_ended_without_a_result_is_named(tmp_path):

@@ -1,6 +1,7 @@
 """Trainings that diverge or go wrong: how often, on which side, and what is said of the level."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -47,44 +48,33 @@ def test_a_level_that_diverges_is_not_better(tmp_path):
     assert failed["position=rope"].verdict == "better", "a trial that was killed says nothing"
 
 
-def test_settings_without_a_diverged_training_are_compared(tmp_path):
-    def status(levels, seed):
-        return "diverged" if levels["position"] == "rope" and seed < 2 else "done"
+def test_what_is_said_follows_from_the_side_that_diverged(tmp_path):
+    def diverging(level, seeds):
+        def status(levels, seed):
+            return "diverged" if level in levels.values() and seed < seeds else "done"
 
-    heads = effects_of(study(tmp_path, status))["heads=mqa"]
+        return effects_of(study(tmp_path / level, status))
+
+    heads = diverging("rope", 2)["heads=mqa"]  # over the settings without a diverged training
     assert (heads.verdict, heads.pairs_used, heads.pairs_designed) == ("worse", 6, 12)
     assert heads.divergence.both == 2 * 1
     assert dict(heads.limits)["position"] == ("learned",)
-
-
-def test_a_level_is_not_worse_because_its_baseline_diverged(tmp_path):
-    def status(levels, seed):
-        return "diverged" if levels["heads"] == "mha" and seed < 3 else "done"
-
-    heads = effects_of(study(tmp_path, status))["heads=mqa"]
-    assert heads.verdict == "baseline diverged"
+    heads = diverging("mha", 3)["heads=mqa"]
+    assert heads.verdict == "baseline diverged", "it is not worse because of its baseline"
     assert (heads.divergence.level, heads.divergence.partner) == (0, 6)
-
-
-def test_a_level_that_always_diverges_is_named(tmp_path):
-    def status(levels, _seed):
-        return "diverged" if levels["position"] == "rope" else "done"
-
-    rope = effects_of(study(tmp_path, status))["position=rope"]
-    assert (rope.estimate, rope.verdict, rope.divergence.level) == (None, "diverged", 12)
-    assert rope.divergence.p == 2**-5
+    mqa = diverging("mqa", 6)["heads=mqa"]
+    assert (mqa.estimate, mqa.verdict, mqa.divergence.level) == (None, "diverged", 12)
+    assert mqa.divergence.p == 2**-5
 
 
 def test_the_test_flips_the_signs_of_seeds():
     def row(cell, seed, status):
         return TrialRow((cell,), seed, f"{cell}{seed}", status)
 
-    states = {"on": "ddodo", "off": "ooodo"}  # d: diverged, o: done
+    states = {"on": "ddodo", "off": "ooodo"}
+    names = {"d": "diverged", "o": "done"}
     cells = {
-        (cell,): {
-            seed: row(cell, seed, "diverged" if one == "d" else "done")
-            for seed, one in enumerate(text)
-        }
+        (cell,): {seed: row(cell, seed, names[one]) for seed, one in enumerate(text)}
         for cell, text in states.items()
     }
     found = count_divergence(cells, [((1, ("on",)), (-1, ("off",)))])
@@ -100,15 +90,11 @@ def test_the_test_flips_the_signs_of_seeds():
 def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
     random = np.random.default_rng(draw)
     cells = {}
-    for number, levels in enumerate(
-        [("mha", "learned"), ("mha", "rope"), ("mqa", "learned"), ("mqa", "rope")]
-    ):
+    for number, levels in enumerate(product(*FACTORS.values())):
         for seed in range(4):
             loss = 4 + random.normal(0, 0.001) - 0.1 * ("mqa" in levels)
-            row = TrialRow(
-                levels, seed, f"{number}.{seed}", statuses[4 * number + seed], f"{number}.{seed}",
-                {"loss": loss},
-            )  # fmt: skip
+            name, status = f"{number}.{seed}", statuses[4 * number + seed]
+            row = TrialRow(levels, seed, name, status, name, {"loss": loss})
             cells.setdefault(levels, {})[seed] = row
     for effect in estimate_main_effects(cells, FACTORS, "loss", margin=0.5):
         index = list(FACTORS).index(effect.change[0][0])
@@ -164,12 +150,7 @@ def test_better_is_not_wrong_and_few_seeds_tell_nothing():
 
 
 def test_cells_that_share_a_training_count_it_once():
-    shared = {
-        "a": (1.0, 1.1, 1.2),
-        "b": (1.0, 1.1, 1.2),
-        "c": (1.0, 1.2, 1.3),
-        "d": (1.1, 1.2, 9.0),
-    }
+    shared = dict.fromkeys("ab", (1.0, 1.1, 1.2)) | {"c": (1.0, 1.2, 1.3), "d": (1.1, 1.2, 9.0)}
     alone = find_wrong_trainings(make_cells(shared))
     again = find_wrong_trainings(make_cells(shared | {"d, tied": (1.1, 1.2, 9.0)}))
     assert list(alone) == ["d2"]
@@ -182,15 +163,14 @@ BYTES = {"mha": 4, "mqa": 1}
 def make_study(wrong=None, margin=0.2, shift=0.0):
     """Nothing costs anything but ``shift`` of one K/V head; ``wrong`` is ``(cell, seed, nats)``."""
     random, rows = np.random.default_rng(3), []
-    for heads in FACTORS["heads"]:
-        for position in FACTORS["position"]:
-            for seed in range(6):
-                loss = 4 + random.normal(0, 0.002) + shift * (heads == "mqa")
-                if wrong is not None and wrong[:2] == ((heads, position), seed):
-                    loss += wrong[2]
-                name = f"{heads} {position} {seed}"
-                facts = {"experiment": {"data": {"tokenizer": "a"}}, "kv": {"bytes_at_block_size": BYTES[heads]}}  # fmt: skip
-                rows.append(TrialRow((heads, position), seed, name, "done", name, {"loss": loss}, record=facts))  # fmt: skip
+    for heads, position, seed in product(*FACTORS.values(), range(6)):
+        loss = 4 + random.normal(0, 0.002) + shift * (heads == "mqa")
+        if wrong is not None and wrong[:2] == ((heads, position), seed):
+            loss += wrong[2]
+        name, of = f"{heads} {position} {seed}", {"bytes_at_block_size": BYTES[heads]}
+        facts = {"experiment": {"data": {"tokenizer": "a"}}, "kv": of}
+        row = TrialRow((heads, position), seed, name, "done", name, {"loss": loss}, record=facts)
+        rows.append(row)
     baseline = {factor: levels[0] for factor, levels in FACTORS.items()}
     sweep = {"name": "m", "factors": FACTORS, "baseline": baseline, "patches": {
         "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},

@@ -78,13 +78,15 @@ def test_a_missing_seed_does_not_shift_a_group(tmp_path):
     assert heads.pairs_used == 3
 
 
-def test_one_seed_claims_nothing(tmp_path):
-    found = study(tmp_path, seeds=(0,)).effects("loss")
-    heads = effect(found, "heads=mqa")
+def test_one_seed_claims_nothing_and_two_quote_no_detectable_difference(tmp_path):
+    heads = effect(study(tmp_path, seeds=(0,)).effects("loss"), "heads=mqa")
     assert heads.verdict == "one seed: not tested"
     assert not heads.is_significant
     assert heads.detectable is None
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"], abs=0.02)
+    found = study(tmp_path / "two", seeds=(0, 1), factors={"heads": ("mha", "mqa")}).effects("loss")
+    assert effect(found, "heads=mqa").is_tested
+    assert effect(found, "heads=mqa").detectable is None
 
 
 def test_levels_without_a_partner_are_not_guessed(tmp_path):
@@ -157,9 +159,3 @@ def test_a_level_of_serving_is_estimated_in_every_setting(tmp_path):
     assert heads.by_setting == ((("none",), pytest.approx(EFFECTS["mqa"], abs=0.02)),)
     ties = [found[f"sharing=tied at heads={level}"] for level in ("mha", "mqa")]
     assert [one.value for one in ties] == pytest.approx([TIED_GAP] * 2)
-
-
-def test_two_seeds_quote_no_detectable_difference(tmp_path):
-    found = study(tmp_path, seeds=(0, 1), factors={"heads": ("mha", "mqa")}).effects("loss")
-    assert effect(found, "heads=mqa").is_tested
-    assert effect(found, "heads=mqa").detectable is None

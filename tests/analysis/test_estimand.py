@@ -64,15 +64,13 @@ def cells_in(effect):
 
 def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
     """Tied layers with one K/V head cost 5 nats more; one K/V head itself costs 0.1."""
-    study = make_study(cost=lambda c: 0.1 * (c[0] == "mqa") + 5 * (c[0] == "mqa" and c[2] == "tied"))  # fmt: skip
+    study = make_study(cost=lambda c: (c[0] == "mqa") * (0.1 + 5 * (c[2] == "tied")))
     found = {effect.name: effect for effect in study.effects("loss_served")}
     assert found["heads=mqa"].value == pytest.approx(0.1, abs=0.02)
-    names = [name for name in found if name.startswith("sharing=tied")]
-    assert names == [f"sharing=tied at heads={h}, position={p}" for h, p in itertools.product(("mha", "mqa"), ("learned", "rope"))]  # fmt: skip
-    values = [found[name].value for name in names]
-    assert values == pytest.approx([1.0, 1.0, 6.0, 6.0]), (
-        "against the same weights served as trained"
-    )
+    ties = {name: one.value for name, one in found.items() if name.startswith("sharing=tied")}
+    settings = itertools.product(("mha", "mqa"), ("learned", "rope"))
+    assert [*ties] == [f"sharing=tied at heads={h}, position={p}" for h, p in settings]
+    assert [*ties.values()] == pytest.approx([1.0, 1.0, 6.0, 6.0]), "against the same weights"
 
 
 def test_over_says_which_levels_enter():
@@ -127,14 +125,11 @@ def test_a_cell_is_compared_with_the_cell_that_shares_what_saves_nothing():
     assert found.references == (("mha", "learned", "none"), ("mha", "rope", "none"))
 
 
-def test_a_reference_that_is_declared():
+def test_a_reference_that_is_declared_and_bytes_that_must_be_equal_in_every_setting():
     found = estimand(kept=["position", "heads"])
     assert found.reference(("mqa", "rope", "tied")) == ("mqa", "rope", "none")
     study = make_study(decide={"reference": ["heads"]})
     assert study.estimand.reference(("mqa", "learned", "tied")) == ("mqa", "learned", "none")
-
-
-def test_bytes_must_be_equal_in_every_setting():
     sizes = stored()
     sizes["mqa", "rope", "trained"] += 1
     assert estimand(kv_bytes=sizes).free_levels == frozenset()
@@ -151,9 +146,8 @@ def test_without_the_cell_of_all_that_saves_nothing_it_is_the_one_with_most():
     alone = [c for c in cells if c not in (("mha", "rope", "layer"), ("mha", "layer", "rms"))]
     few = Estimand([("mha", "learned", "layer"), ("mqa", "rope", "rms")], factors, {}, sizes)
     assert few.reference(("mqa", "rope", "rms")) == ("mha", "learned", "layer")
-    assert Estimand(alone, factors, {}, sizes).reference(("mqa", "rope", "rms")) == (
-        ("mha", "learned", "rms")
-    )
+    found = Estimand(alone, factors, {}, sizes)
+    assert found.reference(("mqa", "rope", "rms")) == ("mha", "learned", "rms")
 
 
 def test_longer_training_saves_nothing_and_is_shared_with_the_reference():

@@ -41,14 +41,11 @@ def aliases(contrasts, *names):
     return {"".join(factor for factor, _ in one) for one in found.aliases}
 
 
-def test_a_factor_with_one_level_changes_no_contrast():
+def test_a_factor_with_one_level_changes_no_contrast_and_a_full_design_has_no_aliases():
     factors = {"text": ("long",), **FACTORS}
     contrasts = partial(find_contrast, [("long", *levels) for levels in HALF], factors)
     assert aliases(contrasts, "a") == {"bcd"}
     assert aliases(contrasts, "a", "b") == {"cd"}
-
-
-def test_a_full_design_has_no_aliases():
     factors = {**FACTORS, "e": ("x", "y", "z")}
     contrasts = partial(find_contrast, list(product(*factors.values())), factors)
     assert aliases(contrasts, "a") == set()
@@ -94,9 +91,8 @@ def sweep(random, effects, seeds, design=HALF):
         known = sum(value for names, value in effects.items() if set(names) <= on)
         for seed in range(seeds):
             loss = 4 + shared[seed] + random.normal(0, 0.01) + known
-            row = TrialRow(
-                levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss}
-            )
+            name = f"{levels}{seed}"
+            row = TrialRow(levels, seed, name, "done", name, {"loss": loss})
             cells.setdefault(levels, {})[seed] = row
     return cells
 
@@ -139,12 +135,9 @@ def test_single_levels_and_all_together_have_one_interaction():
         assert value == pytest.approx(loss(("on",) * 4, seed) - base - parts)
 
 
-def test_levels_that_never_ran_together_have_no_interaction():
+def test_levels_that_never_ran_together_have_none_and_a_contrast_keeps_its_sign():
     cells = sweep(np.random.default_rng(26), {}, 3, CORNER)
     assert estimate_interactions(cells, FACTORS, "loss") == []
-
-
-def test_a_contrast_of_opposite_sign_keeps_its_sign():
     other = [levels for levels in product(("off", "on"), repeat=4) if not half(levels)]
     cells = sweep(np.random.default_rng(27), {}, 3, other)
     pair = estimate_interactions(cells, FACTORS, "loss")[0]
@@ -167,9 +160,7 @@ def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
     positions = list(DESIGNS["fractional"].positions(make_request(*[2] * count, fraction=fraction)))
     names = "abcdefghij"[:count]
     factors = {name: (f"{name}0", f"{name}1") for name in names}
-    cells = [
-        tuple(f"{n}{place}" for n, place in zip(names, cell, strict=True)) for cell in positions
-    ]
+    cells = [tuple(f"{n}{i}" for n, i in zip(names, cell, strict=True)) for cell in positions]
     signs = dict(zip(names, (2 * np.array(positions) - 1).T, strict=True))
     contrasts = partial(find_contrast, cells, factors)
 

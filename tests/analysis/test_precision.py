@@ -30,8 +30,8 @@ class Scored(Record):
             nats = nats + 0.1 + np.random.default_rng(seed).normal(0, self.by_seed)
             nats = nats + np.random.default_rng(99).normal(0, self.by_document, DOCUMENTS)
             nats = nats + np.random.default_rng(7 + seed).normal(0, self.by_both, DOCUMENTS)
-        numbers = {"documents": range(DOCUMENTS), "tokens": [TOKENS] * DOCUMENTS}
-        return {**{k: list(v) for k, v in numbers.items()}, "nats": (TOKENS * nats).tolist()}
+        numbers = {"documents": [*range(DOCUMENTS)], "tokens": [TOKENS] * DOCUMENTS}
+        return {**numbers, "nats": (TOKENS * nats).tolist()}
 
     def loss(self, levels, seed):
         return float(np.mean(self.columns(levels, seed)["nats"])) / TOKENS
@@ -60,10 +60,8 @@ def test_noise_of_training_is_narrowed_by_seeds(tmp_path):
 def test_the_widths_are_those_of_the_interval_that_is_shown(tmp_path):
     """The bound of a look is larger than a quantile, and Holm's step cuts one end at zero."""
     study, fixed = precision(tmp_path, by_seed=0.01)
-    value = fixed.effect.value
-    looked = replace(
-        fixed.effect, low=max(0.0, value - 4 * fixed.reach), high=value + 4 * fixed.reach
-    )
+    value, reach = fixed.effect.value, 4 * fixed.reach
+    looked = replace(fixed.effect, low=max(0.0, value - reach), high=value + reach)
     found = estimate_precision(study, looked)
     assert found.reach == pytest.approx(4 * fixed.reach)
     assert found.reach_with_seeds == pytest.approx(4 * fixed.reach_with_seeds)
@@ -97,29 +95,19 @@ def test_steps_are_named_where_the_loss_still_falls(tmp_path):
     """The record's curves fall by 2 nats over the training, evenly: 0.2 over its last tenth."""
     study, _ = precision(tmp_path)
     assert measure_final_fall(study) == pytest.approx(0.2)
-    texts = [
-        part.spans[0] for part in report_interval_widths(study).contents if hasattr(part, "spans")
-    ]
+    parts = report_interval_widths(study).contents
+    texts = [part.spans[0] for part in parts if hasattr(part, "spans")]
     assert any("still fell by 0.2000 nats/token" in text for text in texts)
 
 
-# Errors over texts
-
-
-def draw_texts(rng, documents=40):
-    tokens = rng.integers(1, 60, documents)
-    effects = rng.normal(0, 0.5, documents)
+def test_the_error_over_texts_is_the_cluster_robust_one():
+    rng = np.random.default_rng(0)
+    tokens, effects = rng.integers(1, 60, 40), rng.normal(0, 0.5, 40)
     by_token = [rng.normal(effect, 1, count) for effect, count in zip(effects, tokens, strict=True)]
-    return tokens.astype(float), by_token
-
-
-def test_the_error_is_the_cluster_robust_one():
-    tokens, by_token = draw_texts(np.random.default_rng(0))
-    error = text_error(tokens, np.array([part.sum() for part in by_token]))
+    error = text_error(tokens.astype(float), np.array([part.sum() for part in by_token]))
     values = np.concatenate(by_token)
-    groups = np.repeat(np.arange(40), tokens.astype(int))
-    model = sm.OLS(values, np.ones(len(values))).fit(
-        cov_type="cluster", cov_kwds={"groups": groups, "df_correction": True}
-    )
+    clusters = {"groups": np.repeat(np.arange(40), tokens), "df_correction": True}
+    ones = np.ones(len(values))
+    model = sm.OLS(values, ones).fit(cov_type="cluster", cov_kwds=clusters)
     assert error == pytest.approx(model.bse[0])
     assert text_error(np.array([5.0]), np.array([10.0])) is None, "one document"

@@ -42,10 +42,8 @@ def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_pat
     assert trend.error.value**2 == pytest.approx(max(pooled, variances[0] / 4))
     p = 2 * 2 * stats.t.sf(abs(trend.slope.value) / trend.error.value, trend.error.df)
     assert trend.corrected_p == pytest.approx(p), "two levels are judged"
-    reach = stats.t.ppf(1 - 0.05 / 4, trend.error.df) * trend.error.value
-    assert (trend.low, trend.high) == pytest.approx(
-        (trend.slope.value - reach, trend.slope.value + reach)
-    )
+    reach, middle = stats.t.ppf(1 - 0.05 / 4, trend.error.df) * trend.error.value, trend.slope.value
+    assert (trend.low, trend.high) == pytest.approx((middle - reach, middle + reach))
     assert trend.verdict == "falls with size"
     assert trends["rope"].verdict == "no trend shown"
     assert trends["rope"].low < 0 < trends["rope"].high
@@ -98,17 +96,12 @@ def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed
 def test_two_sizes_one_seed_and_diverged_trainings_are_no_trend(tmp_path):
     one_seed = trends_of(tmp_path / "one", seeds=(0,))[0]["mqa"]
     assert (one_seed.verdict, one_seed.is_tested) == ("one seed: not tested", False)
-    two = trends_of(
-        tmp_path / "two",
-        exclude=lambda levels: levels["size"] == "large" and levels["heads"] == "mqa",
-    )[0]
+    two = trends_of(tmp_path / "two", exclude=lambda v: {"large", "mqa"} <= {*v.values()})[0]
     assert (two["mqa"].verdict, two["mqa"].law) == ("fewer than 3 sizes", None)
     assert two["rope"].n_tests == 1
     bad = ({"size": "large", "heads": "mqa", "position": "learned"}, 0)
-    diverged = trends_of(
-        tmp_path / "diverged",
-        status=lambda levels, seed: "diverged" if (levels, seed) == bad else "done",
-    )[0]
+    status = lambda *at: "diverged" if at == bad else "done"  # noqa: E731
+    diverged = trends_of(tmp_path / "diverged", status=status)[0]
     assert (diverged["mqa"].verdict, diverged["mqa"].is_tested) == ("diverged", False)
 
 

@@ -29,12 +29,10 @@ def make_cells(seeds, random, shift=0.0):
         weights = (*levels[:2], levels[2].replace("tied", "none"))
         own = noise.setdefault(weights, random.normal(0, 0.01, seeds))
         losses = 4 + common + own + shift * (levels[0] == "mqa")
-        cells[levels] = {
-            s: TrialRow(
-                levels, s, f"{levels}{s}", "done", f"{weights}{s}", {"loss": loss}, record=FACTS
-            )
-            for s, loss in enumerate(losses.tolist())
-        }
+        cells[levels] = {}
+        for s, loss in enumerate(losses.tolist()):
+            ids = (f"{levels}{s}", "done", f"{weights}{s}")
+            cells[levels][s] = TrialRow(levels, s, *ids, {"loss": loss}, record=FACTS)
     return cells
 
 

@@ -60,11 +60,14 @@ def test_the_vertex_is_that_of_a_fitted_parabola():
         assert optimum.log_error is None
 
 
+def polish(table):
+    return polish_losses([TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)])
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_at_one_and_two_seeds_the_typical_loss_is_the_mean(seeds):
     table = np.random.default_rng(0).normal(4, 0.1, (5, seeds))
-    points = [TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)]
-    assert polish_losses(points) == pytest.approx(table.mean(1))
+    assert polish(table) == pytest.approx(table.mean(1))
 
 
 @pytest.mark.parametrize("seeds", [3, 4, 5])
@@ -74,8 +77,7 @@ def test_one_wrong_training_moves_no_difference_of_losses_that_are_a_sum(seeds, 
     by_value, by_seed = random.normal(4, 0.1, 4), random.normal(0, 0.5, seeds)
     table = by_value[:, None] + by_seed
     table[1, 2] += shift
-    points = [TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)]
-    assert np.diff(polish_losses(points)) == pytest.approx(np.diff(by_value))
+    assert np.diff(polish(table)) == pytest.approx(np.diff(by_value))
 
 
 def test_one_wrong_training_of_nine_hardly_moves_the_rate():
