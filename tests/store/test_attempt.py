@@ -18,10 +18,8 @@ def test_one_line_of_what_there_is():
     assert "  peak 15.5 MB (process 480 MB)  " in format_progress(state)
     assert format_progress({"stage": "data", "note": "reading"}) == "data  reading"
     assert format_progress({}) == "running"
-    assert (
-        format_progress({"stage": "training", "steps": 5, "loss": 0.0})
-        == "training  0/5  loss 0.0000"
-    )
+    begun = {"stage": "training", "steps": 5, "loss": 0.0}
+    assert format_progress(begun) == "training  0/5  loss 0.0000"
 
 
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):

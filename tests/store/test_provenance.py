@@ -18,12 +18,8 @@ from kvlab.store.provenance import (
 
 def git(folder, *arguments):
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    return subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
@@ -76,9 +72,8 @@ def test_texts_lose_folders_and_nothing_else(text, expected, monkeypatch):
 
 
 def test_provenance_names_versions_and_kinds_but_no_machine_and_nobody():
-    facts = build_provenance(
-        Origin(), started="2026-01-01T00:00:00Z", attempts=2, machine=Machine("cpu", 1)
-    )
+    of = {"started": "2026-01-01T00:00:00Z", "attempts": 2, "machine": Machine("cpu", 1)}
+    facts = build_provenance(Origin(), **of)
     assert facts["versions"].keys() >= {"torch", "numpy", "ray", "pydantic"}
     assert facts["python"] == platform.python_version()
     assert (facts["device"], facts["threads"], facts["attempts"]) == ("cpu", 1, 2)

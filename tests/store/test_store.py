@@ -36,26 +36,22 @@ def test_reading_makes_nothing(store):
         Store(store.path)
 
 
-@pytest.mark.parametrize("name", ["../../x", ".", "", "/etc/passwd", "a/b", "x\n", "X", "x" * 65])
-def test_a_name_never_becomes_another_path(store, name):
-    for method in (store.sweep_directory, store.stop_flag, store.driver_lock, store.sweep):
-        with pytest.raises(UsageError, match="is not a name"):
-            method(name)
-    with pytest.raises(UsageError):
-        store.write_sweep({"name": name})
-    assert not store.path.exists()
-
-
-@pytest.mark.parametrize("trial", ["../../x", "", "A" * 16, ID[:15], ID + "0", ID + "\n"])
-def test_an_id_never_becomes_another_path(store, trial):
-    for method in (
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [(name, "a name") for name in ("../../x", ".", "", "/etc/passwd", "a/b", "x\n", "X", "x" * 65)]
+    + [(one, "16 hex") for one in ("../../x", "", "A" * 16, ID[:15], ID + "0", ID + "\n")],
+)
+def test_a_name_or_an_id_never_becomes_another_path(store, wrong, kind):
+    of_sweeps = (store.sweep_directory, store.stop_flag, store.driver_lock, store.sweep,
+                 lambda name: store.write_sweep({"name": name}))  # fmt: skip
+    of_trials = (
         store.trial_directory, store.training_directory, store.trial_lock, store.training_lock,
         store.status, store.result, store.create_attempt, store.is_trained,
-    ):  # fmt: skip
-        with pytest.raises(UsageError, match="is not 16 hex digits"):
-            method(trial)
-    with pytest.raises(UsageError):
-        store.write_result(result(trial))
+        lambda trial: store.write_result(result(trial)),
+    )  # fmt: skip
+    for method in of_sweeps if kind == "a name" else of_trials:
+        with pytest.raises(UsageError, match=f"is not {kind}"):
+            method(wrong)
     assert not store.path.exists()
 
 
@@ -134,11 +130,9 @@ def test_details_come_back_and_equal_ones_are_equal_bytes(store):
     write_all(store)
     write_all(store, OTHER)
     for trial in (ID, OTHER):
-        found = {
-            "items": [*map(json.loads, store.items_text(trial).splitlines())],
-            "texts": store.texts(trial),
-        }
-        assert {**found, "tasks": store.tasks(trial)} == DETAILS
+        items = [*map(json.loads, store.items_text(trial).splitlines())]
+        found = {"items": items, "texts": store.texts(trial), "tasks": store.tasks(trial)}
+        assert found == DETAILS
     for name in DETAIL_FILES:
         one, other = (store.trial_directory(trial) / name for trial in (ID, OTHER))
         assert one.read_bytes() == other.read_bytes()
