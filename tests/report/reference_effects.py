@@ -165,10 +165,8 @@ class Sweep:
         free = [i for i in range(len(names)) if self._saves_nothing(i, cell[i])]
         for count in range(len(free), 0, -1):
             for kept in combinations(free, count):
-                other = tuple(
-                    own if index in kept else base
-                    for index, (own, base) in enumerate(zip(cell, self.baseline, strict=True))
-                )
+                both = enumerate(zip(cell, self.baseline, strict=True))
+                other = tuple(own if index in kept else base for index, (own, base) in both)
                 if other in self.cells:
                     return other
         return self.baseline
@@ -261,10 +259,7 @@ class Sweep:
             for seed, value in values[cell].items():
                 own = means.setdefault(self.training_names[cell], {})
                 own.setdefault(seed, []).append(value)
-        trained = {
-            name: {seed: fmean(found) for seed, found in by_seed.items()}
-            for name, by_seed in means.items()
-        }
+        trained = {n: {s: fmean(v) for s, v in by_seed.items()} for n, by_seed in means.items()}
         pairs = [(differences[n], own) for n, own in weights.items()]
         pooled = PooledVariance.of(pairs, trained, self.looks is None)
         return [
@@ -324,11 +319,8 @@ class Sweep:
         if not effect.is_claimed:
             return [effect]
         if self.changes_serving(factor, level):
-            apart = {
-                name
-                for i, name in enumerate(names)
-                if name != factor and len({setting[i] for setting in effect.settings}) > 1
-            }
+            varied = {n for i, n in enumerate(names) if len({s[i] for s in effect.settings}) > 1}
+            apart = varied - {factor}
         else:
             apart = {
                 other
@@ -358,9 +350,7 @@ class Sweep:
         look = next(one for one in taken if one["states"][effect.claim]["sizes"] == state["sizes"])
         first = self.description["stages"]["declared"]["looks"]["seeds"]["first"]
         seeds = range(first, first + look["seeds"])
-        then = next(
-            one for one in self.main_effects(self.metric, seeds) if one.change == effect.change
-        )
+        then = next(e for e in self.main_effects(self.metric, seeds) if e.change == effect.change)
         values = self.values(self.metric, seeds)
         parts = self._parts(then, interactions, values)
         sizes, level = tuple(state["sizes"]), self.alpha / len(states)
@@ -440,16 +430,10 @@ class Sweep:
 
     def gaps(self) -> dict[Cell, Difference]:
         """Return the serving gap of every cell, judged together; of rounding there is no test."""
-        gaps = {
-            cell: Difference((), gaps, {}, {}, 1.0).with_own_error()
-            for cell, gaps in self.values("serving_gap").items()
-            if gaps
-        }
-        tested = {
-            cell: one
-            for cell, one in gaps.items()
-            if one.is_tested and max(map(abs, one.by_seed.values())) >= 1e-4
-        }
+        by_cell = {cell: gaps for cell, gaps in self.values("serving_gap").items() if gaps}
+        gaps = {c: Difference((), g, {}, {}, 1.0).with_own_error() for c, g in by_cell.items()}
+        real = [cell for cell, one in gaps.items() if max(map(abs, one.by_seed.values())) >= 1e-4]
+        tested = {cell: gaps[cell] for cell in real if gaps[cell].is_tested}
         weights = [1 / len(tested) for _ in tested]
         judged = holm(list(tested.values()), weights, self.alpha, None)
         return gaps | dict(zip(tested, judged, strict=True))

@@ -50,9 +50,8 @@ class Measured(Record):
         result = super().result(levels, seed, status)
         seconds = (1e-3 if levels["heads"] == "mha" else 5e-4) * (1 + 0.1 * seed)
         result["benchmark"] = list(lines(seconds))
-        shape = load_served_model(
-            "gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}
-        )
+        is_mqa = levels["heads"] == "mqa"
+        shape = load_served_model("gpt2", {"model.n_kv_head": 1} if is_mqa else {})
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
             "serving": ServingConfig().model_dump(mode="json"),

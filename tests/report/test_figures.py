@@ -21,9 +21,8 @@ FRONT = Points(
                          seeds=(3.8 - n, 4.1 - n)) for n, x in enumerate(SIZES)), "c1", "diamond",
 )  # fmt: skip
 LINE = Line("line", tuple(point(x, 5.0, f"l{n}") for n, x in enumerate(SIZES)), "c2", dashed=True)
-PLOT = Plot(
-    Axis("stored", "bytes"), Axis("loss <&> $x$"), (FRONT, LINE), (Reference("y", 2.0, True),)
-)
+AXES = (Axis("stored", "bytes"), Axis("loss <&> $x$"))
+PLOT = Plot(*AXES, (FRONT, LINE), (Reference("y", 2.0, True),))
 NAMED = Plot(
     Axis("difference"),
     Axis("", "names", ("first", "second")),
@@ -42,10 +41,8 @@ def drawn(plot, width=6.4):
 def titles(svg):
     """Title of each circle -> its middle and its cell."""
     circles = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}circle")
-    return [
-        (one[0].text, float(one.get("cx")), float(one.get("cy")), one.get("data-key"))
-        for one in circles
-    ]
+    places = [(one, float(one.get("cx")), float(one.get("cy"))) for one in circles]
+    return [(one[0].text, x, y, one.get("data-key")) for one, x, y in places]
 
 
 def inline(plot):
@@ -66,9 +63,8 @@ def test_every_mark_has_a_title_with_its_values_and_belongs_to_its_cell():
     of_cells = {(title, key) for title, _, _, key in found if key}
     assert of_cells == {("\n".join(p.tip), p.key) for p in points}
     seeds = [title for title, _, _, key in found if not key]
-    assert seeds == [
-        f"{p.tip[0]}\none seed: {value:.4g}" for p in FRONT.points for value in p.seeds
-    ]
+    values = [(p.tip[0], value) for p in FRONT.points for value in p.seeds]
+    assert seeds == [f"{name}\none seed: {value:.4g}" for name, value in values]
     assert found == titles(inline(PLOT))
 
 

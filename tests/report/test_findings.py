@@ -23,6 +23,7 @@ FACTORS = {
     "sharing": ("none", "trained", "tied"),
 }
 RECORD = Record(factors=FACTORS, seeds=SEEDS, effects=EFFECTS, noise=1e-3)
+BOUNDED = "{record: made, effect: heads=mqa, holds: bounded}"
 HEAD = """\
 articles:
 - article: Caches
@@ -72,7 +73,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "sweeps/made.yaml").write_text("question: What does a | cost?\n")
     (tmp_path / "sweeps/later.yaml").write_text("question: And later?\n")
     (tmp_path / "sweeps/README.md").write_text(TABLE)
-    write_claims(tmp_path / "reports", "{record: made, effect: heads=mqa, holds: bounded}")
+    write_claims(tmp_path / "reports", BOUNDED)
     monkeypatch.chdir(tmp_path)
     write_record(tmp_path, RECORD)
     return tmp_path
@@ -96,7 +97,7 @@ def number(text):
 
 
 def test_an_effect_has_the_numbers_of_its_record(tmp_path, studies):
-    (row,) = find_rows(tmp_path, studies, "{record: made, effect: heads=mqa, holds: bounded}")
+    (row,) = find_rows(tmp_path, studies, BOUNDED)
     claim, verdict, compared, figure, interval, texts, seeds, parameters = row
     effect = next(e for e in studies["made"].effects("loss_served") if "mqa" in e.name)
     assert (claim, verdict) == ("It is so.", "**does not hold**: worse")
@@ -118,9 +119,7 @@ def test_a_claim_holds_only_where_its_verdict_shows_it(tmp_path, studies):
     ]  # fmt: skip
     assert [row[0] for row in rows] == ["It is so.", "", "", "", ""]
     noisy = Record(factors={"heads": ("mha", "mqa")}, effects={}, noise=1.0)
-    (row,) = find_rows(
-        tmp_path, read_record(tmp_path, noisy), "{record: made, effect: heads=mqa, holds: bounded}"
-    )
+    (row,) = find_rows(tmp_path, read_record(tmp_path, noisy), BOUNDED)
     assert row[1] == "undecided"
 
 
@@ -129,7 +128,7 @@ def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(tmp_path):
     rows = find_rows(
         tmp_path,
         read_record(tmp_path / "claimed", RECORD, decide),
-        "{record: made, effect: heads=mqa, holds: bounded}",
+        BOUNDED,
         "{record: made, effect: sharing=trained, holds: bounded}",
         "{record: made, effect: heads=mqa, metric: loss}",
         "{record: made, quantity: ttft_ms}",
@@ -138,17 +137,11 @@ def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(tmp_path):
         "explored only", "**holds**", "explored only", "explored only"
     ]  # fmt: skip
     one_seed = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    (row,) = find_rows(
-        tmp_path,
-        read_record(tmp_path / "one", one_seed),
-        "{record: made, effect: heads=mqa, holds: bounded}",
-    )
+    (row,) = find_rows(tmp_path, read_record(tmp_path / "one", one_seed), BOUNDED)
     assert (row[1], row[4], row[6]) == ("explored only", "\N{EN DASH}", "1")
 
 
-def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(
-    tmp_path, studies, monkeypatch
-):
+def test_a_level_has_a_row_for_each_setting_judged_by_itself(tmp_path, studies, monkeypatch):
     effects = Study.effects
 
     def split(study, metric):
@@ -156,7 +149,7 @@ def test_a_level_has_a_row_for_each_setting_that_is_judged_by_itself(
         return [replace(first, settings=1), replace(first, settings=3), *others]
 
     monkeypatch.setattr(Study, "effects", split)
-    rows = find_rows(tmp_path, studies, "{record: made, effect: heads=mqa, holds: bounded}")
+    rows = find_rows(tmp_path, studies, BOUNDED)
     assert [row[2].partition(": ")[2] for row in rows] == ["`heads=mqa`", "`heads=mqa`, 3 settings"]
 
 

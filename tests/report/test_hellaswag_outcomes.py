@@ -35,15 +35,14 @@ def made(count, seed=0, ways=("one_shot", "served"), parts=("completion", "lmeva
 
 def expected(items):
     """One by one, from the items themselves."""
-    found = {
-        style: bytes(
-            item["completion"][way]["prediction_norm"] == item["label"]
-            for item in items
-            if way in item["completion"]
-        )
-        for style, way in WAYS.items()
-    }
-    return {style: bits for style, bits in found.items() if bits}
+    found = {}
+    for style, way in WAYS.items():
+        answered = [
+            (one["completion"][way], one["label"]) for one in items if way in one["completion"]
+        ]
+        if answered:
+            found[style] = bytes(a["prediction_norm"] == label for a, label in answered)
+    return found
 
 
 def forbid_decoding(monkeypatch):

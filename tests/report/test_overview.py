@@ -42,9 +42,8 @@ def test_figures_pair_with_the_table(tmp_path):
     """Bars are the intervals of the table, around paired differences; seeds average to them."""
     study = load(Record(exclude=no_learned_hybrid), tmp_path)
     (facts,) = (c for c in report_overview(study) if getattr(c, "tone", "") == "muted")
-    assert facts.spans[0].startswith(
-        "970 k to 1 M parameters · 614 k training tokens · 3 seeds · 54 of 54"
-    )
+    said = "970 k to 1 M parameters · 614 k training tokens · 3 seeds · 54 of 54"
+    assert facts.spans[0].startswith(said)
     found, (table,) = contents(study, Figure), contents(study, Table).values()
     assert list(found) == ["pareto", "effects"]
     rows = {row.cells[0].text: row for row in table.rows}

@@ -16,12 +16,8 @@ def noisy(tmp_path_factory):
 
 def beaten(one, others, sign):
     """Another is as good in both and better in one."""
-    return any(
-        other.cost <= one.cost
-        and sign * other.mean <= sign * one.mean
-        and (other.cost < one.cost or sign * other.mean < sign * one.mean)
-        for other in others
-    )
+    own, *points = ((p.cost, sign * p.mean) for p in (one, *others))
+    return any(p != own and p[0] <= own[0] and p[1] <= own[1] for p in points)
 
 
 @pytest.mark.parametrize("metric", ["loss_served", "hellaswag_acc_norm", "tokens_per_second"])
@@ -151,10 +147,7 @@ def test_cells_on_the_front_by_chance_are_marked(tmp_path):
             return self.worth[levels["size"]] + own
 
     found = load(Even(factors={"size": tuple("abcdef")}, seeds=(0, 1, 2, 3, 4)), tmp_path)
-    front = {
-        p.levels[0]: {levels[0] for levels in p.rivals}
-        for p in memory_front(found)
-        if p.is_on_front
-    }
+    points = [p for p in memory_front(found) if p.is_on_front]
+    front = {p.levels[0]: {levels[0] for levels in p.rivals} for p in points}
     assert front["f"] == front["e"] == front["b"] == set(), "better than every smaller cell"
     assert all(rivals and rivals <= set("cde") for cell, rivals in front.items() if cell in "acd")

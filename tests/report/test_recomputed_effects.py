@@ -155,11 +155,8 @@ def name_cell(sweep: Sweep, cell):
     """Return the name by which tables call a cell: its levels that are not the baseline's."""
     every = [level for levels in sweep.factors.values() for level in levels]
     named = zip(sweep.factors, cell, sweep.baseline, strict=True)
-    changed = [
-        f"{factor}={level}" if every.count(level) > 1 else level
-        for factor, level, base in named
-        if level != base
-    ]
+    changed = [(factor, level) for factor, level, base in named if level != base]
+    changed = [f"{f}={level}" if every.count(level) > 1 else level for f, level in changed]
     return "+".join(changed) or "baseline"
 
 

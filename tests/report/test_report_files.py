@@ -157,10 +157,11 @@ def test_work_grows_as_trials_do(tmp_path, monkeypatch):
         [table_to_latex(t) for t in document.tables]
 
     work(big_record((2, 2)).write(tmp_path / "warm"))  # imports
-    small, *larger = (
-        calls(
-            partial(work, big_record(levels, seeds, points=4).write(tmp_path / f"{levels}{seeds}"))
-        )
-        for levels, seeds in (((4, 2, 2), 3), ((4, 2, 8), 3), ((4, 2, 2), 12))
-    )
+
+    def count(levels, seeds):
+        store = big_record(levels, seeds, points=4).write(tmp_path / f"{levels}{seeds}")
+        return calls(partial(work, store))
+
+    small = count((4, 2, 2), 3)
+    larger = count((4, 2, 8), 3), count((4, 2, 2), 12)
     assert max(larger) < 4.8 * small, (small, larger)

@@ -33,9 +33,8 @@ def test_escaped_text_is_literal(text):
 
 
 def test_plain_numbers_read_as_a_paper_has_them():
-    assert escape_latex(
-        "\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}"
-    ) == (r"$-$0.0512 $\pm$ 0.01, 4$\times$")
+    text = "\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}"
+    assert escape_latex(text) == r"$-$0.0512 $\pm$ 0.01, 4$\times$"
     assert escape_latex("50% of kv_bytes") == r"50\% of kv\_bytes"
 
 
