@@ -204,16 +204,12 @@ class ServingGap:
 
     Attributes:
         value: The mean, in nats per token.
-        smallest: The smallest gap of a training.
-        largest: The largest one.
         trainings: Number of trainings.
         interval: Ends of the simultaneous interval; None if the gap was not tested.
         p: Two-sided p-value, corrected for all cells; 1 if the gap was not tested.
     """
 
     value: float
-    smallest: float
-    largest: float
     trainings: int
     interval: tuple[float, float] | None = None
     p: float = 1.0
@@ -242,11 +238,7 @@ def judge_gaps(
     ]
     errors = [StandardError(estimates[n].standard_error, estimates[n].df) for n in tested]
     tests = judge_family([estimates[n].value for n in tested], errors, alpha)
-    gaps = []
-    for row in rows:
-        values = list(row.values())
-        mean = math.fsum(values) / len(values)
-        gaps.append(ServingGap(mean, min(values), max(values), len(values)))
+    gaps = [ServingGap(math.fsum(row.values()) / len(row), len(row)) for row in rows]
     for number, test in zip(tested, tests, strict=True):
         gaps[number] = replace(gaps[number], interval=(test.low, test.high), p=test.p)
     return gaps

@@ -97,19 +97,20 @@ def count_contrast_divergence(cells: Cells, weights: Mapping[Levels, float]) -> 
     return Divergence(above.total(), below.total(), 0, trials, sign_flip_test(net))
 
 
-def find_wrong_trainings(cells: Cells, metric: str = "loss") -> dict[str, float]:
+def find_wrong_trainings(cells: Cells) -> dict[str, float]:
     """Return the trainings that went wrong, by id, with their distance in robust deviations.
+
+    Cells that share a training count once.
 
     Args:
         cells: The rows of every cell by seed.
-        metric: The loss that trainings are compared in; cells that share a training count once.
     """
     names = name_trainings(cells)
     losses: dict[tuple[str, ...], dict[str, float]] = {}
     for levels, by_seed in cells.items():
         for row in by_seed.values():
-            if row.is_done and row.training and metric in row.measurements:
-                losses.setdefault(names[levels], {})[row.training] = row.measurements[metric]
+            if row.is_done and row.training and "loss" in row.measurements:
+                losses.setdefault(names[levels], {})[row.training] = row.measurements["loss"]
     distances: dict[str, float] = {}
     sizes: list[float] = []
     for of_cell in losses.values():

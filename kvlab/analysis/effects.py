@@ -16,13 +16,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from kvlab.analysis import matched_pairs as pairs
 from kvlab.analysis.divergence import Divergence, count_contrast_divergence, count_divergence
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
-from kvlab.analysis.statistics import ALPHA, Estimate, estimate, smallest_detectable, t_cdf
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, smallest_detectable
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, WORSE, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
@@ -121,15 +122,6 @@ class Effect:
         """The standard error that the effect is tested with; only of a tested effect."""
         assert self.estimate is not None, "only tested effects have an error"
         return self.error or StandardError(self.estimate.standard_error, self.estimate.df)
-
-    @property
-    def own_p(self) -> float:
-        """The p-value of this effect alone, by the error that it is tested with; 1 if untested."""
-        if not self.is_tested or self.estimate is None:
-            return 1.0
-        if self.error is None:
-            return self.estimate.p
-        return 2 * t_cdf(-abs(self.value) / self.error.value, self.error.df)
 
     @property
     def is_significant(self) -> bool:
@@ -325,10 +317,13 @@ def estimate_matched(
     settings = [pairs.make_setting(cells, factors, change, corners, metric) for corners in matched]
     groups = pairs.select_groups(settings)
     used = [setting for group in groups for setting in group]
-    group_means = [pairs.mean_by_seed(group) for group in groups]
+    group_means = [
+        {seed: fmean(one.differences[seed] for one in group) for seed in group[0].differences}
+        for group in groups
+    ]
     scale = max((setting.scale for setting in settings), default=1.0)
     seeds = tuple(sorted(group_means[0])) if group_means else ()
-    by_seed = tuple((seed, pairs.mean([one[seed] for one in group_means])) for seed in seeds)
+    by_seed = tuple((seed, fmean(one[seed] for one in group_means)) for seed in seeds)
     return Effect(
         metric,
         change,
@@ -339,7 +334,7 @@ def estimate_matched(
         groups=len(groups),
         seeds=seeds,
         by_seed=by_seed,
-        by_setting=tuple((s.others, pairs.mean(list(s.differences.values()))) for s in used),
+        by_setting=tuple((s.others, fmean(s.differences.values())) for s in used),
         limits=_limiting_levels(factors, change, used),
         weights=pairs.average_weights(groups),
         divergence=count_divergence(cells, matched) if is_learned(metric) else None,

@@ -10,13 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
-from kvlab.analysis.effects import (
-    Effect,
-    estimate_changes,
-    estimate_matched,
-    judge_together,
-    with_pooled_errors,
-)
+from kvlab.analysis import effects as estimation
+from kvlab.analysis.effects import Effect
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Change, Factors, find_matched_corners
 from kvlab.analysis.statistics import ALPHA
@@ -59,10 +54,10 @@ def estimate_interactions(
         for one, other in product(factors[first][1:], factors[second][1:])
         if ((first, one), (second, other)) in together
     ]
-    effects = estimate_changes(cells, factors, changes, metric, estimand)
+    effects = estimation.estimate_changes(cells, factors, changes, metric, estimand)
     distinct = _join_equal_contrasts([one for one in effects if one.pairs_designed], factors)
-    judged = with_pooled_errors(distinct, cells, estimand)
-    return judge_together(judged, alpha * SPLIT_SHARE, margin)
+    judged = estimation.with_pooled_errors(distinct, cells, estimand)
+    return estimation.judge_together(judged, alpha * SPLIT_SHARE, margin)
 
 
 def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effect]:
@@ -138,8 +133,8 @@ def tell_settings_apart(
         parts += found if len(found) > 1 else [effect]
     if not effects or len(parts) == len(effects):
         return list(effects)
-    judged = with_pooled_errors(parts, cells, estimand)
-    return judge_together(judged, effects[0].alpha, effects[0].margin)
+    judged = estimation.with_pooled_errors(parts, cells, estimand)
+    return estimation.judge_together(judged, effects[0].alpha, effects[0].margin)
 
 
 def _disagreeing_factors(
@@ -172,7 +167,7 @@ def _estimate_parts(
     parts = []
     for levels in dict.fromkeys(roots):
         chosen = [corners for corners, root in zip(matched, roots, strict=True) if root == levels]
-        part = estimate_matched(cells, factors, effect.change, effect.metric, chosen)
+        part = estimation.estimate_matched(cells, factors, effect.change, effect.metric, chosen)
         if part.estimate is not None or part.divergence is not None:
             at = tuple(zip(others, levels, strict=True))
             part = replace(part, at=at, over_all=effect.estimate, is_claimed=effect.is_claimed)

@@ -20,6 +20,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, product
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,15 +254,6 @@ def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
     return replace(setting, differences=kept)
 
 
-def mean_by_seed(group: Sequence[Setting]) -> dict[int, float]:
-    """Return the mean over a group's settings at each seed."""
-    return {seed: mean([s.differences[seed] for s in group]) for seed in group[0].differences}
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def average_weights(groups: Sequence[Sequence[Setting]]) -> dict[Levels, float]:
     """Return the weight of every cell in the mean over groups of the mean over their settings."""
     weights: dict[Levels, float] = {}
@@ -306,4 +298,4 @@ def average_by_training(
             if row.is_done and metric in row.measurements:
                 at_seed = values.setdefault(trainings[levels], {}).setdefault(seed, [])
                 at_seed.append(row.measurements[metric])
-    return {key: {s: mean(v) for s, v in by_seed.items()} for key, by_seed in values.items()}
+    return {key: {s: fmean(v) for s, v in by_seed.items()} for key, by_seed in values.items()}

@@ -116,14 +116,14 @@ class SizeLaw:
         offset = self._offset(parameters)
         return [mean + slope * offset for mean, slope in zip(self.means, self.slopes, strict=True)]
 
-    def line(self, parameters: float, alpha: float = ALPHA) -> Prediction:
+    def line(self, parameters: float) -> Prediction:
         """Return the mean of the lines at a size, with its t interval over seeds."""
         values = self.by_seed(parameters)
         value, variance = _mean_and_variance(values)
-        half_width = t_quantile(1 - alpha / 2, self.seeds - 1) * math.sqrt(variance / self.seeds)
+        half_width = t_quantile(1 - ALPHA / 2, self.seeds - 1) * math.sqrt(variance / self.seeds)
         return Prediction(parameters, value, value - half_width, value + half_width)
 
-    def predict(self, parameters: float, alpha: float = ALPHA) -> Prediction:
+    def predict(self, parameters: float) -> Prediction:
         """Predict the mean difference that as many new seeds would show at a size.
 
         Its variance is that of the line plus that of the new mean. A seed's line at N has the
@@ -138,7 +138,10 @@ class SizeLaw:
         """
         from scipy.special import chdtri, ndtr  # type: ignore[import-untyped]
 
-        check_range(parameters, self.parameters)
+        largest = max(self.parameters)
+        if parameters > MAX_EXTRAPOLATION * largest * (1 + 1e-9):
+            text = f"{parameters:.4g} parameters are more than {MAX_EXTRAPOLATION:g} times the"
+            raise ValueError(f"{text} largest size ({largest:.4g}); train a larger one")
         if self.seeds < MIN_SEEDS:
             raise ValueError("one seed has no spread, so nothing is predicted; add seeds")
         value, variance = _mean_and_variance(self.by_seed(parameters))
@@ -154,21 +157,9 @@ class SizeLaw:
         low, high = 0.0, 100.0 * float(deviations.max())
         for _ in range(48):
             middle = (low + high) / 2
-            is_short = float(ndtr(middle / deviations).mean()) < 1 - alpha / 2
+            is_short = float(ndtr(middle / deviations).mean()) < 1 - ALPHA / 2
             low, high = (middle, high) if is_short else (low, middle)
         return Prediction(parameters, value, value - high, value + high)
-
-
-def check_range(target: float, sizes: Sequence[float]) -> None:
-    """Refuse a prediction too far from what was measured.
-
-    Raises:
-        ValueError: ``target`` is more than `MAX_EXTRAPOLATION` times the largest of ``sizes``.
-    """
-    largest = max(sizes)
-    if target > MAX_EXTRAPOLATION * largest * (1 + 1e-9):
-        text = f"{target:.4g} parameters are more than {MAX_EXTRAPOLATION:g} times the largest size"
-        raise ValueError(f"{text} ({largest:.4g}); train a larger one")
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
@@ -192,7 +183,6 @@ class SizeTrend:
         low: Lower end of its simultaneous interval.
         high: Upper end.
         corrected_p: p-value, corrected for all levels.
-        n_tests: Number of levels that are judged together.
         miss: Difference at the largest size minus the line through the other sizes.
         has_diverged: Whether a training of the level or of its baseline diverged.
     """
@@ -208,7 +198,6 @@ class SizeTrend:
     low: float = 0.0
     high: float = 0.0
     corrected_p: float = 1.0
-    n_tests: int = 1
     miss: Estimate | None = None
     has_diverged: bool = False
 
@@ -334,8 +323,6 @@ def _judge_together(
     slopes = [trend.slope.value for trend in trends if trend.slope]
     tests = judge_family(slopes, errors, alpha)
     return [
-        replace(
-            trend, error=error, low=test.low, high=test.high, corrected_p=test.p, n_tests=len(tests)
-        )
+        replace(trend, error=error, low=test.low, high=test.high, corrected_p=test.p)
         for trend, error, test in zip(trends, errors, tests, strict=True)
     ]

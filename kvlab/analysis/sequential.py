@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.analysis.statistics import normal_cdf, sum_squares, t_cdf, t_quantile
+from kvlab.analysis.statistics import estimate, normal_cdf, t_cdf, t_quantile
 from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, judge_interval
 
 SAMPLES = 40_000
@@ -226,11 +226,8 @@ class Looks:
             return replace(state, is_open=state.is_open and count > 0)
         if count < 2:
             return state
-        mean = math.fsum(differences) / count
-        variance = sum_squares(differences, mean) / (count - 1)
-        rounding = 1e-12 * max(map(abs, differences))
-        error = math.sqrt(variance / count) if variance > rounding**2 else 0.0
-        sizes = (*state.sizes, count)
+        found = estimate(differences, max(map(abs, differences)))
+        mean, error, sizes = found.value, found.standard_error, (*state.sizes, count)
         reach = self._bound(sizes, self.alpha / self.claims) * error if error else 0.0
         state = ClaimState(sizes, mean, error, low=mean - reach, high=mean + reach)
         return state if mean or error else replace(state, outcome="identical", is_open=False)

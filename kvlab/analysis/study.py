@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from kvlab.analysis import trial_rows
@@ -81,10 +81,10 @@ class Study:
         self.has_narrow_claims = len(self.claims) < len(every)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
-        self._mean_effects: dict[str, list[Effect]] = {}
-        self._effects: dict[str, list[Effect]] = {}
-        self._interactions: dict[str, list[Effect]] = {}
-        self._rankings: dict[str, Ranking] = {}
+        self.ranking = cache(self._rank)
+        self.mean_effects = cache(self._estimate_mean_effects)
+        self.effects = cache(self._estimate_effects)
+        self.interactions = cache(self._estimate_interactions)
 
     @classmethod
     def load(cls, store: Store, name: str, sections: Sequence[str] | None = None) -> "Study":
@@ -240,21 +240,19 @@ class Study:
         counts = Counter(row.levels for row in self.rows if row.status == "diverged")
         return {levels: counts[levels] for levels in self.cells if levels in counts}
 
-    def ranking(self, metric: str) -> Ranking:
+    def _rank(self, metric: str) -> Ranking:
         """Return the ranking of all cells in a metric, with those that diverged."""
-        if metric not in self._rankings:
-            info = METRICS[metric]
-            self._rankings[metric] = Ranking(
-                {levels: self.values(levels, metric) for levels in self.cells},
-                self.baseline,
-                {c: {row.training for row in rows.values()} for c, rows in self.cells.items()},
-                noisy=[c for c in self.cells if self.estimand.is_served_otherwise(c)],
-                higher_is_better=info.better == "higher",
-                in_steps=info.is_share,
-                alpha=self.decide.alpha,
-                all_seeds=self.estimand.all_seeds,
-            )
-        return self._rankings[metric]
+        info = METRICS[metric]
+        return Ranking(
+            {levels: self.values(levels, metric) for levels in self.cells},
+            self.baseline,
+            {c: {row.training for row in rows.values()} for c, rows in self.cells.items()},
+            noisy=[c for c in self.cells if self.estimand.is_served_otherwise(c)],
+            higher_is_better=info.better == "higher",
+            in_steps=info.is_share,
+            alpha=self.decide.alpha,
+            all_seeds=self.estimand.all_seeds,
+        )
 
     def ranked_means(self, metric: str) -> dict[Levels, float]:
         """Return the means by which cells are ranked, without the cells that diverged."""
@@ -356,64 +354,50 @@ class Study:
         judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING)
         return dict(zip(measured, judged, strict=True))
 
-    def mean_effects(self, metric: str) -> list[Effect]:
+    def _estimate_mean_effects(self, metric: str) -> list[Effect]:
         """Return every level's mean effect over settings, without the judgement of looks.
 
         Times that do not compare are not judged.
         """
-        if metric not in self._mean_effects:
-            is_decided = metric == self.primary_metric
-            effects = estimate_main_effects(
-                self.cells,
-                self.factors,
-                metric,
-                estimand=self.estimand,
-                claims=self.claims if is_decided else None,
-                alpha=self.decide.alpha,
-                margin=self.decide.margin if is_decided else None,
-            )
-            self._mean_effects[metric] = self._mark(effects)
-        return self._mean_effects[metric]
+        is_decided = metric == self.primary_metric
+        effects = estimate_main_effects(
+            self.cells,
+            self.factors,
+            metric,
+            estimand=self.estimand,
+            claims=self.claims if is_decided else None,
+            alpha=self.decide.alpha,
+            margin=self.decide.margin if is_decided else None,
+        )
+        return self._mark(effects)
 
-    def effects(self, metric: str) -> list[Effect]:
+    def _estimate_effects(self, metric: str) -> list[Effect]:
         """Return every level's difference from its factor's baseline level, judged together.
 
         A level whose settings disagree has an effect for each kind of setting. If looks were
         declared, those have judged the decided metric.
         """
-        if metric not in self._effects:
-            effects = self.mean_effects(metric)
-            if metric == self.primary_metric and self.declared_looks is not None:
-                judged = judge_by_looks(
-                    self.cells,
-                    self.factors,
-                    effects,
-                    self.declared_looks,
-                    self.taken_looks,
-                    self.estimand,
-                    self.interactions(metric),
-                )
-            else:
-                judged = tell_settings_apart(
-                    self.cells, self.factors, effects, self.interactions(metric), self.estimand
-                )
-            self._effects[metric] = self._mark(judged)
-        return self._effects[metric]
-
-    def interactions(self, metric: str) -> list[Effect]:
-        """Return what every two levels do together beyond the sum of each, judged together."""
-        if metric not in self._interactions:
-            is_decided = metric == self.primary_metric
-            effects = estimate_interactions(
-                self.cells,
-                self.factors,
-                metric,
-                estimand=self.estimand,
-                alpha=self.decide.alpha,
-                margin=self.decide.margin if is_decided else None,
+        means, together = self.mean_effects(metric), self.interactions(metric)
+        if metric == self.primary_metric and self.declared_looks is not None:
+            looks = self.declared_looks, self.taken_looks
+            judged = judge_by_looks(
+                self.cells, self.factors, means, *looks, self.estimand, together
             )
-            self._interactions[metric] = self._mark(effects)
-        return self._interactions[metric]
+        else:
+            judged = tell_settings_apart(self.cells, self.factors, means, together, self.estimand)
+        return self._mark(judged)
+
+    def _estimate_interactions(self, metric: str) -> list[Effect]:
+        """Return what every two levels do together beyond the sum of each, judged together."""
+        effects = estimate_interactions(
+            self.cells,
+            self.factors,
+            metric,
+            estimand=self.estimand,
+            alpha=self.decide.alpha,
+            margin=self.decide.margin if metric == self.primary_metric else None,
+        )
+        return self._mark(effects)
 
     def _mark(self, effects: list[Effect]) -> list[Effect]:
         """Mark differences of times that do not compare, and trainings that went wrong."""

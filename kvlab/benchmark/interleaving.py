@@ -7,14 +7,14 @@ round (A B, B A, ...), so that neither a drift nor the position in the round fav
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+import pynvml  # type: ignore[import-untyped]
 
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.nvml import read_utilization
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 
 Work = Callable[[], Mapping[str, list[float]]]
@@ -71,7 +71,7 @@ class NoiseWatch:
         self._process, self._nvml = psutil.Process(), nvml
         self._needed_cores = needed_cores
         self._start = self._read_times()
-        self._gpu_start = max((use.time for use in read_utilization(nvml)), default=0)
+        self._gpu_start = max((use.timeStamp for use in read_utilization(nvml)), default=0)
 
     def read_noise(self) -> Noise:
         """Return the load since the start: all busy time without this process's own."""
@@ -83,7 +83,7 @@ class NoiseWatch:
         share = (busy - own) / capacity if capacity > 0 else 0.0
         spare = 0.0 if self._needed_cores is None else max(0.0, 1 - self._needed_cores / cores)
         uses = read_utilization(self._nvml, self._gpu_start)
-        pids = {use.pid for use in uses if use.share > MAX_FOREIGN_SHARE}
+        pids = {use.pid for use in uses if use.smUtil / 100 > MAX_FOREIGN_SHARE}
         others = max(0, len(pids) - 1)  # one is this process, which in a container has another id
         return Noise(min(1.0, max(0.0, share)), others, spare)
 
@@ -93,6 +93,31 @@ class NoiseWatch:
         busy = total.user + total.system + getattr(total, "nice", 0.0)
         busy += getattr(total, "steal", 0.0)
         return time.monotonic(), busy, own.user + own.system
+
+
+def open_device(uuid: str) -> Any:
+    """Return NVML's handle of the device ``uuid`` (``GPU-...``).
+
+    Returns:
+        The handle, or None if the driver is not installed or has no such device.
+    """
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None
+
+
+def read_utilization(handle: Any, since: int = 0) -> Sequence[Any]:
+    """Return NVML's samples of the processes that used a device after one of its time stamps.
+
+    The driver samples about six times per second. There are none without a device, if nothing
+    ran, or if the driver does not report processes.
+    """
+    try:
+        return pynvml.nvmlDeviceGetProcessUtilization(handle, since) if handle else ()  # type: ignore[no-any-return]
+    except pynvml.NVMLError:
+        return ()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,15 @@ from typing import Any
 import psutil
 import torch
 
-from kvlab.benchmark import nvml
 from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, time_uncached
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
-from kvlab.benchmark.interleaving import InterleavedTimings, NoiseWatch, Work, run_interleaved
+from kvlab.benchmark.interleaving import (
+    InterleavedTimings,
+    NoiseWatch,
+    Work,
+    open_device,
+    run_interleaved,
+)
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 from kvlab.errors import ResourceError
@@ -129,7 +134,7 @@ class Session:
         """This GPU's handle of NVML; None on CPU, or where NVML is not installed."""
         if self.device.type != "cuda":
             return None
-        return nvml.open_device(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+        return open_device(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
     def watch_noise(self) -> NoiseWatch:
         """Return a new watch for other load on what this session measures."""

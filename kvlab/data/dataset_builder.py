@@ -11,16 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data import deduplication
+from kvlab.data import deduplication, token_pieces
 from kvlab.data.shards import BLOCK_BYTES, DATASET_SCHEMA
 from kvlab.data.sources import get_source
-from kvlab.data.token_pieces import (
-    DOCUMENT_DTYPE,
-    DocumentTable,
-    PieceJob,
-    read_document_table,
-    token_dtype,
-)
+from kvlab.data.token_pieces import DOCUMENT_DTYPE, DocumentTable, PieceJob
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.sealed_files import write_sealed_json
@@ -43,7 +37,7 @@ def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
     """Return the documents of all pieces, each with its piece and its first token there."""
     tables = [np.empty(0, _LOCATED_DTYPE)]
     for index, job in enumerate(jobs):
-        documents = read_document_table(job)
+        documents = token_pieces.read_document_table(job)
         table = np.empty(len(documents), _LOCATED_DTYPE)
         table[list(DOCUMENT_DTYPE.names or ())] = documents
         table["piece"] = index
@@ -174,7 +168,7 @@ def write_dataset(
         table, gap_bytes = halves
         is_held_out = np.array([False, True])
     _check_counts(data, len(table), int(is_held_out.sum()))
-    dtype = np.dtype(token_dtype(data.vocab_size))
+    dtype = np.dtype(token_pieces.token_dtype(data.vocab_size))
     required = int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize
     if (free := shutil.disk_usage(folder).free) < required:
         text = f"{folder} has {format_bytes(free)} free, and the tokens need"
@@ -284,7 +278,7 @@ def _gather_tokens(
 ) -> npt.NDArray[np.unsignedinteger]:
     """Concatenate the tokens of the documents of ``chunk``; one piece is open at a time."""
     tokenizer = load_tokenizer(jobs[0].tokenizer)
-    dtype: np.dtype[Any] = np.dtype(token_dtype(tokenizer.vocab_size))
+    dtype: np.dtype[Any] = np.dtype(token_pieces.token_dtype(tokenizer.vocab_size))
     lengths = chunk["tokens"].astype(np.int64)
     starts = chunk["start"].astype(np.int64)
     ends = np.cumsum(lengths)

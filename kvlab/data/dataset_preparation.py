@@ -13,20 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvlab.data import shards
+from kvlab.data import shards, token_pieces
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
 from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
 from kvlab.data.shards import Dataset, DatasetFacts
 from kvlab.data.sources import get_source
-from kvlab.data.token_pieces import (
-    DocumentTable,
-    PieceJob,
-    count_available_cpus,
-    read_document_table,
-    token_dtype,
-    tokenizer_pool,
-    write_piece,
-)
+from kvlab.data.token_pieces import DocumentTable, PieceJob
 from kvlab.errors import DataError, DatasetDamaged, StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
@@ -145,7 +137,7 @@ def list_prepared_datasets() -> list[Path]:
     return sorted(path.parent for path in _datasets_dir().glob("[!.]*/manifest.json"))
 
 
-def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress) -> Path | None:
+def set_aside_dataset(folder: Path) -> Path | None:
     """Move a damaged dataset into ``damaged/`` beside it, so that it is prepared again.
 
     Returns:
@@ -154,7 +146,7 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
     Raises:
         DataError: It cannot be moved.
     """
-    with hold_lock(_beside(folder, "lock"), progress, "changes this text"):
+    with hold_lock(_beside(folder, "lock"), ignore_progress, "changes this text"):
         if not shards.verify_dataset(folder):
             return None
         try:
@@ -202,8 +194,8 @@ def _build_dataset(
     check_disk_space(data, folder.parent, work / "pieces")
     complete.mkdir(parents=True)
     started = time.monotonic()
-    processes = workers or (1 if is_small_text(data) else count_available_cpus())
-    with tokenizer_pool(processes) as pool:
+    processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
+    with token_pieces.tokenizer_pool(processes) as pool:
         jobs = _tokenize(data, work / "pieces", progress, fence, pool)
     selection = select_documents(
         locate_documents(jobs),
@@ -255,7 +247,7 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
     # after all of it is tokenized.
     read = used if source.is_shuffled else text
     tokenized = used if source.is_shuffled or data.max_tokens is None else text
-    item = np.dtype(token_dtype(data.vocab_size)).itemsize
+    item = np.dtype(token_pieces.token_dtype(data.vocab_size)).itemsize
     return {
         "download": source.missing_bytes(data, math.ceil(read or 0)),
         "pieces": math.ceil((tokenized or 0) / per_token) * item,
@@ -329,14 +321,14 @@ def _run_jobs(
     pending: deque[tuple[PieceJob, bool, Future[None] | None]] = deque()
     done: list[PieceJob] = []
     # Just enough to keep every process busy: the next unit may need a download.
-    max_pending = 1 if pool is None else 2 * count_available_cpus()
+    max_pending = 1 if pool is None else 2 * token_pieces.count_available_cpus()
     while True:
         while len(pending) < max_pending and (job := next(jobs, None)) is not None:
             is_new, written = not job.is_written, None
             if pool is None:
-                write_piece(job, fence)
+                token_pieces.write_piece(job, fence)
             else:
-                written = pool.submit(write_piece, job, fence)
+                written = pool.submit(token_pieces.write_piece, job, fence)
             pending.append((job, is_new, written))
         if not pending:
             return done
@@ -344,7 +336,7 @@ def _run_jobs(
         if future is not None:
             future.result()
         done.append(job)
-        table = read_document_table(job)
+        table = token_pieces.read_document_table(job)
         size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
         share = int(table[limit.column].sum()) if limit else job.unit.get("bytes", 0)
         meter.add(size, tokens, share, is_new=is_new)
@@ -410,11 +402,9 @@ class ThroughputMeter:
             self._new_bytes += size
             self._new_share += share
         now = time.monotonic()
-        if now - self._reported >= REPORT_SECONDS:
-            self._reported = now
-            self._report(now - self._started)
-
-    def _report(self, seconds: float) -> None:
+        if now - self._reported < REPORT_SECONDS:
+            return
+        self._reported, seconds = now, now - self._started
         line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text"
         if self._new_bytes:
             line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"

@@ -88,9 +88,8 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
             data = self.view(np.ndarray)[start : start + self._block_tokens].tobytes()
             expected = self._hashes[int(block) * HASH_BYTES : (int(block) + 1) * HASH_BYTES]
             if hashlib.sha256(data).digest() != expected:
-                raise DatasetDamaged(
-                    f"{self._path} is damaged in bytes {start * self.dtype.itemsize:,} and after"
-                )
+                place = f"bytes {start * self.dtype.itemsize:,} and after"
+                raise DatasetDamaged(f"{self._path} is damaged in {place}")
             self._is_checked[block] = True
             self._left -= 1
 

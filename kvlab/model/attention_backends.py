@@ -7,8 +7,8 @@ denominators of the softmax. All backends agree within rounding.
 Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D width of Q and K, Dv of V.
 """
 
-import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,19 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import (
-    AuxRequest,
-    BlockMask,
-    create_block_mask,
-    flex_attention,
-)
+from torch.nn.attention import flex_attention as flex
 
 from kvlab.cache import DocumentMask
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, read_tile, tiled_attention
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -269,13 +262,14 @@ def attend_flex(
         blocks = _cached_block_mask(*shape)
     if is_compiling or not (q.device.type == "cuda" if compiles is None else compiles):
         note_kernel("flex")
-        return _run_flex(flex_attention, q, k, v, blocks, sink)
+        return _run_flex(flex.flex_attention, q, k, v, blocks, sink)
     limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
     try:
         with torch._dynamo.config.patch(limits):
             out = _run_flex(_compile_flex(), q, k, v, blocks, sink)
     except FailOnRecompileLimitHit:
-        _warn_of_shapes(FLEX_SHAPES)
+        text = f"over {FLEX_SHAPES} shapes of attention in one process: no more are compiled"
+        warnings.warn(f"{text}, and windows are computed in blocks, slower", stacklevel=2)
         attend = attend_windowed_blocks if mask.is_windowed(k.shape[2]) else attend_sdpa
         return attend(q, k, v, mask, sink)
     note_kernel("flex")
@@ -283,7 +277,7 @@ def attend_flex(
 
 
 def _run_flex(
-    kernel: Any, q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask | None, sink: Tensor | None
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, blocks: flex.BlockMask | None, sink: Tensor | None
 ) -> Tensor:
     """Run FlexAttention. A sink takes its share of a sum that the kernel returns the log of."""
     is_grouped = q.shape[1] != k.shape[1]
@@ -291,7 +285,7 @@ def _run_flex(
     if sink is None:
         out = kernel(q, k, v, block_mask=blocks, enable_gqa=is_grouped)
         return out
-    aux = AuxRequest(lse=True)
+    aux = flex.AuxRequest(lse=True)
     out, more = kernel(q, k, v, block_mask=blocks, enable_gqa=is_grouped, return_aux=aux)
     share = (more.lse - sink[:, None].to(more.lse.dtype)).sigmoid()
     out = out * share[..., None].to(out.dtype)
@@ -300,13 +294,7 @@ def _run_flex(
 
 @lru_cache(maxsize=1)
 def _compile_flex() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
-
-
-@lru_cache(maxsize=1)
-def _warn_of_shapes(limit: int) -> None:
-    text = f"over {limit} shapes of attention in one process: no more are compiled"
-    _log.warning("%s, and windows are computed in blocks, slower", text)
+    return torch.compile(flex.flex_attention, dynamic=False)
 
 
 def _make_block_mask(
@@ -316,7 +304,7 @@ def _make_block_mask(
     sink_tokens: int,
     device: torch.device,
     documents: DocumentMask | None = None,
-) -> BlockMask:
+) -> flex.BlockMask:
     past = keys - queries
     ids = None if documents is None else documents.ids
     positions = None if documents is None else documents.positions
@@ -331,7 +319,7 @@ def _make_block_mask(
         return visible if ids is None else visible & (ids[row, query] == ids[row, key])
 
     rows = None if ids is None else len(ids)
-    return create_block_mask(
+    return flex.create_block_mask(
         is_visible, rows, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
     )
 

@@ -16,7 +16,7 @@ from kvlab.cache import KVCache
 from kvlab.cache.cached_passes import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
-from kvlab.model.gpt import GPT
+from kvlab.model.gpt import GPT, check_positions
 from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
@@ -219,9 +219,7 @@ def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int
     for prompt in prompts:
         check_vocabulary(config, prompt)
     length = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never an input
-    if config.position_scheme.has_embedding and length > config.block_size:
-        text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
-        raise ValueError(f"{text} positions; shorten the text, or ask for fewer new tokens")
+    check_positions(config, length, "shorten the text, or ask for fewer new tokens")
 
 
 def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

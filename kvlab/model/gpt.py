@@ -212,12 +212,8 @@ class GPT(nn.Module):
             raise ValueError("a cache's row holds one document; give each document its own row")
         else:
             attention_pass = cache.begin_pass(tokens.shape[1], lengths)
-        limit = self.config.block_size
-        if self.position_embedding is not None and attention_pass.end > limit:
-            raise ValueError(
-                f"{attention_pass.end} tokens exceed block_size = {limit}, the end of the learned"
-                " positions; shorten the text, or use position: rope"
-            )
+        remedy = "shorten the text, or use position: rope"
+        check_positions(self.config, attention_pass.end, remedy)
         return self.run_pass(tokens, attention_pass, token_indices, residual_dtype)
 
     def run_pass(
@@ -297,20 +293,17 @@ class GPT(nn.Module):
         batch_size: int,
         max_length: int,
         serving: ServingConfig | None = None,
-        dtype: torch.dtype | None = None,
     ) -> KVCache:
         """Return an empty cache for ``batch_size`` rows of up to ``max_length`` tokens.
 
         Args:
             serving: how K/V are stored and tied; default untied, in the model's dtype.
-            dtype: in which K and V are computed; default the parameters'.
         """
-        layout = KVLayout.of(self.config, serving)
         return KVCache(
-            layout,
+            KVLayout.of(self.config, serving),
             batch_size,
             max_length,
-            dtype or self.dtype,
+            self.dtype,
             self.device,
             compiles_steps=serving is not None and serving.compile,
         )
@@ -374,6 +367,13 @@ class GPT(nn.Module):
     def save_pretrained(self, folder: str | Path, *, end_of_text: int | None = None) -> str:
         """Write a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
         return save_pretrained(self, folder, end_of_text=end_of_text)
+
+
+def check_positions(config: ModelConfig, length: int, remedy: str) -> None:
+    """Raise ValueError if learned positions end before the last of ``length`` tokens."""
+    if config.position_scheme.has_embedding and length > config.block_size:
+        text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
+        raise ValueError(f"{text} positions; {remedy}")
 
 
 _PART_NAMES = {

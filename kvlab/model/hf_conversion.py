@@ -118,9 +118,8 @@ def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ..
         value = hf_config.get(key, values[0])
         if value not in values:
             usable = " or ".join(map(str, values))
-            raise PretrainedError(
-                f"config.json: {key} = {value} is not supported; only {usable} is"
-            )
+            text = f"config.json: {key} = {value} is not supported"
+            raise PretrainedError(f"{text}; only {usable} is")
 
 
 def list_differences(

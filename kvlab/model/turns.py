@@ -1,7 +1,7 @@
 """Turns of a conversation, each of which takes over what earlier ones have stored.
 
-    turn = Turn(model, prompt, cache, prefix_cache, weights="...")
-    logits = turn.prefill()             # of the prompt's last token; turn.hit tokens were restored
+    turn = Turn(prompt, cache, prefix_cache, run, weights="...")
+    logits = turn.prefill()             # what run returned; turn.hit tokens were restored
     ...                                 # decode, and append what is chosen to turn.tokens
     turn.finish()                       # store prompt and reply
 
@@ -9,16 +9,18 @@ Shapes: B rows, V vocab_size.
 """
 
 import time
-from collections.abc import Collection, Generator, Hashable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.cache.prefix_tree import PrefixTree
-from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, sample
-from kvlab.model.gpt import GPT
+from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, prefill, sample
+from kvlab.model.gpt import GPT, check_positions
 from kvlab.spec import ServingConfig
 
 
@@ -28,6 +30,7 @@ class Turn:
     Args:
         prompt: the conversation so far, with what is new.
         cache: empty, of one row, with place for the prompt and the whole reply.
+        run: runs tokens after those that the cache holds, in one pass.
         weights: names the model's weights.
 
     Attributes:
@@ -38,34 +41,35 @@ class Turn:
 
     def __init__(
         self,
-        model: GPT,
         prompt: Sequence[int],
         cache: KVCache,
         prefix_cache: PrefixCache,
+        run: Callable[[list[int]], Any],
         *,
         weights: Hashable,
     ):
-        self._model, self._cache = model, cache
+        self._cache, self._run = cache, run
         self._prefix_cache, self._weights = prefix_cache, weights
         self.tokens = list(prompt)
         self.hit = 0
         self.pass_ends: list[int] = []
 
     @torch.inference_mode()
-    def prefill(self) -> Tensor:
-        """Restore the longest stored prefix and run the rest; return the logits (1, V) after it.
+    def prefill(self, *, stores: bool = True) -> Any:
+        """Restore the longest stored prefix and run the rest; return what its last pass returned.
 
-        Between two passes a snapshot is stored, where the layout needs one.
+        Args:
+            stores: whether to store a snapshot between two passes, where the layout needs one.
         """
         self.hit = self._prefix_cache.restore(self.tokens, self._cache, weights=self._weights)
         self.pass_ends = self._prefix_cache.list_pass_ends(
             self.tokens, self.hit, self._cache, weights=self._weights
         )
         for end in self.pass_ends:
-            states = self._run(end)
-            if end < len(self.tokens):
+            out = self._run(self.tokens[self._cache.length : end])
+            if stores and end < len(self.tokens):
                 self._prefix_cache.insert(self.tokens, self._cache, weights=self._weights)
-        return self._model.compute_logits(states)
+        return out
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -75,14 +79,13 @@ class Turn:
         """
         end = min(len(self.tokens), self._cache.max_length)
         if end > self._cache.length:
-            self._run(end)
+            self._run(self.tokens[self._cache.length : end])
         self._prefix_cache.insert(self.tokens, self._cache, weights=self._weights)
 
-    def _run(self, end: int) -> Tensor:
-        """Run the tokens up to ``end`` in one pass; return the last one's hidden state (1, E)."""
-        tokens = torch.tensor([self.tokens[self._cache.length : end]], device=self._model.device)
-        last = torch.tensor([tokens.shape[1] - 1], device=self._model.device)
-        return self._model.hidden_states(tokens, self._cache, token_indices=last)
+
+def run_tokens(model: GPT, cache: KVCache, tokens: Sequence[int]) -> Tensor:
+    """Run tokens after those of ``cache`` in one pass; return the logits (1, V) after the last."""
+    return prefill(model, torch.tensor([tokens], device=model.device), cache)
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,8 @@ class Conversation:
         if not prompt:
             raise ValueError("the conversation is empty; begin it with at least one token")
         check_vocabulary(config, prompt)
+        check_positions(config, len(prompt), "begin a new conversation")
         if config.position_scheme.has_embedding:
-            if len(prompt) > config.block_size:
-                raise ValueError(
-                    f"{len(prompt)} tokens exceed block_size = {config.block_size}, the end of the"
-                    " learned positions; begin a new conversation"
-                )
             new_tokens = min(new_tokens, config.block_size + 1 - len(prompt))
         start = time.perf_counter()
         # A cache and its decoder, which has captured graphs on CUDA, are kept from turn to turn.
@@ -164,7 +163,8 @@ class Conversation:
             cache.reset()
         else:
             cache, decoder = self._model.new_cache(1, 2 * length, self._serving), None
-        turn = Turn(self._model, prompt, cache, self._prefix_cache, weights=self._weights)
+        run = partial(run_tokens, self._model, cache)
+        turn = Turn(prompt, cache, self._prefix_cache, run, weights=self._weights)
         logits = turn.prefill()
         while True:
             turn.tokens.append(int(sample(logits, self._sampling, self._generator)))

@@ -50,15 +50,21 @@ def find_garbage(
         pruned: include checkpoints of trainings whose trials are all pruned. A trial that is
             promoted later then trains from the start, with the same result.
     """
-    garbage = [
-        *_find_temporary_files(store),
-        *_find_checkpoints(store, pruned),
-        *_find_trunks(store),
-    ]
+    garbage = [*_find_temporary_files(store), *_find_checkpoints(store, pruned)]
+    if list_folders(store.path / "trunks"):
+        trunks = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
+        reason = "a stable phase that every token budget has branched from"
+        garbage += _find_unneeded(store, "trunks", trunks, reason)
     if weights:
-        garbage += _find_measured_weights(store)
+        trainings = {store.read_training_id(trial) for trial in _list_unfinished(store)}
+        reason = "weights that every sweep has measured"
+        garbage += _find_unneeded(store, "trainings", trainings, reason, "final")
     if unused:
-        garbage += _find_unused(store)
+        trials = {trial for own in _list_sweeps(store).values() for trial in own}
+        trainings = {store.read_training_id(trial) for trial in trials}
+        garbage += _find_unneeded(store, "trials", trials, "a trial that no sweep asks for")
+        reason = "a training that no sweep asks for"
+        garbage += _find_unneeded(store, "trainings", trainings, reason)
     paths = {item.path for item in garbage}
     outermost = (item for item in garbage if not paths.intersection(item.path.parents))
     return sorted(outermost, key=lambda item: (-item.bytes, item.path))
@@ -116,16 +122,6 @@ def _find_checkpoints(store: Store, pruned: bool) -> Iterator[Garbage]:
         yield from _make_garbage(directory / "checkpoints", reason, directory)
 
 
-def _find_trunks(store: Store) -> Iterator[Garbage]:
-    """Find stable phases that no token budget of an unfinished sweep branches from."""
-    folders = list_folders(store.path / "trunks")
-    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)} if folders else set()
-    for directory in folders:
-        if directory.name not in needed:
-            reason = "a stable phase that every token budget has branched from"
-            yield from _make_garbage(directory, reason, directory)
-
-
 def _list_sweeps(store: Store) -> dict[str, list[str]]:
     """Return the trials of every sweep.
 
@@ -147,25 +143,13 @@ def _list_unfinished(store: Store) -> Iterator[str]:
             yield from trials
 
 
-def _find_measured_weights(store: Store) -> Iterator[Garbage]:
-    """Find final weights that no sweep of the store still has to measure."""
-    needed = {store.read_training_id(trial) for trial in _list_unfinished(store)}
-    for directory in list_folders(store.path / "trainings"):
+def _find_unneeded(
+    store: Store, kind: str, needed: Collection[str | None], reason: str, part: str = "."
+) -> Iterator[Garbage]:
+    """Find a part of each directory of a kind whose id is not needed."""
+    for directory in list_folders(store.path / kind):
         if directory.name not in needed:
-            reason = "weights that every sweep has measured"
-            yield from _make_garbage(directory / "final", reason, directory)
-
-
-def _find_unused(store: Store) -> Iterator[Garbage]:
-    trials = {trial for trials in _list_sweeps(store).values() for trial in trials}
-    used: dict[str, Collection[str | None]] = {
-        "trial": trials,
-        "training": {store.read_training_id(trial) for trial in trials},
-    }
-    for kind, names in used.items():
-        for directory in list_folders(store.path / f"{kind}s"):
-            if directory.name not in names:
-                yield from _make_garbage(directory, f"a {kind} that no sweep asks for", directory)
+            yield from _make_garbage(directory / part, reason, directory)
 
 
 def _make_garbage(path: Path, reason: str, directory: Path) -> Iterator[Garbage]:

@@ -207,15 +207,11 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
         text = f"sweep = {name} is being run in {store.path}"
         raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
     with store.driver_lock(name).hold():
-        is_described = False
         try:
             store.sweep(name)
-            is_described = True
-        except RecordDamaged:
-            set_aside(directory, ["sweep.json"])
-        except UsageError:
-            pass  # it has none
-        if not is_described:
+        except (RecordDamaged, UsageError) as error:
+            if isinstance(error, RecordDamaged):  # else it has none
+                set_aside(directory, ["sweep.json"])
             summary.files += _put_files(archive, directory, SWEEP_FILES)
         for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
             assert trunk is not None

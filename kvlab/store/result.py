@@ -46,10 +46,6 @@ class Failure:
         message = redact_paths(str(error))
         return cls(classify_error(error), type(error).__name__, message, traceback)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Failure":
-        return cls(data["class"], data["type"], data["message"], data["traceback"])
-
     def as_dict(self) -> dict[str, str | None]:
         """Return the ``error`` of a result."""
         facts = {"type": self.type, "message": self.message, "traceback": self.traceback}

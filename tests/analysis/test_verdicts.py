@@ -170,6 +170,6 @@ def test_serving_gaps_that_are_rounding_or_of_one_training_are_not_tested():
     alone = stats.ttest_1samp([0.01, 0.011, 0.012], 0.0)
     low, high = alone.confidence_interval(0.95)
     assert real.interval == pytest.approx((max(0.0, low), high))
-    assert (real.smallest, real.largest, real.trainings) == (0.01, 0.012, 3)
+    assert real.trainings == 3
     assert real.value == pytest.approx(0.011)
     assert real.p == pytest.approx(alone.pvalue), "what is not tested costs the others nothing"

@@ -65,8 +65,8 @@ def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):
 
 def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
     class Spacious(GPT):
-        def new_cache(self, batch_size, max_length, serving=None, dtype=None):
-            return super().new_cache(batch_size, max_length + 1, serving, dtype)
+        def new_cache(self, batch_size, max_length, serving=None):
+            return super().new_cache(batch_size, max_length + 1, serving)
 
     with pytest.raises(MeasurementError, match=r"are 50,688 and by formula 49,152"):
         count_kv_bytes(Spacious(ModelConfig(**SHAPE)), ServingConfig(), 1, 32)

@@ -6,11 +6,11 @@ import psutil
 import pytest
 import torch
 
-from kvlab.benchmark import max_batch_search, memory_probe
+from kvlab.benchmark import max_batch_search
 from kvlab.benchmark.max_batch_search import find_largest_batch, fits_in_new_process
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.measures.max_batch import measure
-from kvlab.benchmark.memory_probe import DecodeAttempt
+from kvlab.benchmark.measures import max_batch
+from kvlab.benchmark.measures.max_batch import DecodeAttempt, measure
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.model import GPT
@@ -74,7 +74,7 @@ def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     for memory in (200, 990):
-        memory_probe.limit_cuda_memory(memory)
+        max_batch.limit_cuda_memory(memory)
     assert limits == [0.25, 1.0]
 
 

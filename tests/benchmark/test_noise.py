@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from kvlab.benchmark.device_peaks import needed_cores
-from kvlab.benchmark.interleaving import Noise, NoiseWatch
-from kvlab.benchmark.nvml import open_device
+from kvlab.benchmark.interleaving import Noise, NoiseWatch, open_device
 
 
 def test_noise_counts_what_others_use():
@@ -75,7 +74,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 """
 
 READ = """
-from kvlab.benchmark.nvml import open_device, read_utilization
+from kvlab.benchmark.interleaving import open_device, read_utilization
 device = open_device("GPU-1")
 print(device is not None, open_device("GPU-2"), read_utilization(device))
 """
@@ -90,4 +89,4 @@ def test_a_device_is_opened_by_its_uuid(tmp_path):
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     command, env = [sys.executable, "-c", READ], os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     process = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "True None []"
+    assert process.stdout.strip() == "True None ()"

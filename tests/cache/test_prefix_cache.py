@@ -3,6 +3,7 @@
 import sys
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import kvlab.cache
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model.turns import Turn
+from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.studies.prefix_conversations import TRAITS, Session
 from tests.support.random_model import random_model
@@ -33,7 +34,8 @@ def draw_tokens(count, seed=0):
 def take_turn(model, prefix_cache, prompt, reply=(), serving=None):
     """Run a turn; return its hit and the logits of its prompt."""
     cache = model.new_cache(1, 256, serving)
-    turn = Turn(model, prompt, cache, prefix_cache, weights="w")
+    run = partial(run_tokens, model, cache)
+    turn = Turn(prompt, cache, prefix_cache, run, weights="w")
     logits = turn.prefill()
     turn.tokens += reply
     turn.finish()

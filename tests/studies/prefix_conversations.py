@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ from kvlab.cache import KVCache, PrefixCache
 from kvlab.cache.prefix_tree import join_keys, path_to
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.model.turns import Turn
+from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ServingConfig
 from tests.studies import read_options
 from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison
@@ -264,7 +265,8 @@ class Session:
     @torch.inference_mode()
     def _take_turn(self, prompt: list[int], reply: list[int]) -> None:
         cache = self._new_cache()
-        turn = Turn(self.model, prompt, cache, self.prefix_cache, weights="w")
+        run = partial(run_tokens, self.model, cache)
+        turn = Turn(prompt, cache, self.prefix_cache, run, weights="w")
         hit = self.reference.restore(prompt, len(prompt) - 1)
         logits = [turn.prefill()]
         assert turn.hit == len(hit), "the longest match over the same snapshots"

@@ -28,7 +28,7 @@ from kvlab.cache import KVCache, PrefixCache
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.humanize import format_count
 from kvlab.model.attention_backends import record_kernels
-from kvlab.model.generate import prefill
+from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec.benchmark_config import BenchmarkConfig
 from kvlab.spec.conversations_config import MAX_REUSE_TURNS, ConversationsConfig
 from kvlab.spec.flops import forward_flops
@@ -183,43 +183,22 @@ class Books:
     evictions: int
 
 
-Run = Callable[[list[int]], Any]
-"""Runs tokens after those that a cache holds, in one pass."""
-
-
-def start_turn(
-    prefixes: PrefixCache, cache: KVCache, prompt: list[int], run: Run, *, stores: bool
-) -> tuple[int, Any]:
-    """Restore what there is of a prompt and run the rest.
-
-    Args:
-        stores: whether to store snapshots between its passes.
-
-    Returns:
-        The tokens that were restored, and what the last pass returned.
-    """
-    cache.reset()
-    start = hit = prefixes.restore(prompt, cache, weights=_WEIGHTS)
-    out = None
-    for end in prefixes.list_pass_ends(prompt, hit, cache, weights=_WEIGHTS):
-        out = run(prompt[start:end])
-        start = end
-        if stores and end < len(prompt):
-            prefixes.insert(prompt[:end], cache, weights=_WEIGHTS)
-    return hit, out
-
-
-def serve_turn(prefixes: PrefixCache, cache: KVCache, request: Request, run: Run) -> int:
+def serve_turn(
+    prefixes: PrefixCache, cache: KVCache, request: Request, run: Callable[[list[int]], Any]
+) -> int:
     """Serve one turn and store it: restore, prefill the rest, decode the reply.
 
     Returns:
         The tokens that were restored.
     """
-    hit, _ = start_turn(prefixes, cache, request.prompt, run, stores=True)
+    cache.reset()
+    turn = Turn(request.prompt, cache, prefixes, run, weights=_WEIGHTS)
+    turn.prefill()
     for token in request.reply:
         run([token])
-    prefixes.insert(request.context, cache, weights=_WEIGHTS)
-    return hit
+    turn.tokens += request.reply
+    turn.finish()
+    return turn.hit
 
 
 _WEIGHTS = "the variant's"
@@ -350,13 +329,15 @@ def serve_both_ways(
 
     def run(cache: KVCache, tokens: list[int], kept: list[Tensor] | None = None) -> Tensor:
         """Run tokens in one pass; return the logits (1, V) after the last, and append them."""
-        logits = prefill(model, torch.tensor([tokens], device=model.device), cache)
+        logits = run_tokens(model, cache, tokens)
         if kept is not None:
             kept.append(logits)
         return logits
 
     def start_warm(prompt: list[int]) -> Tensor:
-        logits: Tensor = start_turn(prefixes, warm, prompt, partial(run, warm), stores=False)[1]
+        warm.reset()
+        turn = Turn(prompt, warm, prefixes, partial(run, warm), weights=_WEIGHTS)
+        logits: Tensor = turn.prefill(stores=False)
         return logits
 
     def start_cold(prompt: list[int]) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvlab.benchmark.decode_timing import PREPARATION_NOTE, time_preparation, time_uncached
+from kvlab.benchmark.decode_timing import time_preparation, time_uncached
 from kvlab.benchmark.interleaving import Work
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
@@ -91,6 +91,7 @@ def _task_lines(
     works: dict[str, Work] = {v.name: partial(time_task, v, texts[v.name], batch) for v in variants}
     session.activity = f"task, batch {batch}"
     timings = session.time_interleaved(works)
+    timings.preparations.update(preparations)
     fields = {
         "batch_size": batch,
         "prompt_tokens": PROMPT_TOKENS,
@@ -109,10 +110,7 @@ def _task_lines(
             "task", "tasks_per_second", variant, batch / median.value, "tasks/s",
             low=batch / median.high, high=batch / median.low, **fields, **reliability,
         )  # fmt: skip
-        if seconds := preparations.get(variant.name):
-            yield session.make_line(
-                "task", "step_preparation", variant, seconds, "s", note=PREPARATION_NOTE, **fields
-            )
+    yield from session.preparation_lines("task", timings, **fields)
     yield from session.compare_variants("task", "task_ratio", "task", timings, **fields)
 
 

@@ -25,7 +25,5 @@ KERNELS: dict[str, CPUKernel[Any, Any]] = {
 
 _unknown = PLAIN_KERNELS - {*KERNELS, "0", "1"}
 if _unknown:
-    raise ValueError(
-        f"KVLAB_PLAIN = {', '.join(sorted(_unknown))} is no kernel; use 1 for all, or some of"
-        f" {', '.join(KERNELS)}"
-    )
+    _text = f"KVLAB_PLAIN = {', '.join(sorted(_unknown))} is no kernel; use 1 for all, or some of"
+    raise ValueError(f"{_text} {', '.join(KERNELS)}")
