@@ -248,19 +248,16 @@ def estimate_changes(
     return effects
 
 
-def list_compared_cells(
-    cells: Cells, factors: Factors, change: Change, estimand: Estimand | None = None
-) -> set[Levels]:
+def list_compared_cells(cells: Cells, change: Change, estimand: Estimand) -> set[Levels]:
     """Return the cells that the estimate of a change is made from; empty if there is none.
 
     Args:
         cells: The cells of the design; their trials are not read.
-        factors: Factor -> levels, the baseline's first.
         change: The level, or the two levels.
-        estimand: Which settings an effect is the mean over; None for all.
+        estimand: Which settings an effect is the mean over.
     """
-    matched = list(pairs.find_matched_corners(cells, factors, change))
-    chosen = estimand.select(matched) if estimand is not None else matched
+    factors = estimand.factors
+    chosen = estimand.select(list(pairs.find_matched_corners(cells, factors, change)))
     if chosen:
         return {cell for corners in chosen for _, cell in corners}
     contrast = pairs.find_contrast(list(cells), factors, change)

@@ -108,17 +108,12 @@ def _find_corner(weights: dict[Levels, float], factors: Factors) -> Change | Non
 
 
 def tell_settings_apart(
-    cells: Cells,
-    factors: Factors,
-    effects: Sequence[Effect],
-    interactions: Sequence[Effect],
-    estimand: Estimand,
+    cells: Cells, effects: Sequence[Effect], interactions: Sequence[Effect], estimand: Estimand
 ) -> list[Effect]:
     """Replace every level whose settings disagree by one effect for each kind of setting.
 
     Args:
         cells: The rows of every cell by seed.
-        factors: Factor -> levels, the baseline's first.
         effects: Mean effects over settings, see `estimate_main_effects`.
         interactions: Interactions of the same metric, judged.
         estimand: Which settings enter.
@@ -128,8 +123,8 @@ def tell_settings_apart(
     """
     parts: list[Effect] = []
     for effect in effects:
-        others = _disagreeing_factors(factors, effect, interactions, estimand)
-        found = _estimate_parts(cells, factors, effect, others, estimand) if others else []
+        others = _disagreeing_factors(effect, interactions, estimand)
+        found = _estimate_parts(cells, effect, others, estimand) if others else []
         parts += found if len(found) > 1 else [effect]
     if not effects or len(parts) == len(effects):
         return list(effects)
@@ -138,10 +133,10 @@ def tell_settings_apart(
 
 
 def _disagreeing_factors(
-    factors: Factors, effect: Effect, interactions: Sequence[Effect], estimand: Estimand
+    effect: Effect, interactions: Sequence[Effect], estimand: Estimand
 ) -> list[str]:
     """Return the other factors beside whose levels a level's effect differs."""
-    others = [factor for factor in factors if factor != effect.change[0][0]]
+    others = [factor for factor in estimand.factors if factor != effect.change[0][0]]
     if effect.is_contrast or effect.estimate is None or not effect.is_claimed:
         return []
     if estimand.changes_serving_alone(effect.change):
@@ -158,9 +153,10 @@ def _disagreeing_factors(
 
 
 def _estimate_parts(
-    cells: Cells, factors: Factors, effect: Effect, others: Sequence[str], estimand: Estimand
+    cells: Cells, effect: Effect, others: Sequence[str], estimand: Estimand
 ) -> list[Effect]:
     """Estimate a level beside every combination of levels of other factors, apart."""
+    factors = estimand.factors
     places = [list(factors).index(factor) for factor in others]
     matched = estimand.select(list(find_matched_corners(cells, factors, effect.change)))
     roots = [tuple(corners[-1][1][place] for place in places) for corners in matched]

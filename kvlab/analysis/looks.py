@@ -11,7 +11,7 @@ from typing import Any
 from kvlab.analysis.effects import Effect, estimate_main_effects, judge_together
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.interactions import tell_settings_apart
-from kvlab.analysis.matched_pairs import Cells, Factors
+from kvlab.analysis.matched_pairs import Cells
 from kvlab.analysis.sequential import ClaimState, repeated_p_value, spent_share, t_bounds
 from kvlab.analysis.statistics import Estimate
 from kvlab.spec.seeds_config import SeedLooks
@@ -58,7 +58,6 @@ def find_last_test(looks: Sequence[TakenLook], claim: str) -> TakenLook | None:
 
 def judge_by_looks(
     cells: Cells,
-    factors: Factors,
     effects: Sequence[Effect],
     declared: SeedLooks,
     looks: Sequence[TakenLook],
@@ -73,7 +72,6 @@ def judge_by_looks(
 
     Args:
         cells: The rows of every cell by seed.
-        factors: Factor -> levels, the baseline's first.
         effects: Mean effects over settings and all seeds, see `estimate_main_effects`.
         declared: The looks, as declared.
         looks: The looks that were taken.
@@ -93,7 +91,8 @@ def judge_by_looks(
             for levels, by_seed in cells.items()
         }
         if look.seeds not in by_seeds:
-            at_look = estimate_main_effects(then, factors, effect.metric, estimand=estimand)
+            design = then, estimand.factors
+            at_look = estimate_main_effects(*design, effect.metric, estimand=estimand)
             by_seeds[look.seeds] = {one.claim: one for one in at_look}
         states = looks[-1].states
         state = states[effect.claim]
@@ -101,7 +100,7 @@ def judge_by_looks(
         found = replace(found, alpha=effect.alpha, margin=effect.margin)
         share = spent_share(declared.looks, state.sizes[-1], effect.alpha) / len(states)
         alone = judge_together([found], effect.alpha * share, effect.margin)
-        parts = tell_settings_apart(then, factors, alone, interactions, estimand)
+        parts = tell_settings_apart(then, alone, interactions, estimand)
         if len(parts) > 1 or not math.isclose(found.value, state.value, abs_tol=1e-9):
             # the looks were taken at another mean, such as one over cells that are tied at serving
             for part in parts:

@@ -26,9 +26,6 @@ from kvlab.analysis.statistics import Estimate, t_cdf, t_quantile
 from kvlab.analysis.trial_rows import Levels
 
 Vector = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
-BySeed = Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Ranking:
 
     def __init__(
         self,
-        values: Mapping[Levels, BySeed],
+        values: Mapping[Levels, Mapping[int, float]],
         baseline: Levels,
         trainings: Mapping[Levels, Collection[str]],
         *,
@@ -220,7 +217,7 @@ class Ranking:
             return loss < -self._rounding
         return t_cdf(loss / error, float(row.df[number])) < self._alpha / len(self.cells)
 
-    def _criticals(self, one: int, is_chosen: Mask, alpha: float) -> Vector:
+    def _criticals(self, one: int, is_chosen: NDArray[np.bool_], alpha: float) -> Vector:
         """Return the critical value of a cell's comparison with each of the chosen cells."""
         row = self._differences(one)
         is_tested = (row.error > 0) & is_chosen

@@ -109,11 +109,6 @@ class SearchResults:
         self.spent_seconds = float(search.get("spent_seconds", 0.0))
         self.importances: Mapping[str, Mapping[str, float]] = search.get("importances", {})
 
-    @classmethod
-    def from_sweep(cls, sweep: Mapping[str, Any]) -> "SearchResults | None":
-        """Read the description of a sweep; None if it is no search."""
-        return cls(sweep["search"]) if sweep.get("search") else None
-
     @property
     def keys(self) -> tuple[str, ...]:
         """The dotted keys that are varied."""

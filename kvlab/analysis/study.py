@@ -70,7 +70,7 @@ class Study:
         self.cells: dict[Levels, dict[int, TrialRow]] = {}
         for row in rows:
             self.cells.setdefault(row.levels, {})[row.seed] = row
-        self.search = SearchResults.from_sweep(sweep)
+        self.search = SearchResults(sweep["search"]) if sweep.get("search") else None
         decided = {} if self.search is not None else dict(sweep.get("decide") or {})
         if not decided.get("claims"):  # a single cell, or a search: nothing is claimed
             decided.pop("claims", None)
@@ -380,11 +380,9 @@ class Study:
         means, together = self.mean_effects(metric), self.interactions(metric)
         if metric == self.primary_metric and self.declared_looks is not None:
             looks = self.declared_looks, self.taken_looks
-            judged = judge_by_looks(
-                self.cells, self.factors, means, *looks, self.estimand, together
-            )
+            judged = judge_by_looks(self.cells, means, *looks, self.estimand, together)
         else:
-            judged = tell_settings_apart(self.cells, self.factors, means, together, self.estimand)
+            judged = tell_settings_apart(self.cells, means, together, self.estimand)
         return self._mark(judged)
 
     def _estimate_interactions(self, metric: str) -> list[Effect]:

@@ -47,6 +47,7 @@ BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
 MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
 
 
+@torch.inference_mode()
 def load_device_peaks(
     device: torch.device, dtype: str, *, remeasure: bool = False, nvml: Any = None
 ) -> DevicePeaks:
@@ -113,7 +114,6 @@ def processor_name() -> str:
     return platform.machine()
 
 
-@torch.inference_mode()
 def measure_bandwidth(device: torch.device) -> float:
     """Return the peak memory bandwidth in bytes per second."""
     rows = BUFFER_BYTES[device.type] // _COLUMNS // 4
@@ -125,7 +125,6 @@ def measure_bandwidth(device: torch.device) -> float:
     return max(product, copy)
 
 
-@torch.inference_mode()
 def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
     """Return the peak rate, in bytes per second, at which one-row products read weights."""
     weight_dtype = getattr(torch, dtype)
@@ -157,7 +156,6 @@ def capture(work: Callable[[], object], device: torch.device) -> Callable[[], ob
     return graph.replay
 
 
-@torch.inference_mode()
 def measure_matrix_rate(device: torch.device, dtype: str) -> float:
     """Return the peak FLOPs per second of a matrix product. A multiply-add is two FLOPs."""
     side = MATRIX_SIDE[device.type]

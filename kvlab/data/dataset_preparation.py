@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -196,7 +197,8 @@ def _build_dataset(
     started = time.monotonic()
     processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
     with token_pieces.tokenizer_pool(processes) as pool:
-        jobs = _tokenize(data, work / "pieces", progress, fence, pool)
+        run_jobs = partial(_run_jobs, data, work / "pieces", progress, fence, pool)
+        jobs = _tokenize(data, run_jobs)
     selection = select_documents(
         locate_documents(jobs),
         is_shuffled=get_source(data.source).is_shuffled,
@@ -277,19 +279,12 @@ def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
 # Pieces
 
 
-def _tokenize(
-    data: DataConfig,
-    folder: Path,
-    progress: ProgressCallback,
-    fence: Fence,
-    pool: "ProcessPoolExecutor | None",
-) -> list[PieceJob]:
+def _tokenize(data: DataConfig, run_jobs: Callable[..., list[PieceJob]]) -> list[PieceJob]:
     """Tokenize the units of a text in order; return the jobs that its limit needs.
 
     Only a shuffled source can be cut off by tokens: the order of the others' documents is that of
     their hashes, so all of them are tokenized. A limit of bytes is found there by a survey.
     """
-    run_jobs = partial(_run_jobs, data, folder, progress, fence, pool)
     if data.max_bytes is None or get_source(data.source).is_shuffled:
         return run_jobs()
     table = locate_documents(run_jobs(is_survey=True))

@@ -147,7 +147,7 @@ def generate(
     serving: ServingConfig | None = None,
     cached: bool = True,
     on_tokens: Callable[[list[int]], None] | None = None,
-    prepare: "PrepareDecoder | None" = None,
+    prepare: "Callable[[GPT, KVCache], Decoder] | None" = None,
 ) -> list[list[int]]:
     """Continue each prompt by up to ``new_tokens`` tokens.
 
@@ -239,10 +239,6 @@ class Decoder(Protocol):
 
         See `KVCache.count_read_slots`.
         """
-
-
-PrepareDecoder = Callable[[GPT, KVCache], Decoder]
-"""Makes the decoder of a cache into which the prompts have been run."""
 
 
 def make_decoder(

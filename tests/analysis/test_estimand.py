@@ -89,7 +89,7 @@ def test_a_change_without_a_setting_served_as_trained_takes_all_settings():
     rows = {cell: {0: TrialRow(cell, 0, "", "done", str(cell), {"loss": 1.0})} for cell in cells}
     heads = estimate_main_effects(rows, FACTORS, "loss", estimand=found)[0]
     assert {cell[2] for cell in cells_in(heads)} == {"tied"}
-    compared = list_compared_cells(rows, FACTORS, (("heads", "mqa"),), found)
+    compared = list_compared_cells(rows, (("heads", "mqa"),), found)
     assert compared == cells_in(heads)
 
 

@@ -38,7 +38,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     sweep = store.sweep(name)
     trials: dict[str, dict[str, Any]] = {}
     with refuse_malformed(name):
-        search = SearchResults.from_sweep(sweep)
+        search = SearchResults(sweep["search"]) if sweep.get("search") else None
         for cell in list_cells(sweep):
             for seed, trial in cell["trials"].items():
                 if trial not in trials:

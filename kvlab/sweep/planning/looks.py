@@ -139,7 +139,7 @@ class LookPlanner:
         factor, _, level = claim.partition("=")
         designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in self._cells}
         change = ((factor, level),)
-        needed = list_compared_cells(designed, self._estimand.factors, change, self._estimand)
+        needed = list_compared_cells(designed, change, self._estimand)
         by_key = {cell_key(cell.levels): levels for levels, cell in self._cells.items()}
         waiting = list(needed)
         while waiting:
