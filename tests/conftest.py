@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from kvlab.data import dataset_preparation
+from kvlab.data import token_pieces
 from kvlab.sweep.planning import machine_speed
 from tests.support.mlflow_template import copy_new_databases
 
@@ -59,5 +59,5 @@ def _one_tokenizing_process():
     To start one takes a second, and the text of a test a hundredth.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset_preparation, "count_available_cpus", lambda: 1)
+        patch.setattr(token_pieces, "count_available_cpus", lambda: 1)
         yield

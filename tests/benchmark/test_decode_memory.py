@@ -39,7 +39,7 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
             {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4},
             # a block is 4 heads x (64 / 4 + 8 x 4) of K and 8 tokens x 4 heads x (8 / 4 + 4) of V
             3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256),
-            3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256),
+            3 * 384 + 8 * 256 + 5 * (1 * 384 + 8 * 256),  # the last 8 tokens are in no block yet
         ),
         (
             {"attention_pattern": "GLLLLL", "window": 10},
