@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.report.findings import make_findings, read_studies
@@ -142,13 +141,13 @@ def test_what_a_sweep_did_not_set_out_to_decide_is_explored_only(tmp_path):
 
 
 def test_a_level_has_a_row_for_each_setting_judged_by_itself(tmp_path, studies, monkeypatch):
-    effects = Study.effects
+    effects = studies["made"].effects
 
-    def split(study, metric):
-        first, *others = effects(study, metric)
+    def split(metric):
+        first, *others = effects(metric)
         return [replace(first, settings=1), replace(first, settings=3), *others]
 
-    monkeypatch.setattr(Study, "effects", split)
+    monkeypatch.setattr(studies["made"], "effects", split)
     rows = find_rows(tmp_path, studies, BOUNDED)
     assert [row[2].partition(": ")[2] for row in rows] == ["`heads=mqa`", "`heads=mqa`, 3 settings"]
 
