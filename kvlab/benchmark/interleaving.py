@@ -7,7 +7,7 @@ round (A B, B A, ...), so that neither a drift nor the position in the round fav
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,14 +108,14 @@ def open_device(uuid: str) -> Any:
         return None
 
 
-def read_utilization(handle: Any, since: int = 0) -> Sequence[Any]:
+def read_utilization(handle: Any, since: int = 0) -> Any:
     """Return NVML's samples of the processes that used a device after one of its time stamps.
 
     The driver samples about six times per second. There are none without a device, if nothing
     ran, or if the driver does not report processes.
     """
     try:
-        return pynvml.nvmlDeviceGetProcessUtilization(handle, since) if handle else ()  # type: ignore[no-any-return]
+        return pynvml.nvmlDeviceGetProcessUtilization(handle, since) if handle else ()
     except pynvml.NVMLError:
         return ()
 
