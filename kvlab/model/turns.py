@@ -158,11 +158,12 @@ class Conversation:
         # A cache and its decoder, which has captured graphs on CUDA, are kept from turn to turn.
         # They are not kept if a turn is interrupted, whose pass may have written half of it.
         length, kept, self._kept = len(prompt) + new_tokens, self._kept, None
-        if kept is not None and kept[0].max_length >= length:
+        most = config.block_size if config.position_scheme.has_embedding else 2 * length
+        if kept is not None and kept[0].max_length >= min(length, most):
             cache, decoder = kept
             cache.reset()
         else:
-            cache, decoder = self._model.new_cache(1, 2 * length, self._serving), None
+            cache, decoder = self._model.new_cache(1, min(2 * length, most), self._serving), None
         run = partial(run_tokens, self._model, cache)
         turn = Turn(prompt, cache, self._prefix_cache, run, weights=self._weights)
         logits = turn.prefill()

@@ -14,7 +14,7 @@ import kvlab.cache
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model.turns import Turn, run_tokens
+from kvlab.model.turns import Conversation, Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.studies.prefix_conversations import TRAITS, Session
 from tests.support.random_model import random_model
@@ -352,3 +352,11 @@ def test_entries_of_a_gpu_are_pinned_and_come_back(serving):
             replies.append(logits.cpu())
         assert hit == 80
     assert torch.equal(*replies)
+
+
+def test_a_conversation_goes_to_the_end_of_learned_positions():
+    shape = {**SHAPE, "position": "learned", "block_size": 8}
+    talk = Conversation(random_model(ModelConfig(**shape)), PrefixCache(2**20), weights="w")
+    assert [len(list(talk.reply(new, 3))) for new in ([1, 2, 3], [4])] == [3, 2]
+    with pytest.raises(ValueError, match="10 tokens exceed block_size = 8"):
+        list(talk.reply([5], 1))
