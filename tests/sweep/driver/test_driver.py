@@ -11,7 +11,6 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.driver_process import read_logged_steps
 from tests.support.stub_trials import (
     EXPERIMENT,
-    SWEEP,
     StubRun,
     drive,
     identify,
@@ -103,12 +102,3 @@ def test_workers_that_write_somewhere_else_are_noticed(tmp_path):
     store, elsewhere = Store(tmp_path / "runs"), Store(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="must share the store"):
         drive(tiny_plan(tmp_path), store, StubRun(elsewhere.path))
-
-
-def test_two_sweeps_of_one_store_share_what_is_equal(tmp_path, store):
-    drive(tiny_plan(tmp_path), store, StubRun(store.path))
-    (tmp_path / "other").mkdir()
-    text = SWEEP.replace("seeds: [0, 1]", "seeds: [1, 2]").replace("heads", "attention")
-    other = tiny_plan(tmp_path / "other", store, text)
-    assert other.count_states() == {"done": 4, "new": 2, "shares training": 2}
-    assert drive(other, store, StubRun(store.path)).trials_run == 4

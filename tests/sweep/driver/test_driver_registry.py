@@ -40,26 +40,10 @@ def test_a_driver_leaves_to_another_what_that_one_has(store, planned):
     assert sum(event.is_remote for event in events) == 7
 
 
-def test_a_trial_that_is_held_is_waited_for(store, planned):
-    held = planned.trials[0].trial
-    sharing = [p.trial.id for p in planned.trials if p.trial.training_id == held.training_id]
-    lock, started = store.trial_lock(held.id), []
-
-    def run(trial):
-        started.append(trial.id)
-        if len(started) == 6:  # everything else: let go, as one does that was stopped
-            lock.release()
-        return StubRun(store.path)(trial)
-
-    lock.acquire()
-    assert drive(planned, store, run).states["done"] == 8
-    assert set(started[6:]) == set(sharing), "they wait for the training that runs elsewhere"
-
-
 def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, interrupted_sweep, monkeypatch):
     planned, store, expected = interrupted_sweep
-    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "2")
-    sleeper = start_driver(tmp_path, "--seconds", 0.05)
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    sleeper = start_driver(tmp_path, "--seconds", 0.02)
     wait_for(lambda: count_logged_steps(store) >= 7)
     sleeper.send_signal(signal.SIGSTOP)
     facts = finish_driver(start_driver(tmp_path))

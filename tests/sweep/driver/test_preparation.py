@@ -135,15 +135,19 @@ def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
 
 
 class Ends(InlineExecutor):
-    """An executor whose tasks all end with one error."""
+    """An executor whose tasks all end with one error, or report 5 GB of 80 for 16 tokens a pass."""
 
-    def __init__(self, error):
+    def __init__(self, error=None):
         super().__init__(None)
         self.error = error
 
     def wait(self, seconds):  # noqa: ARG002
         trial, self._task = self._task, None
-        return [EndedTask(trial.id, error=self.error)] if trial else []
+        if trial is None:
+            return []
+        if self.error is None:
+            write_json(trial.result_path, asdict(SmokeResult(5 * 10**9, 80 * 10**9, 16)))
+        return [EndedTask(trial.id, outcome=None if self.error else "done", error=self.error)]
 
 
 def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path, store):
@@ -163,22 +167,10 @@ def packed(tmp_path, gpus="auto"):
     return plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
 
 
-class Measures(InlineExecutor):
-    """An executor whose smoke tests report 5 GB of 80, at a microbatch of 16 tokens."""
-
-    def wait(self, seconds):  # noqa: ARG002
-        trial, self._task = self._task, None
-        if trial is None:
-            return []
-        answer = SmokeResult(5 * 10**9, 80 * 10**9, 16)
-        write_json(trial.result_path, asdict(answer))
-        return [EndedTask(trial.id, outcome="done")]
-
-
 def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path, store):
     planned = list(packed(tmp_path).trials)
     # also where the tests were not wanted: what is shared must be known
-    settled = smoke(store, Measures(None), requested=False)[0](planned, lambda: None)
+    settled = smoke(store, Ends(), requested=False)[0](planned, lambda: None)
     for before, after in zip(planned, settled, strict=True):
         assert before.trial.experiment.resources.devices == 1
         resources = after.trial.experiment.resources
@@ -189,7 +181,7 @@ def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path, store):
     test, _ = smoke(store, Ends(RuntimeError("died")), requested=False)
     assert {p.trial.experiment.resources.gpus for p in test(planned, lambda: None)} == {1.0}
     fixed = list(packed(tmp_path, 0.25).trials)
-    assert smoke(store, Measures(None), requested=False)[0](fixed, lambda: None) == fixed
+    assert smoke(store, Ends(), requested=False)[0](fixed, lambda: None) == fixed
 
 
 @pytest.mark.gpu

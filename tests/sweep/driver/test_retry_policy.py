@@ -11,7 +11,7 @@ from kvlab.store import Store
 from kvlab.store.attempt import write_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
-from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
+from kvlab.sweep.executors.executor import WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.stub_trials import SWEEP, StubRun, StubTrainable, drive, tiny_plan
 
@@ -169,20 +169,3 @@ def test_a_trial_that_gets_further_between_kills_is_not_given_up(tmp_path):
     assert again() is None
     write_progress(path, {"stage": "evaluation"})
     assert again() is not None
-
-
-def test_the_driver_waits_and_then_goes_on(tmp_path):
-    class Preempting(InlineExecutor):
-        left = 2
-
-        def wait(self, seconds):
-            if self._task is not None and self.left:
-                self.left -= 1
-                trial, self._task = self._task, None
-                return [EndedTask(trial.id, error=WorkerKilled("its process died"))]
-            return super().wait(seconds)
-
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path, text=ONE + "failures: {backoff_seconds: 0.01}\n")
-    summary = Driver(planned, store, Preempting(StubRun(store.path))).run()
-    assert (summary.exit_code, summary.states["done"], summary.trials_run) == (0, 2, 2)

@@ -38,16 +38,11 @@ def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(tmp_p
     assert pace.seconds_left == pytest.approx((6 * 120 + 20 + 120) / 2)
 
 
-def test_what_was_trained_before_a_kill_counts(tmp_path):
-    store = Store(tmp_path)
-    done(store, DONE[0], 10, attempts=3, trained=200.0)
-    assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
-
-
-def test_nothing_is_guessed_from_nothing(tmp_path):
+def test_what_was_trained_before_a_kill_counts_and_nothing_is_guessed_from_nothing(tmp_path):
     store = Store(tmp_path)
     nothing = estimate_pace(store, [], RUNNING, missing=3)
     assert (nothing.trials_per_hour, nothing.seconds_left) == (None, None)
-    done(store, DONE[0], 60)
+    done(store, DONE[0], 10, attempts=3, trained=200.0)
+    assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
     stands_still = estimate_pace(store, DONE[:1], [], missing=3)
     assert (stands_still.tokens_per_second, stands_still.seconds_left) == (None, None)

@@ -96,6 +96,10 @@ def test_the_baseline_then_every_architecture_then_a_shuffle(tmp_path):
     assert rates != sorted(rates, key=["low", "mid", "high"].index)
     # early results are representative: no level is left to the end
     assert {p.levels["rate"] for p in ordered[6:26]} == {"low", "mid", "high"}
+    seen = set()
+    for one in ordered:
+        assert one.shares_with is None or one.shares_with in seen, "who trains comes first"
+        seen.add(one.trial.id)
 
 
 def test_who_shares_a_training_starts_when_it_is_done_though_its_trial_goes_on(planned, store):
@@ -107,11 +111,3 @@ def test_who_shares_a_training_starts_when_it_is_done_though_its_trial_goes_on(p
     StubRun(store.path)(first.trial)
     assert (waitlist.pop_trained(store), waitlist.end(first)) == ([other], [])
     assert not waitlist.is_running(training)
-
-
-def test_whoever_trains_comes_before_those_who_share(tmp_path):
-    planned = tiny_plan(tmp_path, text=THREE_FACTORS).trials
-    seen = set()
-    for one in order_trials(planned):
-        assert one.shares_with is None or one.shares_with in seen
-        seen.add(one.trial.id)

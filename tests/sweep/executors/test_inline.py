@@ -1,9 +1,15 @@
-"""The inline executor."""
+"""The inline executor, and another one that is added by a class and a line of the table."""
+
+import json
 
 import pytest
 
-from kvlab.sweep.executors import make_executor
+from kvlab.cli.main import main
+from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
+from kvlab.sweep.executors.inline import InlineExecutor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
+from tests.support.stub_looks import KnownRun
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 
 class TestInline(ExecutorContract):
@@ -32,3 +38,31 @@ class TestInline(ExecutorContract):
         executor.close()
         assert executor.wait(1.0) == []
         assert begun == []
+
+
+class ToyExecutor(InlineExecutor):
+    def describe(self):
+        return "a toy"
+
+
+def test_an_added_executor_runs_a_sweep_by_its_name_and_is_refused_once_removed(
+    tmp_path, monkeypatch, capsys
+):
+    entry = ExecutorEntry("as inline", lambda run, _: ToyExecutor(run), runs_in_process=True)
+    monkeypatch.setitem(EXECUTORS, "toy", entry)
+    monkeypatch.setattr(
+        "kvlab.cli.commands.submit.run_task", lambda task, store, **_: KnownRun(store)(task)
+    )
+    submit = ["submit", "s.yaml", "--executor", "toy", "--no-report"]
+    with tiny_sweep_folder(tmp_path):
+        code, out, error = run_kvlab(*submit)
+        assert code == 0, error
+        assert "2 to run on a toy" in out
+        record = json.loads((tmp_path / "runs" / "sweeps" / "s" / "sweep.json").read_text())
+        assert record["command"].endswith("--executor toy")
+        code, _, error = run_kvlab(*submit, "--address", "auto")
+        assert (code, "needs --executor ray" in error) == (2, True)
+        monkeypatch.delitem(EXECUTORS, "toy")
+        with pytest.raises(SystemExit):
+            main(submit)
+        assert "invalid choice: 'toy' (choose from 'ray', 'inline')" in capsys.readouterr().err

@@ -8,7 +8,6 @@ from kvlab.errors import ResourceError
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.executors.executor import WorkerKilled
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
 from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
 
@@ -63,13 +62,6 @@ class TestRay(ExecutorContract):
         assert executor.has_room(two.experiment.resources)
         executor.start(run.ask(two, "meet", other=one.id))
         assert {e.outcome for e in until_ended(executor, 2).values()} == {"done"}
-
-    def test_a_worker_that_is_killed_is_told_as_such_and_not_started_again(self, executor, run):
-        trial = run.ask(some_trial(13), "kill")
-        executor.start(trial)
-        ended = until_ended(executor)[trial.id]
-        assert isinstance(ended.error, WorkerKilled)
-        self.test_a_trial_ends_once_with_its_outcome(executor, run)
 
     def test_the_driver_starts_killed_trials_again_from_their_checkpoint(
         self, executor, run, tmp_path

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+
+from tests.support.driver_process import wait_for
 
 DRIVER = """
 import os, subprocess, sys
@@ -24,13 +25,6 @@ sys.stdin.read()
 
 def gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited for too long"
-        time.sleep(0.02)
 
 
 @pytest.fixture

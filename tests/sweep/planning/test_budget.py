@@ -11,7 +11,6 @@ from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import Experiment
-from kvlab.store import Store
 from kvlab.sweep.planning import machine_speed
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.trial import speed_test
@@ -25,6 +24,8 @@ def test_hours_and_money_from_a_stated_rate(planned):
     assert costs.flops == sum(p.flops for p in planned.trials if p.trains)
     assert costs.hours == pytest.approx(costs.flops / flops)
     assert costs.money == pytest.approx(2.5 * costs.hours)
+    with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
+        estimate_budget(planned, None, price=3.0)
 
 
 def test_a_rate_is_measured_from_finished_trials(tmp_path, store):
@@ -105,11 +106,6 @@ def test_measuring_counts_the_items_of_hellaswag(tmp_path, planned):
         estimate_budget(one, None, on_calibration=lambda: None) for one in (planned, with_items)
     )
     assert more.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
-
-
-def test_a_price_without_a_rate_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
-        estimate_budget(tiny_plan(tmp_path), Store(tmp_path / "runs"), price=3.0)
 
 
 def test_the_memory_of_the_largest_trial_is_compared(planned):

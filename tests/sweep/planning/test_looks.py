@@ -51,23 +51,6 @@ def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
     assert any("heads=mqa worse: +0.2" in line for line in lines)
 
 
-def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
-    """What a failed trial shows when it is run again counts from the next look on."""
-    sweep, store = load_looks(tmp_path), Store(tmp_path / "runs")
-    bad = next(
-        one.trial.id
-        for one in plan_stage(sweep, store, identify=identify).plan.trials
-        if one.levels["heads"] == "mqa" and one.trial.seed == 1
-    )
-    drive_looks(sweep, store, script={(bad, "measure", 0): "bug"})
-    _, taken = read_decisions(store)
-    assert taken[0]["states"]["heads=mqa"]["sizes"] == [2]
-    store.archive_result(bad)
-    drive_looks(sweep, store)
-    assert store.status(bad) == "done"
-    assert read_decisions(store)[1] == taken
-
-
 def run_failed_again(store):
     """Let failed trials run again, as `kvlab submit --retry-failed` does."""
     for trial in store.sweep_trials("s"):

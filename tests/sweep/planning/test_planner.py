@@ -16,24 +16,6 @@ def states(planned):
     return [one.state for one in planned.trials]
 
 
-def test_the_shipped_quickstart_shares_trainings():
-    planned = plan(load_sweep(ROOT / "sweeps" / "quickstart.yaml"), identify=identify)
-    assert (len(planned.cells), len(planned.trials), planned.training_count) == (9, 36, 32)
-    assert (
-        planned.format_totals() == "36 trials, 32 trainings: 4 trials share a training with another"
-    )
-    assert planned.count_states() == {"new": 32, "shares training": 4}
-    for one in planned.trials:
-        assert (one.shares_with is not None) == (one.levels["sharing"] == "tied")
-    leader = {one.trial.id: one for one in planned.trials}
-    for one in planned.trials:
-        if one.shares_with:
-            other = leader[one.shares_with]
-            assert other.levels == {**one.levels, "sharing": "none"}
-            assert other.trial.training_id == one.trial.training_id
-            assert one.kv_bytes < other.kv_bytes
-
-
 def test_the_baseline_comes_first_and_seeds_stay_together(tmp_path):
     text = SWEEP + "baseline: {heads: mqa, serving: tied}\n"
     planned = tiny_plan(tmp_path, text=text)
@@ -47,6 +29,12 @@ def test_states_follow_the_store(tmp_path, store, planned):
     assert planned.tokens == 4 * 320
     assert planned.flops == sum(one.flops for one in planned.trials) // 2
     assert states(planned) == ["new", "new", "shares training", "shares training"] * 2
+    totals = "8 trials, 4 trainings: 4 trials share a training with another"
+    assert planned.format_totals() == totals
+    leader, sharing = planned.trials[0], planned.trials[2]
+    assert (sharing.shares_with, leader.shares_with) == (leader.trial.id, None)
+    assert sharing.trial.training_id == leader.trial.training_id
+    assert sharing.kv_bytes < leader.kv_bytes
     first, _, third = (one.trial for one in planned.trials[:3])
     StubRun(store.path)(first)
     assert tiny_plan(tmp_path, store).tokens == 3 * 320

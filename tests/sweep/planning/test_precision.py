@@ -77,13 +77,10 @@ def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_p
         assert expect(tmp_path, store, larger, "larger.yaml").spread is None, change
 
 
-def test_one_seed_decides_nothing(tmp_path):
+def test_one_seed_decides_nothing_and_levels_of_serving_alone_have_no_width(tmp_path):
     expected = expect(tmp_path, Store(tmp_path), SWEEP.replace("[0, 1]", "1") + DECIDE)
     assert say(expected).startswith("Precision: one seed ")
     assert expected.to_json()["half_widths_in_spreads"] == {}
-
-
-def test_levels_of_serving_alone_have_no_width_to_speak_of(tmp_path):
     text = SWEEP.replace("    mqa: {model.n_kv_head: 1}\n", "") + DECIDE
     expected = expect(tmp_path, Store(tmp_path), text)
     assert (say(expected), expected.to_json()["half_widths_in_spreads"]) == ("", {})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
+from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.data.requirements import find_shortages, scale_defaults
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import DataError
@@ -84,15 +84,6 @@ def test_a_default_is_lowered_to_a_small_text_with_one_note(folder, held):
     note = f"the text has {held:,} held-out tokens, so {counts} are lowered from their defaults"
     assert planned.notes == (note,)
     assert f"Note: {note}." in run_kvlab("plan", "s.yaml")[1]
-
-
-def test_a_text_that_is_not_prepared_has_provisional_ids(folder, monkeypatch):
-    monkeypatch.setattr("kvlab.data.dataset_preparation.SMALL_TEXT_BYTES", 0)
-    write(folder, "validation_fraction: 0.2", "validation_fraction: 0.21")
-    before = len(list_prepared_datasets())
-    out = run_kvlab("plan", "s.yaml")[1]
-    assert "so the ids will change: the text of data.source = files is not prepared" in out
-    assert len(list_prepared_datasets()) == before
 
 
 def ids(folder):

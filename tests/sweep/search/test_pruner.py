@@ -13,7 +13,7 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
 from kvlab.sweep.search.search_history import Observation
 from tests.support import stub_search
-from tests.support.stub_search import RisingRun, away, history
+from tests.support.stub_search import RisingRun, away
 from tests.support.stub_trials import identify, write_sweep
 
 SEARCH = stub_search.PRUNED
@@ -170,33 +170,6 @@ def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
         away(planned.trial) for planned in search.plan.trials[1:]
     )
     assert store.sweep("s")["cells"]
-
-
-@pytest.mark.parametrize("lost", ["the history", "the result"])
-def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lost):
-    pruned = []
-
-    def stop_after_pruning(event):
-        if event.status == "pruned" and not pruned:
-            pruned.append(event.planned.trial.id)
-            driver.stop()
-
-    store, search, driver = searching(tmp_path / "a", on_event=stop_after_pruning)
-    driver.run()
-    [trial] = pruned
-    if lost == "the result":
-        (store.trial_directory(trial) / "result.json").unlink()
-    else:
-        point = next(p for p in store.search_points("s").read() if p["trial"] == trial)
-        past = {**point["past"], "state": "open", "rungs": point["past"]["rungs"][:-1]}
-        store.search_points("s").write({**point, "past": past})
-    store, search, driver = searching(tmp_path / "a")
-    driver.run()
-    calm, _, driver = searching(tmp_path / "calm")
-    driver.run()
-    assert history(store) == history(calm)
-    for point in search.suggestions:
-        assert steps_of(store, point) == [str(n + 1) for n in range(len(steps_of(store, point)))]
 
 
 @pytest.mark.parametrize("objective", ["loss", "hellaswag_acc_norm"])

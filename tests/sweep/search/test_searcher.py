@@ -1,18 +1,28 @@
 """Searches through the real driver: suggestions, limits, budgets, and resuming after a stop."""
 
 import itertools
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from kvlab.errors import RecordDamaged, SpecError, StoreError
+from kvlab.store import Store
 from kvlab.store.verification import heal_damage, verify_record
+from kvlab.sweep.search.search_history import count_remaining_suggestions
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
 
-def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
-    store, search, driver = searching(tmp_path)
-    summary = driver.run()
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Return the folder, store, search and summary of a search that was driven to its end."""
+    folder = tmp_path_factory.mktemp("searched")
+    store, search, driver = searching(folder)
+    return folder, store, search, driver.run()
+
+
+def test_the_best_is_found_and_everything_is_in_the_record(searched):
+    _, store, search, summary = searched
     assert (summary.exit_code, summary.states["done"]) == (0, 13)
     assert search.stop_reason == "12 trials are the budget"
     best = search.best()[0]
@@ -104,9 +114,9 @@ def test_hours_end_it_counted_over_all_runs_and_not_between_them(tmp_path, clock
     assert history(rough) == history(calm)
 
 
-def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path):
-    store, _, driver = searching(tmp_path)
-    driver.run()
+def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path, searched):
+    shutil.copytree(searched[0], tmp_path, dirs_exist_ok=True)
+    store = Store(tmp_path / "runs")
     before = history(store)
     path = store.sweep_directory("s") / "points" / "p0004.json"
     path.write_text(path.read_text().replace("0", "1", 1))
@@ -129,8 +139,27 @@ def test_several_in_flight_are_all_different(tmp_path):
     assert len({one.trial.id for one in suggested[:4]}) == 4
 
 
-def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
-    searching(tmp_path)[2].run()
+def remaining(folder, text=SEARCH):
+    store, search, _ = searching(folder, text)
+    return count_remaining_suggestions(search.plan, store)
+
+
+def test_a_search_counts_as_many_suggestions_as_its_budgets_allow(tmp_path):
+    one = searching(tmp_path)[1].plan.trials[0].flops
+    text = SEARCH.replace("trials: 12", f"trials: 12\n  flops: {2.5 * one}")
+    assert remaining(tmp_path / "b", text) == 3  # the third passes the budget
+    assert remaining(tmp_path / "c", SEARCH.replace("trials: 12", "hours: 2")) == 0
+    assert remaining(tmp_path) == 12
+    _, search, driver = searching(tmp_path, stop_at=7)  # in the midst of the fourth trial
+    driver.run()
+    ended = sum(point.observation.state == "ok" for point in search.suggestions)
+    assert 0 < ended < 12
+    assert remaining(tmp_path) == 12 - ended
+
+
+def test_the_history_of_another_search_is_not_mixed_in(tmp_path, searched):
+    shutil.copytree(searched[0], tmp_path, dirs_exist_ok=True)
+    assert remaining(tmp_path) == 0
     with pytest.raises(StoreError, match="another search of this name"):
         searching(tmp_path, SEARCH.replace("seed: 3", "seed: 4"))
     longer = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 14"))
