@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from kvlab.data.batches import get_training_batch
-from kvlab.errors import SpecError, Stopped, StoreError
+from kvlab.errors import SpecError
 from kvlab.spec import Experiment
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
-from kvlab.trial import Trial
 from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
@@ -32,16 +31,6 @@ def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
             logits = reference(torch.tensor([document]))[0, -1].detach().log_softmax(-1)
             losses.append(-float(logits[int(target)]))
     assert stepper.step(0) == pytest.approx(np.mean(losses), abs=1e-5)
-
-
-def test_no_run_goes_on_from_one_with_another_mask(tmp_path):
-    calls = iter(range(9))
-    with pytest.raises(Stopped):
-        train(model(OPEN), DATA, OPEN, seed=0, directory=tmp_path,
-              should_stop=lambda: next(calls) == 5)  # fmt: skip
-    with pytest.raises(StoreError, match="belongs to another training"):
-        train(model(MASKED), DATA, MASKED, seed=0, directory=tmp_path)
-    assert Trial.of(OPEN, "t", 0).training_id != Trial.of(MASKED, "t", 0).training_id
 
 
 def test_loss_by_tokens_seen_is_refused_with_it():

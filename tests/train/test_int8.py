@@ -1,4 +1,4 @@
-"""Trainings whose linear layers multiply in int8: resumed, shared by workers, compiled, recorded."""
+"""Trainings whose linear layers multiply in int8: resumed, compiled, recorded."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
 from kvlab.train.training_record import load_training_record
 from tests.support.tiny_training import dataset, experiment, model
-from tests.train.test_distributed import run_two
 
 DATA = dataset()
 ALL = {"int8": ["output", "grad_input", "grad_weight"]}
@@ -46,17 +45,6 @@ def test_microbatches_change_the_gradient_of_the_weight_alone():
         change = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
         assert change < largest
     assert change > 1e-4
-
-
-def test_two_workers_train_as_one(tmp_path):
-    short = {**ALL, "tokens": 64 * 4}
-    one = experiment(training=short, resources={"microbatch_tokens": 16})
-    two = experiment(training=short, resources={"microbatch_tokens": 16, "workers": 2})
-    alone = run(one, tmp_path / "one")
-    run_two(tmp_path / "two", two)
-    together = load_training_record(tmp_path / "two")
-    assert together.workers == 2
-    assert losses(together) == pytest.approx(losses(alone), abs=1e-5)
 
 
 def test_a_compiled_layer_is_one_graph_and_the_same_layer():

@@ -146,7 +146,7 @@ def test_a_long_curve_is_thinned_to_means():
     assert len(curve) == 502
 
 
-def test_no_steps_keep_the_initial_weights(tmp_path):
+def test_no_steps_keep_the_initial_weights_which_fit_no_other_model(tmp_path):
     of = experiment(training={"tokens": 0})
     _, record = run(of, tmp_path, seed=5)
     assert (record.steps, record.tokens, record.tokens_per_second) == (0, 0, 0.0)
@@ -156,6 +156,9 @@ def test_no_steps_keep_the_initial_weights(tmp_path):
         torch.equal(a, b)
         for a, b in zip(loaded.parameters(), model(of, seed=5).parameters(), strict=True)
     )
+    for change in ({"n_embd": 32}, {"n_kv_head": 1}, {"n_layer": 3}):
+        with pytest.raises(StoreError, match="does not fit the model"):
+            load_final_weights(model(experiment(model=change)), tmp_path)
 
 
 @pytest.mark.parametrize(("position", "pattern"), [("learned", "G"), ("rope", "L"), ("none", "L")])
@@ -264,20 +267,15 @@ def test_another_trainings_checkpoint_is_refused(tmp_path):
         run(experiment(training={"keep_last": 3}), tmp_path, should_stop=lambda: next(steps) == 21)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == [f"step-{step:08d}" for step in (16, 20, 22)], "as many as keep_last"
+    masked = experiment().data.model_copy(update={"mask_documents": True})
     for seed, other in (
         (0, experiment(training={"learning_rate": 2e-2})),
         (0, experiment(model={"n_kv_head": 1})),
+        (0, experiment().model_copy(update={"data": masked})),
         (1, experiment()),
     ):
         with pytest.raises(StoreError, match="belongs to another training"):
             run(other, tmp_path, seed)
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    run(experiment(training={"tokens": 0}), tmp_path)
-    for change in ({"n_embd": 32}, {"n_kv_head": 1}, {"n_layer": 3}):
-        with pytest.raises(StoreError, match="does not fit the model"):
-            load_final_weights(model(experiment(model=change)), tmp_path)
 
 
 def test_a_directory_that_cannot_be_written_is_said_so(tmp_path):

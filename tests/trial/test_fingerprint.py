@@ -29,7 +29,7 @@ BASE = {
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
 }  # fmt: skip
 
-# Another value for every field of an experiment. A field that is not here fails a test below.
+# Another value for every field of an experiment. A field that is not here fails a test.
 OTHER = {
     "name": "other",
     "description": "other",
@@ -149,6 +149,28 @@ NEVER = {
 }
 
 
+WITH_IT = {
+    "data.source": {"data.paths": []},
+    "data.subset": {"data.paths": [], "data.source": "fineweb-edu-crawl"},
+    "training.decay_tokens": {"training.schedule": "wsd"},
+    "model.kinds": {"model.attention_pattern": "GLLN"},
+    "benchmark.parts": {"benchmark.memory": 2 * 10**9},
+}
+"""What else an experiment needs that has this value."""
+
+KIVI = {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 4}
+IN_BOTH = {
+    "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
+    "training.residual": {"training.precision": "bfloat16"},
+    "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
+    "serving.kv_group": {"serving.kv_dtype": "int8"},
+    "training.kv_group": {"training.kv_dtype": "int8"},
+    "serving.kv_residual": {f"serving.{name}": value for name, value in KIVI.items()},
+    "training.kv_residual": {f"training.{name}": value for name, value in KIVI.items()},
+}
+"""What the experiment has, too, that it is compared with."""
+
+
 def experiment(patch=None, base=BASE):
     data = json.loads(json.dumps(base))
     for key, value in (patch or {}).items():
@@ -171,35 +193,10 @@ def fields(model, location=""):
             yield location + (field.alias or name)
 
 
-def test_every_field_of_an_experiment_is_tried_below():
-    assert set(OTHER) == set(fields(Experiment))
-
-
 @pytest.mark.parametrize("key", OTHER)
 def test_each_field_enters_the_fingerprint_it_belongs_to(key):
-    patch = {key: OTHER[key]}
-    if key in ("data.source", "data.subset"):
-        patch["data.paths"] = []
-    if key == "data.subset":
-        patch["data.source"] = "fineweb-edu-crawl"
-    if key == "training.decay_tokens":
-        patch["training.schedule"] = "wsd"
-    if key == "model.kinds":
-        patch["model.attention_pattern"] = "GLLN"
-    needed = {}
-    if key == "benchmark.memory":
-        needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
-    if key == "benchmark.parts":
-        patch["benchmark.memory"] = 2 * 10**9
     section, _, name = key.rpartition(".")
-    if name == "kv_group":
-        needed = {f"{section}.kv_dtype": "int8"}
-    if name == "kv_residual":
-        needed = {f"{section}.kv_dtype": "kivi2", f"{section}.kv_group": 4, key: 4}
-    if key == "training.residual":
-        needed = {"training.precision": "bfloat16"}
-    if key == "evaluation.loss_bytes":
-        needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
+    patch, needed = {key: OTHER[key], **WITH_IT.get(key, {})}, IN_BOTH.get(key, {})
     plain, changed = experiment(needed), experiment(needed | patch)
     name = f"{name}_" if name == "global" else name
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
@@ -214,7 +211,8 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         assert (same_training, same_trial) == (False, False)
 
 
-def test_the_text_and_the_seed_enter_the_training():
+def test_every_field_is_tried_above_and_the_text_and_the_seed_enter_the_training():
+    assert set(OTHER) == set(fields(Experiment))
     here = both(experiment())
     assert not set(here) & set(both(experiment(), data="other text"))
     assert not set(here) & set(both(experiment(), seed=1))

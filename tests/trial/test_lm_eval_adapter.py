@@ -6,23 +6,19 @@ import torch
 
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, UsageError
-from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.evaluation_config import LmEvalTask
 from kvlab.trial.lm_eval_adapter import TextScorer, run_tasks
 from kvlab.trial.model_targets import OpenedModel
 from tests.support.compiled_steps import watch_compiled_steps
+from tests.support.random_model import random_model
 
 
 @pytest.fixture(scope="module")
 def opened():
     shape = {"vocab_size": 257, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
-    model = GPT(ModelConfig(**shape), seed=1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6)
-    return OpenedModel("made", model.eval(), ServingConfig(), "bytes")
+    model = random_model(ModelConfig(**shape), dtype=torch.float32).eval()
+    return OpenedModel("made", model, ServingConfig(), "bytes")
 
 
 def log_probabilities(opened, ids):
@@ -93,27 +89,21 @@ def test_generation_is_greedy_and_ends_where_it_should(opened):
     answer = scorer.generate("once", {"max_gen_toks": 8})
     assert answer == whole
     stop = whole[3]
-    assert (
-        scorer.generate("once", {"max_gen_toks": 8, "until": [stop]}) == whole[: whole.index(stop)]
-    )
+    ended = scorer.generate("once", {"max_gen_toks": 8, "until": [stop]})
+    assert ended == whole[: whole.index(stop)]
+
+
+def test_what_cannot_be_generated_or_scored_is_refused(opened):
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
+    for options in ({}, *({"max_gen_toks": most} for most in (32, 256, 0, -1))):
+        with pytest.raises(UsageError, match=r"is not from 1 to 31, .*block_size = 32; set it"):
+            scorer.generate("once", options)
+    assert scorer.generate("once", {"max_gen_toks": 31})
     with pytest.raises(UsageError, match="greedily only"):
         scorer.generate("once", {"do_sample": True})
-
-
-@pytest.mark.parametrize("most", [32, 256, None, 0, -1])
-def test_more_tokens_than_the_model_holds_are_refused(opened, most):
-    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
-    options = {} if most is None else {"max_gen_toks": most}
-    with pytest.raises(UsageError, match=r"is not from 1 to 31, .*model.block_size = 32; set it"):
-        scorer.generate("once", options)
-    assert scorer.generate("once", {"max_gen_toks": 31})
-
-
-@pytest.mark.parametrize("pair", [("a cat", ""), ("", "")])
-def test_an_empty_continuation_is_refused(opened, pair):
-    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
-    with pytest.raises(UsageError, match="continuation = '' has no tokens of its own"):
-        scorer.score_continuations([("a", "b"), pair])
+    for pair in (("a cat", ""), ("", "")):
+        with pytest.raises(UsageError, match="continuation = '' has no tokens of its own"):
+            scorer.score_continuations([("a", "b"), pair])
 
 
 LETTERS = """\

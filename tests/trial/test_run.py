@@ -239,19 +239,6 @@ def test_what_another_process_has_taken_over_is_left_to_it(store, trial, stage, 
     assert run(trial, store) == "done"
 
 
-def test_a_damaged_result_is_made_again(store, trial):
-    run(trial, store)
-    whole = store.result(trial.id)["measurements"]
-    path = store.trial_directory(trial.id) / "result.json"
-    path.write_bytes(path.read_bytes()[:-3])
-    assert run(trial, store) == "done"
-    assert store.result(trial.id)["measurements"] == whole
-    assert store.attempts(trial.id) == [1, 2]
-    assert (store.trial_directory(trial.id) / "damaged" / "1" / "result.json").exists()
-    log = (store.attempt_directory(trial.id, 2) / "log.txt").read_text()
-    assert "its result is damaged; moved to" in log
-
-
 def flip_bit(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

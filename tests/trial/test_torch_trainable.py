@@ -19,6 +19,7 @@ from kvlab.store.result import describe_kv
 from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.torch_trainable import TorchTrainable, set_up_device
+from tests.support.text_files import stories, write_jsonl
 from tests.trial.test_gpu_timing_lock import Worker
 
 MEMORY = 80 * 10**9
@@ -57,12 +58,14 @@ def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus)
     assert limits == ["mps", pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
 
 
-def test_a_device_of_its_own_has_no_limit(limits):
+def test_a_device_of_its_own_has_no_limit_and_a_part_that_no_process_fits_is_refused(limits):
     set_up_device(experiment(gpus=0.0).resources, 0)
     assert limits == []
     set_up_device(experiment(gpus=0.5).resources, 0)
     set_up_device(experiment(gpus=1.0).resources, 0)
     assert limits[-1] == 1.0, "that of the trial before it is lifted"
+    with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
+        set_up_device(experiment(gpus=0.005).resources, 0)
 
 
 @pytest.mark.usefixtures("limits")
@@ -87,12 +90,6 @@ def test_on_a_gpu_weights_are_measured_in_the_trainings_precision(gpus, training
     named = expected != "float32"
     assert ("weights in bfloat16" in describe_device(provenance)) == named
     assert describe_kv(one, expected)["bytes_per_token"] == (16 if named else 32)
-
-
-def test_a_part_that_no_process_fits_is_refused(limits):
-    with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
-        set_up_device(experiment(gpus=0.005).resources, 0)
-    assert limits == ["mps"]
 
 
 ENFORCED = """
@@ -139,16 +136,11 @@ class Impatient(TimingLock):
 def trainable(tmp_path, monkeypatch):
     """Training and measurement on CPU, with the turns of one that shares a device."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(8):
-        (texts / f"{number}.txt").write_text(f"text {number}\n" * 50)
-    masked = experiment()
-    data = masked.data.model_copy(
-        update={"source": "files", "paths": (str(texts),), "validation_fraction": 0.4}
-    )
-    masked = masked.model_copy(update={"data": data})
-    made = TorchTrainable(Trial.of(masked, prepare_dataset(data).digest, 0), lambda _: None)
+    path = write_jsonl(tmp_path / "texts.jsonl", stories(8))
+    from_files = {"source": "files", "paths": (str(path),), "validation_fraction": 0.4}
+    of = experiment()
+    of = of.model_copy(update={"data": of.data.model_copy(update=from_files)})
+    made = TorchTrainable(Trial.of(of, prepare_dataset(of.data).digest, 0), lambda _: None)
     made._timing_lock = Impatient("GPU-1", tmp_path)
     made._timing_lock.share()
     yield made
