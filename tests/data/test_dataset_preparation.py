@@ -22,7 +22,7 @@ from kvlab.data.dataset_preparation import (
     prepare_dataset,
     set_aside_dataset,
 )
-from kvlab.data.shards import open_dataset, verify_dataset
+from kvlab.data.shards import verify_dataset
 from kvlab.data.token_pieces import token_dtype
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged
@@ -280,17 +280,6 @@ def test_a_daemonic_process_prepares_alone(tmp_path):
     assert verify_dataset(dataset.folder) == []
 
 
-def test_tokenizing_processes_do_not_run_the_main_module(tmp_path):
-    write_jsonl(tmp_path / "in" / "a.jsonl", stories(60))
-    write_jsonl(tmp_path / "in" / "b.jsonl", stories(60, seed=1))
-    script = tmp_path / "script.py"
-    script.write_text(f"print('main', flush=True){PREPARE}")
-    command = [sys.executable, script, json.dumps([[str(tmp_path / "in")], 2])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.count("\n") == 2
-    assert done.stdout.startswith("main\n")
-
-
 def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(12)]
     child = start_script(PREPARE, paths, 2)
@@ -368,6 +357,8 @@ def test_too_little_text_is_refused(tmp_path, texts):
         ("train.bin", "flip"),
         ("validation.bin", "flip"),
         ("manifest.json", "empty"),
+        ("manifest.json", "without a split"),
+        ("manifest.json", "of an older version"),
         ("train.sha256", "flip"),
         ("train.sha256", "gone"),
     ],
@@ -380,6 +371,12 @@ def test_a_damaged_dataset_is_found_moved_aside_and_prepared_again(tmp_path, nam
     whole = path.read_bytes()
     if damage == "gone":
         path.unlink()
+    elif damage == "without a split":
+        manifest = read_sealed_json(path)
+        del manifest["splits"]["validation"]
+        write_sealed_json(path, manifest)
+    elif damage == "of an older version":
+        path.write_text('{"schema": 0}')
     else:
         flipped = bytes([whole[0] ^ 1]) + whole[1:]
         path.write_bytes({"cut": whole[:-2], "empty": b"", "flip": flipped}[damage])
@@ -429,42 +426,6 @@ def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
         shards.CheckedTokens(path, values.dtype, hashes[32:])
 
 
-def test_a_manifest_without_a_split_is_damage(tmp_path):
-    folder = prepare_dataset(config(write_jsonl(tmp_path / "a.jsonl", stories(100)))).folder
-    manifest = read_sealed_json(folder / "manifest.json")
-    del manifest["splits"]["validation"]
-    write_sealed_json(folder / "manifest.json", manifest)
-    [problem] = verify_dataset(folder)
-    assert "validation" in problem
-    (folder / "manifest.json").write_text('{"schema": 0}')  # of an older version
-    with pytest.raises(DatasetDamaged):
-        open_dataset(folder)
-
-
-def test_a_crawl_smaller_than_its_limit_gives_a_warning(data_home):
-    folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
-    write_parquet(folder / "1.parquet", stories(50))
-    data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", tokenizer="bytes",
-                      max_tokens=10**6, validation_fraction=0.3)  # fmt: skip
-    dataset = prepare_dataset(data)
-    there = len(dataset.train) + len(dataset.validation)
-    (warning,) = find_dataset(data).warnings
-    assert f"the whole text has {there:,} tokens" in warning
-
-
 @pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])
 def test_the_token_dtype_is_the_smallest_that_fits(vocabulary, size):
     assert np.dtype(token_dtype(vocabulary)).itemsize == size
-
-
-def test_a_dataset_of_docstrings_is_held_out():
-    data = DataConfig(tokenizer="gpt2:2048", max_bytes=200_000, validation_fraction=0.1)
-    dataset = prepare_dataset(data)
-    held_out, train = read_splits(dataset)
-    size = sum(len(text.encode()) for text in [*held_out, *train])
-    assert 180_000 <= size < 220_000
-    assert 0.05 < sum(len(text.encode()) for text in held_out) / size < 0.15
-    assert 1.5 < dataset.bytes_per_token < 4
-    assert len(set(train)) == len(train)
-    assert set(dataset.overlap) == {13, 50}
-    assert dataset.overlap[50] < 0.01

@@ -103,8 +103,6 @@ def test_a_crawl_is_downloaded_whole_whatever_the_limit(data_home):
     assert estimate["pieces"] > 2 * 10**9
     data = DataConfig(source="fineweb-edu-crawl", subset=CRAWL, max_bytes=1000)
     assert estimate_disk_use(data, Path("none"))["pieces"] < 2000
-
-
-def test_a_source_of_unknown_size_is_estimated_by_its_limit():
+    # a source of unknown size is estimated by its limit
     assert estimate_disk_use(DataConfig(), Path("none")) is None
     assert estimate_disk_use(DataConfig(max_tokens=1000), Path("none"))["tokens"] == 2000

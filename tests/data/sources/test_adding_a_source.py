@@ -6,10 +6,9 @@ from kvlab.cli.main import main
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.data.text_source import TextSource
 from kvlab.errors import SpecError
-from kvlab.spec import DataConfig, load_experiment
+from kvlab.spec import load_experiment
 from kvlab.spec.data_config import SOURCES, SourceEntry
 from kvlab.spec.key_reference import json_schema
-from tests.contracts.source_contract import SourceContract
 
 EXPERIMENT = """\
 name: counting
@@ -43,14 +42,6 @@ class Counting(TextSource):
 @pytest.fixture(autouse=True)
 def counting(monkeypatch):
     monkeypatch.setitem(SOURCES, "counting", SourceEntry(f"{__name__}:Counting", (2000,)))
-
-
-class TestCountingContract(SourceContract):
-    reads_files = False
-
-    @pytest.fixture
-    def data(self):
-        return DataConfig(source="counting")
 
 
 def test_yaml_schema_and_command_line_know_it_by_its_line(tmp_path, capsys, monkeypatch):
