@@ -69,14 +69,9 @@ class TestConversationsWithoutALoad(MeasureContract):
     name, is_available = "conversations", False
 
 
-def test_every_member_has_a_contract_suite():
-    suites = {suite.name for suite in MeasureContract.__subclasses__()}
-    assert suites == set(MEASURES)
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    """A measure that counts layers."""
+def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsys):
+    """It counts layers, and is refused without its line. All others have a suite above."""
+    assert {suite.name for suite in MeasureContract.__subclasses__()} == set(MEASURES)
     module = ModuleType("toy_measure")
     module.TABLES = (TableLayout("layers of all", (), {"layers": "layers"}),)
 
@@ -88,10 +83,6 @@ def toy(monkeypatch):
     module.measure = measure
     monkeypatch.setitem(sys.modules, "toy_measure", module)
     monkeypatch.setitem(MEASURES, "layers", MeasureEntry("toy_measure", "count layers", "parts"))
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(
         "name: toy\nmodel: {vocab_size: 257, block_size: 64, n_layer: 3, n_head: 2, n_embd: 16}\n"
@@ -104,9 +95,7 @@ def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsy
     assert "layers of all" in capsys.readouterr().out
     enum = Measurement.model_json_schema()["properties"]["part"]["enum"]
     assert enum == list(MEASURES)
-
-
-def test_without_its_table_line_it_is_refused(capsys):
+    monkeypatch.delitem(MEASURES, "layers")
     with pytest.raises(SystemExit):
         main(["bench", "gpt2", "--only", "layers"])
     assert "invalid choice: 'layers'" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from kvlab.errors import Stopped
 from kvlab.evaluate import evaluate
-from kvlab.model import GPT
 from kvlab.spec import Experiment
+from tests.support.random_model import random_model
 
 MODEL = {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
 TEXT = np.random.default_rng(3).integers(0, 257, 2000).astype(np.uint16)
@@ -25,15 +25,6 @@ def experiment(model=(), serving=(), **evaluation):
         evaluation={"loss_tokens": 160, **evaluation},
         benchmark={"prompt_tokens": 4, "new_tokens": 4},
     )
-
-
-def lively(of):
-    model = GPT(of.model, seed=3)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 def window_starts(windows, of=None):
@@ -59,7 +50,7 @@ def window_loss(model, windows, served=None, of=None):
 @pytest.mark.parametrize("shape", [{}, {"n_kv_head": 1, "attention_pattern": "GL", "window": 5}])
 def test_an_untied_cache_has_no_gap(shape):
     of = experiment(model=shape)
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     measurements = evaluate(model, DATA, of).measurements
     assert measurements["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
     scored = [target for start in window_starts(10) for target in TEXT[start + 1 : start + 17]]
@@ -75,7 +66,7 @@ def test_an_untied_cache_has_no_gap(shape):
 @pytest.mark.parametrize("rule", ["overwrite", "owner"])
 def test_tying_shows_in_the_served_loss_alone(rule):
     of = experiment(serving={"tie": "adjacent:2", "tie_rule": rule}, served_tokens=64)
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     measurements = evaluate(model, DATA, of).measurements
     assert measurements["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
     served, one_shot = (window_loss(model, 4, how, of=10) for how in (of.serving, None))
@@ -90,7 +81,7 @@ def test_tying_shows_in_the_served_loss_alone(rule):
 
 def test_more_served_tokens_than_loss_tokens():
     of = experiment(loss_tokens=32, served_tokens=81, serving={"kv_dtype": "float32"})
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     measurements = evaluate(model, DATA, of).measurements
     assert (measurements["loss_tokens"], measurements["served_tokens"]) == (32, 96)
     assert measurements["loss"] == pytest.approx(window_loss(model, 2, of=6), rel=1e-5)
@@ -101,7 +92,7 @@ def test_more_served_tokens_than_loss_tokens():
 
 def test_losses_are_recorded_by_document():
     of = experiment(serving={"tie": "adjacent:2"}, served_tokens=64)
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     text = TEXT.copy()
     text[::37] = 256
     evaluation = evaluate(model, SimpleNamespace(validation=text), of)
@@ -127,7 +118,7 @@ def test_losses_are_recorded_by_document():
 
 def test_bytes_to_score_give_the_loss_of_whole_documents():
     of = experiment(loss_tokens=65_536, loss_bytes=150, serving={"tie": "adjacent:2"})
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     text = TEXT % 256
     text[::37] = 256
     evaluation = evaluate(model, SimpleNamespace(validation=text), of)
@@ -158,14 +149,14 @@ def test_what_the_listener_raises_ends_it():
 
     of = experiment()
     with pytest.raises(Stopped, match="validation loss"):
-        evaluate(lively(of), DATA, of, on_progress=stop)
+        evaluate(random_model(of.model, dtype=torch.float32), DATA, of, on_progress=stop)
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16"])
 def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
     tie = {"tie": "adjacent:2", "tie_rule": "owner"}
     of = experiment(serving={**tie, "kv_dtype": kind}, served_tokens=48)
-    model = lively(of)
+    model = random_model(of.model, dtype=torch.float32)
     measurements = evaluate(model, DATA, of).measurements
     exact = of.serving.model_copy(update={"kv_dtype": "model"})
     losses = [window_loss(model, 3, how, of=10) for how in (of.serving, exact)]

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.needle import make_needle_rows, needle_lines, score_needles
 from kvlab.model import GPT
-from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.support.random_model import random_model
+from tests.support.tiny_training import experiment
 
 WORDS, LENGTH = 60, 39
 BODY = LENGTH - 7
@@ -150,14 +151,9 @@ def test_scores_are_those_of_the_logits_and_lines_their_means():
 
 @pytest.mark.parametrize("served", [True, False])
 def test_an_evaluation_records_a_line_for_each_length_and_depth(served):
-    of = Experiment(
-        name="small",
-        model={"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16},
-        data={"tokenizer": "bytes"},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-        evaluation={"loss_tokens": 64, "served": served,
-                    "needle": {"lengths": [32, 64], "depths": [0.0, 1.0], "rows": 3}},
-    )  # fmt: skip
+    needle = {"lengths": [32, 64], "depths": [0.0, 1.0], "rows": 3}
+    evaluation = {"loss_tokens": 64, "served": served, "needle": needle}
+    of = experiment({"block_size": 64}, evaluation=evaluation)
     evaluation = evaluate(GPT(of.model), SimpleNamespace(validation=TEXT), of)
     places = [(line["length"], line["depth"]) for line in evaluation.needle]
     assert places == [(32, 0.0), (32, 1.0), (64, 0.0), (64, 1.0)]

@@ -8,8 +8,10 @@ from kvlab.evaluate.associative_recall import make_recall_rows, recall_measureme
 from kvlab.evaluate.evaluation import measure_probes
 from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
-from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
+from tests.support.random_model import random_model
+from tests.support.tiny_training import experiment
 
 SHAPE = {"vocab_size": 258, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
 SERVING = ServingConfig()
@@ -20,14 +22,8 @@ def ignore(*_):
     pass
 
 
-def loud(seed=0, **changes):
-    """A model whose random weights are large enough for its predictions to differ."""
-    model = GPT(ModelConfig(**{**SHAPE, **changes}), seed=seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)
-    return model.eval()
+def loud(**changes):
+    return random_model(ModelConfig(**{**SHAPE, **changes}), dtype=torch.float32).eval()
 
 
 def test_rows_are_pairs_and_then_the_keys_again():
@@ -101,13 +97,8 @@ def test_loss_by_position_is_the_loss_of_each_place():
 
 @pytest.mark.parametrize(("position", "served"), [("learned", True), ("rope", False)])
 def test_probes_are_measured_as_asked(position, served):
-    of = Experiment(
-        name="probes",
-        model={**SHAPE, "position": position},
-        data={"tokenizer": "bytes"},
-        evaluation={"loss_tokens": 96, "served": served, "recall": 4, "positions": True},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-    )
+    evaluation = {"loss_tokens": 96, "served": served, "recall": 4, "positions": True}
+    of = experiment({**SHAPE, "position": position}, evaluation=evaluation)
     counted = []
 
     def progress(note, tokens):  # noqa: ARG001

@@ -14,14 +14,10 @@ from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from tests.support.compiled_steps import watch_compiled_steps
+from tests.support.random_model import random_model
 
-MODEL = GPT(
-    ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16), seed=3
-).eval()
-with torch.no_grad():
-    for parameter in MODEL.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(6)
+CONFIG = ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16)
+MODEL = random_model(CONFIG, dtype=torch.float32).eval()
 
 
 def some_pairs():

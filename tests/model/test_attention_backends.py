@@ -119,17 +119,6 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     assert (actual - expected).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
 
 
-@pytest.mark.filterwarnings("error:Dynamo detected")
-def test_a_compiled_model_trains_as_one_graph():
-    """The choice of a backend is made while it is traced, and leaves nothing in the graph."""
-    model, text = hybrid_model()
-    torch.compiler.reset()
-    compiled = torch.compile(model.hidden_states, fullgraph=True, backend="eager")
-    actual = compiled(text)
-    assert actual.requires_grad
-    assert (actual - model.hidden_states(text)).abs().max() < 2e-5
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flex_gradient_agrees_with_sdpa_on_cuda():

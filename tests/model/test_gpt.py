@@ -106,16 +106,6 @@ def test_cells_of_one_seed_start_equal_where_shapes_allow():
     assert base.blocks[0].mlp.down.weight.std().item() == pytest.approx(scaled, rel=0.1)
 
 
-def test_learned_positions_end_at_the_block_size():
-    model = GPT(ModelConfig(**SMALL))
-    with pytest.raises(ValueError, match="33 tokens exceed block_size = 32"):
-        model(tokens(1, 33))
-    cache = model.new_cache(1, 64)
-    model(tokens(1, 32), cache=cache)
-    with pytest.raises(ValueError, match="block_size"):
-        model(tokens(1, 1), cache=cache)
-
-
 def test_rope_runs_past_the_trained_length():
     config = ModelConfig(**HYBRID)
     model, text = random_model(config), tokens(1, 80)
@@ -124,7 +114,7 @@ def test_rope_runs_past_the_trained_length():
     assert (steps - model(text)).abs().max() < 1e-10
 
 
-def test_a_cache_refuses_more_than_it_holds():
+def test_more_tokens_than_there_are_positions_or_a_cache_holds_are_refused():
     model = GPT(ModelConfig(**SMALL))
     cache = model.new_cache(1, 8)
     model(tokens(1, 6), cache=cache)
@@ -134,3 +124,9 @@ def test_a_cache_refuses_more_than_it_holds():
         model(tokens(1, 2), cache=cache, lengths=[3])
     with pytest.raises(ValueError, match="needs a cache"):
         model(tokens(2, 4), lengths=[2, 4])
+    with pytest.raises(ValueError, match="33 tokens exceed block_size = 32"):
+        model(tokens(1, 33))
+    cache = model.new_cache(1, 64)
+    model(tokens(1, 32), cache=cache)
+    with pytest.raises(ValueError, match="block_size"):
+        model(tokens(1, 1), cache=cache)
