@@ -87,6 +87,7 @@ CELLS = ("baseline", "mqa", "tied", "mqa+tied")
 def test_a_stop_reaches_all_drivers_and_the_next_one_goes_on(tmp_path, interrupted_sweep):
     planned, store, expected = interrupted_sweep
     drivers = [start_driver(tmp_path, "--seconds", 0.05) for _ in range(2)]
+    wait_for(lambda: len(store.held_driver_locks("s")) == 2)
     wait_for(lambda: sum(len(steps) > 1 for steps in read_logged_steps(store).values()) >= 2)
     store.stop_flag("s").touch()  # as `kvlab stop` does
     assert [finish_driver(driver)["exit"] for driver in drivers] == [130, 130]
