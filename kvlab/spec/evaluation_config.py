@@ -14,14 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kvlab.spec.spec_model import (
-    NonNegativeInt,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TextRule,
-    TupleOf,
-)
+from kvlab.spec import spec_model as spec
 
 NEEDLE_KEY_TOKENS = 4
 NEEDLE_ANSWER_TOKENS = 4
@@ -32,18 +25,18 @@ SHORTEST_NEEDLE_ROW = 4 * (NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS)
 Depth = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class NeedleConfig(SpecModel):
+class NeedleConfig(spec.SpecModel):
     """`evaluation.needle`: find a key's answer in real text, by length and depth."""
 
-    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)]
+    lengths: Annotated[spec.TupleOf[spec.PositiveInt], Field(min_length=1)]
     """Tokens of a row, in increasing order. Unit: tokens. Example: [64, 128, 256]"""
-    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    depths: Annotated[spec.TupleOf[Depth], Field(min_length=1)] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Shares of the text before the needle, in increasing order.
     Unit: share. Example: [0, 0.5, 1]"""
-    rows: Annotated[PositiveInt, Field(ge=2)] = 32
+    rows: Annotated[spec.PositiveInt, Field(ge=2)] = 32
     """Rows of each length and depth; errors are over them. Unit: rows. Example: 64"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         for name, values in (("lengths", self.lengths), ("depths", self.depths)):
             if list(values) != sorted(set(values)):
                 increasing = ", ".join(f"{value:g}" for value in sorted(set(values)))
@@ -56,18 +49,18 @@ class NeedleConfig(SpecModel):
 _TASK_LINE = re.compile(r"""^task:[ \t]*["']?([\w.-]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 """Defines one task. In the file of a group, ``task`` holds a list."""
 
-_TASK_NAME = TextRule(
+_TASK_NAME = spec.TextRule(
     r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}",
     "is not the name of a task; use letters, digits, '_', '.' and '-'",
 )
 
 
-class LmEvalTask(SpecModel):
+class LmEvalTask(spec.SpecModel):
     """One task of lm-eval."""
 
     task: Annotated[str, _TASK_NAME]
     """Its name in lm-eval. Example: arc_easy"""
-    limit: PositiveInt | None = None
+    limit: spec.PositiveInt | None = None
     """Score the first N items. Unit: items. Default: all. Example: 500"""
     definition: str | None = None
     """YAML file that defines the task, where it is not one of lm-eval's own.
@@ -96,25 +89,25 @@ LmEvalTaskField = Annotated[
 """A task, or its name alone."""
 
 
-class EvaluationConfig(SpecModel):
+class EvaluationConfig(spec.SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
     omitted_defaults = frozenset({"needle", "loss_bytes", "lm_eval", "precision"})
 
-    loss_tokens: PositiveInt = 65_536
+    loss_tokens: spec.PositiveInt = 65_536
     """Validation tokens of the final loss. Unit: tokens. Example: 262144"""
-    loss_bytes: PositiveInt | None = None
+    loss_bytes: spec.PositiveInt | None = None
     """Bytes of validation text of the final loss, in whole documents, in place of loss_tokens: the
     same text for every tokenizer and block size.
     Unit: bytes. Default: loss_tokens decides. Example: 200000"""
-    hellaswag: Literal["all", "none"] | NonNegativeInt = "none"
+    hellaswag: Literal["all", "none"] | spec.NonNegativeInt = "none"
     """all, none, or the first N items. Unit: items. Example: 1000"""
     served: bool = True
     """Measure again through the serving cache. Example: false"""
-    served_tokens: PositiveInt | None = None
+    served_tokens: spec.PositiveInt | None = None
     """Validation tokens scored through the cache, token by token.
     Unit: tokens. Default: loss_tokens. Example: 16384"""
-    recall: NonNegativeInt = 0
+    recall: spec.NonNegativeInt = 0
     """Rows of the associative recall probe; 0 for none. Unit: rows. Example: 256"""
     positions: bool = False
     """Measure the loss by position; over served_tokens if served. Example: true"""
@@ -124,11 +117,11 @@ class EvaluationConfig(SpecModel):
     """Of the weights that are evaluated and benchmarked on a GPU: that of the training, or float32.
     On CPU they are always float32.
     Example: float32"""
-    lm_eval: TupleOf[LmEvalTaskField] = ()
+    lm_eval: spec.TupleOf[LmEvalTaskField] = ()
     """Tasks of lm-eval: names, or {task, limit, definition}.
     Example: [arc_easy, {task: piqa, limit: 500}]"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         prefixes = [task.metric_prefix for task in self.lm_eval]
         for number, task in enumerate(self.lm_eval):
             if task.metric_prefix in prefixes[:number]:

@@ -10,14 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WrapValidator
 
-from kvlab.spec.spec_model import (
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    Problems,
-    SpecModel,
-)
+from kvlab.spec import spec_model as spec
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ POSITIONS: dict[str, PositionScheme] = {
 RotaryShare = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class RopeScaling(SpecModel):
+class RopeScaling(spec.SpecModel):
     """`model.rope_scaling`: rotary frequencies for a longer context than they were trained on.
 
     ``linear`` divides all frequencies by ``factor`` (arXiv 2306.15595). ``yarn`` divides those of
@@ -58,19 +51,19 @@ class RopeScaling(SpecModel):
     Example: yarn, factor: 4, original: 256"""
     factor: Annotated[float, Field(ge=1.0)]
     """By how much the context is longer. Unit: none. Example: 8"""
-    original: PositiveInt | None = None
+    original: spec.PositiveInt | None = None
     """Context length before; yarn needs it. Unit: tokens. Example: 4096, by: yarn, factor: 4"""
-    beta_fast: PositiveFloat = 32.0
+    beta_fast: spec.PositiveFloat = 32.0
     """yarn keeps frequencies that turn at least this often in `original` tokens.
     Unit: turns. Example: 16, by: yarn, factor: 4, original: 256"""
-    beta_slow: PositiveFloat = 1.0
+    beta_slow: spec.PositiveFloat = 1.0
     """yarn divides frequencies that turn at most this often in `original` tokens.
     Unit: turns. Example: 2, by: yarn, factor: 4, original: 256"""
     truncate: bool = True
     """yarn rounds the two limits to whole pairs of dimensions, outwards.
     Example: false, by: yarn, factor: 4, original: 256"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         if self.by == "yarn":
             if self.original is None:
                 yield "original", "is missing; yarn counts turns in the original context length"
@@ -83,18 +76,18 @@ class RopeScaling(SpecModel):
                 yield name, "is read only by: yarn; leave it out"
 
 
-class LayerKind(SpecModel):
+class LayerKind(spec.SpecModel):
     """Settings of one kind of layer. What is left out is as in `model`."""
 
-    n_kv_head: PositiveInt | None = None
+    n_kv_head: spec.PositiveInt | None = None
     """K/V heads of these layers. Unit: heads. Default: `model.n_kv_head`. Example: 1"""
-    head_dim: PositiveInt | None = None
+    head_dim: spec.PositiveInt | None = None
     """Width of a head of these layers. Unit: dimensions. Default: `model.head_dim`. Example: 128"""
-    position: Annotated[str, OneOf(lambda: POSITIONS)] | None = None
+    position: Annotated[str, spec.OneOf(lambda: POSITIONS)] | None = None
     """How positions enter these layers. A scheme that adds vectors to the tokens is a setting of
     `model` alone.
     Default: `model.position`. Example: none"""
-    rope_theta: PositiveFloat | None = None
+    rope_theta: spec.PositiveFloat | None = None
     """Base of the rotary frequencies of these layers.
     Unit: none. Default: `model.rope_theta`. Example: 1e6"""
     rotary_share: RotaryShare | None = None
@@ -103,7 +96,7 @@ class LayerKind(SpecModel):
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies of these layers.
     Default: `model.rope_scaling`. Example: {by: linear, factor: 8}"""
-    window: PositiveInt | None = None
+    window: spec.PositiveInt | None = None
     """Tokens that a token of these layers sees, itself included.
     Unit: tokens. Default: `model.window` in `local`; elsewhere all before it. Example: 128"""
 
@@ -112,7 +105,7 @@ KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
 """How K and V come from what a token stores; see `LayerConfig.stored`."""
 
 
-class LatentKV(SpecModel):
+class LatentKV(spec.SpecModel):
     """`model.kv` as a map: multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434).
 
     A token stores one latent vector, after an RMS norm of its own, and one rotary key that all
@@ -120,15 +113,15 @@ class LatentKV(SpecModel):
     grouped latent attention (GLA, arXiv 2505.21487): each group of heads has a latent.
     """
 
-    latent: PositiveInt
+    latent: spec.PositiveInt
     """Numbers of a latent vector. Unit: numbers. Example: 64, rotary: 16"""
-    rotary: NonNegativeInt = 0
+    rotary: spec.NonNegativeInt = 0
     """Numbers of the rotary key that all heads share; above 0 if and only if position is rope.
     Unit: numbers. Example: 16, latent: 64"""
-    groups: PositiveInt = 1
+    groups: spec.PositiveInt = 1
     """Latent vectors a token, each for n_head / groups of the heads.
     Unit: vectors. Example: 2, latent: 64, rotary: 16"""
-    query: PositiveInt | None = None
+    query: spec.PositiveInt | None = None
     """Numbers of the vector that a token's queries are mapped from, after an RMS norm of its own.
     It is not stored; it saves weights.
     Unit: numbers. Default: queries are projected directly. Example: 96, latent: 64, rotary: 16"""

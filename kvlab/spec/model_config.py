@@ -12,19 +12,8 @@ from pydantic_core import PydanticCustomError
 from kvlab.humanize import suggest_name
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
+from kvlab.spec import spec_model as spec
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.spec_model import (
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TextRule,
-    TupleOf,
-    join_or,
-    raise_problems,
-)
 
 
 def _validate_sharing(value: Any, handler: Callable[[Any], Any]) -> Any:
@@ -37,20 +26,20 @@ def _validate_sharing(value: Any, handler: Callable[[Any], Any]) -> Any:
 
 SharingField = Annotated[
     str
-    | Annotated[TupleOf[TupleOf[int]], Field(min_length=1)]
-    | Annotated[TupleOf[int], Field(min_length=1)],
+    | Annotated[spec.TupleOf[spec.TupleOf[int]], Field(min_length=1)]
+    | Annotated[spec.TupleOf[int], Field(min_length=1)],
     WrapValidator(_validate_sharing),
 ]
 LETTERS_RULE = "may hold only G (global), L (local) and letters of model.kinds"
-_LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as GLLLLL")
+_LAYER_LETTERS = spec.TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as GLLLLL")
 KindLetter = Annotated[
-    str, TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
+    str, spec.TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
 ]
 MLPS = {"gelu": False, "swiglu": True, "geglu": True}
 """`model.mlp` -> whether a gate multiplies the values, so that ``up`` has twice the rows."""
 
 
-class ModelConfig(SpecModel):
+class ModelConfig(spec.SpecModel):
     """One transformer of the GPT-2 family. A preset fills what is not written.
 
     ``n_kv_head = n_head`` is multi-head attention, 1 multi-query (arXiv 1911.02150), between
@@ -66,37 +55,37 @@ class ModelConfig(SpecModel):
         "embedding_scale", "sink", "sink_tokens", "local", "global_", "kinds",
     })  # fmt: skip
 
-    vocab_size: PositiveInt = 50257
+    vocab_size: spec.PositiveInt = 50257
     """Tokens in the vocabulary; at least those of data.tokenizer. Unit: tokens. Example: 50304"""
-    block_size: PositiveInt = 1024
+    block_size: spec.PositiveInt = 1024
     """Context length. Unit: tokens. Example: 512"""
-    n_layer: Annotated[PositiveInt, Field(le=10_000)] = 12
+    n_layer: Annotated[spec.PositiveInt, Field(le=10_000)] = 12
     """Transformer layers. Unit: layers. Example: 6"""
-    n_head: Annotated[PositiveInt, Field(le=10_000)] = 12
+    n_head: Annotated[spec.PositiveInt, Field(le=10_000)] = 12
     """Query heads a layer. Unit: heads. Example: 4"""
-    n_kv_head: PositiveInt = Field(default_factory=lambda fields: fields.get("n_head", 1))
+    n_kv_head: spec.PositiveInt = Field(default_factory=lambda fields: fields.get("n_head", 1))
     """K/V heads a layer: n_head is multi-head attention, 1 multi-query, a divisor between them
     grouped-query.
     Unit: heads. Default: n_head. Example: 1"""
-    n_embd: Annotated[PositiveInt, Field(le=10**6)] = 768
+    n_embd: Annotated[spec.PositiveInt, Field(le=10**6)] = 768
     """Width of the residual stream. Unit: dimensions. Example: 1536"""
-    head_dim: PositiveInt = Field(
+    head_dim: spec.PositiveInt = Field(
         default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1))
     )
     """Width of a head. Unit: dimensions. Default: n_embd / n_head. Example: 128"""
-    mlp: Annotated[str, OneOf(lambda: MLPS)] = "gelu"
+    mlp: Annotated[str, spec.OneOf(lambda: MLPS)] = "gelu"
     """Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the values (arXiv
     2002.05202) with a SiLU (swiglu) or a GELU (geglu).
     Example: swiglu"""
-    ffn_dim: PositiveInt = Field(default_factory=lambda fields: _default_ffn_dim(**fields))
+    ffn_dim: spec.PositiveInt = Field(default_factory=lambda fields: _default_ffn_dim(**fields))
     """Hidden width of the MLP.
     Unit: dimensions. Default: 4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64.
     Example: 2048"""
-    position: Annotated[str, OneOf(lambda: layer_config.POSITIONS)] = "learned"
+    position: Annotated[str, spec.OneOf(lambda: layer_config.POSITIONS)] = "learned"
     """How positions enter: a learned vector for each, rotary embedding (arXiv 2104.09864), or not
     at all.
     Example: rope"""
-    rope_theta: PositiveFloat = 10_000.0
+    rope_theta: spec.PositiveFloat = 10_000.0
     """Base of the rotary frequencies. Unit: none. Example: 500000, position: rope"""
     rotary_share: layer_config.RotaryShare = 1.0
     """The part of a head that rotates, its leading dimensions as in GPT-NeoX (arXiv 2204.06745): 0
@@ -116,27 +105,27 @@ class ModelConfig(SpecModel):
     (arXiv 2302.05442), as in Qwen3 and Gemma 3. Stored keys then have a bounded length, which
     matters to coarse caches.
     Example: true"""
-    attention_scale: PositiveFloat | None = None
+    attention_scale: spec.PositiveFloat | None = None
     """What attention scores are multiplied by.
     Unit: none. Default: 1 / sqrt(width of a head's keys). Example: 0.0625"""
-    embedding_scale: PositiveFloat = 1.0
+    embedding_scale: spec.PositiveFloat = 1.0
     """What the embeddings of tokens are multiplied by as they enter the first layer; Gemma 3 has
     sqrt(n_embd).
     Unit: none. Example: 27.7"""
-    norm_eps: PositiveFloat = 1e-5
+    norm_eps: spec.PositiveFloat = 1e-5
     """Added to the variance before its root is taken. Unit: none. Example: 1e-6"""
     bias: bool = True
     """Biases in linear layers and layer norms. Example: false"""
     tie_embeddings: bool = True
     """The head reuses the token embedding. Example: false"""
-    window: PositiveInt | None = None
+    window: spec.PositiveInt | None = None
     """Tokens that a token of a local layer sees, itself included.
     Unit: tokens. Example: 256, attention_pattern: GLLLLL"""
     sink: Literal["none", "learned"] = "none"
     """A learned logit of each query head that joins the denominator of its softmax, as in gpt-oss
     (arXiv 2508.10925), so that a head may attend to nothing. It stores no bytes.
     Example: learned"""
-    sink_tokens: NonNegativeInt = 0
+    sink_tokens: spec.NonNegativeInt = 0
     """The first tokens of a text, or of a packed document, that local layers see beside their
     window (StreamingLLM, arXiv 2309.17453), in training and in the cache. They keep their
     positions.
@@ -177,7 +166,7 @@ class ModelConfig(SpecModel):
             return data
         name = data["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            raise_problems([("preset", f"is not a preset; {suggest_name(name, PRESETS)}")])
+            spec.raise_problems([("preset", f"is not a preset; {suggest_name(name, PRESETS)}")])
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
 
     @property
@@ -258,7 +247,7 @@ class ModelConfig(SpecModel):
             attention_scale=self.attention_scale,
         )
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         if problems := [*self._find_letter_problems()]:  # what its layers are is not known
             yield from problems
             return
@@ -271,7 +260,7 @@ class ModelConfig(SpecModel):
         except SharingError as error:
             yield "kv_sharing", str(error)
 
-    def _find_letter_problems(self) -> Problems:
+    def _find_letter_problems(self) -> spec.Problems:
         """Yield letters without a kind, and settings of kinds without a layer."""
         for letter in dict.fromkeys(self.attention_pattern):
             if letter not in self.kind_settings:
@@ -285,7 +274,7 @@ class ModelConfig(SpecModel):
                 text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
                 yield field, f"{text} has none; use one such as G{kind}, or leave it out"
 
-    def _find_head_problems(self) -> Problems:
+    def _find_head_problems(self) -> spec.Problems:
         counts: dict[str, int | None] = {"n_kv_head": self.n_kv_head}
         counts |= {f"{key}.n_kv_head": own.n_kv_head for key, own in self.kind_settings.values()}
         for key, count in counts.items():
@@ -297,9 +286,9 @@ class ModelConfig(SpecModel):
 
     def _describe_divisors(self) -> str:
         divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
-        return f"does not divide n_head = {self.n_head}; use {join_or(divisors)}"
+        return f"does not divide n_head = {self.n_head}; use {spec.join_or(divisors)}"
 
-    def _find_position_problems(self) -> Problems:
+    def _find_position_problems(self) -> spec.Problems:
         for key, own in self.kind_settings.values():
             if own.position is None:
                 continue
@@ -312,7 +301,7 @@ class ModelConfig(SpecModel):
         problems = (self._find_rotation_problems(layer) for layer in set(self.layers))
         yield from sorted(set(chain.from_iterable(problems)))
 
-    def _find_rotation_problems(self, layer: layer_config.LayerConfig) -> Problems:
+    def _find_rotation_problems(self, layer: layer_config.LayerConfig) -> spec.Problems:
         """Yield why yarn has no waves to scale, or what is to rotate is no pairs of dimensions."""
         key, own = self.kind_settings[layer.kind]
 
@@ -337,7 +326,7 @@ class ModelConfig(SpecModel):
             text = f"gives {rotated:.6g} of head_dim = {layer.head_dim}, and pairs rotate; {hint}"
             yield place("rotary_share"), text
 
-    def _find_kv_problems(self) -> Problems:
+    def _find_kv_problems(self) -> spec.Problems:
         is_rotary = self.position_scheme.is_rotary
         if self.qk_norm and self.kv != "separate":
             text = "normalizes what is stored, which is V, too, under this kv"
@@ -372,7 +361,7 @@ class ModelConfig(SpecModel):
         if not is_rotary and self.kv.rotary:
             yield "kv.rotary", f"needs position: rope, not {self.position}; leave it out"
 
-    def _find_window_problems(self) -> Problems:
+    def _find_window_problems(self) -> spec.Problems:
         if self.sink_tokens and all(layer.window is None for layer in self.layers):
             text = "stay visible beside a window, and no layer has one"
             yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"

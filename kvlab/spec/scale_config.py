@@ -12,7 +12,6 @@ cells are the same: a scale says what a level sets, and neither adds nor drops o
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvlab.errors import SpecError
 from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.validation_errors import Path
@@ -77,12 +76,3 @@ def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocum
                 path = ("factors", factor, level)
                 sources[path] = ("scales", scale, *path)
     return replace(document, data=data, moved=sources)
-
-
-def check_scale_exists(sweep: "Sweep", document: YamlDocument, scale: str) -> None:
-    """Raise SpecError if the sweep has no such scale."""
-    if scale not in sweep.scales:
-        hint = f"write `scales: {{{scale}: {{experiment: ...}}}}`"
-        hint = f"use {' or '.join(sweep.scales)}" if sweep.scales else hint
-        text = f"has no scale {scale}; {hint}, or leave out --scale for the file's own"
-        raise SpecError([document.problem(("scales",), text)])

@@ -12,17 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator
 
-from kvlab.spec.spec_model import (
-    DottedKey,
-    PositiveFloat,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-)
+from kvlab.spec import spec_model as spec
 from kvlab.spec.validation_errors import format_value
 
-Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
+Values = Annotated[spec.TupleOf[Any], Field(min_length=1, max_length=1000)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -50,7 +43,7 @@ def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]
     return arguments.pop("name", None), arguments
 
 
-class Range(SpecModel):
+class Range(spec.SpecModel):
     """Numbers from ``low`` to ``high``, both included."""
 
     low: FiniteFloat
@@ -61,10 +54,10 @@ class Range(SpecModel):
     """Drawn evenly in the logarithm. Example: true"""
     whole: bool = False
     """Whole numbers only. Example: true"""
-    step: PositiveFloat | None = None
+    step: spec.PositiveFloat | None = None
     """Only low, low + step, ... Unit: of the key. Example: 64"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         if self.low >= self.high:
             yield "high", f"is not above low = {self.low:g}; use a larger number"
         if self.log and (self.low <= 0 or self.step is not None):
@@ -87,7 +80,7 @@ class Range(SpecModel):
         return [round(number) if self.whole else number for number in numbers]
 
 
-class Limit(SpecModel):
+class Limit(spec.SpecModel):
     """Bounds of a number; one or both."""
 
     at_most: FiniteFloat | None = None
@@ -95,7 +88,7 @@ class Limit(SpecModel):
     at_least: FiniteFloat | None = None
     """Smallest value allowed. Unit: of the number. Default: no bound. Example: 0.25"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         if self.at_most is None and self.at_least is None:
             yield "at_most", "and at_least are both missing; give one"
 
@@ -106,7 +99,7 @@ INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
 """Keys whose values decide which tokens validation losses are of, so no rung compares them."""
 
 
-class PruningConfig(SpecModel):
+class PruningConfig(spec.SpecModel):
     """At which fractions of its steps a training pauses, and which of them go on.
 
     At a rung the validation loss decides, whatever the objectives are. ``halving`` lets the best
@@ -119,17 +112,17 @@ class PruningConfig(SpecModel):
 
     rule: Literal["halving", "median"]
     """Which trainings go on at a rung. Example: halving"""
-    factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = None
+    factor: Annotated[spec.PositiveInt, Field(ge=2, le=100)] | None = None
     """halving: one in so many goes on.
     Unit: none. Default: 3 under halving. Example: 4, rule: halving"""
     first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = None
     """No rung before this fraction of the steps.
     Unit: share. Default: 0.1. Example: 0.2, rule: halving"""
-    rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = None
+    rungs: Annotated[spec.TupleOf[Fraction], Field(min_length=1)] | None = None
     """Fractions of the steps.
     Unit: share. Default: halving: 1/factor, 1/factor^2, ... down to first; median: first, and twice
     as far each time. Example: [0.2, 0.5], rule: median"""
-    startup: PositiveInt | None = None
+    startup: spec.PositiveInt | None = None
     """median: others at a rung before one is pruned.
     Unit: trainings. Default: 5 under median. Example: 8, rule: median"""
 
@@ -147,7 +140,7 @@ class PruningConfig(SpecModel):
                 return 5
         return None
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         for name, rule in (("factor", "halving"), ("startup", "median")):
             if getattr(self, name) is not None and self.rule != rule:
                 yield name, f"is used by rule: {rule} alone; leave it out"
@@ -190,7 +183,7 @@ def _default_rungs(rule: str, factor: int | None, first: float | None) -> tuple[
     return tuple(rungs)
 
 
-class SearchConfig(SpecModel):
+class SearchConfig(spec.SpecModel):
     """`search`: where to look, what for, and for how long.
 
     Objectives and limits name measured numbers (``loss_served``, ``tpot_ms_p50``, ...) or what
@@ -199,12 +192,12 @@ class SearchConfig(SpecModel):
     never trained.
     """
 
-    choices: dict[DottedKey, Values] = {}
+    choices: dict[spec.DottedKey, Values] = {}
     """Values to choose from, by dotted key. Example: {model.n_kv_head: [1, 2, 4]}"""
-    ranges: dict[DottedKey, Range] = {}
+    ranges: dict[spec.DottedKey, Range] = {}
     """Ranges of numbers to draw from, by dotted key.
     Example: {model.ffn_dim: {low: 64, high: 512, whole: true}}"""
-    objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)]
+    objectives: Annotated[spec.TupleOf[str], Field(min_length=1, max_length=4)]
     """Numbers to improve; with several, a Pareto front. Example: [loss_served, kv_bytes]"""
     limits: dict[str, Limit] = {}
     """Bounds of measured or predicted numbers. Example: {kv_bytes: {at_most: 32768}}"""
@@ -214,19 +207,19 @@ class SearchConfig(SpecModel):
     Example: {name: TPESampler, multivariate: true}"""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of the sampler. Example: 7"""
-    parallel: Annotated[PositiveInt, Field(le=1000)] = 1
+    parallel: Annotated[spec.PositiveInt, Field(le=1000)] = 1
     """Suggestions in flight at once. Unit: trials. Example: 2"""
     pruning: PruningConfig | None = None
     """Pause trainings early that are far behind. Default: none. Example: {rule: halving}"""
-    trials: PositiveInt | None = None
+    trials: spec.PositiveInt | None = None
     """Stop after this many trained suggestions. Unit: trials. Default: no bound. Example: 24"""
-    flops: PositiveFloat | None = None
+    flops: spec.PositiveFloat | None = None
     """Stop after these training FLOPs, really spent.
     Unit: FLOPs. Default: no bound. Example: 1e15"""
-    hours: PositiveFloat | None = None
+    hours: spec.PositiveFloat | None = None
     """Stop after this time of searching. Unit: hours. Default: no bound. Example: 8"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         if not self.choices and not self.ranges:
             yield "choices", "and ranges are both empty; give at least one key to vary"
         for key in self.ranges:

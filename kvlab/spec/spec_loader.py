@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.cell_validation import find_cell_problems
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.scale_config import apply_scale, check_scale_exists
+from kvlab.spec.scale_config import apply_scale
 from kvlab.spec.sweep import Sweep, SweepSource
+from kvlab.spec.sweep_validation import find_cell_problems
 from kvlab.spec.validation_errors import format_value, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
@@ -72,7 +72,11 @@ def load_sweep(path: str | Path, scale: str = "") -> Sweep:
     scaled = {name: apply_scale(sweep, document, name) for name in sweep.scales}
     sweeps = {name: _validate_sweep(one, path) for name, one in scaled.items()}
     if scale:
-        check_scale_exists(sweep, document, scale)
+        if scale not in scaled:
+            hint = f"write `scales: {{{scale}: {{experiment: ...}}}}`"
+            hint = f"use {' or '.join(scaled)}" if scaled else hint
+            text = f"has no scale {scale}; {hint}, or leave out --scale for the file's own"
+            raise SpecError([document.problem(("scales",), text)])
         sweep, document = sweeps[scale], scaled[scale]
     sweep = _attach_source(sweep, document, path, scale)
     raise_once(find_cell_problems(sweep))

@@ -11,26 +11,16 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from kvlab.errors import Problem
 from kvlab.spec import size_config as sizes
+from kvlab.spec import spec_model as spec
 from kvlab.spec import sweep_validation as rules
 from kvlab.spec.cell_selection import Selection, select_cells
-from kvlab.spec.decide_config import DecideConfig, find_claim_problems
+from kvlab.spec.decide_config import DecideConfig, find_claim_problems, list_claims
 from kvlab.spec.designs import DESIGNS, DesignError, list_design_names
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
-from kvlab.spec.spec_model import (
-    DottedKey,
-    Name,
-    NonNegativeInt,
-    OneOf,
-    Problems,
-    SpecModel,
-    TupleOf,
-    normalize_level_name,
-    raise_problems,
-)
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors, raise_once
 from kvlab.spec.yaml_reader import YamlDocument
@@ -40,24 +30,25 @@ SEARCH_FACTOR = "point"
 
 
 def _normalize_level_names(value: Any) -> Any:
-    return tuple(map(normalize_level_name, value if isinstance(value, list) else [value]))
+    return tuple(map(spec.normalize_level_name, value if isinstance(value, list) else [value]))
 
 
-LevelName = Annotated[Name, BeforeValidator(normalize_level_name)]
-LevelNames = Annotated[tuple[Name, ...], BeforeValidator(_normalize_level_names)]
-DesignName = Annotated[str, OneOf(list_design_names)]
-LevelRule = dict[Name, LevelNames]
-FactorGroup = Annotated[TupleOf[Name], Field(min_length=2)]
+LevelName = Annotated[spec.Name, BeforeValidator(spec.normalize_level_name)]
+LevelNames = Annotated[tuple[spec.Name, ...], BeforeValidator(_normalize_level_names)]
+DesignName = Annotated[str, spec.OneOf(list_design_names)]
+LevelRule = dict[spec.Name, LevelNames]
+Levels = dict[LevelName, dict[spec.DottedKey, Any]]
+FactorGroup = Annotated[spec.TupleOf[spec.Name], Field(min_length=2)]
 
 
-class FailuresConfig(SpecModel):
+class FailuresConfig(spec.SpecModel):
     """`failures`: policies by class of failure. None of it changes what a trial computes.
 
     A loss that diverges is a result, and bad data or an impossible request is recorded at once:
     neither gets better when it is tried again.
     """
 
-    killed_retries: NonNegativeInt = 3
+    killed_retries: spec.NonNegativeInt = 3
     """Starts again after its process died, in a row without progress. Unit: starts. Example: 5"""
     backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 1.0
     """Wait before the first of those; doubled each time, up to 5 min. Unit: seconds. Example: 10"""
@@ -65,23 +56,26 @@ class FailuresConfig(SpecModel):
     """Of the device or of the host. shrink: again with a smaller microbatch (same mathematics),
     then alone on its GPU.
     Example: fail"""
-    same_error: NonNegativeInt = 3
+    same_error: spec.NonNegativeInt = 3
     """Stop when this many trials fail at the same place; 0 never. Unit: trials. Example: 1"""
 
 
-class ReportConfig(SpecModel):
+class ReportConfig(spec.SpecModel):
     """`report`: which sections, in which order. It never enters a fingerprint."""
 
     # The table of sections stands above this package: commands that read a sweep check the names.
 
-    sections: Annotated[TupleOf[Name], Field(min_length=1)] | None = None
+    sections: Annotated[spec.TupleOf[spec.Name], Field(min_length=1)] | None = None
     """Names of sections, in order.
     Default: all that have something to say. Example: [answer, effects, pareto]"""
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         names = self.sections or ()
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield "sections", f"names {name} twice; name each once"
+
+
+CellKey = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -96,6 +90,25 @@ class Cell:
     experiment: Experiment
     seeds: tuple[int, ...] = (0,)
     off: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> CellKey:
+        """The levels, whatever their order."""
+        return frozenset(self.levels.items())
+
+    @property
+    def source_levels(self) -> dict[str, str] | None:
+        """The levels of the cell that this one starts from; None if it starts from no cell.
+
+        They are the cell's own levels except for those that ``init_from`` names.
+        """
+        init_from = self.experiment.training.init_from
+        return {**self.levels, **init_from} if isinstance(init_from, dict) else None
+
+    @property
+    def source_key(self) -> CellKey | None:
+        """The `key` of the cell that this one starts from; None if it starts from no cell."""
+        return None if self.source_levels is None else frozenset(self.source_levels.items())
 
     @property
     def label(self) -> str:
@@ -119,23 +132,23 @@ class SweepSource:
     scale: str = ""
 
 
-class Sweep(SpecModel):
+class Sweep(spec.SpecModel):
     """One question: a base experiment, factors with named levels, a design, seeds.
 
     ``baseline`` names the level of every factor that deltas are taken against; the default
     is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
-    name: Name = "sweep"
+    name: spec.Name = "sweep"
     """Name of the sweep, of its record and its report. Default: the file's name. Example: heads"""
     question: Annotated[str, Field(min_length=1)]
     """The question, in words. Example: 'What does each K/V head cost?'"""
     experiment: Annotated[str, Field(min_length=1)]
     """Path of the base experiment, from this file. Example: ../experiments/small.yaml"""
-    factors: dict[Name, Annotated[dict[LevelName, dict[DottedKey, Any]], Field(min_length=1)]] = {}
+    factors: dict[spec.Name, Annotated[Levels, Field(min_length=1)]] = {}
     """By factor and level, what the level changes: a patch of dotted keys.
     Example: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}"""
-    baseline: dict[Name, LevelName] = {}
+    baseline: dict[spec.Name, LevelName] = {}
     """The level of each factor that differences are taken against.
     Default: the first level of each factor. Example: {heads: mqa}"""
     design: Annotated[
@@ -144,23 +157,23 @@ class Sweep(SpecModel):
     """Example: one_factor"""
     designs: dict[DesignName, Seeds] = {}
     """Several designs, each with its seeds, as one. Example: {full: [0], one_factor: 3}"""
-    zip: TupleOf[FactorGroup] = ()
+    zip: spec.TupleOf[FactorGroup] = ()
     """Factors that move together, level by level. Example: [[heads, width]]"""
-    when: dict[Name, LevelRule] = {}
+    when: dict[spec.Name, LevelRule] = {}
     """By factor, the levels of factors above it without which it does not apply.
     Example: {window: {horizon: hybrid}}"""
-    target: dict[Name, LevelName] = {}
+    target: dict[spec.Name, LevelName] = {}
     """The reduction of a factor with several other levels.
     Example: {heads: mqa}, design: leave_one_out"""
-    listed_cells: TupleOf[dict[Name, LevelName]] = Field(default=(), alias="cells")
+    listed_cells: spec.TupleOf[dict[spec.Name, LevelName]] = Field(default=(), alias="cells")
     """The cells of design: cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: cells"""
-    generators: dict[Name, FactorGroup] = {}
+    generators: dict[spec.Name, FactorGroup] = {}
     """Of design: fractional, by factor: the factors whose product sets it.
     Example: {sharing: [heads, position, mlp]}, design: 'fractional:2'"""
-    exclude: TupleOf[LevelRule] = ()
+    exclude: spec.TupleOf[LevelRule] = ()
     """Drops every cell that has all of a rule. Example: [{heads: mqa, position: rope}]"""
-    include: TupleOf[LevelRule] = ()
+    include: spec.TupleOf[LevelRule] = ()
     """Adds cells. A factor that is left out is at its baseline.
     Example: [{heads: mqa, position: rope}], design: one_factor"""
     match: sizes.MatchModes = ("none",)
@@ -188,7 +201,7 @@ class Sweep(SpecModel):
     report: ReportConfig = ReportConfig()
     """Which sections the report has. Example: {sections: [answer, effects]}"""
     scales: Annotated[
-        dict[Name, dict[str, Any]],
+        dict[spec.Name, dict[str, Any]],
         Field(
             description="The same question at other sizes, by name: what stands there in place of"
             f" {', '.join(SCALED_KEYS)}. --scale NAME plans and runs one."
@@ -208,7 +221,7 @@ class Sweep(SpecModel):
                 return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
             case {"factors": {"match": _}, "match": [_, _, *_]}:
                 text = "is a factor already, as match has several values; rename it"
-                raise_problems([(f"factors.{sizes.MATCH_FACTOR}", text)])
+                spec.raise_problems([(f"factors.{sizes.MATCH_FACTOR}", text)])
             case {"factors": dict(factors), "match": [_, _, *_] as modes}:
                 levels: dict[str, Any] = {mode: {} for mode in modes if isinstance(mode, str)}
                 return {**data, "factors": {**factors, sizes.MATCH_FACTOR: levels}}
@@ -220,7 +233,7 @@ class Sweep(SpecModel):
         factors = info.data.get("factors", {})
         return {**{factor: next(iter(levels)) for factor, levels in factors.items()}, **baseline}
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         steps = (  # each relies on those before it
             rules.find_search_problems(self, SEARCH_FACTOR),
             chain(rules.find_name_problems(self), rules.find_unused_key_problems(self)),
@@ -267,6 +280,11 @@ class Sweep(SpecModel):
         seeds = self.seeds
         listed = seeds.seeds(seeds.looks[-1]) if isinstance(seeds, SeedLooks) else seeds
         return self.designs or {self.design: listed}
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """What the sweep decides, as ``factor=level``; see `decide`."""
+        return list_claims(self.decide, self.factors, self.baseline, self.size_factor)
 
     @property
     def looks(self) -> SeedLooks | None:

@@ -1,17 +1,23 @@
-"""Check a sweep across its keys: that names exist, and that keys have an effect."""
+"""Check a sweep across its keys: that names exist, and that keys have an effect.
 
-from collections.abc import Collection, Mapping, Sequence
+The cells of a loaded sweep are checked here, too: that what they name exists and fits them.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvlab.errors import SpecError
+from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
+from kvlab.spec.conversations_config import read_trace
 from kvlab.spec.designs import DESIGNS
+from kvlab.spec.evaluation_config import find_task_file
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
-from kvlab.spec.validation_errors import FieldError
+from kvlab.spec.tuning_config import TUNED_KEY, find_token_problem, is_tuned
+from kvlab.spec.validation_errors import FieldError, Path
 
 if TYPE_CHECKING:
-    from kvlab.spec.sweep import Cell, Sweep
+    from kvlab.spec.sweep import Cell, CellKey, Sweep
 
 
 def find_name_problems(sweep: "Sweep") -> Problems:
@@ -156,3 +162,93 @@ def find_level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> 
         elif level not in sweep.factors[factor]:
             hint = suggest_name(level, sweep.factors[factor])
             yield f"{key}.{factor}", f"is not a level of {factor}; {hint}"
+
+
+# Cells
+
+
+def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
+    """Yield every problem at the level, or at the key of the base experiment, that causes it."""
+    cells = {cell.key: cell for cell in sweep.cells()}
+    for cell in sweep.cells():
+        problems = (*_find_source_problems(sweep, cell, cells), *_find_file_problems(cell))
+        for field, message in problems:
+            path: Path = tuple(int(key) if key.isdecimal() else key for key in field.split("."))
+            yield sweep.locate(FieldError(path, f"{field}{message}"), cell.levels)
+        if sweep.tune is not None and is_tuned(cell):
+            yield from _find_tuning_problems(sweep, cell, sweep.tune.tokens)
+
+
+def _find_file_problems(cell: "Cell") -> Problems:
+    """Yield why a task of lm-eval or a trace cannot be read."""
+    for number, task in enumerate(cell.experiment.evaluation.lm_eval):
+        try:
+            find_task_file(task)
+        except LookupError as error:
+            yield f"evaluation.lm_eval.{number}", f" = {task.task} {error}"
+    load = cell.experiment.benchmark.conversations
+    if load is not None and load.trace is not None:
+        try:
+            read_trace(load.trace, load.count)
+        except LookupError as error:
+            yield "benchmark.conversations.trace", f": {error}"
+
+
+def _find_source_problems(
+    sweep: "Sweep", cell: "Cell", cells: Mapping["CellKey", "Cell"]
+) -> Problems:
+    """Yield why a cell cannot start from the one that its ``training.init_from`` names."""
+    init_from, levels = cell.experiment.training.init_from, cell.source_levels
+    if not isinstance(init_from, dict) or levels is None:
+        return
+    field = "training.init_from"
+    if unknown := [*find_level_problems(sweep, field, init_from)]:
+        for name, rule in unknown:
+            yield name, f" = {init_from[name.removeprefix(f'{field}.')]} {rule}"
+        return
+    written = ", ".join(f"{factor}: {level}" for factor, level in init_from.items())
+    name = " ".join(f"{factor}={level}" for factor, level in levels.items())
+    text, source = f" = {{{written}}} is the cell {name}", cells.get(frozenset(levels.items()))
+    if source is None:
+        yield field, f"{text}, which is not in the design; include it, or start from another cell"
+        return
+    if _is_cyclic(cell, cells):
+        rule = f"is circular for the cell {cell.label}; remove init_from from one of its cells"
+        yield field, f" = {{{written}}} {rule}"
+    if missing := sorted(set(cell.seeds) - set(source.seeds)):
+        seeds = ", ".join(map(str, missing))
+        yield field, f"{text}, which is not planned at seed {seeds}; add it there"
+    own, other = cell.experiment, source.experiment
+    if own.data.tokenizer != other.data.tokenizer:
+        rule = f"whose tokens are those of {other.data.tokenizer}, not {own.data.tokenizer}"
+        yield field, f"{text}, {rule}; give both cells one tokenizer"
+    if own.model.n_embd != other.model.n_embd:
+        rule = f"whose n_embd = {other.model.n_embd} is not {own.model.n_embd}, so no weight fits"
+        yield field, f"{text}, {rule}; start from another cell"
+
+
+def _is_cyclic(cell: "Cell", cells: Mapping["CellKey", "Cell"]) -> bool:
+    """Return whether following the sources from ``cell`` leads back to a cell."""
+    visited = set["CellKey"]()
+    current: Cell | None = cell
+    while current is not None and current.key not in visited:
+        visited.add(current.key)
+        source = current.source_key
+        current = None if source is None else cells.get(source)
+    return current is not None
+
+
+def _find_tuning_problems(sweep: "Sweep", cell: "Cell", tokens: int | None) -> Iterator[Problem]:
+    """Yield why the learning rate of a cell cannot be tuned."""
+    training, document = cell.experiment.training, sweep.source.document
+    for factor, level in cell.levels.items():
+        if TUNED_KEY in sweep.factors[factor][level]:
+            rate = f"{TUNED_KEY} = {training.learning_rate:g}"
+            text = f"{rate} is set by a level, and tune sets it; remove one"
+            yield document.problem(("factors", factor, level, TUNED_KEY), text)
+    if not training.steps:
+        text = f"training.tokens = {training.tokens} trains nothing, so no rate is better"
+        error = FieldError(("training", "tokens"), f"{text}; remove tune")
+        yield sweep.locate(error, cell.levels)
+    elif text := find_token_problem(tokens, cell.experiment):
+        yield document.problem(("tune", "tokens"), f"tune.tokens = {tokens} {text}")

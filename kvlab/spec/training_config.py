@@ -5,24 +5,14 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.spec_model import (
-    DecayRate,
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    Problems,
-    SpecModel,
-    TupleOf,
-    normalize_level_name,
-)
 
 
 def _validate_init_from(value: Any) -> Any:
     if isinstance(value, dict) and value:
-        value = {factor: normalize_level_name(level) for factor, level in value.items()}
+        value = {factor: spec.normalize_level_name(level) for factor, level in value.items()}
         if all(isinstance(level, str) for level in value.values()):
             return value
     elif value is None or (isinstance(value, str) and value):
@@ -42,7 +32,7 @@ def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
     return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
-class TrainingConfig(SpecModel):
+class TrainingConfig(spec.SpecModel):
     """`training`: the recipe. AdamW, warm-up, then cosine or wsd to ``final_learning_rate``.
 
     A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
@@ -54,39 +44,39 @@ class TrainingConfig(SpecModel):
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults = frozenset({"residual", "int8", "kv_dtype", "kv_group", "kv_residual"})
 
-    tokens: NonNegativeInt = 0
+    tokens: spec.NonNegativeInt = 0
     """Tokens seen in training; 0 trains nothing. Unit: tokens. Example: 1e10"""
     init_from: Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)] = None
     """First weights: a Hugging Face folder or repository, or the training of another cell, as in
     {heads: mha}.
     Default: freshly drawn. Example: openai-community/gpt2"""
-    batch_tokens: PositiveInt = 8192
+    batch_tokens: spec.PositiveInt = 8192
     """Tokens of an optimizer step. Unit: tokens. Example: 524288"""
-    learning_rate: PositiveFloat = 6e-4
+    learning_rate: spec.PositiveFloat = 6e-4
     """Peak learning rate, at the end of the warm-up. Unit: none. Example: 0.001"""
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = None
     """Learning rate at the end of the schedule.
     Unit: none. Default: learning_rate / 10. Example: 0.0001"""
     schedule: Literal["cosine", "wsd"] = "cosine"
     """After warm-up: half a cosine, or wsd: stable, then a decay at the end. Example: wsd"""
-    decay_tokens: PositiveInt | None = None
+    decay_tokens: spec.PositiveInt | None = None
     """Length of the decay of schedule: wsd, at the end of training.
     Unit: tokens. Default: 20% of tokens under wsd. Example: 2e9, schedule: wsd, tokens: 1e10"""
-    warmup_tokens: NonNegativeInt | None = None
+    warmup_tokens: spec.NonNegativeInt | None = None
     """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase.
     Unit: tokens. Default: 4% of tokens. Example: 3.75e8, tokens: 1e10"""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only.
     Unit: none. Example: 0.05"""
-    beta1: DecayRate = 0.9
+    beta1: spec.DecayRate = 0.9
     """Decay rate of AdamW's mean of gradients. Unit: none. Example: 0.95"""
-    beta2: DecayRate = 0.95
+    beta2: spec.DecayRate = 0.95
     """Decay rate of AdamW's mean of squared gradients. Unit: none. Example: 0.99"""
-    adam_eps: PositiveFloat = 1e-8
+    adam_eps: spec.PositiveFloat = 1e-8
     """Added to the denominator of AdamW's step. Unit: none. Example: 1e-7"""
-    clip: PositiveFloat = 1.0
+    clip: spec.PositiveFloat = 1.0
     """Largest norm of the gradient. Unit: none. Example: 0.5"""
-    spike: PositiveFloat | None = 1.0
+    spike: spec.PositiveFloat | None = 1.0
     """The training has diverged once the mean loss of 32 steps is this many nats above the lowest
     such mean; null: never.
     Unit: nats/token. Example: 2"""
@@ -96,35 +86,35 @@ class TrainingConfig(SpecModel):
     """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
     bfloat16 moves and keeps half the bytes, and rounds each sum.
     Example: bfloat16, precision: bfloat16"""
-    int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = ()
+    int8: Annotated[spec.TupleOf[Int8Product], AfterValidator(_order_products)] = ()
     """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
     row and column that is found anew in each pass; embeddings and head are left out. [output,
     grad_input] is SwitchBack (arXiv 2304.13013).
     Example: [output, grad_input, grad_weight]"""
-    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
+    kv_dtype: Annotated[str, spec.OneOf(list_kv_dtypes)] = "model"
     """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
     gradients pass straight through. Without it they are not rounded.
     Example: int8"""
-    kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = None
+    kv_group: Annotated[spec.PositiveInt, Field(ge=MIN_GROUP)] | None = None
     """As serving.kv_group, of training.kv_dtype. It does not follow serving's.
     Unit: numbers. Default: that of serving.kv_group in the same kv_dtype. Example: 16, kv_dtype:
     int4"""
-    kv_residual: NonNegativeInt | None = None
+    kv_residual: spec.NonNegativeInt | None = None
     """As serving.kv_residual, of training.kv_dtype. It does not follow serving's.
     Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
     compile: bool = False
     """torch.compile the model. Example: true"""
-    evaluate_every: PositiveInt = 100
+    evaluate_every: spec.PositiveInt = 100
     """Steps between validation losses. Unit: steps. Example: 250"""
-    evaluate_tokens: PositiveInt = 65_536
+    evaluate_tokens: spec.PositiveInt = 65_536
     """Validation tokens of each of those losses. Unit: tokens. Example: 8192"""
-    checkpoint_every: PositiveInt | None = None
+    checkpoint_every: spec.PositiveInt | None = None
     """Steps between checkpoints. Without it ten minutes, or twenty times as long as writing one
     takes.
     Unit: steps. Default: ten minutes. Example: 500"""
-    keep_last: PositiveInt = 2
+    keep_last: spec.PositiveInt = 2
     """Newest checkpoints kept while training. Unit: checkpoints. Example: 3"""
-    keep_best: NonNegativeInt = 0
+    keep_best: spec.NonNegativeInt = 0
     """Checkpoints of lowest validation loss kept, also after the training.
     Unit: checkpoints. Example: 1"""
 
@@ -143,7 +133,7 @@ class TrainingConfig(SpecModel):
                 return int(tokens) * 4 // 100
         return None
 
-    def _find_problems(self) -> Problems:
+    def _find_problems(self) -> spec.Problems:
         yield from self.kv.find_setting_problems()
         if self.residual != "float32" and self.precision == "float32":
             yield "residual", "is read only under precision: bfloat16; set that, too"

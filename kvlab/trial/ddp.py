@@ -121,12 +121,10 @@ def _run_worker(config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from kvlab.data.dataset_preparation import prepare_dataset
-    from kvlab.model import GPT
-    from kvlab.train.loop import train
-    from kvlab.trial.initial_weights_loader import find_trunk, make_weight_loader
+    from kvlab.trial.initial_weights_loader import train_trial
 
     task: _WorkerTask = config["task"]
-    trial, experiment, rank = task.trial, task.trial.experiment, dist.get_rank()
+    trial, rank = task.trial, dist.get_rank()
     (task.folder / f"{rank}-began").touch()  # so that its end is the end of a training
     torch.set_num_threads(task.threads)
     device = f"cuda:{rank}" if trial.resources.devices else "cpu"
@@ -135,20 +133,9 @@ def _run_worker(config: dict[str, Any]) -> None:
 
     report = partial(write_progress, task.folder / _PROGRESS_FILE, fence=task.fence)
     try:
-        train(
-            GPT(experiment.model, seed=trial.seed).to(device),
-            prepare_dataset(experiment.data),
-            experiment,
-            seed=trial.seed,
-            directory=task.directory,
-            device=device,
-            on_progress=report,
-            should_stop=task.should_stop,
-            initial_weights=make_weight_loader(trial, task.directory, report, task.fence),
-            until=trial.until,
-            trunk=find_trunk(trial, task.directory),
-            fence=task.fence,
-        )
+        dataset = prepare_dataset(trial.experiment.data)
+        stop, fence = task.should_stop, task.fence
+        train_trial(trial, dataset, task.directory, device, report, stop, fence)
     except Exception as error:
         write_worker_error(task.folder, rank, error)
         raise

@@ -1,9 +1,9 @@
 """Decide where a training's initial weights come from (`training.init_from`). Imports no torch.
 
 A training starts from freshly drawn weights, from a published checkpoint, or from the final
-weights of another training of the same sweep. `kvlab.spec.init_from` checks what a sweep file
-asks for, `InitialWeightsResolver` turns it into an `InitialWeights` while the sweep is planned,
-and `kvlab.trial.initial_weights_loader` puts the tensors into the model.
+weights of another training of the same sweep. `kvlab.spec.sweep_validation` checks what a sweep
+file asks for, `InitialWeightsResolver` turns it into an `InitialWeights` while the sweep is
+planned, and `kvlab.trial.initial_weights_loader` puts the tensors into the model.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from kvlab.data.data_dir import cached_sha256
 from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
 from kvlab.spec import ResourcesConfig
-from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, get_source_levels
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
@@ -89,7 +88,7 @@ class InitialWeightsResolver:
 
     def __init__(self, sweep: Sweep, cells: Sequence[Cell], *, provisional: bool):
         self._sweep, self._provisional = sweep, provisional
-        self._cells = {cell_key(cell.levels): cell for cell in cells}
+        self._cells = {cell.key: cell for cell in cells}
         self._checkpoints: dict[str, CheckpointWeights] = {}
         self.absent: list[str] = []
 
@@ -99,13 +98,12 @@ class InitialWeightsResolver:
         Raises:
             SpecError: a checkpoint is unavailable.
         """
-        init_from, levels = cell.experiment.training.init_from, get_source_levels(cell)
-        if isinstance(init_from, dict) and levels is not None:
-            # `kvlab.spec.cell_validation` has made sure that this cell exists.
-            source = self._cells[cell_key(levels)]
-            trial = trial_of(source, seed)
+        init_from = cell.experiment.training.init_from
+        if isinstance(init_from, dict) and cell.source_key is not None:
+            # `kvlab.spec.sweep_validation` has made sure that this cell exists.
+            trial = trial_of(self._cells[cell.source_key], seed)
             # Name the levels in init_from only, so that trials which share a training agree.
-            name = " ".join(f"{factor}={levels[factor]}" for factor in sorted(init_from))
+            name = " ".join(f"{factor}={init_from[factor]}" for factor in sorted(init_from))
             return TrainedWeights(
                 f"{name}, seed {seed}", fingerprint(trial.training_identity()), trial
             )
@@ -119,8 +117,8 @@ class InitialWeightsResolver:
             except PretrainedError as error:
                 if not self._provisional or is_path:
                     message = f"training.init_from = {name}: {error}"
-                    problem = self._sweep.locate(FieldError(INIT_FROM_FIELD, message), cell.levels)
-                    raise SpecError([problem]) from None
+                    error_at = FieldError(("training", "init_from"), message)
+                    raise SpecError([self._sweep.locate(error_at, cell.levels)]) from None
                 self.absent.append(str(error))
                 identity = {"absent": init_from}
             self._checkpoints[init_from] = CheckpointWeights(name, init_from, identity)

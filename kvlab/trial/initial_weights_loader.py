@@ -1,4 +1,4 @@
-"""Load what a training starts from: a checkpoint, another training, a shared stable phase."""
+"""Train a trial from what it starts from: a checkpoint, another training, a shared stable phase."""
 
 import logging
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlab.data.shards import Dataset
 from kvlab.errors import SourceDamaged, SourceMissing, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -14,6 +15,7 @@ from kvlab.model.uptraining import initialize_from
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.train.checkpoint import Trunk
+from kvlab.train.loop import train
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
 from kvlab.trial.trial import Trial
@@ -82,27 +84,37 @@ class InitialWeightsLoader:
         write_sealed_json(self.directory / _RECORD_FILE, facts, fence=self.fence)
 
 
-def make_weight_loader(
+def train_trial(
     trial: Trial,
+    dataset: Dataset,
     directory: Path,
+    device: str,
     report: Callable[[ProgressUpdate], None],
-    fence: Fence | None = None,
-) -> InitialWeightsLoader | None:
-    """Return the loader of a trial's initial weights; None if they are freshly drawn."""
-    weights = trial.initial_weights
-    return None if weights is None else InitialWeightsLoader(weights, directory, report, fence)
+    should_stop: Callable[[], bool],
+    fence: Fence,
+) -> None:
+    """Train a trial on one device into ``directory``, a training's folder in a store.
 
-
-def find_trunk(trial: Trial, directory: Path) -> Trunk | None:
-    """Return the trunk that a trial's training may branch from; None if it has no stable phase.
-
-    Args:
-        directory: of the training, in a store.
+    It starts from the trial's initial weights, or branches from the stable phase that it shares.
     """
-    if trial.trunk_id is None:
-        return None
-    store = Store(directory.parent.parent)
-    return Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
+    weights, trunk = trial.initial_weights, None
+    if trial.trunk_id is not None:
+        store = Store(directory.parent.parent)
+        trunk = Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
+    train(
+        GPT(trial.experiment.model, seed=trial.seed).to(device),
+        dataset,
+        trial.experiment,
+        seed=trial.seed,
+        directory=directory,
+        device=device,
+        on_progress=report,
+        should_stop=should_stop,
+        initial_weights=weights and InitialWeightsLoader(weights, directory, report, fence),
+        until=trial.until,
+        trunk=trunk,
+        fence=fence,
+    )
 
 
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:

@@ -24,7 +24,6 @@ from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
-from kvlab.train.loop import train
 from kvlab.train.tensor_files import load_final_weights
 from kvlab.train.training_record import load_training_record
 from kvlab.trial import initial_weights_loader as initial
@@ -81,26 +80,16 @@ class TorchTrainable:
                 self._timing_lock.yield_to_timing()
             return should_stop()
 
-        train(
-            self._make_model(),
-            self._dataset,
-            self._experiment,
-            seed=trial.seed,
-            directory=directory,
-            device=self._device,
-            on_progress=self._report,
-            should_stop=yield_or_stop,
-            initial_weights=initial.make_weight_loader(trial, directory, self._report, fence),
-            until=trial.until,
-            trunk=initial.find_trunk(trial, directory),
-            fence=fence,
+        initial.train_trial(
+            trial, self._dataset, directory, self._device, self._report, yield_or_stop, fence
         )
 
     def measure(self, directory: Path) -> TrialMeasurements:
         training = load_training_record(directory)
         if training is None:  # moved aside since, as another trial has found it damaged
             raise RecordDamaged(f"{directory / 'training.json'} is missing")
-        experiment, model = self._experiment, self._make_model()
+        experiment = self._experiment
+        model = GPT(experiment.model, seed=self._trial.seed).to(self._device)
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
         report, dataset = self._report_evaluation, self._dataset
@@ -150,9 +139,6 @@ class TorchTrainable:
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
-
-    def _make_model(self) -> GPT:
-        return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
 
     def _report_evaluation(self, state: ProgressUpdate) -> None:
         self._report(state)

@@ -3,7 +3,6 @@
 import os
 
 from kvlab.spec import load_experiment
-from kvlab.spec.init_from import get_source_levels
 from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
 
 SWEEP = """\
@@ -22,9 +21,8 @@ exclude:
 
 
 def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
-    sources = {
-        cell.label: get_source_levels(cell) for cell in load_sweep_text(tmp_path, SWEEP).cells()
-    }
+    cells = load_sweep_text(tmp_path, SWEEP).cells()
+    sources = {cell.label: cell.source_levels for cell in cells}
     assert sources == {
         "start=scratch heads=mha": None,
         "start=scratch heads=mqa": None,

@@ -22,8 +22,6 @@ from kvlab.analysis.trial_rows import Levels, read_rows
 from kvlab.analysis.verdicts import VERDICTS, WORSE
 from kvlab.errors import SpecError
 from kvlab.humanize import format_count
-from kvlab.spec.decide_config import list_claims
-from kvlab.spec.init_from import cell_key, get_source_levels
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store.metrics import METRICS
@@ -54,8 +52,7 @@ class LookPlanner:
         self._cells = {tuple(cell.levels.values()): cell for cell in cells}
         self._seeds: SeedLooks = sweep.looks
         self._estimand = plan_estimand(sweep, list(self._cells))
-        claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
-        self._cells_of_claim = {claim: self._list_cells(claim) for claim in claims}
+        self._cells_of_claim = {claim: self._list_cells(claim) for claim in sweep.claims}
 
     def plan(self) -> Stage:
         """Return the look that the record asks for.
@@ -140,11 +137,11 @@ class LookPlanner:
         designed: dict[Levels, Mapping[int, Any]] = {levels: {} for levels in self._cells}
         change = ((factor, level),)
         needed = list_compared_cells(designed, change, self._estimand)
-        by_key = {cell_key(cell.levels): levels for levels, cell in self._cells.items()}
+        by_key = {cell.key: levels for levels, cell in self._cells.items()}
         waiting = list(needed)
         while waiting:
-            source = get_source_levels(self._cells[waiting.pop()])
-            if source is not None and (levels := by_key[cell_key(source)]) not in needed:
+            source = self._cells[waiting.pop()].source_key
+            if source is not None and (levels := by_key[source]) not in needed:
                 needed.add(levels)
                 waiting.append(levels)
         return needed

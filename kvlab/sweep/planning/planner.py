@@ -12,11 +12,9 @@ from kvlab.data.shards import DatasetFacts
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
-from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
-from kvlab.spec.init_from import CellKey, cell_key
 from kvlab.spec.size_config import count_size_parameters
-from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.sweep import Cell, CellKey, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning import texts as planned_texts
 from kvlab.sweep.planning.texts import IdentifyDataset, PlannedTexts
@@ -398,7 +396,7 @@ class _PlanBuilder:
         return tuple(planned)
 
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
-        key = (cell_key(cell.levels), seed)
+        key = (cell.key, seed)
         if key not in self._trial_of_cell:
             experiment = self._texts.fit(planned_texts.with_absolute_paths(cell.experiment))
             dataset_id = self._texts.identity(experiment.data)
@@ -435,7 +433,6 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
     """
     sweep, size = plan.sweep, dict[str, Any]()
     texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
-    claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
     if sweep.size is not None:
         parameters = count_size_parameters(sweep, sweep.cells())
         size = {**sweep.size.model_dump(mode="json"), "parameters": parameters}
@@ -450,7 +447,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "rules": [str(rule) for rule in sweep.selection.rules],
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
-        "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(claims)},
+        "decide": {**sweep.decide.model_dump(mode="json"), "claims": list(sweep.claims)},
         **({"size": size} if size else {}),
         **({"texts": texts} if texts else {}),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),

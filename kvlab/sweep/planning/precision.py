@@ -9,7 +9,6 @@ from kvlab.analysis import expected_precision
 from kvlab.analysis.expected_precision import DesignPrecision
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import StoreError
-from kvlab.spec.decide_config import list_claims
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
 from kvlab.sweep.planning.looks import RECORD_KEY, plan_estimand
@@ -161,7 +160,6 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
             if levels.keys() == sweep.factors.keys():
                 key = tuple(levels[factor] for factor in sweep.factors)
                 cells.setdefault(key, []).append(one)
-    claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
     trials = [one for own in cells.values() for one in own]
     metric, decide = sweep.decide.metric, sweep.decide
     if metric is None:  # as in `kvlab.analysis.study.Study`
@@ -170,16 +168,16 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
         metric = ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + "_served" * served
     is_open = any(one.flops for one in trials) and not all(one.has_ended for one in least.trials)
     is_learned = METRICS[metric].unit in _LEARNED
-    if sweep.search is not None or not (claims and is_open and is_learned):
+    if sweep.search is not None or not (sweep.claims and is_open and is_learned):
         return None
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
     looks = sweep.looks.looks if sweep.looks is not None else ()
     weights = expected_precision.weigh_trainings(
-        trainings, estimand.factors, claims, metric, estimand
+        trainings, estimand.factors, sweep.claims, metric, estimand
     )
     seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
-    design = DesignPrecision(len(claims), weights, decide.alpha, seeds, looks)
+    design = DesignPrecision(len(sweep.claims), weights, decide.alpha, seeds, looks)
     has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
     spread = _find_spread(sweep.name, cells, metric, store)
     return ExpectedPrecision(sweep.name, design, spread, metric, decide.margin, has_taken_looks)
