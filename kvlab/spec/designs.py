@@ -50,10 +50,6 @@ class DesignRequest:
     fraction: int = 1
     generators: Mapping[str, tuple[str, ...]] | None = None
 
-    @property
-    def baseline(self) -> Positions:
-        return (0,) * len(self.axes)
-
     def reductions(self) -> list[tuple[int, int]]:
         """Return every axis that has more than its baseline, with its target position.
 
@@ -112,7 +108,7 @@ def full_factorial(request: DesignRequest) -> Iterator[Positions]:
 
 def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, and each other level alone."""
-    yield request.baseline
+    yield request.change_baseline({})
     for index, axis in enumerate(request.axes):
         for position in range(1, len(axis.points)):
             yield request.change_baseline({index: position})
@@ -120,13 +116,13 @@ def one_factor_at_a_time(request: DesignRequest) -> Iterator[Positions]:
 
 def baseline_alone(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, which all others are compared with; for more seeds of it."""
-    yield request.baseline
+    yield request.change_baseline({})
 
 
 def leave_one_out(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, all reductions together, and all but each one."""
     reductions = dict(request.reductions())
-    yield request.baseline
+    yield request.change_baseline({})
     yield request.change_baseline(reductions)
     for left_out in reductions:
         yield request.change_baseline({i: p for i, p in reductions.items() if i != left_out})
@@ -155,7 +151,7 @@ def hand_picked(request: DesignRequest) -> Iterator[Positions]:
     """Yield the baseline, and the cells that `cells` lists."""
     if not request.cells:
         raise DesignError("design", "needs `cells:`; list at least one, as in - {heads: mqa}")
-    yield request.baseline
+    yield request.change_baseline({})
     yield from request.cells
 
 

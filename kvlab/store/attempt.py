@@ -16,6 +16,7 @@ from typing import Any
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import replace_file, write_atomic
 from kvlab.fs.lease import Fence
+from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import redact_paths, utc_now
 from kvlab.store.store import Store
@@ -215,6 +216,17 @@ class StallWatch:
         if stamps != self._stamps:
             self._stamps, self._changed_at = stamps, now
         return now - self._changed_at
+
+    def check(self, lock: Lock) -> None:
+        """Raise StoreError if the process that holds ``lock`` makes no progress any more."""
+        idle = self.idle_seconds()
+        if idle >= stall_seconds():
+            text = (
+                f"{lock.path} is held by {lock.describe_holder()}, which has made no progress for"
+            )
+            hint = f"end that process, or remove {lock.path}.*, then submit again"
+            text = f"{text} {format_duration(idle)}; {hint}"
+            raise StoreError(f"{text} ({STALL_VARIABLE} sets this time)")
 
 
 def format_progress(state: ProgressUpdate) -> str:

@@ -54,23 +54,22 @@ def open_model(target: str, store: Store, *, random_weights: bool = False) -> Op
         UsageError: ``target`` names nothing, or the trial is not trained.
         PretrainedError: a checkpoint does not fit.
     """
-    if target in PRESETS:
-        if random_weights:
-            model = GPT(ModelConfig(**PRESETS[target]))
-        elif target.startswith("gpt2"):
-            model = GPT.from_pretrained(f"openai-community/{target}")
-        else:
-            text = f"{target} has no published weights that kvlab knows of"
-            raise UsageError(f"{text}; name a checkpoint folder, or use --random-weights")
-        return OpenedModel(target, model, ServingConfig(), _guess_tokenizer(model.config))
-    if random_weights:
+    if random_weights and target not in PRESETS:
         raise UsageError(f"--random-weights is for presets, and {target} is none")
-    if Path(target).is_dir() or "/" in target:
+    if random_weights:
+        model = GPT(ModelConfig(**PRESETS[target]))
+    elif target in PRESETS and target.startswith("gpt2"):
+        model = GPT.from_pretrained(f"openai-community/{target}")
+    elif target in PRESETS:
+        text = f"{target} has no published weights that kvlab knows of"
+        raise UsageError(f"{text}; name a checkpoint folder, or use --random-weights")
+    elif Path(target).is_dir() or "/" in target:
         model = GPT.from_pretrained(target)
-        return OpenedModel(target, model, ServingConfig(), _guess_tokenizer(model.config))
-    if re.fullmatch(r"[0-9a-f]{1,16}", target):
+    elif re.fullmatch(r"[0-9a-f]{1,16}", target):
         return open_trial(target, store)
-    raise UsageError(f"{target} is no trial, folder or preset; presets: {', '.join(PRESETS)}")
+    else:
+        raise UsageError(f"{target} is no trial, folder or preset; presets: {', '.join(PRESETS)}")
+    return OpenedModel(target, model, ServingConfig(), _guess_tokenizer(model.config))
 
 
 def open_trial(prefix: str, store: Store) -> OpenedModel:

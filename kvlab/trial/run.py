@@ -19,7 +19,6 @@ from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
-from kvlab.humanize import format_duration
 from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
@@ -61,11 +60,9 @@ class Trainable(Protocol):
             Paused: the trial's ``until`` is reached; a checkpoint and rungs.json are written.
             Diverged: the loss became NaN or infinite.
         """
-        ...
 
     def measure(self, directory: Path) -> TrialMeasurements:
         """Load the weights from ``directory`` and measure them as the experiment says."""
-        ...
 
 
 MakeTrainable = Callable[[Trial, ReportProgress], Trainable]
@@ -255,9 +252,8 @@ class _TrialAttempt:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise errors.StoreError(f"{text}; free or repair the disk, submit again") from None
         failure = Failure.from_error(error, self.attempt.write_traceback(traceback.format_exc()))
-        status: Literal["failed", "diverged"] = "failed"
-        if failure.kind == "diverged":
-            status = "diverged"
+        has_diverged = failure.kind == "diverged"
+        status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"
         started, number = self.attempt.started, self.attempt.number
         provenance = build_provenance(origin, started=started, attempts=number)
         result = build_result(self.trial, status, provenance, failure=failure)
@@ -327,11 +323,7 @@ class _TrialAttempt:
 
         def report_waiting() -> None:
             self.should_stop.check()
-            idle = watch.idle_seconds()
-            if idle >= attempt.stall_seconds():
-                text = f"{lock.path} is held by {lock.describe_holder()}, without progress for"
-                hint = f"end that process, or remove {lock.path}.*, then submit again"
-                raise errors.StoreError(f"{text} {format_duration(idle)}; {hint}")
+            watch.check(lock)
             note = lock.describe_wait(f"runs training {training}")
             self.report({"stage": "waiting", "note": note})
 

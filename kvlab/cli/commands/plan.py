@@ -23,6 +23,7 @@ from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning import explain as matching
 from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
+from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
@@ -53,8 +54,8 @@ def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     sweep = shared.read_sweep(options.sweep, options.scale)
     stage = plan_stage(sweep, store, provisional=True)
-    most = plan_at_most(sweep, store, provisional=True)
-    planned, least = stage.plan, plan_at_least(stage, provisional=True)
+    planner = SweepPlanner(sweep, store, provisional=True)
+    most, planned, least = plan_at_most(planner), stage.plan, plan_at_least(stage, planner)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
     precision = expect_precision(stage, least, store)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.errors import StoreError, UsageError
-from kvlab.fs.atomic_files import read_json, write_atomic
+from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
-from kvlab.sweep.executors.executor import EndedTask, Executor
+from kvlab.sweep.executors.executor import EndedTask, Executor, read_answer
 from kvlab.sweep.planning.planner import PlannedTrial
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
@@ -184,20 +184,11 @@ def _choose_gpu_share(result: SmokeResult) -> dict[str, object]:
 
 def _read_result(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
     """Return what a test wrote; None if its process died, which the trials will handle."""
-    if isinstance(ended.error, StoreError):
-        raise ended.error
     if isinstance(ended.error, MemoryError):
         return SmokeResult(failure=Failure.from_error(ended.error))
-    if ended.outcome is None:
+    if ended.outcome is None and not isinstance(ended.error, StoreError):
         return None
-    path = Path(test.result_path)
-    try:
-        return SmokeResult.from_json(read_json(path))
-    except FileNotFoundError:
-        text = f"{path} was not written; workers and driver must share the store"
-        raise StoreError(text) from None
-    finally:
-        path.unlink(missing_ok=True)
+    return SmokeResult.from_json(read_answer(ended, Path(test.result_path)))
 
 
 # Whether all machines share the store

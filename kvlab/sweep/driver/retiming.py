@@ -15,7 +15,6 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time, is_training_rate
 from kvlab.errors import Stopped, StoreError, UsageError
-from kvlab.fs.atomic_files import read_json
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_count, format_duration
 from kvlab.layout import KVLayout, parameter_count
@@ -25,7 +24,7 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin, utc_now
 from kvlab.store.timings import TimedTrial, TimingSession, read_timings, write_timings
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep, stop_on_signal
-from kvlab.sweep.executors.executor import Executor
+from kvlab.sweep.executors.executor import Executor, read_answer
 from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.joint_timing import JointTiming
@@ -200,19 +199,17 @@ def _run_session(
         time.sleep(WAIT_SECONDS)
     stop.check()
     executor.start(task)
+    while not (ended := executor.wait(WAIT_SECONDS)):
+        pass  # the worker sees a request to stop as well, and ends
     try:
-        while not (ended := executor.wait(WAIT_SECONDS)):
-            pass  # the worker sees a request to stop as well, and ends
         stop.check()
-        if isinstance(error := ended[0].error, StoreError):
-            raise error
-        answer: dict[str, Any] = read_json(path) if error is None else {"error": str(error)}
-    except FileNotFoundError:
-        text = f"{path} was not written; workers and driver must share the store"
-        raise StoreError(text) from None
+        error = ended[0].error
+        if error is not None and not isinstance(error, StoreError):
+            return {"error": str(error)}
+        answer: dict[str, Any] = read_answer(ended[0], path)
+        return answer
     finally:
         path.unlink(missing_ok=True)
-    return answer
 
 
 def _read_session(

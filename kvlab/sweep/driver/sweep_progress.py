@@ -63,11 +63,9 @@ class TrialSource(Protocol):
 
     def ask(self) -> PlannedTrial | None:
         """Return one more trial, which may have ended before; None if there is none for now."""
-        ...
 
     def tell(self, planned: PlannedTrial, status: str) -> None:
         """Take how a trial ended. Trials of another source are ignored."""
-        ...
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
         """Decide about a trial that has reached the step at which it was to pause.
@@ -76,7 +74,6 @@ class TrialSource(Protocol):
             The trial with its next ``until``, to go on; None if it is pruned for now. `ask` may
             return it again.
         """
-        ...
 
 
 @dataclass

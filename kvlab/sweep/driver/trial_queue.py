@@ -10,14 +10,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvlab.errors import StoreError
 from kvlab.fs.lease import LeaseWatcher
 from kvlab.fs.lock import Lock
-from kvlab.humanize import format_duration
 from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
-from kvlab.store.attempt import STALL_VARIABLE, StallWatch, stall_seconds
+from kvlab.store.attempt import StallWatch, stall_seconds
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status
 from kvlab.trial.trial import Trial
@@ -198,7 +196,7 @@ class RemoteTrials:
         self._watcher = LeaseWatcher()
         self._trials: dict[str, PlannedTrial] = {}
         self._stall_watches: dict[str, StallWatch] = {}
-        self._stall_seconds = stall_seconds()
+        stall_seconds()  # a wrong one is noticed before the first wait
 
     def __len__(self) -> int:
         """Return how many trials other processes run now. Any thread may call this."""
@@ -239,14 +237,7 @@ class RemoteTrials:
             training = self._store.training_directory(trial.training_id)
             new = StallWatch((own, training, training / "checkpoints"))
             watch = self._stall_watches.setdefault(trial.id, new)
-            idle = watch.idle_seconds()
-            if idle >= self._stall_seconds:
-                lock = self._held_lock(trial)
-                holder = Lock(lock).describe_holder()
-                text = f"trial {trial.id} waits for {holder}, which holds {lock} and"
-                text += f" has made no progress for {format_duration(idle)}"
-                hint = f"end that process, or remove {lock}.*, then submit again"
-                raise StoreError(f"{text}; {hint} ({STALL_VARIABLE} sets this time)")
+            watch.check(Lock(self._held_lock(trial)))
 
     def _held_lock(self, trial: Trial) -> Path:
         path = self._store.trial_directory(trial.id) / "lock"

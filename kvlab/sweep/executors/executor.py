@@ -6,8 +6,11 @@ task can start, starts it, and says how it ended.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from kvlab.errors import StoreError
+from kvlab.fs.atomic_files import read_json
 from kvlab.spec import ResourcesConfig
 from kvlab.trial.run import Outcome, Task
 
@@ -35,28 +38,40 @@ class EndedTask:
     error: BaseException | None = None
 
 
+def read_answer(ended: EndedTask, path: Path) -> Any:
+    """Return what a task wrote as JSON in the place of a record, and remove the file.
+
+    Raises:
+        StoreError: The task could not write it, or wrote it in another store.
+    """
+    if isinstance(ended.error, StoreError):
+        raise ended.error
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        text = f"{path} was not written; workers and driver must share the store"
+        raise StoreError(text) from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
 class Executor(Protocol):
     """Run tasks. All methods are called by the driver's thread."""
 
     def describe(self) -> str:
         """Return one line for people: which machine or cluster, and its size."""
-        ...
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         """Raise ResourceError if a request could never be met here."""
-        ...
 
     def has_room(self, resources: ResourcesConfig) -> bool:
         """Return whether a task with these resources would start now."""
-        ...
 
     def start(self, task: Task) -> None:
         """Start a task. Only called if there is room."""
-        ...
 
     def wait(self, seconds: float) -> list[EndedTask]:
         """Return the tasks that have ended; wait up to ``seconds`` for the first."""
-        ...
 
     def run_on_all_machines(
         self, function: Callable[[str], str], argument: str
@@ -69,8 +84,6 @@ class Executor(Protocol):
         Returns:
             The result or the error by machine, named for people.
         """
-        ...
 
     def close(self, *, force: bool = False) -> None:
         """Release the machines. ``force`` ends running tasks at once."""
-        ...

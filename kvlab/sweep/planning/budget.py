@@ -150,8 +150,10 @@ def estimate_budget(
     missing += [replace(plan.trials[0], state="new")] * suggestions
     if not missing:
         return None
-    training_rate = TrainingRate(rate, "stated") if rate else _measure_rate(plan, store, missing)
-    training_rate = training_rate or _machine_rate(missing, on_calibration)
+    training_rate = TrainingRate(rate, "stated") if rate else None
+    if training_rate is None and len({planned.trial.resources for planned in missing}) == 1:
+        training_rate = None if store is None else _measure_rate(plan, store, missing)
+        training_rate = training_rate or _machine_rate(missing, on_calibration)
     at_once = min(at_once, len(missing))
     hours, wall_seconds = _device_hours(missing, training_rate, at_once)
     if price is not None and hours is None:
@@ -202,8 +204,7 @@ def _machine_rate(
     missing: list[PlannedTrial], on_calibration: Callable[[], None] | None
 ) -> TrainingRate | None:
     """Return the rate by this machine's speed; None for GPUs, and where it is not known."""
-    resources = {planned.trial.resources for planned in missing}
-    if len(resources) != 1 or next(iter(resources)).devices:
+    if missing[0].trial.resources.devices:
         return None
     experiments = [planned.trial.experiment for planned in missing]
     typical = sorted(experiments, key=layout.training_flops)[len(experiments) // 2]
@@ -227,14 +228,9 @@ def _scoring_flops(experiment: Experiment) -> float:
     return tokens / model.block_size * layout.forward_flops(model, model.block_size)
 
 
-def _measure_rate(
-    plan: Plan, store: Store | None, missing: list[PlannedTrial]
-) -> TrainingRate | None:
+def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> TrainingRate | None:
     """Return the median rate of finished trials with the resources and sizes of this plan's."""
-    resources = {planned.trial.resources for planned in missing}
-    if store is None or len(resources) != 1:
-        return None
-    [needed] = resources
+    needed = missing[0].trial.resources
     size = median(planned.parameters for planned in missing)
     rates, measure_seconds = [], []
     for result in _read_results(plan, store):
@@ -246,9 +242,7 @@ def _measure_rate(
         training, provenance = result["training_record"], result["provenance"]
         rates.append(result["model"]["training_flops"] / training["seconds"])
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
-            start, end = map(
-                datetime.fromisoformat, (provenance["started"], provenance["finished"])
-            )
+            start, end = (datetime.fromisoformat(provenance[k]) for k in ("started", "finished"))
             measure_seconds.append((end - start).total_seconds() - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
             break

@@ -67,12 +67,12 @@ class PlannedTrial:
     state: TrialState
     shares_with: str | None
     starts_from: str | None
-    branch: Branch
     parameters: int
     kv_bytes_per_token: int
     kv_bytes: int
     flops: int
     tokens: int
+    branch: Branch = field(default_factory=Branch)
     name: str = ""
 
     @property
@@ -381,8 +381,6 @@ class _PlanBuilder:
                     state=state,
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
-                    branch=Branch(),
-                    name="",
                     **self._costs[trial.id],
                 )
             )
@@ -391,7 +389,7 @@ class _PlanBuilder:
             branch = branches.get(one.trial.training_id)
             if branch is not None:  # any trial of a training may run it
                 trial = replace(one.trial, shared_steps=branch.shared_steps)
-                own = branch if one.trains else one.branch
+                own = branch if one.trains else Branch()
                 planned[number] = replace(one, trial=trial, branch=own)
         return tuple(planned)
 

@@ -63,37 +63,30 @@ def plan_stage(
     return stage if tuned is None else stage.after(tuned)
 
 
-def plan_at_least(
-    stage: Stage, *, identify: IdentifyDataset | None = None, provisional: bool = False
-) -> Plan:
+def plan_at_least(stage: Stage, planner: SweepPlanner) -> Plan:
     """Plan the least that a sweep still needs: a stage's trials, and the design if it is tuned.
 
     The design's trials have the rates of the recipe while their own are not known.
 
     Args:
         stage: From `plan_stage`.
-        identify, provisional: As in `plan_stage`.
+        planner: Of the same sweep.
     """
     if not stage.is_tuning:
         return stage.plan
     untuned = stage.plan.sweep.model_copy(update={"tune": None})
-    design = plan_stage(untuned, None, identify=identify, provisional=provisional).plan
+    found, is_provisional = planner.identify, planner.provisional
+    design = plan_stage(untuned, None, identify=found, provisional=is_provisional).plan
     return replace(stage.plan, trials=(*stage.plan.trials, *design.trials))
 
 
-def plan_at_most(
-    sweep: Sweep,
-    store: Store | None,
-    *,
-    identify: IdentifyDataset | None = None,
-    provisional: bool = False,
-) -> Plan | None:
+def plan_at_most(planner: SweepPlanner) -> Plan | None:
     """Plan the most that a sweep may still need, whatever its trials show; see `plan_stage`.
 
     Returns:
         None if no stage depends on how trials end, so that the plan of `plan_stage` is all.
     """
-    planner = SweepPlanner(sweep, store, identify, provisional)
+    sweep = planner.sweep
     cells, rounds = sweep.cells(), None
     if sweep.tune is not None:
         tuning = TuningPlanner(planner)

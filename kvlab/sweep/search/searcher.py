@@ -19,6 +19,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell
+from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
@@ -211,9 +212,8 @@ class Searcher:
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
-        suggestion = Suggestion(
-            observation, histories.format_level(len(self.suggestions) + 1), patch
-        )
+        level = histories.format_level(len(self.suggestions) + 1)
+        suggestion = Suggestion(observation, level, patch)
         self.suggestions.append(suggestion)
         planned = self._plan_suggestion(suggestion)
         if planned is not None:
@@ -239,18 +239,15 @@ class Searcher:
         levels = {**sweep.factors[SEARCH_FACTOR], suggestion.level: suggestion.patch}
         factors = {**sweep.factors, SEARCH_FACTOR: levels}
         sweep = sweep.model_copy(update={"factors": factors})
+        data = apply_patch(sweep.source.base, sweep.patch(SEARCH_FACTOR, suggestion.level))
         try:
-            data = apply_patch(sweep.source.base, sweep.patch(SEARCH_FACTOR, suggestion.level))
             experiment = Experiment.model_validate(data)
             cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
             return plan(sweep, self._store, identify=self._identify, cells=(cell,))
         except SpecError as error:
             reason = summarize_error(error)
         except ValidationError as error:
-            item = error.errors(include_url=False)[0]
-            rules = item.get("ctx", {}).get("rules")
-            path = ".".join(map(str, item["loc"]))
-            reason = " ".join(rules[0]) if rules else f"{path} {item['msg']}"
+            reason = list_field_errors(error, Experiment, data)[0].message
         observation = suggestion.observation
         observation.state, observation.violations = "beyond", {"possible": 1.0}
         suggestion.skip_reason = f"is not possible: {reason}"
@@ -276,10 +273,8 @@ class Searcher:
         """
         planned = self._plan_suggestion(suggestion)
         if planned is None or planned.trials[0].trial.id != suggestion.trial_id:
-            text = (
-                f"{self._directory}: {suggestion.level} is no longer what was run; its base or its"
-            )
-            raise StoreError(f"{text} text has changed; give the sweep another name to search anew")
+            text = f"{self._directory}: {suggestion.level} is no longer what was run; its base or"
+            raise StoreError(f"{text} its text has changed; give the sweep another name")
         self._add_to_plan(suggestion, planned)
         self._with_pause_step(suggestion)
 

@@ -4,6 +4,7 @@ import pytest
 
 from kvlab.errors import SpecError
 from kvlab.store import Store
+from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_most, plan_stage
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks, read_decisions
 from tests.support.stub_trials import identify
@@ -64,7 +65,7 @@ def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, s
     calm, _ = driven
     text = LOOKS + "failures: {same_error: 0}\n"
     sweep, store = load_looks(tmp_path, text), Store(tmp_path / "runs")
-    every = plan_at_most(sweep, None, identify=identify).trials
+    every = plan_at_most(SweepPlanner(sweep, None, identify)).trials
     level = ("heads", "mqa") if len(seeds) > 1 else ("position", "rope")
     bad = [p.trial.id for p in every if p.levels[level[0]] == level[1] and p.trial.seed in seeds]
     drive_looks(sweep, store, script={(trial, "measure", 0): "bug" for trial in bad})
@@ -103,9 +104,9 @@ def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new,
 def test_the_most_is_every_seed_of_the_last_look(tmp_path):
     sweep = load_looks(tmp_path)
     assert len(plan_stage(sweep, None, identify=identify).plan.trials) == 9
-    assert len(plan_at_most(sweep, None, identify=identify).trials) == 21
+    assert len(plan_at_most(SweepPlanner(sweep, None, identify)).trials) == 21
     first = sweep.model_copy(update={"seeds": (0, 1)})
-    assert plan_at_most(first, None, identify=identify) is None
+    assert plan_at_most(SweepPlanner(first, None, identify)) is None
 
 
 def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.planner import SweepPlanner, describe_sweep
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_stage
 from tests.support.stub_looks import drive_looks
@@ -15,8 +15,9 @@ DECIDE = "decide: {metric: loss, margin: 0.05}\n"
 
 
 def expect(folder, store, text=SWEEP + DECIDE, name="s.yaml"):
-    stage = plan_stage(load_sweep(write_sweep(folder, text, name)), store, identify=identify)
-    return expect_precision(stage, plan_at_least(stage, identify=identify), store)
+    planner = SweepPlanner(load_sweep(write_sweep(folder, text, name)), store, identify)
+    stage = plan_stage(planner.sweep, store, identify=identify)
+    return expect_precision(stage, plan_at_least(stage, planner), store)
 
 
 def say(expected):

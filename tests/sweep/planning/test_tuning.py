@@ -7,6 +7,7 @@ import pytest
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan_stage
+from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from tests.support.spec_files import sweep_errors
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks
@@ -117,12 +118,12 @@ def test_a_tuning_trial_that_failed_is_said_with_what_was_found_without_it(tmp_p
 
 def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
     sweep = load_sweep(write_sweep(tmp_path, TUNED))
-    stage = plan_stage(sweep, None, identify=identify)
-    assert len(plan_at_least(stage, identify=identify).trials) == 12 + 8
-    assert len(plan_at_most(sweep, None, identify=identify).trials) == 12 + 2 * 3 * 2 + 8
+    stage, planner = plan_stage(sweep, None, identify=identify), SweepPlanner(sweep, None, identify)
+    assert len(plan_at_least(stage, planner).trials) == 12 + 8
+    assert len(plan_at_most(planner).trials) == 12 + 2 * 3 * 2 + 8
     _, store, stages = widened
-    assert plan_at_least(stages[-1]) is stages[-1].plan
-    assert plan_at_most(sweep, store, identify=identify) is None
+    assert plan_at_least(stages[-1], planner) is stages[-1].plan
+    assert plan_at_most(SweepPlanner(sweep, store, identify)) is None
 
 
 def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
