@@ -251,9 +251,26 @@ class ModelConfig(spec.SpecModel):
         if problems := [*self._find_letter_problems()]:  # what its layers are is not known
             yield from problems
             return
-        yield from self._find_head_problems()
+        counts: dict[str, int | None] = {"n_kv_head": self.n_kv_head}
+        counts |= {f"{key}.n_kv_head": own.n_kv_head for key, own in self.kind_settings.values()}
+        for key, count in counts.items():
+            if count is not None and self.n_head % count:
+                yield key, self._describe_divisors()
+        if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
+            text = f"is not a multiple of n_head = {self.n_head}"
+            yield "n_embd", f"{text}; change one, or set head_dim"
         yield from self._find_position_problems()
-        yield from self._find_window_problems()
+        if self.sink_tokens and all(layer.window is None for layer in self.layers):
+            text = "stay visible beside a window, and no layer has one"
+            yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"
+        kinds, (_, local) = self.layer_kinds, self.kind_settings["L"]
+        if self.window is None and local.window is None and "L" in kinds:
+            text = "has local layers (L) but no window"
+            yield "attention_pattern", f"{text}; set model.window to the tokens that they see"
+        if self.window is not None and "L" not in kinds:
+            pattern = re.sub("^G+$", "GLLLLL", self.attention_pattern)
+            text = f"needs local layers, and attention_pattern {self.attention_pattern} gives none"
+            yield "window", f"{text} on {self.n_layer} layers; use one such as {pattern}"
         yield from self._find_kv_problems()
         try:
             owner_map(self.kv_sharing, self.layer_kinds)
@@ -273,16 +290,6 @@ class ModelConfig(spec.SpecModel):
                 field = ".".join([key, *islice(fields, 1)])
                 text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
                 yield field, f"{text} has none; use one such as G{kind}, or leave it out"
-
-    def _find_head_problems(self) -> spec.Problems:
-        counts: dict[str, int | None] = {"n_kv_head": self.n_kv_head}
-        counts |= {f"{key}.n_kv_head": own.n_kv_head for key, own in self.kind_settings.values()}
-        for key, count in counts.items():
-            if count is not None and self.n_head % count:
-                yield key, self._describe_divisors()
-        if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
-            text = f"is not a multiple of n_head = {self.n_head}"
-            yield "n_embd", f"{text}; change one, or set head_dim"
 
     def _describe_divisors(self) -> str:
         divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
@@ -360,19 +367,6 @@ class ModelConfig(spec.SpecModel):
             yield "kv.rotary", f"{text}, so use one such as {2 * -(-self.head_dim // 4)}"
         if not is_rotary and self.kv.rotary:
             yield "kv.rotary", f"needs position: rope, not {self.position}; leave it out"
-
-    def _find_window_problems(self) -> spec.Problems:
-        if self.sink_tokens and all(layer.window is None for layer in self.layers):
-            text = "stay visible beside a window, and no layer has one"
-            yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"
-        kinds, (_, local) = self.layer_kinds, self.kind_settings["L"]
-        if self.window is None and local.window is None and "L" in kinds:
-            text = "has local layers (L) but no window"
-            yield "attention_pattern", f"{text}; set model.window to the tokens that they see"
-        if self.window is not None and "L" not in kinds:
-            pattern = re.sub("^G+$", "GLLLLL", self.attention_pattern)
-            text = f"needs local layers, and attention_pattern {self.attention_pattern} gives none"
-            yield "window", f"{text} on {self.n_layer} layers; use one such as {pattern}"
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

@@ -221,12 +221,10 @@ class StallWatch:
         """Raise StoreError if the process that holds ``lock`` makes no progress any more."""
         idle = self.idle_seconds()
         if idle >= stall_seconds():
-            text = (
-                f"{lock.path} is held by {lock.describe_holder()}, which has made no progress for"
-            )
+            text = f"{lock.path} is held by {lock.describe_holder()}, which"
+            text = f"{text} has made no progress for {format_duration(idle)}"
             hint = f"end that process, or remove {lock.path}.*, then submit again"
-            text = f"{text} {format_duration(idle)}; {hint}"
-            raise StoreError(f"{text} ({STALL_VARIABLE} sets this time)")
+            raise StoreError(f"{text}; {hint} ({STALL_VARIABLE} sets this time)")
 
 
 def format_progress(state: ProgressUpdate) -> str:

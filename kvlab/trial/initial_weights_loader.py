@@ -97,7 +97,9 @@ def train_trial(
 
     It starts from the trial's initial weights, or branches from the stable phase that it shares.
     """
-    weights, trunk = trial.initial_weights, None
+    weights = trial.initial_weights
+    loader = None if weights is None else InitialWeightsLoader(weights, directory, report, fence)
+    trunk: Trunk | None = None
     if trial.trunk_id is not None:
         store = Store(directory.parent.parent)
         trunk = Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
@@ -110,7 +112,7 @@ def train_trial(
         device=device,
         on_progress=report,
         should_stop=should_stop,
-        initial_weights=weights and InitialWeightsLoader(weights, directory, report, fence),
+        initial_weights=loader,
         until=trial.until,
         trunk=trunk,
         fence=fence,

@@ -118,6 +118,8 @@ class TorchTrainable:
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if self._timing_lock is None:  # beside other trials on the device a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
+        facts = dataset.identity, dataset.digest, dataset.licence, dataset.tokenizer
+        overlap = {str(length): share for length, share in dataset.overlap.items()}
         return TrialMeasurements(
             measurements=measurements,
             curves={
@@ -126,13 +128,7 @@ class TorchTrainable:
             },
             training_record=record,
             machine=machine,
-            data=DataProvenance(
-                dataset.identity,
-                dataset.digest,
-                dataset.licence,
-                dataset.tokenizer,
-                {str(length): share for length, share in dataset.overlap.items()},
-            ),
+            data=DataProvenance(*facts, overlap),
             items=evaluation.items,
             texts=evaluation.texts,
             tasks=tasks.outcomes,

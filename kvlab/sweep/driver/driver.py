@@ -110,7 +110,11 @@ class Driver:
             except Stopped:
                 pass  # during the preparation: nothing runs
             except (StoreError, ResourceError):
-                self._abort()
+                # stop what runs, as far as the store still lets us ask for it
+                with contextlib.suppress(OSError):  # else closing the executor ends them
+                    self._stop_request.request()
+                    while self._running:
+                        self._wait_for_trials()
                 raise
             finally:
                 self._stop_request.withdraw()
@@ -368,13 +372,6 @@ class Driver:
             self._trials_run += 1
             self.on_result(planned.trial.id)
         self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=is_remote))
-
-    def _abort(self) -> None:
-        """Stop what runs, as far as the store still lets us ask for it."""
-        with contextlib.suppress(OSError):  # the disk is full: closing the executor ends them
-            self._stop_request.request()
-            while self._running:
-                self._wait_for_trials()
 
     def _summarize(self, seconds: float) -> Summary:
         states: Counter[str] = Counter()

@@ -24,7 +24,7 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
-from kvlab.sweep.executors.executor import EndedTask, Executor, read_answer
+from kvlab.sweep.executors.executor import Executor, read_answer
 from kvlab.sweep.planning.planner import PlannedTrial
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
@@ -147,9 +147,12 @@ class SmokeTests:
                 self.executor.start(test)
             for ended in self.executor.wait(WAIT_SECONDS):
                 key, test = running.pop(ended.task_id)
-                result = _read_result(test, ended)
-                if result is not None:
-                    results[key] = result
+                if isinstance(ended.error, MemoryError):
+                    results[key] = SmokeResult(failure=Failure.from_error(ended.error))
+                elif ended.outcome is not None or isinstance(ended.error, StoreError):
+                    answer = read_answer(ended, Path(test.result_path))
+                    results[key] = SmokeResult.from_json(answer)
+                # else its process died, which the trials will handle
         with contextlib.suppress(OSError):  # another driver's are in it, or none were written
             folder.rmdir()
             folder.parent.rmdir()
@@ -180,15 +183,6 @@ def _choose_gpu_share(result: SmokeResult) -> dict[str, object]:
     share = device_share(trials_per_device(result.peak_bytes, result.device_bytes))
     # as measured, since a part of the device would get a smaller one
     return {"gpus": share, "microbatch_tokens": result.microbatch_tokens}
-
-
-def _read_result(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
-    """Return what a test wrote; None if its process died, which the trials will handle."""
-    if isinstance(ended.error, MemoryError):
-        return SmokeResult(failure=Failure.from_error(ended.error))
-    if ended.outcome is None and not isinstance(ended.error, StoreError):
-        return None
-    return SmokeResult.from_json(read_answer(ended, Path(test.result_path)))
 
 
 # Whether all machines share the store

@@ -290,9 +290,8 @@ class MachineMemory:
 
     def at_once(self, resources: ResourcesConfig) -> int:
         """Return how many trials with these resources share the memory that they train in."""
-        if resources.devices:
-            return max(1, int(1 / resources.devices + 1e-6))
-        return max(1, int(self.cores / resources.cpus + 1e-6))
+        fit = 1 / resources.devices if resources.devices else self.cores / resources.cpus
+        return max(1, int(fit + 1e-6))
 
 
 def host_memory() -> int:

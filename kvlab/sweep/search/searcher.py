@@ -161,7 +161,10 @@ class Searcher:
         open_trials = {suggestion.trial_id for suggestion in self.suggestions if suggestion.is_open}
         if len(open_trials) >= self._config.parallel:
             return None
-        is_over = self._is_over()
+        trials = sum(suggestion.has_trial for suggestion in self.suggestions)
+        if self._config.trials is not None and trials >= self._config.trials:
+            self.stop_reason = f"{trials:,} trials are the budget"
+        is_over = self._is_budget_spent() or bool(self.stop_reason)
         promoted = self._promote_next(is_last=is_over and not open_trials)
         if promoted is not None or is_over:
             return promoted
@@ -336,13 +339,6 @@ class Searcher:
         return [s for s in same if s.is_open or s.is_pruned]
 
     # The end
-
-    def _is_over(self) -> bool:
-        """Return whether no more suggestions are made."""
-        trials = sum(suggestion.has_trial for suggestion in self.suggestions)
-        if self._config.trials is not None and trials >= self._config.trials:
-            self.stop_reason = f"{trials:,} trials are the budget"
-        return self._is_budget_spent() or bool(self.stop_reason)
 
     def _is_budget_spent(self) -> bool:
         """Return whether FLOPs or hours are used up, so that nothing is promoted either."""
