@@ -336,9 +336,8 @@ class _PlanBuilder:
         self._store, self._texts, self._resolver = store, texts, resolver
         self._uses_pruning = uses_pruning(texts.sweep)
         self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
-        self._trials: dict[str, Trial] = {}
-        self._cells: dict[str, list[Mapping[str, str]]] = {}
-        self._costs: dict[str, dict[str, int]] = {}
+        # trial id -> the trial, the levels of its cells, and what it costs
+        self._found: dict[str, tuple[Trial, list[Mapping[str, str]], dict[str, int]]] = {}
 
     def add(self, cell: Cell) -> PlannedCell:
         model, training = cell.experiment.model, cell.experiment.training
@@ -354,16 +353,14 @@ class _PlanBuilder:
         for seed in cell.seeds:
             trial = self._make_trial(cell, seed)
             trial_ids[seed] = trial.id
-            self._trials.setdefault(trial.id, trial)
-            self._cells.setdefault(trial.id, []).append(cell.levels)
-            self._costs.setdefault(trial.id, costs)
+            self._found.setdefault(trial.id, (trial, [], costs))[1].append(cell.levels)
         return PlannedCell(cell.levels, trial_ids, cell.off)
 
     def build_trials(self) -> tuple[PlannedTrial, ...]:
         # training id -> the first trial of this plan that has it
-        first_trial = {one.training_id: one.id for one in reversed(self._trials.values())}
+        first_trial = {one.training_id: one.id for one, *_ in reversed(self._found.values())}
         store, planned_trainings, planned = self._store, set[str](), list[PlannedTrial]()
-        for trial in self._trials.values():
+        for trial, cells, costs in self._found.values():
             state: TrialState | None = None
             if store is not None:
                 state = ended_status(store, trial.id, pruned=self._uses_pruning)
@@ -377,11 +374,11 @@ class _PlanBuilder:
             planned.append(
                 PlannedTrial(
                     trial,
-                    cells=tuple(self._cells[trial.id]),
+                    cells=tuple(cells),
                     state=state,
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
-                    **self._costs[trial.id],
+                    **costs,
                 )
             )
         branches = plan_branches([one.trial for one in planned if one.trains], store)
