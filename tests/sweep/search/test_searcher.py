@@ -75,7 +75,7 @@ def test_impossible_and_failed_suggestions_do_not_end_the_search(tmp_path):
     assert driver.run().exit_code == 0
     impossible = [p for p in search.suggestions if p.skip_reason.startswith("is not possible")]
     assert impossible
-    assert "n_kv_head does not divide n_head = 2" in impossible[0].skip_reason
+    assert "model.n_kv_head = 3 does not divide n_head = 2" in impossible[0].skip_reason
     assert {p.patch["model.n_kv_head"] for p in search.best()} <= {1, 2}
 
 
