@@ -337,7 +337,7 @@ class _PlanBuilder:
         self._uses_pruning = uses_pruning(texts.sweep)
         self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
         # trial id -> the trial, the levels of its cells, and what it costs
-        self._found: dict[str, tuple[Trial, list[Mapping[str, str]], dict[str, int]]] = {}
+        self._found: dict[str, tuple[Trial, list[Mapping[str, str]], dict[str, Any]]] = {}
 
     def add(self, cell: Cell) -> PlannedCell:
         model, training = cell.experiment.model, cell.experiment.training
