@@ -8,11 +8,11 @@ import signal
 import psutil
 import pytest
 
+from tests.support.chaos_processes import lives
 from tests.support.driver_process import (
     TIMEOUT_SECONDS,
     count_logged_steps,
     finish_driver,
-    is_alive,
     list_results,
     read_logged_steps,
     start_driver,
@@ -95,7 +95,7 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(
     assert any("raylet" in process.name() for process in family)
     driver.kill()
     driver.communicate()
-    wait_for(lambda: not any(map(is_alive, family)))
+    wait_for(lambda: not any(map(lives, family)))
     before, steps = list_results(store, planned), count_logged_steps(store)
     assert steps < 80
     assert all(not store.is_running(one.trial.id) for one in planned.trials)
@@ -122,4 +122,4 @@ def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, interrupt
     assert (facts["exit"], facts["states"]) == (0, {"done": 8, "missing": 0})
     assert facts["retried"] >= 1
     assert read_numbers(store, planned) == expected
-    wait_for(lambda: not any(map(is_alive, children)))
+    wait_for(lambda: not any(map(lives, children)))

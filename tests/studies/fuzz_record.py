@@ -15,12 +15,10 @@ them: then MLflow shows the numbers of the record, and a record that is fetched 
 record, or damaged. A case follows from its number alone.
 """
 
-import argparse
 import contextlib
 import copy
 import io
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -63,6 +61,7 @@ from kvlab.track.run_description import PARENT
 from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from tests.report.full_record import FullRecord
+from tests.studies import read_options
 from tests.support.record_factory import LmEvalRecord, SizedRecord, TunedRecord
 from tests.support.search_record import EVERY_OUTCOME
 from tests.support.stub_looks import drive_looks, load_looks
@@ -139,11 +138,8 @@ class Readable:
 
     def list_files(self) -> list[Path]:
         """Return the files that a case may damage."""
-        return [
-            path
-            for path in sorted(self._contents)
-            if path.is_relative_to(self.path) or path.is_relative_to(self.dataset)
-        ]
+        kept = (self.path, self.dataset)
+        return [path for path in sorted(self._contents) if any(map(path.is_relative_to, kept))]
 
     def restore(self) -> None:
         """Undo what a case has done."""
@@ -354,19 +350,10 @@ def _change_values(path: Path, chance: random.Random) -> str:
     seal = content.pop("sha256", None)
     how = [_change_value(content, chance) for _ in range(chance.choice((1, 1, 2, 3)))]
     if seal is not None and content and chance.random() < 0.5:
-        write_sealed_json(path, _without_nan(content))
+        write_sealed_json(path, json.loads(json.dumps(content), parse_constant=str))
         return f"sealed {', '.join(how)}"
     path.write_text(json.dumps(content if seal is None else {**content, "sha256": seal}))
     return ", ".join(how)
-
-
-def _without_nan(value: Any) -> Any:
-    """Write ``nan`` in words: a sealed file is JSON."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return "nan" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _change_value(content: Any, chance: random.Random) -> str:
@@ -435,19 +422,15 @@ def limit_time() -> Iterator[None]:
 def run_reader(read: Callable[[], Any], *, is_log: bool = False) -> str | None:
     """Call a reader; return what is wrong with how it ended, None if nothing."""
 
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
     try:
-        with (
-            limit_time(),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        with limit_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = read()
     except KvlabError as error:
         code = f"{error}"
     except BaseException:
         return traceback.format_exc()
-    text = out.getvalue() + err.getvalue() + (code if isinstance(code, str) else "")
+    text = out.getvalue() + (code if isinstance(code, str) else "")
     is_wrong = not isinstance(code, str | None) and code not in (0, 1, 2)
     hidden = {character for character in "\x1b\u202e\x07\x9b" if character in text}
     if is_wrong or ("Traceback" in text and not is_log) or hidden:
@@ -535,10 +518,8 @@ def list_readers(record: Readable, path: Path, chance: random.Random, is_forged:
     name, readers, has_figures = record.owner(path), [], chance.random() < 0.003
     trial = next(one for one in path.parts[::-1] if len(one) == 16 or one == "runs")
     known = trial if trial in record.by_trial else next(iter(record.by_trial))
-    if "trainings" in path.parts or "trunks" in path.parts:
-        readers = (
-            [("resume", partial(resume_training, record.path))] if _TRAINING in path.parts else []
-        )
+    if "trainings" in path.parts and _TRAINING in path.parts:
+        readers = [("resume", partial(resume_training, record.path))]
     readers += [command("status", name), command("logs", known), command("logs", name)]
     if chance.random() < 0.3:
         readers += [command("gc", "--weights", "--unused", "--pruned"), command("status")]
@@ -661,11 +642,7 @@ def run_cases(first: int, count: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
-    options = parser.parse_args()
+    options = read_options(__doc__, cases=10_000, first=0, processes=1)
     share = -(-options.cases // options.processes)
     parts = [
         (start, min(share, options.cases - start + options.first))

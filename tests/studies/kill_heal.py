@@ -34,6 +34,7 @@ import torch
 
 from kvlab.cli.commands import verify
 from kvlab.errors import KvlabError
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
@@ -200,7 +201,9 @@ class Round:
             self.kill_one()
         for kind in ("driver", "healer"):
             self.join(kind)
-        self.wait_until(lambda: not _living())
+        while _living():
+            assert time.monotonic() < self.deadline, f"{_living()} do not end"
+            time.sleep(0.05)
         for kind in ("healer", "driver", "healer"):
             self.start(kind)
             code = self.join(kind)
@@ -244,11 +247,6 @@ class Round:
         process.join(max(0.0, self.deadline - time.monotonic()))
         assert not process.is_alive(), f"the {kind} does not end:\n{self.read_log(kind)}"
         return process.exitcode
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            assert time.monotonic() < self.deadline, f"{_living()} do not end"
-            time.sleep(0.05)
 
     def kill_one(self) -> None:
         found = _living()
@@ -303,7 +301,7 @@ class Round:
         assert not wrong, f"differ from the undisturbed sweep: {wrong}"
         trials = set(self.store.sweep_trials("s"))
         assert trials <= now.keys() <= expected.keys()
-        kept = {_digest(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
+        kept = {file_sha256(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
         lost = [path for digest, path in self.aside.items() if digest not in kept]
         assert not lost, f"damaged files that are gone: {lost}"
 
@@ -341,10 +339,6 @@ def _damage(data: bytes, how: str, chance: random.Random) -> bytes:
 
 def _list_files(folders: Iterable[Path]) -> list[Path]:
     return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _prepare(folder: Path) -> dict[str, object]:

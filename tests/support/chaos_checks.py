@@ -1,10 +1,10 @@
 """Invariants of a sweep whose processes were killed."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import load_sweep
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import METRICS
@@ -62,14 +62,14 @@ def numbers(store: Store, folder: Path, *, may_lack_weights: bool = False) -> di
                 for name, value in result["measurements"].items()
                 if is_reproducible(name)
             },
-            "details": [_sha256(path) for path in details if path.exists()],
+            "details": [file_sha256(path) for path in details if path.exists()],
         }
         weights = store.training_directory(trial.training_id) / "final" / "model.safetensors"
         if may_lack_weights and not store.is_trained(trial.training_id):
             continue
         record = json.loads((weights.parent.parent / "training.json").read_text())
         found[trial.training_id] = {
-            "weights": _sha256(weights),
+            "weights": file_sha256(weights),
             **{key: record[key] for key in ("steps", "tokens", "train_curve", "validation_curve")},
         }
     return found
@@ -79,10 +79,6 @@ def is_reproducible(name: str) -> bool:
     """Return whether a measurement is the same in every run."""
     clocked = name in METRICS and METRICS[name].unit in _CLOCK_UNITS
     return not clocked and name not in _OF_THE_PROCESS
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_record(store: Store, folder: Path, expected: dict[str, Any]) -> None:

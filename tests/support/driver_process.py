@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kvlab.store import Store
@@ -21,16 +20,10 @@ _STARTED: list[subprocess.Popen[str]] = []
 
 
 def start_driver(folder, *options):
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.drive_stub_sweep",
-        str(folder),
-        *map(str, options),
-    ]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True
-    )
+    command = [sys.executable, "-m", "tests.support.drive_stub_sweep", folder, *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = [*map(str, command)]
+    process = subprocess.Popen(words, cwd=ROOT, text=True, start_new_session=True, **pipes)
     _STARTED.append(process)
     return process
 
@@ -89,10 +82,3 @@ def interrupted_sweep(tmp_path):
     for one in planned.trials:
         StubRun(calm.path)(one.trial)
     return planned, Store(tmp_path / "runs"), read_numbers(calm, planned)
-
-
-def is_alive(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

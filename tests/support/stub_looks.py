@@ -5,7 +5,6 @@ import random
 
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -33,21 +32,16 @@ is not decided at all."""
 class KnownLoss(StubTrainable):
     """A loss that depends on the cell and on noise of each training."""
 
-    def measure(self, directory):
-        found = super().measure(directory)
-        trial = self.trial
-        loss = 5.0 + 0.3 * (trial.experiment.model.n_kv_head == 1)
-        model = trial.experiment.model
+    def loss(self, _drawn):
+        model, seed = self.trial.experiment.model, self.trial.seed
         # of the cell and the seed, not of ids, which change with what they are made of
-        name = f"9 {model.n_kv_head} {model.position} {trial.seed}"
+        name = f"9 {model.n_kv_head} {model.position} {seed}"
         noise = random.Random(name).gauss(0.0, 0.01)
-        found.measurements["loss"] = loss + noise + random.Random(trial.seed).gauss(0.0, 0.1)
-        return TrialMeasurements(**vars(found))
+        return 5.0 + 0.3 * (model.n_kv_head == 1) + noise + random.Random(seed).gauss(0.0, 0.1)
 
 
 class KnownRun(StubRun):
-    def make(self, trial, report):
-        return KnownLoss(trial, report, flag=self.flag, **self.options)
+    trainable = KnownLoss
 
 
 def load_looks(folder, text=LOOKS):

@@ -6,7 +6,6 @@ import math
 from kvlab.errors import Paused
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_stage
@@ -31,17 +30,12 @@ search:
 class Bowl(StubTrainable):
     """A known loss: best at learning_rate 1e-2 with two K/V heads."""
 
-    def measure(self, directory):
-        found = super().measure(directory)
-        experiment = self.trial.experiment
-        away = math.log10(experiment.training.learning_rate) + 2
-        found.measurements["loss"] = away**2 + 0.1 * (2 - experiment.model.n_kv_head)
-        return TrialMeasurements(**vars(found))
+    def loss(self, _drawn):
+        return away(self.trial) + 0.1 * (2 - self.trial.experiment.model.n_kv_head)
 
 
 class BowlRun(StubRun):
-    def make(self, trial, report):
-        return Bowl(trial, report, flag=self.flag, **self.options)
+    trainable = Bowl
 
 
 PRUNED = """\
@@ -87,15 +81,12 @@ class Rising(StubTrainable):
         write_rung(directory, until, int(checkpoint.read_text()), away(self.trial) + 1.0)
         raise Paused("at its rung")
 
-    def measure(self, directory):
-        measured = super().measure(directory)
-        measured.measurements["loss"] = away(self.trial)
-        return TrialMeasurements(**vars(measured))
+    def loss(self, _drawn):
+        return away(self.trial)
 
 
 class RisingRun(StubRun):
-    def make(self, trial, report):
-        return Rising(trial, report, flag=self.flag, **self.options)
+    trainable = Rising
 
 
 def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **options):

@@ -99,15 +99,19 @@ class StubTrainable:
         path = directory / "final" / "model.safetensors"
         check_file(path, read_sealed_json(directory / "training.json")["files"][FINAL_WEIGHTS])
         weights = path.read_text()
-        loss = int(hashlib.sha256((weights + self.trial.id).encode()).hexdigest()[:8], 16) / 2**32
+        drawn = int(hashlib.sha256((weights + self.trial.id).encode()).hexdigest()[:8], 16) / 2**32
         return TrialMeasurements(
-            measurements={"loss": loss, "kv_bytes_formula": 64},
-            curves={"train_loss": [[20, 320, loss]], "validation_loss": []},
+            measurements={"loss": self.loss(drawn), "kv_bytes_formula": 64},
+            curves={"train_loss": [[20, 320, drawn]], "validation_loss": []},
             training_record={"steps": 20, "seconds": 0.5},
             machine=Machine("stub", 1),
             data=DataProvenance("0" * 64, self.trial.data_identity, "none", "bytes"),
             items=[{"ind": 1, "correct": True}],
         )
+
+    def loss(self, drawn):
+        """Return the loss that is measured: by default one that is drawn from the weights."""
+        return drawn
 
     def weights(self):
         return f"weights of {self.trial.training_id}"
@@ -145,6 +149,8 @@ def write_whole(path: Path, text: str, fence=None) -> None:
 class StubRun:
     """Run trials with stub trainables; picklable, for workers in other processes."""
 
+    trainable: type[StubTrainable] = StubTrainable
+
     def __init__(self, store, name="s", own_flag=None, **options):
         self.store, self.options, self.own_flag = str(store), options, own_flag
         self.flag = str(Path(store) / "sweeps" / name / "stop")
@@ -160,7 +166,7 @@ class StubRun:
         )
 
     def make(self, trial, report):
-        return StubTrainable(trial, report, flag=self.flag, **self.options)
+        return self.trainable(trial, report, flag=self.flag, **self.options)
 
 
 def drive(planned, store, run, **options):
