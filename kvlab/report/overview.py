@@ -5,7 +5,7 @@ The figures are shared with the sections that are about them.
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect
@@ -16,6 +16,7 @@ from kvlab.humanize import format_count, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
+from kvlab.report import texts
 from kvlab.report.pareto_front import CellPoint, is_relative, memory_front
 from kvlab.store.metrics import METRICS
 from kvlab.store.provenance import describe_device
@@ -94,10 +95,7 @@ def front_figure(study: Study) -> doc.Figure | None:
         ),
         (doc.Reference("y", 0.0), *_margin(study, "y")),
     )
-    caption = f"Cache size against quality: paired differences from {name}"
-    caption += f"{_describe_marks(study)} The dashed steps are the front."
-    if outside:
-        caption += " Triangles at the edge are cells beyond the scale."
+    caption = texts.fill("caption of sizes", study=study, name=name, outside=outside)
     listed = "; ".join(
         f"{study.label(p.levels)}: {_size_text(study, p)},"
         f" {fmt.format_difference(metric, p.quality)}"
@@ -135,13 +133,6 @@ def _split_by_scale(
         label = f"{point.tip[0]} {difference}" if len(far) <= MAX_BEYOND else ""
         moved.append(replace(point, y=high + edge if point.y > high else low - edge, label=label))
     return near, moved
-
-
-def _describe_marks(study: Study) -> str:
-    if len(study.seeds) == 1:
-        return ", at one seed."
-    bars = f"simultaneous {fmt.format_confidence(study.decide.alpha)} intervals"
-    return f", with {bars} and a small dot for each seed."
 
 
 def _front_point(study: Study, point: CellPoint, is_named: bool) -> doc.Point:
@@ -206,9 +197,7 @@ def effects_figure(study: Study) -> doc.Figure | None:
         f"{one.name}: {fmt.difference_with_unit(metric, one.value)}, {one.verdict}"
         for one in estimated
     )
-    caption = f"Effect of each level against its factor's baseline level{_describe_marks(study)}"
-    if study.decide.margin is not None:
-        caption += " The dashed line is the margin."
+    caption = texts.fill("caption of effects", study=study)
     return doc.Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
 
 
@@ -239,11 +228,7 @@ def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
 def ablation_table(study: Study) -> doc.Table:
     """Return the compact ablation: each cell against its reference, with its cache."""
     cells = select_cells(study, MAX_ROWS)
-    of = "its reference" if len(study.estimand.references) > 1 else "the baseline"
-    caption = f"The ablation: each cell against {of}, with the size of its cache."
-    if len(cells) < len(study.cells):
-        caption += f" {len(cells)} of {format_count(len(study.cells), 'cell')}: the front and"
-        caption += " single changes first; the section of cells has all."
+    caption = texts.fill("caption of the ablation", study=study, shown=len(cells))
     measured = study.means(study.primary_metric)
     rows = (
         (_ablation_entries(study, levels, cells), study.cell_key(levels), levels not in measured)
@@ -254,10 +239,7 @@ def ablation_table(study: Study) -> doc.Table:
 
 def _ablation_entries(study: Study, levels: Levels, cells: list[Levels]) -> doc.Entries:
     metric = study.primary_metric
-    value, count, base = (
-        study.mean(levels, metric),
-        *map(study.parameters, (levels, study.baseline)),
-    )
+    value, base = study.mean(levels, metric), study.parameters(study.baseline)
     mean = doc.EMPTY_CELL if value is None else cols.value_cell(metric, value)
     yield "cell", study.label(levels)
     yield doc.Column(cols.metric_title(metric), True), mean
@@ -267,10 +249,8 @@ def _ablation_entries(study: Study, levels: Levels, cells: list[Levels]) -> doc.
     if any(own and base and own != base for own in map(study.parameters, cells)):
         count = study.parameters(levels)
         change = count / base - 1 if count and base else None
-        text = "" if change is None else fmt.format_percent(change)
-        size = doc.Cell(f"+{text}" if change and change > 0 else text, change)
-        column = doc.Column("parameters", True, csv=("change in parameters",))
-        yield column, doc.EMPTY_CELL if change is None else size
+        size = cols.number_cell(change, lambda c: f"{'+' if c > 0 else ''}{fmt.format_percent(c)}")
+        yield doc.Column("parameters", True, csv=("change in parameters",)), size
     gaps = study.serving_gaps
     if any(abs(gaps[one].value) >= GAP_ROUNDING for one in cells if one in gaps):
         gap, shown = gaps.get(levels), doc.EMPTY_CELL
@@ -325,97 +305,81 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
     side it is. Its interval is listed among those of the smallest caches. Cells are listed by size
     and levels in the order of the design, which do not move. Words of verdicts stand in the tables.
     """
+    metric = study.primary_metric
     if study.is_untrained:
         best = max(study.cells, key=lambda levels: cols.size_factor(study, levels) or 0.0)
         if (cols.size_factor(study, best) or 0.0) > 1:
-            spans = (*_name_cell(study, best), ". No weights were trained, so no cost is known.")
-            return [doc.Paragraph(spans, tone="lead")]
-    if not study.values(study.baseline, study.primary_metric):
+            found = _describe_cell(study, best)
+            return [texts.write("lead of one cell", "lead", study=study, best=found)]
+    if not study.values(study.baseline, metric):
         text = "The baseline has no finished trial yet: no cost is known."
         return [doc.Paragraph((text,), tone="lead")]
     smaller = [one for one in study.comparisons.values() if (one.size_factor or 0.0) > 1]
-    first = _judge_smaller(study, smaller) if smaller else _list_levels(study)
-    rest = (*_describe_costs(study), *(_describe_free_levels(study) if smaller else ()))
-    return [doc.Paragraph(tuple(first), tone="lead"), *([doc.Paragraph(rest)] if rest else [])]
+    free = _list_free_effects(study)
+    costs = _list_costs(study, {effect.name for effect in free})
+    shown = [(one, fmt.format_difference(metric, one.value)) for one in free if smaller]
+    if smaller:
+        lead = _judge_smaller(study, smaller)
+    else:
+        effects = [(e.name, _describe_difference(metric, e)) for e in study.effects(metric)]
+        levels = effects[:MAX_NAMED]
+        lead = texts.write("lead without smaller caches", "lead", levels=levels)
+    if not costs and not shown:
+        return [lead]
+    return [lead, texts.write("costs", costs=costs, free=shown, most=MAX_NAMED)]
 
 
-def _judge_smaller(study: Study, smaller: list[CellComparison]) -> list[doc.Span]:
+def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:
     """Name the smallest cache that is clearly cheap, and smaller ones not shown to cost."""
     margin, metric = study.decide.margin, study.primary_metric
-    unit = fmt.difference_unit(metric)
     tested = [one for one in smaller if one.has_interval or one.verdict_name == "identical"]
     if not tested:
         front = {point.levels for point in memory_front(study) if point.is_on_front}
         best = min(smaller, key=lambda one: (one.levels not in front, -_factor(one)))
-        why = "one seed does not tell it from noise" if len(study.seeds) == 1 else "not tested"
-        return [*_name_cell(study, best.levels), f", at {_difference(study, best)}; {why}."]
-    what = f"shown to cost {'nothing' if margin is None else f'less than {margin:g} {unit}'}"
+        found = _describe_cell(study, best.levels)
+        return texts.write("lead of one cell", "lead", study=study, best=found)
     limit = (1 - FROM_MARGIN) * (margin or 0.0)
     cheap = [c for c in tested if c.verdict_name in CHEAP and _costs(study, c)[1] <= limit]
     spared = [one for one in tested if not _is_clearly_worse(study, one)]
-    if not cheap and not spared:
-        best = min(tested, key=lambda one: _costs(study, one)[1])
-        name = _name_cell(study, best.levels, ". It stores")
-        shown = "Every smaller cache that was tested is clearly shown to cost."
-        return [f"{shown} The cheapest is that of ", *name, f", at {_difference(study, best)}."]
-    spans: list[doc.Span] = [f"No smaller cache is clearly {what}."]
+    cheapest: dict[str, Any] = {}
     if cheap:
         best = max(cheap, key=_factor)
-        spans = [f"The smallest cache that is clearly {what} is that of "]
-        spans += _name_cell(study, best.levels, ". It stores")
-        if best.verdict_name == "identical":
-            spans.append(", and loses nothing at any seed.")
-        else:
-            value = fmt.difference_with_unit(metric, best.value)
-            worst = best.low if METRICS[metric].better == "higher" else best.high
-            costs = "is shown to cost, too:" if _is_clearly_worse(study, best) else "costs"
-            spans.append(f", and {costs} {value}, at most {fmt.format_difference(metric, worst)}.")
+        worst = best.low if METRICS[metric].better == "higher" else best.high
+        cheapest = _describe_cell(study, best.levels)
+        cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
         if best in spared:
             spared = [one for one in spared if _factor(one) > _factor(best)]
+    elif not spared:
+        best = min(tested, key=lambda one: _costs(study, one)[1])
+        found = _describe_cell(study, best.levels)
+        return texts.write("lead of costly caches", "lead", study=study, best=found)
     spared.sort(key=_factor, reverse=True)
-    for number, one in enumerate(spared[:MAX_NAMED]):
-        than = "" if one.reference == study.baseline else f" less than {study.label(one.reference)}"
-        trained = f" {_compare_tokens(one)}".rstrip()
-        spans += ["; " if number else " Not clearly shown to cost more, the smallest first: "]
-        spans += [doc.Strong(study.label(one.levels)), f" {fmt.format_ratio(_factor(one))}{than}"]
-        spans += [f"{trained} at {_difference(study, one, is_short=number > 0)}"]
-    return [*spans, _count_more(len(spared))] if spared else spans
-
-
-def _count_more(count: int) -> str:
-    return f"; and {count - MAX_NAMED} more." if count > MAX_NAMED else "."
+    fields = {"spared": [_describe_cell(study, one.levels) for one in spared], "most": MAX_NAMED}
+    return texts.write("lead", "lead", study=study, best=cheapest, **fields)
 
 
 def _factor(one: CellComparison) -> float:
     return one.size_factor or 0.0
 
 
-def _name_cell(study: Study, levels: Levels, stores: str = " stores") -> list[doc.Span]:
-    """Name a cell, how much less it stores than its reference, and unequal training tokens."""
+def _describe_cell(study: Study, levels: Levels) -> dict[str, Any]:
+    """Return what sentences say of a cell beside its reference: bytes, tokens and quality."""
     reference, found = study.estimand.reference(levels), study.comparisons.get(levels)
-    of = "the baseline" if reference == study.baseline else study.label(reference)
-    text = f"{stores} {fmt.format_ratio(cols.size_factor(study, levels) or 1.0)} less K/V than {of}"
-    trained = _compare_tokens(found) if found is not None else ""
-    return [doc.Strong(study.label(levels)), text + (f" and was {trained}" if trained else "")]
+    fields = {
+        "name": study.label(levels),
+        "factor": fmt.format_ratio(cols.size_factor(study, levels) or 1.0),
+        "reference": "" if reference == study.baseline else study.label(reference),
+        "tokens": 1.0 if found is None else found.token_factor or 1.0,
+    }
+    return fields if found is None else fields | _describe_difference(study.primary_metric, found)
 
 
-def _compare_tokens(one: CellComparison) -> str:
-    """Say how many more tokens a cell was trained on than its reference; empty if equal."""
-    if one.token_factor is None or one.token_factor == 1.0:
-        return ""
-    change = one.token_factor - 1
-    return f"trained on {fmt.format_percent(abs(change))} {'more' if change > 0 else 'less'} tokens"
-
-
-def _difference(study: Study, one: CellComparison, *, is_short: bool = False) -> str:
-    """Return a difference with its interval, and if not short with what they are."""
-    metric = study.primary_metric
-    show = fmt.format_difference if is_short else fmt.difference_with_unit
-    text = show(metric, one.value)
-    if not one.has_interval:
-        return text
-    kind = "" if is_short else f"{fmt.format_confidence(study.decide.alpha)} interval "
-    return f"{text} ({kind}{fmt.format_interval(metric, one.low, one.high)})"
+def _describe_difference(metric: str, one: CellComparison | Effect) -> dict[str, Any]:
+    return {
+        "value": fmt.format_difference(metric, one.value),
+        "value_with_unit": fmt.difference_with_unit(metric, one.value),
+        "interval": fmt.format_interval(metric, one.low, one.high) if one.has_interval else "",
+    }
 
 
 def _costs(study: Study, one: CellComparison | Effect) -> tuple[float, float]:
@@ -431,23 +395,11 @@ def _is_clearly_worse(study: Study, one: CellComparison | Effect) -> bool:
     return one.verdict_name in WORSE and least > FROM_ZERO * (most - least) / 2
 
 
-def _list_levels(study: Study) -> list[doc.Span]:
-    """Name the levels with their intervals, where no cell stores less than its reference."""
-    spans: list[doc.Span] = ["No cell stores less K/V than its reference"]
-    for number, one in enumerate(study.effects(study.primary_metric)[:MAX_NAMED]):
-        text = f" {fmt.format_difference(one.metric, one.value)}"
-        if one.has_interval:
-            text += f" ({fmt.format_interval(one.metric, one.low, one.high)})"
-        spans += ["; " if number else ": ", doc.Strong(one.name), text]
-    return [*spans, "."]
-
-
-def _describe_costs(study: Study) -> list[doc.Span]:
-    """Name the levels that are clearly shown to cost, in the order of the design.
+def _list_costs(study: Study, free: set[str]) -> dict[str, str]:
+    """Return the levels that are clearly shown to cost and by how much, in the design's order.
 
     A level of serving is judged in every setting apart: its largest cost is named.
     """
-    free = {effect.name for effect in _list_free_effects(study)}
     effects = [one for one in study.effects(study.primary_metric) if one.name not in free]
     worse = [effect for effect in effects if _is_clearly_worse(study, effect)]
     found: dict[str, str] = {}
@@ -461,10 +413,7 @@ def _describe_costs(study: Study) -> list[doc.Span]:
             found[effect.claim] = f"{value} in {len(shown)} of {len(same)} settings"
         else:
             found[effect.name] = value
-    spans: list[doc.Span] = []
-    for number, (name, value) in enumerate(list(found.items())[:MAX_NAMED]):
-        spans += ["; " if number else "Clearly shown to cost: ", doc.Strong(name), f" {value}"]
-    return [*spans, f"{_count_more(len(found))} "] if found else []
+    return found
 
 
 def _list_free_effects(study: Study) -> list[Effect]:
@@ -479,13 +428,3 @@ def _list_free_effects(study: Study) -> list[Effect]:
         and effect.is_significant
         and abs(effect.value) >= margin
     ]
-
-
-def _describe_free_levels(study: Study) -> list[doc.Span]:
-    """Say what factors do that save no byte: their cells are references of others."""
-    spans: list[doc.Span] = []
-    for effect in _list_free_effects(study):
-        value = fmt.format_difference(effect.metric, effect.value)
-        spans += ["; " if spans else "Without saving a byte: "]
-        spans += [doc.Strong(effect.name), f" {value} ({effect.verdict})"]
-    return [*spans, "."] if spans else []

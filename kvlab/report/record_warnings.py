@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvlab.analysis.study import Study
-from kvlab.report.document import Content, Span, Strong, paragraph
+from kvlab.report import texts
+from kvlab.report.document import Content, Span
 
 Record = Mapping[str, Any]
 
@@ -19,10 +20,7 @@ def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
     if n_texts > 1:
         yield (f"Confounded: the cells were trained on {n_texts} different texts.",)
     if len(study.tokenizers) > 1:
-        yield (
-            "Cells differ in tokenizer, so losses per token do not compare. The report compares"
-            " bits per byte.",
-        )
+        yield texts.spans("other tokenizers")
 
 
 def list_warnings(study: Study) -> Iterator[Content]:
@@ -31,16 +29,13 @@ def list_warnings(study: Study) -> Iterator[Content]:
     counts = count_values(recorded)
     mixed = ", ".join(name for name, values in counts.items() if len(values) > 1)
     if mixed:
-        text = f" trials differ in {mixed}, which may cause differences between cells."
-        yield paragraph(Strong("Mixed record:"), text)
+        yield texts.write("mixed record", facts=mixed)
     if "yes" in counts.get("uncommitted changes", {}):
-        text = " some trials ran code with uncommitted changes, which their commit does not name."
-        yield paragraph(Strong("Uncommitted code:"), text)
+        yield texts.write("uncommitted code")
     overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]
     worst = max((shares[max(shares, key=int)] for shares in overlaps if shares), default=0.0)
     if worst > ACCEPTED_OVERLAP:
-        text = f" {worst:.1%} of the held-out tokens are in long passages of the training text, so"
-        yield paragraph(Strong("Leaked text:"), f"{text} losses measure memory in part.")
+        yield texts.write("leaked text", share=worst)
 
 
 def count_values(recorded: Sequence[Record]) -> dict[str, Counter[str]]:

@@ -82,14 +82,22 @@ def spread_cell(
     show_spread: Callable[[str, float], str] = fmt.format_metric,
 ) -> Cell:
     """Return a mean of a metric with its standard deviation; empty without values."""
-    if not values:
-        return EMPTY_CELL
-    mean, spread = mean_and_spread(values)
+    return error_cell(metric, *mean_and_spread(values), show, show_spread) if values else EMPTY_CELL
+
+
+def error_cell(
+    metric: str,
+    mean: float,
+    error: float | None,
+    show: Callable[[str, float], str] = fmt.format_metric,
+    show_error: Callable[[str, float], str] = fmt.format_metric,
+) -> Cell:
+    """Return a mean of a metric with its error or its spread, if there is one."""
     text, value = show(metric, mean), fmt.in_display_unit(metric, mean)
-    if spread is None:
+    if error is None:
         return Cell(text, value, csv=(value, None))
-    text += f" {fmt.PLUS_MINUS} {show_spread(metric, spread)}"
-    return Cell(text, value, csv=(value, fmt.in_display_unit(metric, spread)))
+    text += f" {fmt.PLUS_MINUS} {show_error(metric, error)}"
+    return Cell(text, value, csv=(value, fmt.in_display_unit(metric, error)))
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

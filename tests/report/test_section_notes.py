@@ -3,9 +3,9 @@
 import ast
 import re
 from pathlib import Path
-from string import Formatter
 
 import pytest
+from jinja2 import meta
 
 from kvlab.report import texts
 from tests.report.reading import load, markdown
@@ -108,19 +108,21 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
 
 
 def test_every_text_is_used_with_its_fields():
-    place = {"texts.fill": 0, "texts.when": 1}
+    writers, environment = {"texts.fill", "texts.spans", "texts.write"}, texts.make_environment()
     known = {
-        name: {field for _, field, _, _ in Formatter().parse(text) if field}
+        name: meta.find_undeclared_variables(environment.parse(text)) - set(environment.globals)
         for name, text in texts.read_texts().items()
     }
     used = set()
     for path in Path(texts.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in place:
-                name = node.args[place[ast.unparse(node.func)]]
-                alternatives = [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
-                fields = {keyword.arg for keyword in node.keywords}
-                for one in alternatives:
-                    used.add(one.value)
-                    assert None in fields or fields == known[one.value], one.value
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        keys = (key for node in nodes if isinstance(node, ast.Dict) for key in node.keys)
+        in_dicts = {key.value for key in keys if isinstance(key, ast.Constant)}
+        for node in nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in writers:
+                name, fields = node.args[0].value, {keyword.arg for keyword in node.keywords}
+                used.add(name)
+                if None in fields:  # more are in a dictionary of the module
+                    fields = (fields - {None}) | (in_dicts & known[name])
+                assert fields == known[name], name
     assert used == known.keys()

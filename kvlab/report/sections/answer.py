@@ -8,7 +8,6 @@ from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -31,12 +30,9 @@ MAX_SEEDS = 100
 def report_answer(study: Study) -> doc.Section:
     """Answer the sweep's question."""
     contents: list[doc.Content] = [doc.paragraph(doc.Strong(str(study.sweep["question"])))]
-    counts, n_trials = study.status_counts, format_count(len(study.rows), "trial")
-    if damaged := counts["damaged"]:
-        verb = "is" if damaged == 1 else "are"
-        text = f" {damaged:,} of {n_trials} {verb} not what was written, and {verb} left out."
-        hint = f" `kvlab verify {study.name}` names the files; submitting again measures them anew."
-        contents.append(doc.paragraph(doc.Strong("This record does not verify."), text + hint))
+    counts = study.status_counts
+    if counts["damaged"]:
+        contents.append(texts.write("damaged", study=study))
     overview = report_overview(study)
     if study.is_untrained:
         contents += [*overview, *_answer_untrained(study)]
@@ -44,18 +40,15 @@ def report_answer(study: Study) -> doc.Section:
         contents += overview
     else:
         bigram, is_noise = _compare_with_bigrams(study)
-        confidence = doc.paragraph(_describe_confidence(study), _describe_unjudged(study))
+        confidence = _describe_confidence(study)
         findings = [*overview, *_describe_cost(study), *_describe_gap(study), confidence]
         # models that measure noise are said before what they would show
         contents += [*bigram, *findings] if is_noise else [*findings, *bigram]
     others = {state: count for state, count in counts.items() if state != "done"}
     if set(others) - {"pruned"}:  # a search that prunes leaves no more than that
-        listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
-        text = f" {len(study.done_rows):,} of {n_trials} are measured ({listed}); every number here"
-        partial = doc.Strong("This report is partial.")
-        contents.append(doc.paragraph(partial, f"{text} is of those alone."))
+        contents.append(texts.write("partial", study=study, others=others))
     if not study.is_untrained and any(e.aliases for e in study.effects(study.primary_metric)):
-        contents.append(doc.paragraph(texts.fill("aliased levels")))
+        contents.append(texts.write("aliased levels"))
     contents += [doc.Paragraph(note) for note in list_confounds(study)]
     return doc.Section("The answer", (*contents, *list_warnings(study)))
 
@@ -63,48 +56,37 @@ def report_answer(study: Study) -> doc.Section:
 def _describe_cost(study: Study) -> list[doc.Content]:
     """State the baseline, and list the levels of every verdict, the largest differences first."""
     metric = study.primary_metric
-    title, base = METRICS[metric].title, study.mean(study.baseline, metric)
+    base, value = study.mean(study.baseline, metric), ""
     if base is not None:
         value = f"{fmt.format_metric(metric, base)} {fmt.display_unit(metric)}".strip()
         if (of_text := cols.text_metric(study, base)) is not None:
             unit, number = of_text[0], fmt.format_significant(of_text[1], 4)
             value += f" ({f'{number} {unit}' if unit == 'bits/byte' else f'{unit} {number}'})"
-        start = f"The baseline's {title} is {value}."
-    elif study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
-        start = "The baseline diverged at every seed."
-    else:
-        start = f"The baseline is not measured in {title}."
     effects = [e for e in study.effects(metric) if e.estimate or e.verdict_name == "diverged"]
-    if not effects:
-        return [doc.paragraph(f"{start} No level has a matched pair of finished trials yet.")]
+    start = texts.write("baseline", study=study, value=value, effects=effects)
     groups: dict[str, list[Effect]] = {}
     for effect in sorted(effects, key=lambda effect: -abs(effect.value)):
         groups.setdefault(effect.verdict_name, []).append(effect)
     bullets = tuple(_name_levels(study, groups[name]) for name in VERDICTS if name in groups)
-    text = f"{start} The levels, each against its factor's baseline level:"
-    return [doc.paragraph(text), doc.Bullets(bullets)]
+    return [start, doc.Bullets(bullets)] if bullets else [start]
 
 
 def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
     """Name the levels of one verdict, the largest differences first, and count the others."""
-    words = effects[0].verdict
-    spans: list[doc.Span] = [doc.Strong(f"{words[:1].upper()}{words[1:]}"), ": "]
+    words = effects[0].verdict[:1].upper() + effects[0].verdict[1:]
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
+    named = []
     for number, effect in enumerate(effects[:most]):
-        spans += ["; " if number else "", effect.name]
+        difference = ""
         if effect.estimate and number < MAX_NUMBERS:
-            unit = f" {fmt.difference_unit(effect.metric)}" if not number else ""
-            spans.append(f" {fmt.format_difference(effect.metric, effect.value)}{unit}")
-    spans.append(f"; and {len(effects) - most} smaller ones." if len(effects) > most else ".")
+            show = fmt.format_difference if number else fmt.difference_with_unit
+            difference = show(effect.metric, effect.value)
+        named.append((effect.name, difference))
     is_open = effects[0].verdict_name in ("within noise", "undecided")
-    if is_open and study.declared_looks is None:
-        counts = [count for one in effects if (count := _seeds_to_decide(one)) is not None]
-        who, verb = f"more than {MAX_SEEDS} seeds", "would decide them"
-        if counts:
-            who = f"about {min(counts)} seeds, set beforehand,"
-            verb = f"would decide {'it' if len(effects) == 1 else 'the clearest of them'}"
-        spans.append(f" By the spread seen, {who} {verb}.")
-    return tuple(spans)
+    is_open = is_open and study.declared_looks is None
+    seeds = min(filter(None, map(_seeds_to_decide, effects)), default=0) if is_open else 0
+    fields = {"n": len(effects), "is_open": is_open, "seeds": seeds, "most": MAX_SEEDS}
+    return texts.spans("levels of a verdict", verdict=words, named=named, **fields)
 
 
 def _seeds_to_decide(effect: Effect) -> int | None:
@@ -123,27 +105,23 @@ def _seeds_to_decide(effect: Effect) -> int | None:
     return None
 
 
-def _describe_confidence(study: Study) -> str:
-    """Say what this number of seeds can find."""
-    metric, unit = study.primary_metric, fmt.difference_unit(study.primary_metric)
+def _describe_confidence(study: Study) -> doc.Paragraph:
+    """Say what this number of seeds can find, and which measurements are no finding.
+
+    These are disturbed times and accuracies at chance.
+    """
+    metric = study.primary_metric
     effects = study.effects(metric)
     detectable = [e.detectable for e in effects if e.detectable is not None]
     claimed = [effect for effect in effects if effect.is_claimed]
-    if claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed):
-        what = "level" if len(claimed) == len(effects) else "claimed level"
-        return f"Every {what} is decided or bounded."
-    if detectable:
-        limit = fmt.format_ends(detectable, partial(fmt.format_magnitude, metric))
-        by_level = f" {unit}, by level" if " to " in limit else f" {unit}"
-        seeds = study.seeds_of_a_cell
-        found = f"{seeds} find a true difference of {limit}{by_level}"
-        return f"By the spread seen, {found}, with 80% power."
-    if len(study.seeds) == 1:
-        return "One seed shows no spread between seeds, so no difference is judged: add seeds."
-    if any(effect.is_tested for effect in effects):
-        return "Two seeds find only what is many times larger than the spread between them."
-    hint = ": finish the sweep's other seeds" if study.status_counts["missing"] else ""
-    return f"No difference could be tested{hint}."
+    accuracies = [m for m in study.measured_metrics if m in COMPARED_METRICS]
+    fields = {
+        "is_decided": claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed),
+        "limit": fmt.format_ends(detectable, partial(fmt.format_magnitude, metric)),
+        "is_timed": any(map(is_time, study.measured_metrics)),
+        "is_at_chance": accuracies and all_at_chance(study, accuracies),
+    }
+    return texts.write("confidence", study=study, effects=effects, claimed=claimed, **fields)
 
 
 def _describe_gap(study: Study) -> list[doc.Content]:
@@ -151,26 +129,8 @@ def _describe_gap(study: Study) -> list[doc.Content]:
     if not study.serving_gaps:
         return []
     worst, gap = max(study.serving_gaps.items(), key=lambda item: item[1].value)
-    if gap.value < GAP_ROUNDING:
-        text = "The loss through the serving cache is the one-shot loss in every cell."
-        return [doc.paragraph(text)]
-    size = f"{fmt.format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
-    if gap.interval is not None:
-        low, high = (fmt.format_difference("serving_gap", end) for end in gap.interval)
-        size += f" ({low} to {high})"
-    text = "One-shot scoring hides a cost: the largest serving gap is that of "
-    return [doc.paragraph(text, doc.Strong(study.label(worst)), f", {size}.")]
-
-
-def _describe_unjudged(study: Study) -> str:
-    """Say which measurements are no finding: disturbed times and accuracies at chance."""
-    text = ""
-    if any(map(is_time, study.measured_metrics)) and study.timing_obstacle:
-        text += f" Speed is not judged. {study.timing_obstacle}."
-    accuracies = [m for m in study.measured_metrics if m in COMPARED_METRICS]
-    if accuracies and all_at_chance(study, accuracies):
-        text += " HellaSwag is not judged: every accuracy is at chance."
-    return text
+    name, is_zero = study.label(worst), gap.value < GAP_ROUNDING
+    return [texts.write("largest gap", name=name, gap=gap, is_zero=is_zero)]
 
 
 def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
@@ -187,16 +147,10 @@ def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:
     if not pairs:
         return [], False
     mean = math.fsum(table for _, table in pairs) / len(pairs)
-    table, best = (fmt.format_metric("loss", loss) for loss in (mean, min(pairs)[0]))
-    n_losing = sum(loss >= table for loss, table in pairs)
-    if not n_losing:
-        closest = fmt.format_magnitude("loss", min(table - loss for loss, table in pairs))
-        text = f"Every model beats a bigram table of its training text ({table} nats/token on the"
-        return [doc.paragraph(f"{text} same held-out text), the closest by {closest}.")], False
-    count = f"{n_losing:,} of {format_count(len(pairs), 'trained model')}"
-    text = " " + texts.fill("bigram table", table=table, best=best)
-    strong = doc.Strong(f"{count} cannot yet do what a bigram table does.")
-    return [doc.paragraph(strong, text)], True
+    losing = [loss for loss, table in pairs if loss >= table]
+    closest = min(table - loss for loss, table in pairs)
+    fields = {"table": mean, "best": min(pairs)[0], "closest": closest}
+    return [texts.write("bigram table", losing=losing, n=len(pairs), **fields)], bool(losing)
 
 
 def _answer_untrained(study: Study) -> list[doc.Paragraph]:
@@ -205,27 +159,14 @@ def _answer_untrained(study: Study) -> list[doc.Paragraph]:
     base = study.kv_bytes(study.baseline)
     if base is not None:
         sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
-        held = f"The baseline's cache holds {fmt.format_binary_size(base)} for one sequence at"
-        held += " block size; " + ("smaller are " if sizes else "no other is smaller")
-        spans: list[doc.Span] = [held]
         order = sorted(sizes, key=lambda levels: -sizes[levels])
-        for number, levels in enumerate(order):
-            is_last = number and number == len(order) - 1
-            spans.append(" and " if is_last else ", " if number else "")
-            ratio = fmt.format_ratio(base / sizes[levels])
-            spans += [doc.Strong(study.label(levels)), f" {ratio}"]
-        contents.append(doc.paragraph(*spans, "."))
+        smaller = [(study.label(c), fmt.format_ratio(base / sizes[c])) for c in order]
+        contents.append(texts.write("sizes without training", held=base, smaller=smaller))
     metric = "tpot_ms_p50"
     means = study.means(metric)
     if study.baseline in means:
-        runs = format_count(len(study.seeds), "run")
-        time = fmt.format_metric(metric, means[study.baseline])
-        spans = [f"A token takes the baseline {time} ms (median, batch 1, {runs} a cell)"]
         fastest = min(means, key=lambda levels: (means[levels], study.cell_index(levels)))
-        if fastest != study.baseline:
-            spans += ["; least it takes ", doc.Strong(study.label(fastest))]
-            spans.append(f", {fmt.format_metric(metric, means[fastest])} ms")
-            if study.timing_obstacle:
-                spans.append(f". {study.timing_obstacle}, so this order is no finding")
-        contents.append(doc.paragraph(*spans, "."))
-    return [*contents, doc.paragraph(texts.fill("untrained weights"))]
+        times = [fmt.format_metric(metric, means[one]) for one in (study.baseline, fastest)]
+        fields = {"times": times, "fastest": fastest}
+        contents.append(texts.write("times without training", study=study, **fields))
+    return [*contents, texts.write("untrained weights")]

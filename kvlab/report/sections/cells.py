@@ -31,22 +31,9 @@ def report_cells(study: Study) -> doc.Section | None:
     table: doc.Content = doc.make_table("cells", caption, rows)
     if len(rows) > MAX_OPEN_ROWS:
         table = doc.Fold(format_count(len(rows), "cell"), (table,))
-    reference = "its reference" if len(study.estimand.references) > 1 else "baseline"
-    text = texts.fill("cells", sign=fmt.PLUS_MINUS, reference=reference)
-    intervals = doc.paragraph(_describe_intervals(study))
+    intervals = texts.write("intervals of cells", study=study, scope=cols.interval_scope(study))
     fold = doc.Fold("What the intervals hold for", (intervals,))
-    return doc.Section("Cells", (doc.paragraph(text), table, fold))
-
-
-def _describe_intervals(study: Study) -> str:
-    """Say what the intervals of the differences hold for, and what their error is."""
-    scope, confidence = cols.interval_scope(study), fmt.format_confidence(study.decide.alpha)
-    level = texts.fill("cells with the interval of a level", confidence=confidence)
-    if scope == "levels":
-        return level
-    text = texts.fill("intervals of cells", confidence=confidence)
-    more = " The effects use all matched pairs, so their intervals are narrower."
-    return f"{text}{f' {level}' if scope == 'both' else ''}{more}"
+    return doc.Section("Cells", (texts.write("cells", study=study), table, fold))
 
 
 def _cell_entries(study: Study, levels: Levels) -> doc.Entries:
@@ -102,23 +89,20 @@ def report_loss_curves(study: Study) -> doc.Section | None:
     if not lines:
         return None
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
-    counts = format_count(len(lines), "curve"), format_count(n_curved, "cell")
-    text = texts.fill("loss curves", curves=counts[0], cells=counts[1])
     pairs = {
         (during, int(final))
         for row in study.done_rows
         if (during := row.record["experiment"].get("training", {}).get("evaluate_tokens"))
         and (final := row.measurements.get("loss_tokens"))
     }
-    if any(during != final for during, final in pairs):
-        listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
-        text += " " + texts.fill("curves over other tokens", listed=listed)
+    other = sorted(pairs) if any(during != final for during, final in pairs) else []
+    note = texts.write("loss curves", n=len(lines), n_curved=n_curved, other=other)
     caption = "Validation loss against training tokens."
     lasts = [(line.name, fmt.format_metric("loss", line.points[-1].y)) for line in lines]
     ends = "; ".join(f"{name} ends at {loss}" for name, loss in lasts)
     axes = doc.Axis("training tokens (millions)"), doc.Axis("validation loss (nats/token)")
     figure = doc.Figure("curves", caption, f"{caption} {ends}.", doc.Plot(*axes, tuple(lines)))
-    return doc.Section("Loss curves", (doc.paragraph(text), figure))
+    return doc.Section("Loss curves", (note, figure))
 
 
 def _mean_curve(study: Study, levels: Levels) -> tuple[doc.Point, ...]:
@@ -147,18 +131,15 @@ def report_interval_widths(study: Study) -> doc.Section | None:
     if not found:
         return None
     needs_text = [one.effect.name for one in found if one.helps_most == "scored tokens"]
-    which = f"scored tokens help most for {cols.join_names(needs_text)}, seeds for the others"
-    which = which if needs_text else "seeds help most for every level"
-    text = texts.fill("interval widths", which=which)
     fall = measure_final_fall(study, LAST_SHARE)
     reaches = [e.high - e.low for e in effects if e.has_interval]
-    if fall is not None and reaches and fall > min(reaches) / 2:
-        amount = fmt.format_magnitude("loss", fall)
-        text += " " + texts.fill("loss still falls", share=LAST_SHARE, fall=amount)
+    is_falling = fall is not None and reaches and fall > min(reaches) / 2
+    fields = {"names": cols.join_names(needs_text), "fall": fall if is_falling else None}
+    note = texts.write("interval widths", share=LAST_SHARE, **fields)
     rows = ((_width_entries(one), study.change_key(one.effect.change)) for one in found)
     title = "What would narrow the intervals"
     table = doc.make_table("interval-widths", f"{title}.", rows)
-    return doc.Section(title, (doc.paragraph(text), table), is_appendix=True)
+    return doc.Section(title, (note, table), is_appendix=True)
 
 
 def _width_entries(one: Precision) -> doc.Entries:

@@ -9,7 +9,6 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.tuning import REASONS, Optimum, polish_losses, predict_loss, read_points
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -29,25 +28,17 @@ def report_factors(study: Study) -> doc.Section:
         kind, _, fraction = name.partition(":")
         title = DESIGNS[kind].title if kind in DESIGNS else kind
         titles.append(f"1/{fraction} {title}" if fraction else title)
-    baseline = zip(study.factors, study.baseline, strict=True)
+    baseline = dict(zip(study.factors, study.baseline, strict=True))
     trainings = {row.training for row in study.done_rows if row.training}
-    text = texts.fill(
-        "design",
-        design=" and ".join(titles),
-        cells=format_count(len(study.cells), "cell"),
-        n_seeds=format_count(len(study.seeds), "seed"),
-        seeds=", ".join(map(str, study.seeds)),
-        trials=format_count(len(study.done_rows), "trial"),
-        trainings=format_count(len(trainings), "training"),
-        baseline=", ".join(f"{factor}={level}" for factor, level in baseline),
-    )
+    fields = {"titles": titles, "trainings": trainings, "baseline": baseline}
+    note = texts.write("design", study=study, **fields)
     rows = [
         (_level_entries(study, factor, level), "")
         for factor, levels in study.factors.items()
         for level in levels
     ]
     table = doc.make_table("factors", "Factors and their levels.", rows)
-    contents = (doc.paragraph(text), table, doc.Bullets(tuple(_notes(study))))
+    contents = (note, table, doc.Bullets(tuple(_notes(study))))
     return doc.Section("Baseline and factors", contents, is_appendix=True)
 
 
@@ -69,39 +60,25 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
     full = prod(len(levels) for levels in study.factors.values())
     n_absent = full - len(study.cells)
     if n_absent and study.sweep.get("design", "full") == "full":
-        partner = "A level is compared only where its partner exists."
-        pairs = "; ".join(_absent_pairs(study))
-        absent = f": {pairs} never occur" if pairs else ""
-        text = f"{n_absent} of {full} combinations are not in the design{absent}. {partner}"
-        yield (partner if rules else text,)  # rules say already what is not there
+        fields = {"n": n_absent, "full": full, "pairs": list(_absent_pairs(study))}
+        yield texts.spans("absent combinations", rules=rules, **fields)
     # the notes of a design name its effects by factors, and here each effect names its aliases
     for note in study.sweep.get("notes", ()):
         if " is aliased with " not in note:
             yield (f"The design has {note}.",)
     for effect in study.effects(study.primary_metric):
-        if effect.aliases:
-            listed = cols.name_aliases(effect, ", ")
-            yield (
-                doc.Code(effect.name),
-                f" is aliased with {listed}: this design cannot tell them apart.",
-            )
-        elif not effect.pairs_designed:
-            yield doc.Code(effect.name), " " + texts.fill("no partner")
-        elif effect.limits:
-            where = " and ".join(f"{factor}={'|'.join(levels)}" for factor, levels in effect.limits)
-            yield doc.Code(effect.name), f" is compared only at {where}."
+        if effect.aliases or effect.limits or not effect.pairs_designed:
+            aliases = cols.name_aliases(effect, ", ")
+            yield texts.spans("limits of a level", effect=effect, aliases=aliases)
     for mode in study.match_modes:
         if mode in SIZES:
-            is_factor = len(study.match_modes) > 1
-            where = f"The cells with {MATCH_FACTOR}={mode}" if is_factor else "All cells"
-            whose = "the baseline of their size" if study.sweep.get("size") else "the baseline"
-            unit = SIZES[mode].unit
-            yield f"{where} were matched with {whose} in {unit} by ", doc.Code("model.ffn_dim"), "."
+            fields = {"factor": MATCH_FACTOR, "mode": mode, "unit": SIZES[mode].unit}
+            yield texts.spans("cells of a matched size", study=study, **fields)
     if changes := ", ".join(_parameter_changes(study)):
-        resized = " there" if any(mode in SIZES for mode in study.match_modes) else ""
-        yield (texts.fill("changed parameters", changes=changes, resized=resized),)
+        is_resized = any(mode in SIZES for mode in study.match_modes)
+        yield texts.spans("changed parameters", changes=changes, is_resized=is_resized)
     if study.done_rows and not study.is_untrained:
-        yield (_describe_recipe(study),)
+        yield _describe_recipe(study)
     yield from list_confounds(study)
 
 
@@ -134,18 +111,16 @@ def _parameter_changes(study: Study) -> Iterator[str]:
                 yield f"{factor}={level} ({ends})"
 
 
-def _describe_recipe(study: Study) -> str:
+def _describe_recipe(study: Study) -> tuple[doc.Span, ...]:
     """Say what of the recipe was tuned for each cell, or that nothing was."""
     tuning = study.sweep.get("tuning")
     if not tuning:
-        return texts.fill("untuned recipe")
+        return texts.spans("untuned recipe")
     optima = [entry["optimum"] or {} for entry in tuning["architectures"]]
     values = [one["value"] for one in optima if one.get("value")]
-    span = f" ({min(values):g} to {max(values):g})" if values else ""
-    text = texts.fill("tuned recipe", key=tuning["key"], span=span)
-    if n_flagged := sum(bool(one.get("flag")) for one in optima):
-        text += f" For {n_flagged} of {len(optima)} the best is not between the values tried."
-    return text
+    n_flagged = sum(bool(one.get("flag")) for one in optima)
+    fields = {"key": tuning["key"], "values": values, "n_flagged": n_flagged, "n": len(optima)}
+    return texts.spans("tuned recipe", **fields)
 
 
 # Tuned settings
@@ -157,16 +132,7 @@ def report_tuned_settings(study: Study) -> doc.Section | None:
     if not tuning:
         return None
     entries, key = tuning["architectures"], tuning["key"]
-    text = texts.fill(
-        "tuning",
-        architectures=format_count(len(entries), "architecture"),
-        tokens=f" on {tuning['tokens']:,} tokens" if tuning["tokens"] else "",
-        grid=", ".join(f"{value:g}" for value in tuning["grid"]),
-        n_seeds=format_count(len(tuning["seeds"]), "seed"),
-        seeds=", ".join(map(str, tuning["seeds"])),
-    )
-    start = doc.paragraph("Before the cells were compared, ", doc.Code(key), f" {text}")
-    contents: list[doc.Content] = [start]
+    contents: list[doc.Content] = [texts.write("tuning", tuning=tuning)]
     if warnings := tuple(_warn_of_tuning(study, tuning)):
         contents.append(doc.Bullets(warnings))
     rows = [(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
@@ -184,11 +150,9 @@ def _warn_of_tuning(study: Study, tuning: Mapping[str, Any]) -> Iterator[tuple[d
         yield (doc.Strong("The tuning is not over:"), " the cells have no trials yet.")
         return
     if tuning["tokens"]:
-        strong = doc.Strong(f"Tuned on fewer tokens ({tuning['tokens']:,}) than the cells:")
-        yield strong, " the best learning rate of a longer training is often lower."
-    if (count := len(tuning["seeds"])) < 3:
-        strong = doc.Strong(f"Tuned at {format_count(count, 'seed')}:")
-        yield strong, " one training that goes wrong can move such a value."
+        yield texts.spans("tuned on fewer tokens", tokens=tuning["tokens"])
+    if len(tuning["seeds"]) < 3:
+        yield texts.spans("tuned at few seeds", n=len(tuning["seeds"]))
     for entry in tuning["architectures"]:
         if flag := entry["optimum"].get("flag"):
             label = doc.Code(_label(study, entry))
@@ -257,10 +221,7 @@ def _loss_entries(
     elif math.isinf(typical):
         loss = doc.EMPTY_CELL
     else:
-        text, (_, spread) = fmt.format_metric("loss", typical), cols.mean_and_spread(losses)
-        if spread is not None:
-            text += f" {fmt.PLUS_MINUS} {fmt.format_metric('loss', spread)}"
-        loss = doc.Cell(text, typical, csv=(typical, spread))
+        loss = cols.error_cell("loss", typical, cols.mean_and_spread(losses)[1])
     hint = "one-shot: median over seeds as above, with the standard deviation over seeds"
     yield cols.mean_column("loss (nats/token)", hint=hint), loss
 
@@ -285,9 +246,8 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
             found.append(f"{name} {optimum['value']:g}")
     if not layers:
         return
-    caption = f"Validation loss against {key} while tuning; a diamond marks the best."
-    if len(entries) > len(doc.SERIES):
-        caption += f" The first {len(doc.SERIES)} of {len(entries)} architectures."
+    counts = {"n": len(entries), "most": len(doc.SERIES)}
+    caption = texts.fill("caption of tuning", key=key, **counts)
     plot = doc.Plot(doc.Axis(key, "log"), doc.Axis("validation loss (nats/token)"), tuple(layers))
     alt = f"{caption} {'; '.join(found) or 'The tuning is not over'}."
     yield doc.Figure("tuned", caption, alt, plot)

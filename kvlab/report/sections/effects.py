@@ -7,7 +7,6 @@ from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -48,7 +47,7 @@ def report_effects(study: Study) -> doc.Section | None:
         for one in effects
     )
     contents: list[doc.Content] = [
-        doc.paragraph(_introduce(study, estimated)),
+        _introduce(study, estimated),
         doc.make_table("effects", f"Effects on the {METRICS[metric].title}.", rows),
         *_report_wrong_trainings(study, estimated),
         *([figure] if (figure := effects_figure(study)) else []),
@@ -59,32 +58,20 @@ def report_effects(study: Study) -> doc.Section | None:
         if study.timing_obstacle and any(map(is_time, study.measured_metrics)):
             text = f"{study.timing_obstacle}, so no difference of times is judged."
             folded.append(doc.paragraph(text))
-        caption = "The same comparison for other measurements."
-        if any(effect.metric.startswith("hellaswag_") for effect in others):
-            caption += " HellaSwag's error is over seeds here, and over items in its own section."
+        with_items = any(effect.metric.startswith("hellaswag_") for effect in others)
+        caption = texts.fill("caption of other effects", with_items=with_items)
         other_rows = ((_other_entries(study, one), _key(study, one)) for one in others)
         folded.append(doc.make_table("effects-other", caption, other_rows))
         contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
     return doc.Section("What each level does", tuple(contents))
 
 
-def _introduce(study: Study, estimated: list[Effect]) -> str:
+def _introduce(study: Study, estimated: list[Effect]) -> doc.Paragraph:
     """Say what the numbers of the table are, and what they are means over."""
-    over = "the settings that are served as they were trained"
-    if study.decide.over:
-        named = (f"{name}={'|'.join(levels)}" for name, levels in study.decide.over.items())
-        over = f"{', '.join(named)}, as declared"
-    text = texts.fill("effects", metric=METRICS[study.primary_metric].title, over=over)
     serving = [e for e in estimated if study.estimand.changes_serving_alone(e.change)]
-    text += texts.when(serving, "serving levels")
     apart = dict.fromkeys(e.claim for e in estimated if e.at and e not in serving)
-    text += texts.when(apart, "levels apart", levels=", ".join(apart))
-    if any(effect.has_interval for effect in estimated):
-        confidence = fmt.format_confidence(study.decide.alpha)
-        text += " " + texts.fill("intervals of effects", confidence=confidence)
-    elif len(study.seeds) == 1:
-        text += " There is one seed, so no difference is tested."
-    return text
+    fields = {"effects": estimated, "serving": serving, "apart": apart}
+    return texts.write("effects", study=study, **fields)
 
 
 def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.Content]:
@@ -97,10 +84,8 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
         f"{study.label(row.levels)} at seed {row.seed} ({wrong[training]:.0f} deviations)"
         for training, row in reversed(first_rows.items())
     ]
-    count = format_count(len(wrong), "training")
-    fields = {"trainings": count, "named": "; ".join(named), "most": MOST_DEVIATIONS}
-    text = " " + texts.fill("wrong trainings", **fields)
-    contents: list[doc.Content] = [doc.paragraph(doc.Strong("Trainings that went wrong."), text)]
+    note = texts.write("wrong trainings", n_wrong=len(wrong), named=named, most=MOST_DEVIATIONS)
+    contents: list[doc.Content] = [note]
     without = {effect.name: effect for effect in study.without_wrong.effects(metric)}
     interval = cols.simultaneous_column(metric, study.decide.alpha, "without them")
     rows = []
@@ -259,35 +244,21 @@ def _savings_cell(study: Study, effect: Effect) -> doc.Cell:
 
 def _explain(study: Study, estimated: list[Effect]) -> tuple[doc.Content, ...]:
     """Explain how the effects are estimated, and what each verdict of the table means."""
-    text = texts.fill("pairs")
-    text += texts.when(any(effect.is_contrast for effect in estimated), "contrasts")
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    is_contrast = any(effect.is_contrast for effect in estimated)
+    contents: list[doc.Content] = [texts.write("pairs", is_contrast=is_contrast)]
     tested = [effect for effect in estimated if effect.is_tested]
     if tested:
-        contents.append(doc.paragraph(_explain_intervals(study, tested)))
+        contents.append(_explain_intervals(study, tested))
     words = {e.verdict_name: e.verdict for e in study.effects(study.primary_metric)}
     meanings = [(doc.Strong(words[name]), f": {VERDICTS[name].meaning}") for name in sorted(words)]
     return (*contents, doc.Bullets(tuple(meanings)))
 
 
-def _explain_intervals(study: Study, tested: list[Effect]) -> str:
-    text = texts.fill("simultaneous intervals")
+def _explain_intervals(study: Study, tested: list[Effect]) -> doc.Paragraph:
     errors = [one.error for one in tested if one.error]
-    text += texts.when(errors, "pooled errors")
-    if errors and (seeds := study.seed_effect) is not None:
-        paired = {error.is_paired for error in errors}
-        kind = "of differences within a seed" if True in paired else "of the trainings"
-        kind = "of either kind" if len(paired) > 1 else kind
-        ratio, p = fmt.format_fixed(seeds.spread_ratio, 2), fmt.format_p_value(seeds.p)
-        text += " " + texts.fill("pairing", ratio=ratio, p=p, kind=kind)
-    text += texts.when(any(error.shift for error in errors), "further seeds")
-    text += texts.when(study.declared_looks is not None, "claims of looks")
-    freedoms = [effect.tested_error.df for effect in tested if effect.tested_error.df >= 2]
-    if freedoms:
-        df = min(freedoms)
-        df_text, low, high = (fmt.format_significant(n, 2) for n in (df, *spread_factors(df)))
-        text += " " + texts.fill("power", df=df_text, low=low, high=high)
-    return text
+    df = min((e.tested_error.df for e in tested if e.tested_error.df >= 2), default=0.0)
+    freedom = [fmt.format_significant(n, 2) for n in (df, *spread_factors(df))] if df else []
+    return texts.write("simultaneous intervals", study=study, errors=errors, freedom=freedom)
 
 
 def judge_other_metrics(study: Study) -> list[Effect]:
@@ -336,44 +307,21 @@ def report_interactions(study: Study) -> doc.Section | None:
     # By corrected p-value; untested ones by size.
     strongest = sorted(effects, key=lambda e: (e.corrected_p, -abs(e.value)))
     shown = strongest[:MAX_INTERACTIONS]
-    cut_note = f" The {MAX_INTERACTIONS} strongest." if len(strongest) > len(shown) else ""
-    caption = f"{format_count(len(effects), 'interaction')}, the clearest first.{cut_note}"
+    caption = texts.fill("caption of interactions", n=len(strongest), shown=len(shown))
     rows = ((_sum_entries(study, shown, one), _key(study, one)) for one in shown)
     table = doc.make_table("interactions", caption, rows)
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
-    text = texts.fill("interactions", share=SPLIT_SHARE)
-    text += texts.when(any(effect.is_contrast for effect in effects), "contrasts of interactions")
+    is_contrast = any(effect.is_contrast for effect in effects)
+    method = texts.write("interactions", share=SPLIT_SHARE, is_contrast=is_contrast)
+    first = next((effect for effect in strongest if effect.is_significant), strongest[0])
+    fields = {"effects": strongest, "name": _name(first), "verdict": _sum_verdict(first)}
     contents = (
-        _summarize_interactions(study, strongest),
+        texts.write("sums", first=first, **fields),
         table if is_open else doc.Fold("All interactions", (table,)),
-        doc.Fold("How interactions are estimated", (doc.paragraph(text),)),
+        doc.Fold("How interactions are estimated", (method,)),
     )
     return doc.Section("Do the costs add up?", contents)
-
-
-def _summarize_interactions(study: Study, strongest: list[Effect]) -> doc.Paragraph:
-    """Say which levels together do more, or less, than the sum of each alone."""
-    metric = study.primary_metric
-    first = next((effect for effect in strongest if effect.is_significant), strongest[0])
-    spans: list[doc.Span] = [texts.fill("sums", metric=METRICS[metric].title) + " "]
-    n_found = sum(effect.is_significant for effect in strongest)
-    n_tested = sum(effect.has_interval for effect in strongest)
-    if n_found or len(strongest) == 1:
-        size = fmt.difference_with_unit(metric, first.value)
-        if n_found:
-            count = format_count(len(strongest), "sum")
-            spans.append(f"Beyond the noise: {n_found:,} of {count}. The clearest is ")
-        spans += [doc.Strong(_name(first)), f": {size} beyond the sum, {_sum_verdict(first)}."]
-    elif n_tested:
-        count = format_count(n_tested, "sum")
-        spans.append(f"None of {count} is found to be off beyond the noise.")
-    else:
-        spans.append("No sum could be tested.")
-    if any(len(effect.change) > 2 for effect in strongest):
-        text = " This design runs single levels and all together, so it has one such row: all"
-        spans.append(f"{text} together against the sum of the parts.")
-    return doc.paragraph(*spans)
 
 
 def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.Entries:

@@ -4,7 +4,6 @@ from functools import partial
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import pareto_front as fronts
@@ -13,7 +12,6 @@ from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import BUDGET_CONTEXT, COSTS, BudgetBest, CellPoint
-from kvlab.store.metrics import METRICS
 
 
 def report_pareto(study: Study) -> doc.Section | None:
@@ -23,25 +21,18 @@ def report_pareto(study: Study) -> doc.Section | None:
         return None
     metric, figure = study.primary_metric, front_figure(study)
     on_front = {point.levels: point for point in points if point.is_on_front}
-    than = f"a better {METRICS[metric].title}"
-    if len(study.estimand.references) > 1:
-        than += " against its reference"
-    relative = ", of its reference's," if fronts.is_relative(study) else ""
+    names = cols.join_names([study.label(levels) for levels in on_front])
+    fields = {"n": len(points), "names": names, "is_relative": fronts.is_relative(study)}
     diverged = fronts.describe_divergence(study)
-    note = doc.paragraph(
-        f"On the front, of {format_count(len(points), 'cell')}: ",
-        doc.Strong(cols.join_names([study.label(levels) for levels in on_front])),
-        f". No other cell stores as few bytes{relative} with {than}{diverged}.",
-    )
+    note = texts.write("front of memory", study=study, diverged=diverged, **fields)
     entries = partial(_front_entries, study, on_front)
     table = cols.cells_table(study, "pareto", "The cells on the front.", entries, on_front)
-    method = texts.fill("membership of fronts", alpha=study.decide.alpha)
+    method = texts.write("membership of fronts", alpha=study.decide.alpha)
     contents: list[doc.Content] = [note, *([figure] if figure else [])]
-    contents.append(doc.Fold("Cells on the front", (table, doc.paragraph(method))))
-    others, text = _other_fronts(study)
-    if others or text:
-        intro = texts.fill("other fronts")
-        folded: list[doc.Content] = [doc.paragraph(intro + text)]
+    contents.append(doc.Fold("Cells on the front", (table, method)))
+    others, left_out = _other_fronts(study)
+    if others or any(left_out.values()):
+        folded: list[doc.Content] = [texts.write("other fronts", study=study, **left_out)]
         folded += [
             _figure(study, quality, name, found)
             for (quality, name), found in others.items()
@@ -66,28 +57,28 @@ def _front_entries(study: Study, on_front: dict[Levels, CellPoint], levels: Leve
     yield doc.Column("not told apart from", hint=hint), cols.names_cell(study, point.rivals)
 
 
-def _other_fronts(study: Study) -> tuple[dict[tuple[str, str], list[CellPoint]], str]:
-    """Return the fronts of other costs and of HellaSwag, and why some are left out.
+def _other_fronts(study: Study) -> tuple[dict[tuple[str, str], list[CellPoint]], dict[str, bool]]:
+    """Return the fronts of other costs and of HellaSwag, and which are left out.
 
     Fronts that would be no finding are left out: of times that do not compare, and of accuracies at
     chance.
 
     Returns:
-        ``(metric, name of the cost)`` -> points of the cells; and sentences.
+        ``(metric, name of the cost)`` -> points of the cells; and what the text says of others.
     """
-    measured, text = study.measured_metrics, ""
+    measured = study.measured_metrics
     costs = [name for name in COSTS if name != "time" or not study.timing_obstacle]
     pairs = [(study.primary_metric, name) for name in costs if name != "stored"]
-    if "tpot_ms_p50" in measured and study.timing_obstacle:
-        text += f" There is no front of times. {study.timing_obstacle}."
     accuracy = "hellaswag_acc_norm_served"
     accuracy = accuracy if accuracy in measured else "hellaswag_acc_norm"
-    if accuracy in measured and all_at_chance(study, [accuracy]):
-        text += " There is no front of HellaSwag: no accuracy is above chance within its error."
-    elif accuracy in measured:
+    left_out = {
+        "no_times": "tpot_ms_p50" in measured and bool(study.timing_obstacle),
+        "no_accuracy": accuracy in measured and all_at_chance(study, [accuracy]),
+    }
+    if accuracy in measured and not left_out["no_accuracy"]:
         pairs += [(accuracy, name) for name in costs]
     made = {pair: fronts.cost_front(study, pair[0], COSTS[pair[1]]) for pair in pairs}
-    return {pair: points for pair, points in made.items() if points}, text
+    return {pair: points for pair, points in made.items() if points}, left_out
 
 
 def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> doc.Figure:
@@ -172,15 +163,13 @@ def report_equal_memory(study: Study) -> doc.Section | None:
         return None
     base = fmt.format_binary_size(fronts.bytes_per_context(study)[study.baseline])
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
-    sizes = " or ".join(f"{block:,}" for block in blocks)
-    title = METRICS[study.primary_metric].title
-    text = texts.fill("equal memory", metric=title, context=BUDGET_CONTEXT, blocks=sizes, base=base)
-    if study.diverged_cells:
-        text += f" Some cells are left out{fronts.describe_divergence(study)}."
-    method = texts.fill("best of a budget", confidence=100 * (1 - study.decide.alpha))
+    fields = {"context": BUDGET_CONTEXT, "blocks": [f"{n:,}" for n in blocks], "base": base}
+    diverged = fronts.describe_divergence(study)
+    note = texts.write("equal memory", study=study, diverged=diverged, **fields)
+    method = texts.write("best of a budget", confidence=100 * (1 - study.decide.alpha))
     rows = ((_budget_entries(study, b), study.cell_key(b.point.levels)) for b in choices)
     table = doc.make_table("equal-memory", "The best cell in every budget.", rows)
-    contents = (doc.paragraph(text), table, doc.paragraph(method))
+    contents = (note, table, method)
     return doc.Section("At equal memory", contents, is_appendix=True)
 
 

@@ -7,7 +7,6 @@ from kvlab.analysis.looks import TakenLook
 from kvlab.analysis.sequential import repeated_test_error, spent_alpha, t_bounds
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -20,49 +19,25 @@ def report_looks(study: Study) -> doc.Section | None:
     seeds, alpha, contents = study.declared_looks, study.decide.alpha, list[doc.Content]()
     if study.reported_sizes:
         sizes = (*study.reported_sizes, len(study.seeds))
-        before, error = ", ".join(map(str, sizes[:-1])), repeated_test_error(sizes, alpha)
-        text = texts.fill("added seeds", before=before, count=sizes[-1], error=error, alpha=alpha)
-        setting = doc.Code(f"seeds: {{looks: [{', '.join(map(str, sizes))}]}}")
-        contents.append(doc.paragraph(text, setting, "."))
+        fields = {"sizes": sizes, "error": repeated_test_error(sizes, alpha), "alpha": alpha}
+        contents.append(texts.write("added seeds", **fields))
     if seeds is None:
         title = "Looks that were not declared"
         return doc.Section(title, tuple(contents)) if contents else None
-    sizes_text, claims = ", ".join(map(str, seeds.looks)), format_count(len(study.claims), "claim")
-    savings = _describe_savings(study, seeds)
+    planned = sum(len(by_seed) for by_seed in study.cells.values())
+    most = len(study.cells) * seeds.looks[-1]
+    note = texts.write("looks", study=study, seeds=seeds, planned=planned, most=most)
     rows = _look_rows(study, seeds)
     contents += [
-        doc.paragraph(texts.fill("looks", sizes=sizes_text, claims=claims, savings=savings)),
+        note,
         doc.make_table("looks", "Looks, as declared and as taken.", rows),
     ]
     if study.taken_looks:
         caption = "Claims at the looks at which they had new seeds, up to their decision."
         table = doc.make_table("claims", caption, _claim_rows(study))
         contents.append(doc.Fold("Every claim at every look", (table,)))
-    contents.append(doc.Fold("How looks decide", (doc.paragraph(_explain(study)),)))
+    contents.append(doc.Fold("How looks decide", (texts.write("how looks decide", study=study),)))
     return doc.Section("Looks", tuple(contents))
-
-
-def _explain(study: Study) -> str:
-    metric, margin = study.primary_metric, study.decide.margin
-    below = ""
-    if margin is not None:
-        size = f"{fmt.format_magnitude(metric, margin)} {fmt.difference_unit(metric)}".strip()
-        below = f" It is decided, too, once its interval ends below the margin of {size}."
-    return texts.fill("how looks decide", alpha=study.decide.alpha, below=below)
-
-
-def _describe_savings(study: Study, seeds: SeedLooks) -> str:
-    planned = sum(len(by_seed) for by_seed in study.cells.values())
-    most, looks = len(study.cells) * seeds.looks[-1], study.taken_looks
-    saved = most - planned
-    text = f"{format_count(planned, 'result')} of at most {most:,} were asked for"
-    if not looks:
-        return f"{text}. No look has been taken yet."
-    if looks[-1].has_open_claims:
-        return f"{text}. The sweep goes on: claims are undecided."
-    if saved:
-        text += f": {saved:,} fewer ({saved / most:.0%}) than {seeds.looks[-1]} seeds of every cell"
-    return f"{text}."
 
 
 def _look_rows(study: Study, seeds: SeedLooks) -> Iterator[doc.KeyedRow]:

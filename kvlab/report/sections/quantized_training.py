@@ -46,7 +46,7 @@ def report_quantized_training(study: Study) -> doc.Section | None:
         if levels in pairs or levels in beside
     )
     caption = "Quantized trainings and the same in float; mean over seeds."
-    contents: list[doc.Content] = [doc.paragraph(texts.fill("quantized training"))]
+    contents: list[doc.Content] = [texts.write("quantized training")]
     contents.append(doc.make_table("quantized-training", caption, rows))
     if padded:
         title = f"{format_count(len(padded), 'product')} padded with zeros for the hardware"

@@ -25,12 +25,9 @@ def report_provenance(study: Study) -> doc.Section:
     if study.sections is not None and list(study.sections) != own_sections:
         option = f" --sections {','.join(study.sections)}"
     command = str(study.sweep.get("command") or "kvlab submit")
-    again = doc.Code(f"kvlab report {study.name}{option}")
-    explain = doc.Code(f"kvlab explain {study.name} NAME")
-    what = " computes a cell or a level again from its trials."
     contents: list[doc.Content] = [
-        doc.paragraph("Computed by ", doc.Code(command), "."),
-        doc.paragraph(texts.fill("same bytes") + " ", again, ". ", explain, what),
+        texts.write("command", command=command),
+        texts.write("same bytes", sweep=study.name, option=option),
     ]
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:
@@ -54,24 +51,10 @@ def report_provenance(study: Study) -> doc.Section:
 def _describe_compute(study: Study) -> doc.Paragraph:
     """Say what the sweep has computed in all, and what of that is not recorded."""
     total, tuning = measure_compute(study)
-    counts = format_count(total.trainings, "training"), format_count(total.trials, "trial")
-    fields = {"trainings": counts[0], "spent": _format_spent(total), "trials": counts[1]}
-    text = " " + texts.fill("compute", **fields)
-    if tuning is not None and tuning.trials:
-        trials = format_count(tuning.trials, "trial")
-        text += f" Of these, tuning took {_format_spent(tuning)} in {trials}."
-    uncounted = []
-    if total.without_flops:
-        trials = format_count(total.without_flops, "trial")
-        uncounted.append(f"the FLOPs of {trials} that failed or diverged")
-    if total.without_hours:
-        uncounted.append(f"the hours of {format_count(total.without_hours, 'pruned trial')}")
-    if tuning is not None and (tuning.absent or not tuning.trials):
-        count = format_count(tuning.absent, "trial") if tuning.absent else "all trials"
-        uncounted.append(f"{count} of the tuning, whose results this record does not have")
-    if uncounted:
-        text += f" Not counted: {'; '.join(uncounted)}."
-    return doc.paragraph(doc.Strong("Compute:"), text)
+    fields = {"spent": _format_spent(total), "total": total, "tuning": tuning}
+    if tuning is not None:
+        fields |= {"tuning_spent": _format_spent(tuning)}
+    return texts.write("compute", **fields)
 
 
 def _format_spent(compute: Compute) -> str:
@@ -91,22 +74,16 @@ def report_failures(study: Study) -> doc.Section:
     for row in study.done_rows:
         record = row.record["provenance"]  # pauses at a rung of a search are no failures
         n_retried += int(record.get("attempts", 1)) - int(record.get("pauses", 0)) > 1
-    text = "" if failed else "No trial failed."
-    if missing:
-        cells = format_count(len({row.levels for row in missing}), "cell")
-        text += f" {format_count(len(missing), 'trial')} of {cells} have not ended yet."
-    if n_retried:
-        text += f" {format_count(n_retried, 'measured trial')} took more than one attempt."
+    cells = {row.levels for row in missing}
+    fields = {"failed": failed, "missing": missing, "cells": cells, "pruned": pruned}
+    note = texts.write("failures", n_retried=n_retried, **fields)
     tables = []
     if failed:
-        text += " " + texts.fill("failures", trials=format_count(len(failed), "trial"))
         rows = [(_failed_entries(study, r), study.cell_key(r.levels)) for r in failed]
         tables.append(doc.make_table("failures", "Trials without measurements.", rows))
     if pruned:
-        text += " " + texts.fill("pruned trials", trials=format_count(len(pruned), "trial"))
         muted = ((_pruned_entries(study, r), study.cell_key(r.levels), True) for r in pruned)
         tables.append(doc.make_table("pruned", "Trials that the search pruned.", muted))
-    note = doc.paragraph(text.strip())
     return doc.Section("Failures and retries", (note, *tables), is_appendix=True)
 
 
@@ -151,11 +128,10 @@ def report_divergence(study: Study) -> doc.Section | None:
     if not effects:
         return None
     diverged = {row.levels for row in study.rows if row.status == "diverged"}
-    trials = format_count(study.status_counts["diverged"], "trial")
-    text = texts.fill("divergence", trials=trials, cells=format_count(len(diverged), "cell"))
+    note = texts.write("divergence", study=study, cells=diverged)
     rows = ((_divergence_entries(study, one), study.change_key(one.change)) for one in effects)
     table = doc.make_table("divergence", "Diverged trials by level, paired.", rows)
-    return doc.Section("Divergence", (doc.paragraph(text), table))
+    return doc.Section("Divergence", (note, table))
 
 
 def _divergence_entries(study: Study, effect: Effect) -> doc.Entries:
@@ -197,7 +173,7 @@ def report_starting_weights(study: Study) -> doc.Section | None:
         yield "left over", len(start["unused"]), "of the source"
 
     caption = "Parameters by what became of them; the lowest seed of each cell."
-    contents: list[doc.Content] = [doc.paragraph(texts.fill("starting weights"))]
+    contents: list[doc.Content] = [texts.write("starting weights")]
     contents.append(cols.cells_table(study, "starts", caption, entries, starts))
     shown: set[tuple[str, ...]] = set()
     for levels, start in starts.items():

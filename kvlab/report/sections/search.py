@@ -3,15 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
-from kvlab.humanize import format_count, format_duration, format_number
-from kvlab.report import (
-    confirmation,
-    texts,
-)
+from kvlab.humanize import format_duration, format_number
+from kvlab.report import confirmation, texts
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import search_tables as tables
@@ -34,65 +30,45 @@ def report_search_answer(study: Study, search: SearchResults) -> doc.Section:
     if search.eligible:
         contents += _describe_best(study, search, n_measured, limits)
     else:
-        text = "No trial has been measured yet, so there is no answer."
-        if n_measured and limits:
-            count = format_count(n_measured, "measured trial")
-            text = texts.fill("no trial in the limits", trials=count, limits=limits)
-        contents.append(doc.Paragraph((text,), tone="lead"))
+        n = n_measured if limits else 0
+        contents.append(texts.write("no trial in the limits", "lead", n=n, limits=limits))
     if not search.stop_reason:
-        ended = f" {sum(one.state != 'open' for one in search.trials):,}"
-        if planned := search.config.get("trials"):
-            ended += f" of {format_count(planned, 'trial')}"
-        text = f"{ended} ended; every number here is of those. Submit it again to go on."
-        contents.append(doc.paragraph(doc.Strong("The search has not ended:"), text))
+        n_ended = sum(one.state != "open" for one in search.trials)
+        contents.append(texts.write("search goes on", n=n_ended, of=search.config.get("trials")))
     return doc.Section("The answer", tuple(contents))
 
 
 def _describe_best(
     study: Study, search: SearchResults, n_measured: int, limits: str
 ) -> Iterator[doc.Content]:
-    n_objectives, n_eligible = len(search.objectives), len(search.eligible)
-    text = f"The search measured {format_count(n_measured, 'configuration')}"
-    if limits:
-        who = "all" if n_eligible == n_measured else f"{n_eligible:,} of them"
-        verb = "keeps" if n_eligible == 1 else "keep"
-        text += f"; {who} {verb} the limit{'s' if ' and ' in limits else ''} ({limits})"
-    names = [(*_name_best(study, search, number), ".") for number in range(n_objectives)]
-    if n_objectives == 1:
-        yield doc.Paragraph((f"{text}. ", *names[0]), tone="lead")
-    else:
-        front = f"No other trial beats these {len(search.best)}: they are the front"
-        if len(search.best) == 1:
-            front = "One trial beats all others in every objective"
-        yield doc.Paragraph((f"{text}. {front}.",), tone="lead")
+    names = [_name_best(study, search, number) for number in range(len(search.objectives))]
+    first = names[0] if len(names) == 1 else ()
+    fields = {"n_measured": n_measured, "limits": limits}
+    lead = texts.spans("lead of a search", search=search, **fields)
+    yield doc.Paragraph((*lead, *([" "] if first else []), *first), tone="lead")
+    if not first:
         yield doc.Bullets(tuple(names))
-    text = f" every trial ran once, at seed {', '.join(map(str, study.seeds))}"
-    if n_eligible > 1:
-        text += f", and the best of {n_eligible:,} noisy numbers looks better than it is"
-    ranked = search.ranked(0)
-    if n_objectives == 1 and len(ranked) > 1:
-        gap = abs(ranked[1].values[0] - ranked[0].values[0])
-        text += f". Trial {ranked[1].number} {_format_gap(search.objectives[0].name, gap)}"
-    if tuned := " and ".join(key for key in search.keys if key.startswith("training.")):
-        text += f". The search also tuned {tuned}, which the base experiment has as written, so"
-        text += " part of a difference from it may be the recipe's"
-    hint = ". Confirm the best on fresh seeds (What to do next) before you rely on it."
-    yield doc.paragraph(doc.Strong("This is a suggestion, not a finding:"), text + hint)
+    ranked, gap = search.ranked(0), ""
+    if first and len(ranked) > 1:
+        distance = abs(ranked[1].values[0] - ranked[0].values[0])
+        gap = f"Trial {ranked[1].number} {_format_gap(search.objectives[0].name, distance)}"
+    tuned = [key for key in search.keys if key.startswith("training.")]
+    fields = {"n": len(search.eligible), "gap": gap, "tuned": tuned}
+    yield texts.write("suggestion", seeds=study.seeds, **fields)
 
 
-def _name_best(study: Study, search: SearchResults, number: int) -> Iterator[doc.Span]:
+def _name_best(study: Study, search: SearchResults, number: int) -> tuple[doc.Span, ...]:
     """Name the best trial in one objective, its settings, and the base experiment's value."""
-    objective, best = search.objectives[number], search.leader(number)
-    extreme = "lowest" if objective.is_minimized else "highest"
-    value = tables.format_with_unit(objective.name, best.values[number])
-    yield f"The {extreme} {tables.objective_title(objective.name)} is {value}, of "
-    yield doc.Strong(f"trial {best.number}")
-    yield ": "
-    yield doc.Code(format_settings(best.settings))
-    base = tables.base_row(study)
-    if base and (own := tables.objective_of_row(objective.name, base)) is not None:
-        over = ", and over a limit" if tables.breaks_limit(search, base) else ""
-        yield f". The base experiment is at {tables.format_with_unit(objective.name, own)}{over}"
+    objective, best, row = search.objectives[number], search.leader(number), tables.base_row(study)
+    base = None if row is None else tables.objective_of_row(objective.name, row)
+    fields = {
+        "title": tables.objective_title(objective.name),
+        "value": tables.format_with_unit(objective.name, best.values[number]),
+        "settings": format_settings(best.settings),
+        "base": "" if base is None else tables.format_with_unit(objective.name, base),
+        "is_over": row is not None and tables.breaks_limit(search, row),
+    }
+    return texts.spans("best trial", objective=objective, best=best, **fields)
 
 
 def _format_gap(name: str, gap: float) -> str:
@@ -109,13 +85,11 @@ def report_best_trials(study: Study, search: SearchResults) -> doc.Section | Non
     """List the best configurations with their settings."""
     if not search.eligible:
         return None
-    trials, caption = search.best, "The trials that no other beats, one seed each"
-    if len(search.objectives) == 1:
-        trials = tuple(search.ranked(0)[:MAX_BEST])
-        caption = f"The best {format_count(len(trials), 'trial')} within the limits, one seed each"
-    if tables.base_row(study) is not None:
-        caption += "; last, the base experiment for comparison"
-    table = tables.trials_table(study, search, "best", f"{caption}.", trials)
+    is_ranked = len(search.objectives) == 1
+    trials = tuple(search.ranked(0)[:MAX_BEST]) if is_ranked else search.best
+    fields = {"is_ranked": is_ranked, "n": len(trials)}
+    caption = texts.fill("caption of the best", base=tables.base_row(study), **fields)
+    table = tables.trials_table(study, search, "best", caption, trials)
     return doc.Section("Best configurations", (table,))
 
 
@@ -124,13 +98,9 @@ def report_next_sweep(study: Study, search: SearchResults) -> doc.Section | None
     sweep, path = confirmation.sweep_yaml(study, search), confirmation.sweep_path(study)
     if not sweep:
         return None
-    count, seeds = len(confirmation.choose_trials(search)), confirmation.SEEDS
-    which = "the best" if len(search.objectives) == 1 else "of the front"
-    trials = f"{format_count(count, 'trial')} ({which})"
-    text = texts.fill("next sweep", trials=trials, seeds=seeds, total=(count + 1) * seeds)
-    report = doc.Code(f"kvlab report {study.name} --confirm {path}")
-    submit = doc.Code(f"kvlab submit {path}")
-    note = doc.paragraph(f"{text} ", report, " write it. Then run ", submit, ".")
+    count = len(confirmation.choose_trials(search))
+    fields = {"n": count, "seeds": confirmation.SEEDS, "path": path, "sweep": study.name}
+    note = texts.write("next sweep", search=search, **fields)
     return doc.Section("What to do next", (note, doc.Block(path, sweep, "yaml")))
 
 
@@ -139,23 +109,13 @@ def report_next_sweep(study: Study, search: SearchResults) -> doc.Section | None
 
 def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     """Describe the space, the objectives, the sampler, the pruner and the budget."""
-    goals = " and ".join(
-        f"{'minimize' if one.is_minimized else 'maximize'} {tables.objective_title(one.name)}"
-        for one in search.objectives
-    )
-    limits, config = tables.describe_limits(search), search.config
-    with_limits = f", with {limits}" if limits else ""
+    titles = [tables.objective_title(one.name) for one in search.objectives]
+    config = search.config
     name, arguments = split_sampler(config["sampler"])
     sampler = [name, *(f"{key}={format_setting(value)}" for key, value in arguments.items())]
-    text = texts.fill(
-        "search setup",
-        seed=config["seed"],
-        parallel=config["parallel"],
-        pruning=_describe_pruning(config.get("pruning")),
-        seeds=", ".join(map(str, study.seeds)),
-    )
-    start = f"The search was to {goals}{with_limits}. Suggestions came from Optuna's sampler "
-    note = doc.paragraph(start, doc.Code(" ".join(sampler)), f" {text}")
+    fields = {"titles": titles, "sampler": " ".join(sampler)}
+    limits = tables.describe_limits(search)
+    note = texts.write("search setup", study=study, search=search, limits=limits, **fields)
     space = [
         (key, "one of", ", ".join(map(format_setting, v))) for key, v in config["choices"].items()
     ]
@@ -168,17 +128,6 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
     rows = ((doc.pair(heads, doc.Cell(key, key, code=True), *facts), "") for key, *facts in space)
     contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
-
-
-def _describe_pruning(pruning: Mapping[str, Any] | None) -> str:
-    if pruning is None:
-        return "Nothing was pruned: every trial was trained to its end."
-    rungs = ", ".join(f"{fraction:.3g}" for fraction in pruning["rungs"])
-    text = f"Trainings were pruned by validation loss at {rungs} of their steps: "
-    if pruning["rule"] == "halving":
-        return f"{text}one in {pruning['factor']} goes on (asynchronous successive halving)."
-    others = pruning["startup"]
-    return f"{text}what is worse than the median pauses, once {others} others have been there."
 
 
 def _budget_table(study: Study, search: SearchResults) -> doc.Table:
@@ -246,14 +195,10 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
     """Report the suggestions that cannot be the best, each with its reason."""
     others = [(one, _outcome(study, one)) for one in search.suggestions if not one.is_eligible]
     counts = Counter(kind for _, kind in others)
-    listed = "; ".join(f"{counts[kind]:,} {_OUTCOMES[kind]}" for kind in _OUTCOMES if counts[kind])
-    text = f"{len(others):,} of {format_count(len(search.suggestions), 'suggestion')}: {listed}."
-    if not others:
-        text = "Every suggestion was measured and keeps the limits."
-    text += texts.when(counts["pruned"], "pruned by a search")
-    failed = " A failure says nothing about its configuration."
-    text += failed if counts["failed"] else " No trial failed."
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    named = [(counts[kind], _OUTCOMES[kind]) for kind in _OUTCOMES if counts[kind]]
+    fields = {"n": len(others), "named": named, "counts": counts}
+    note = texts.write("suggestions without an answer", search=search, **fields)
+    contents: list[doc.Content] = [note]
     if others:
         entries = partial(_outcome_entries, study, search)
         rows = (
@@ -328,15 +273,10 @@ def report_search_history(study: Study, search: SearchResults) -> doc.Section | 
     """Plot every measured trial and the best so far, one figure an objective."""
     if not search.eligible:
         return None
-    last = search.improvements(0)[-1].number
-    text = "The line is the best so far of the trials within the limits."
-    if len(search.objectives) == 1:
-        moves = "falls" if search.objectives[0].is_minimized else "rises"
-        text += f" The last improvement was trial {last} of {len(search.suggestions):,}"
-        text += f" suggestions; where the line still {moves}, more trials may find better."
+    note = texts.write("history", search=search, last=search.improvements(0)[-1])
     numbers = range(len(search.objectives))
     figures = (_history_figure(study, search, number) for number in numbers)
-    return doc.Section("History", (doc.paragraph(text), *figures))
+    return doc.Section("History", (note, *figures))
 
 
 def _history_figure(study: Study, search: SearchResults, number: int) -> doc.Figure:
@@ -398,10 +338,7 @@ def report_search_front(study: Study, search: SearchResults) -> doc.Section | No
         return None
     if len(search.objectives) == 1:
         return _report_memory(study, search)
-    text = f"The front has {format_count(len(search.best), 'trial')}: no other is as good in every"
-    text += " objective and better in one."
-    text += texts.when(len(search.objectives) > 2, "more than two objectives")
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    contents: list[doc.Content] = [texts.write("front", search=search)]
     y_name = search.objectives[0].name
     for number, objective in enumerate(search.objectives[1:], start=1):
         costs = {one.number: one.values[number] for one in search.trials if one.is_measured}
@@ -496,8 +433,7 @@ def _report_memory(study: Study, search: SearchResults) -> doc.Section | None:
 
     rows = ((entries(one), tables.cell_key(study, one)) for one in best)
     table = doc.make_table("best-by-memory", "The best trial within every size of the cache.", rows)
-    note = doc.paragraph(texts.fill("best by memory"))
-    return doc.Section("Quality against memory", (note, figure, table))
+    return doc.Section("Quality against memory", (texts.write("best by memory"), figure, table))
 
 
 def report_importances(_study: Study, search: SearchResults) -> doc.Section | None:
@@ -505,7 +441,7 @@ def report_importances(_study: Study, search: SearchResults) -> doc.Section | No
     if not search.importances:
         return None
     n_measured = sum(one.is_measured for one in search.trials)
-    text = texts.fill("importances", trials=format_count(n_measured, "trial"))
+    note = texts.write("importances", n=n_measured)
     names = short_keys(search.keys)
 
     def entries(key: str) -> doc.Entries:
@@ -517,4 +453,4 @@ def report_importances(_study: Study, search: SearchResults) -> doc.Section | No
     keys = dict.fromkeys(key for shares in search.importances.values() for key in shares)
     caption = "Share of the variation of each objective that a setting explains."
     table = doc.make_table("importances", caption, ((entries(key), "") for key in keys))
-    return doc.Section("What mattered", (doc.paragraph(text), table))
+    return doc.Section("What mattered", (note, table))

@@ -9,7 +9,6 @@ from typing import Any
 from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -30,18 +29,16 @@ def report_serving_gap(study: Study) -> doc.Section | None:
     if not gaps:
         return None
     with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
-    spans: list[doc.Span] = [texts.fill("serving gap") + " "]
-    n_cells = format_count(len(gaps), "cell")
-    if with_gap:
-        largest = max(with_gap, key=lambda levels: study.serving_gaps[levels].value)
-        size = fmt.format_difference("serving_gap", study.serving_gaps[largest].value)
-        spans.append(f"It is in {len(with_gap):,} of {n_cells}; the largest is that of ")
-        spans += [doc.Strong(study.label(largest)), f", {size}."]
-    else:
-        spans.append(f"None of {n_cells} has one beyond rounding ({GAP_ROUNDING:g} nats).")
-    if any(_trained_formats(study, levels) != {_EXACT} for levels in gaps):
-        spans.append(" " + texts.fill("trained formats"))
-    contents: list[doc.Content] = [doc.paragraph(*spans)]
+    largest = max(gaps, key=lambda levels: study.serving_gaps[levels].value)
+    fields = {
+        "n": len(gaps),
+        "n_beyond": len(with_gap),
+        "rounding": GAP_ROUNDING,
+        "largest": study.label(largest),
+        "gap": study.serving_gaps[largest].value,
+        "is_aware": any(_trained_formats(study, levels) != {_EXACT} for levels in gaps),
+    }
+    contents: list[doc.Content] = [texts.write("serving gap", **fields)]
     if with_gap:
         caption = "Cells whose serving cache changes the loss beyond rounding."
         entries = partial(_gap_entries, study)
@@ -87,28 +84,20 @@ def _report_divergence(study: Study) -> list[doc.Content]:
         return []
     found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
-    left_out = ""
-    if n_rounding := len(means) - len(beyond):
-        limit = fmt.format_spread(KL_ROUNDING, 1)
-        left_out = f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
-        left_out += f" {'is' if n_rounding == 1 else 'are'} left out."
-    over = "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
+    fields = {"n": len(means) - len(beyond), "limit": fmt.format_spread(KL_ROUNDING, 1)}
     caption = "What serving changes in the distribution of the next token, the least first."
     entries = partial(_divergence_entries, study, found)
     positions = (_position_table(study, list(found), metric) for metric in (_KL, _TOP_CHANGED))
     folded: tuple[doc.Content, ...] = (
-        doc.paragraph(texts.fill("divergence of predictions", left_out=left_out, over=over)),
+        texts.write("divergence of predictions", study=study, **fields),
         _draw_divergence(study, found),
         cols.cells_table(study, "serving-divergence", caption, entries, found),
         *(table for table in positions if table.rows),
     )
     worst = list(found)[-1]
-    text = f": KL(one-shot || served) is {fmt.format_metric(_KL, found[worst][0])} nats/token"
-    if (share := study.mean(worst, _TOP_CHANGED)) is not None:
-        shown = fmt.format_metric(_TOP_CHANGED, share)
-        text += f", and {shown}% of the likeliest tokens differ"
-    name = doc.Strong(study.label(worst))
-    summary = doc.paragraph("Serving changes predictions most at ", name, f"{text}.")
+    share = study.mean(worst, _TOP_CHANGED)
+    fields = {"name": study.label(worst), "kl": found[worst][0], "share": share}
+    summary = texts.write("largest divergence", **fields)
     return [summary, doc.Fold("Divergence from one-shot predictions", folded)]
 
 
@@ -232,8 +221,6 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
     if not quantized:
         return []
     is_aware = any(_trained_formats(study, levels) != {_EXACT} for levels in quantized)
-    text = texts.fill("dtype of the cache")
-    text += texts.when(is_aware, "dtype of the cache where training rounded")
 
     def show(_: str, change: float) -> str:  # four decimals show too little
         return fmt.format_significant(change, 2)
@@ -260,7 +247,11 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
 
     caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
     table = cols.cells_table(study, "kv-dtype", caption, entries, quantized)
-    return [doc.Heading("The cache's dtype"), doc.paragraph(text), table]
+    return [
+        doc.Heading("The cache's dtype"),
+        texts.write("dtype of the cache", is_aware=is_aware),
+        table,
+    ]
 
 
 def _report_eviction(study: Study) -> list[doc.Content]:
@@ -277,7 +268,7 @@ def _report_eviction(study: Study) -> list[doc.Content]:
 
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
     table = cols.cells_table(study, "eviction", caption, entries, evicting)
-    return [doc.Heading("Eviction"), doc.paragraph(texts.fill("eviction")), table]
+    return [doc.Heading("Eviction"), texts.write("eviction"), table]
 
 
 def _describe_eviction(serving: Mapping[str, Any]) -> str:
@@ -326,11 +317,11 @@ def report_reuse(study: Study) -> doc.Section | None:
     drawn = sorted(lines, key=study.n_changed_factors)[:MAX_DRAWN]
     keys = {study.label(levels): study.cell_key(levels) for levels in drawn}
     drawn_lines = [line for levels in drawn for line in lines[levels]]
-    caption = texts.fill("caption of reuse", budget=budget, sign=fmt.PLUS_MINUS)
+    caption = texts.fill("caption of reuse", budget=budget)
     snapshots = sorted({config["snapshot_tokens"] for config in configs if config})
     method = texts.fill("reuse", snapshots=" or ".join(f"{value:,}" for value in snapshots))
     contents: list[doc.Content] = [
-        doc.paragraph(*_summarize(study, rates, budget)),
+        _summarize(study, rates, budget),
         *reuse_figures(drawn_lines, keys, f", with {budget}"),
         cols.cells_table(study, "reuse", caption, partial(_reuse_entries, study), rates),
         *_budget_table(study, lines),
@@ -339,33 +330,19 @@ def report_reuse(study: Study) -> doc.Section | None:
     return doc.Section("Reuse between turns", tuple(contents))
 
 
-def _summarize(study: Study, rates: Mapping[Levels, float], budget: str) -> Iterator[doc.Span]:
-    yield texts.fill("turns") + " "
+def _summarize(study: Study, rates: Mapping[Levels, float], budget: str) -> doc.Paragraph:
     exact, requests = study.means("reuse_hit_rate_exact"), study.means("reuse_requests")
-    if exact and requests:
-        count = format_count(round(max(requests.values())), "request")
-        share = fmt.format_metric("reuse_hit_rate_exact", max(exact.values()))
-        yield f"Of the prompts of {count}, {share}% is in an earlier turn: the upper bound. "
-    order = sorted(rates, key=lambda levels: rates[levels])
-    least, most = (fmt.format_metric("reuse_hit_rate", rates[order[end]]) for end in (0, -1))
-    if least == most:
-        yield f"With {budget}, every cell finds {most}%."
-    else:
-        yield f"With {budget}, "
-        yield doc.Strong(study.label(order[-1]))
-        yield f" finds most, {most}%, and "
-        yield doc.Strong(study.label(order[0]))
-        yield f" finds least, {least}%."
-    changes = study.means("reuse_kl")
+    order, changes = sorted(rates, key=lambda levels: rates[levels]), study.means("reuse_kl")
     changed = [levels for levels in changes if changes[levels] >= SMALLEST_CHANGE]
-    if changed:
-        yield " Reuse changes the replies of "
-        yield doc.Strong(cols.join_names([study.label(levels) for levels in changed]))
-        largest = fmt.format_metric("reuse_kl", max(changes[levels] for levels in changed))
-        rest = "" if len(changed) == len(changes) else "; of the others it changes rounding alone"
-        yield f", by up to {largest} nats/token of KL(cold || warm){rest}."
-    elif changes:
-        yield " Reuse changes no cell's replies beyond rounding."
+    fields = {
+        "exact": max(exact.values(), default=None),
+        "requests": round(max(requests.values(), default=0)),
+        "ends": [(study.label(c), fmt.format_metric("reuse_hit_rate", rates[c])) for c in order],
+        "changes": changes,
+        "changed": changed,
+        "names": cols.join_names([study.label(levels) for levels in changed]),
+    }
+    return texts.write("turns", budget=budget, **fields)
 
 
 def _reuse_entries(study: Study, levels: Levels) -> doc.Entries:

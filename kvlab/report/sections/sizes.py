@@ -10,7 +10,7 @@ from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import judge_interval
-from kvlab.humanize import format_count, format_number
+from kvlab.humanize import format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -35,10 +35,10 @@ def report_size_trends(study: Study) -> doc.Section | None:
     caption = f"Trends of the {METRICS[study.primary_metric].title} over sizes."
     rows = [(_trend_entries(study, one), _trend_key(study, one), not one.law) for one in trends]
     contents: list[doc.Content] = [
-        doc.paragraph(texts.fill("sizes", factor=size["factor"], sizes=sizes)),
+        texts.write("sizes", factor=size["factor"], sizes=sizes),
         doc.make_table("size-trends", caption, rows),
         _figure(study, trends),
-        doc.Fold("How trends are estimated", (doc.paragraph(texts.fill("size trends")),)),
+        doc.Fold("How trends are estimated", (texts.write("size trends"),)),
     ]
     predictions = [
         (_prediction_entries(study, trend, one), _trend_key(study, trend))
@@ -46,11 +46,11 @@ def report_size_trends(study: Study) -> doc.Section | None:
         for one in _list_predictions(study, trend)
     ]
     if predictions:
-        count = format_count(max(len(trend.seeds) for trend in trends), "new seed")
-        text = texts.fill("size predictions", seeds=count, most=MAX_EXTRAPOLATION)
+        n_seeds = max(len(trend.seeds) for trend in trends)
+        note = texts.write("size predictions", n_seeds=n_seeds, most=MAX_EXTRAPOLATION)
         caption = "Predicted differences at other sizes."
         table = doc.make_table("size-predictions", caption, predictions)
-        contents.append(doc.Fold("Predictions", (doc.paragraph(text), table)))
+        contents.append(doc.Fold("Predictions", (note, table)))
     return doc.Section("How effects change with size", tuple(contents))
 
 
@@ -146,9 +146,7 @@ def _figure(study: Study, trends: list[SizeTrend]) -> doc.Figure:
         layers += _draw_trend(study, trend, doc.SERIES[number])
     axis = doc.Axis("parameters without embeddings, with the head (logarithmic)", "log")
     y_axis = doc.Axis(f"difference in {fmt.short_title(metric)} ({fmt.difference_unit(metric)})")
-    caption = texts.fill("caption of size trends")
-    if len(fitted) > MAX_LINES:
-        caption += f" Of {len(fitted)} levels, those with the clearest trends."
+    caption = texts.fill("caption of size trends", n=len(fitted), most=MAX_LINES)
     changes = "; ".join(
         f"{trend.factor}={trend.level}: {fmt.difference_with_unit(metric, trend.slope.value)}"
         f" per tenfold size, {trend.verdict}"
@@ -202,10 +200,8 @@ def report_matched_sizes(study: Study) -> doc.Section | None:
     modes = [mode for mode in study.match_modes if mode in SIZES]
     if not modes:
         return None
-    whose = "the baseline of its size" if study.sweep.get("size") else "the baseline"
-    units = " or ".join(SIZES[mode].unit for mode in modes)
-    text = texts.fill("matched sizes", units=units, whose=whose)
-    contents: list[doc.Content] = [doc.paragraph(text)]
+    units = [SIZES[mode].unit for mode in modes]
+    contents: list[doc.Content] = [texts.write("matched sizes", study=study, units=units)]
     caption = "Widths and sizes of the cells."
     table = cols.cells_table(study, "matched", caption, partial(_size_entries, study))
     contents += [table] if table.rows else []
@@ -217,8 +213,7 @@ def report_matched_sizes(study: Study) -> doc.Section | None:
             for mode, effect in effects
         ]
         if any(effect.estimate for _, effect in effects):
-            caption = f"Effects on the {METRICS[study.primary_metric].title}, by the way in which"
-            caption += " sizes were matched."
+            caption = texts.fill("caption of matched effects", study=study)
             contents.append(doc.make_table("matched-effects", caption, rows))
     return doc.Section("Matched sizes", tuple(contents))
 

@@ -6,7 +6,6 @@ from typing import Any
 from kvlab.analysis import trial_rows
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.humanize import format_count
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
 from kvlab.report import benchmark_plots as bench
 from kvlab.report import document as doc
@@ -31,12 +30,7 @@ def report_memory(study: Study) -> doc.Section | None:
     if not measured:
         return None
     n_wrong = sum(not _agrees(row) for row in measured)
-    count = format_count(len(measured), "trial")
-    agreement: list[doc.Span] = [f"They agree to the byte in all {count}."]
-    if n_wrong:
-        strong = doc.Strong(f"{n_wrong} of {count} disagree: a bug, not a result.")
-        agreement = [strong, " They are marked below."]
-    note = doc.paragraph(texts.fill("memory") + " ", *agreement, " " + texts.fill("peaks"))
+    note = texts.write("memory", n_wrong=n_wrong, n=len(measured))
 
     def entries(levels: Levels) -> doc.Entries:
         rows = [row for row in study.cells[levels].values() if row in measured]
@@ -97,35 +91,26 @@ def report_speed(study: Study) -> doc.Section | None:
     timed = [c for c in study.cells if any(study.values(c, metric) for metric in metrics)]
     caption = f"Mean {fmt.PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
     table = cols.cells_table(study, "speed", caption, entries, timed)
-    contents: list[doc.Content] = [doc.paragraph(_describe_timings(study)), table]
+    contents: list[doc.Content] = [_describe_timings(study), table]
     if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
         contents.append(_speed_figure(study))
     return doc.Section("Speed", tuple(contents), not study.is_untrained)
 
 
-def _describe_timings(study: Study) -> str:
+def _describe_timings(study: Study) -> doc.Paragraph:
     """Say on what and by which kernels times were taken, and what else ran meanwhile."""
     rows = study.done_rows
-    devices = sorted({describe_device(row.record["provenance"]) for row in rows})
-    text = f"Measured on {'; '.join(devices)}."
     notes = {line.get("attention") for row in rows for line in row.record.get("benchmark", [])}
     kernels = sorted({name for note in notes if note for name in note.split("; ")})
-    if kernels:
-        text += f" Attention kernels: {cols.join_names(kernels)}."
-    if len(devices) > 1:
-        text += " The devices differ, so times of different cells do not compare."
-    n_again = sum(map(trial_rows.is_timed_again, rows))
-    shared = trial_rows.describe_shared_timings(rows)
-    if n_again:
-        which = "All trials" if n_again == len(rows) else f"{n_again} of {len(rows)} trials"
-        text += " " + texts.fill("timed again", which=which)
-    if shared:
-        text += f" {shared}, so differences of times are not judged."
-    elif not n_again and any(row.record["provenance"].get("timings") is None for row in rows):
-        text += " The record does not say which trials ran side by side while they were timed."
-    elif not n_again:
-        text += " Nothing else used a device while it was timed."
-    return text + " " + texts.fill("small models")
+    fields = {
+        "devices": sorted({describe_device(row.record["provenance"]) for row in rows}),
+        "kernels": cols.join_names(kernels),
+        "n": len(rows),
+        "n_again": sum(map(trial_rows.is_timed_again, rows)),
+        "shared": trial_rows.describe_shared_timings(rows),
+        "is_unknown": any(row.record["provenance"].get("timings") is None for row in rows),
+    }
+    return texts.write("timings", **fields)
 
 
 def _speed_figure(study: Study) -> doc.Figure:
@@ -165,12 +150,10 @@ def report_benchmark_curves(study: Study) -> doc.Section | None:
     figures = list(bench.benchmark_figures(lines, keys))
     if not figures:
         return None
-    text = "The baseline and the cells that differ from it in one factor; means over seeds."
-    if n_noisy := len({line["variant"] for line in lines if line["noisy"]}):
-        noisy = format_count(n_noisy, "cell")
-        text += " " + texts.fill("noisy curves", noisy=noisy, cells=len(keys))
+    n_noisy = len({line["variant"] for line in lines if line["noisy"]})
+    note = texts.write("curves", n_noisy=n_noisy, n=len(keys))
     title, is_appendix = "Latency and throughput curves", not study.is_untrained
-    return doc.Section(title, (doc.paragraph(text), *figures), is_appendix)
+    return doc.Section(title, (note, *figures), is_appendix)
 
 
 # Roofline
@@ -189,7 +172,7 @@ def report_roofline(study: Study) -> doc.Section | None:
             steps.setdefault(step, {})[line["metric"]] = line
     rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps.items())
     contents: list[doc.Content] = [
-        doc.paragraph(_describe_peaks(lines)),
+        _describe_peaks(lines),
         doc.make_table("roofline", "One decode step of the whole batch.", rows),
         *_tabulate_break_even(study, lines, keys),
         figure,
@@ -197,20 +180,14 @@ def report_roofline(study: Study) -> doc.Section | None:
     return doc.Section("Roofline", tuple(contents), not study.is_untrained)
 
 
-def _describe_peaks(lines: list[dict[str, Any]]) -> str:
+def _describe_peaks(lines: list[dict[str, Any]]) -> doc.Paragraph:
     peaks: dict[str, dict[str, Any]] = {}
     for line in lines:
         if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
             peaks.setdefault(line["metric"], line)
     rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
     notes = {metric: str(line.get("note", "")) for metric, line in peaks.items()}
-    device, bandwidth = notes["bandwidth"].removeprefix("measured on "), rates["bandwidth"]
-    text = texts.fill("roofline", device=device, bandwidth=bandwidth, rate=rates["matrix_rate"])
-    if products := rates.get("product_bandwidth"):
-        text += " " + texts.fill("one-row products", rate=products)
-        if note := notes["product_bandwidth"].partition("; ")[2]:
-            text += f" They have {note}."
-    return text
+    return texts.write("roofline", rates=rates, notes=notes)
 
 
 def _step_entries(

@@ -37,13 +37,14 @@ def report_hellaswag(study: Study) -> doc.Section | None:
             title, mean = _ACCURACY_TITLES[metric], study.mean(levels, metric)
             heads = (f"{title} (%)", f"{title} error over items (points)")
             error = hellaswag.accuracy_error(study, levels, metric)
-            yield doc.Column(heads[0], True, csv=heads), _share_cell(metric, mean, error)
+            cell = doc.EMPTY_CELL if mean is None else cols.error_cell(metric, mean, error)
+            yield doc.Column(heads[0], True, csv=heads), cell
 
     caption = f"Mean over seeds {fmt.PLUS_MINUS} standard error over items (of one seed)."
     table = cols.cells_table(study, "hellaswag", caption, entries)
-    contents: list[doc.Content] = [doc.paragraph(_describe_task(study, metrics)), table]
+    contents: list[doc.Content] = [_describe_task(study, metrics), table]
     if hellaswag.exceeds_item_limit(study):
-        contents.append(doc.paragraph(texts.fill("too many items", most=hellaswag.MAX_ITEMS)))
+        contents.append(texts.write("too many items", most=hellaswag.MAX_ITEMS))
     outcomes = hellaswag.read_outcomes(study)
     titles = {
         "hellaswag_acc_norm": ("hellaswag-one-shot", "acc_norm one-shot"),
@@ -53,33 +54,20 @@ def report_hellaswag(study: Study) -> doc.Section | None:
     return doc.Section("HellaSwag", tuple(contents), hellaswag.all_at_chance(study, metrics))
 
 
-def _share_cell(metric: str, mean: float | None, error: float | None) -> doc.Cell:
-    """Return a mean with its error over items."""
-    if mean is None:
-        return doc.EMPTY_CELL
-    text, value = fmt.format_metric(metric, mean), fmt.in_display_unit(metric, mean)
-    if error is None:
-        return doc.Cell(text, value, csv=(value, None))
-    text += f" {fmt.PLUS_MINUS} {fmt.format_metric(metric, error)}"
-    return doc.Cell(text, value, csv=(value, fmt.in_display_unit(metric, error)))
-
-
-def _describe_task(study: Study, metrics: list[str]) -> str:
-    items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done_rows} - {0})
-    text = "Completion style scores the context alone; lm-eval style adds the activity label."
-    if items:
-        sizes = " or ".join(f"{size:,}" for size in items)
-        text = f"{sizes} items a trial; chance is 25%. {text}"
-    shortened = [r.measurements.get("hellaswag_shortened", 0) for r in study.done_rows]
-    if n_shortened := int(max(shortened, default=0)):
-        text += f" Up to {format_count(n_shortened, 'context')} had to be cut to fit the model."
+def _describe_task(study: Study, metrics: list[str]) -> doc.Paragraph:
+    counts = {int(row.measurements.get("hellaswag_items", 0)) for row in study.done_rows}
+    shortened = [row.measurements.get("hellaswag_shortened", 0) for row in study.done_rows]
     largest = hellaswag.largest_accuracy_error(study, metrics)
+    error = least = ""
     if largest is not None:
         error = fmt.format_fixed(100 * largest, 2)
         least = fmt.format_fixed(math.sqrt(8) * 100 * largest, 1)
-        text += " " + texts.fill("error over items", error=error, least=least)
-    text += texts.when(hellaswag.all_at_chance(study, metrics), "accuracies at chance")
-    return text
+    fields = {
+        "sizes": [f"{size:,}" for size in sorted(counts - {0})],
+        "n_shortened": int(max(shortened, default=0)),
+        "is_at_chance": hellaswag.all_at_chance(study, metrics),
+    }
+    return texts.write("hellaswag", error=error, least=least, **fields)
 
 
 # Tasks of lm-eval
@@ -97,11 +85,8 @@ def report_lm_eval(study: Study) -> doc.Section | None:
         if METRICS[name].unit == "items":
             task = name.removeprefix(LM_EVAL_PREFIX).removesuffix("_items")
             count = max(int(row.measurements.get(name, 0)) for row in study.done_rows)
-            listed.append(f"{task} ({format_count(count, 'item')})")
-    text = f"Scored by EleutherAI's lm-eval: {', '.join(listed)}."
-    if n_dropped:
-        trials = format_count(n_dropped, "trial")
-        text += f" {trials} answered other items than the baseline and are not compared by item."
+            listed.append((task, count))
+    note = texts.write("lm-eval", tasks=listed, n_dropped=n_dropped)
 
     def entries(levels: Levels) -> doc.Entries:
         for metric in metrics:
@@ -112,12 +97,11 @@ def report_lm_eval(study: Study) -> doc.Section | None:
             cell = cols.mean_cell(study, levels, metric)
             if mean is not None and answers and len(answers[0]) > 1:
                 error = math.sqrt(max(0.0, mean * (1 - mean)) / (len(answers[0]) - 1))
-                cell = _share_cell(metric, mean, error)
+                cell = cols.error_cell(metric, mean, error)
             yield doc.Column(title, True, csv=(title, f"{title}, error")), cell
 
-    caption = texts.fill("caption of lm-eval", sign=fmt.PLUS_MINUS)
-    table = cols.cells_table(study, "lm-eval", caption, entries)
-    contents: list[doc.Content] = [doc.paragraph(text), table]
+    table = cols.cells_table(study, "lm-eval", texts.fill("caption of lm-eval"), entries)
+    contents: list[doc.Content] = [note, table]
     titles = {name: (name.replace("_", "-"), METRICS[name].title) for name in outcomes}
     contents += _compare_items(study, outcomes, titles, "Tasks, item by item")
     return doc.Section("Tasks of lm-eval", tuple(contents))
@@ -184,7 +168,7 @@ def _compare_items(
         tables.append(doc.make_table(name, caption, rows))
     if not tables:
         return []
-    return [doc.Fold(fold_title, (doc.paragraph(texts.fill("items")), *tables))]
+    return [doc.Fold(fold_title, (texts.write("items"), *tables))]
 
 
 def _item_entries(study: Study, levels: Levels, one: ItemComparison, n_cells: int) -> doc.Entries:
@@ -246,9 +230,9 @@ def _report_recall(study: Study) -> list[doc.Content]:
     if "recall_acc" not in study.measured_metrics:
         return []
     pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
-    text = texts.fill("recall", chances=" or ".join(f"1 in {count}" for count in sorted(pairs)))
+    note = texts.write("recall", pairs=sorted(pairs))
     table = _scored_table(study, "recall", "Values recalled (%), mean over seeds.", _RECALL)
-    return [doc.Heading("Associative recall"), doc.paragraph(text), table]
+    return [doc.Heading("Associative recall"), note, table]
 
 
 def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str]) -> doc.Table:
@@ -275,13 +259,10 @@ def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str
 def _report_positions(study: Study) -> list[doc.Content]:
     if "loss_part1" not in study.measured_metrics:
         return []
-    text = texts.fill("positions")
-    if "loss_beyond" in study.measured_metrics:
-        text += " Beyond are positions up to twice the trained length; learned positions have none."
+    note = texts.write("positions", has_more="loss_beyond" in study.measured_metrics)
     caption = "Nats a token by part of the context, mean over seeds."
     table = _scored_table(study, "positions", caption, _POSITIONS)
-    heading = doc.Heading("Loss by position")
-    return [heading, doc.paragraph(text), *_draw_positions(study), table]
+    return [doc.Heading("Loss by position"), note, *_draw_positions(study), table]
 
 
 def _draw_positions(study: Study) -> Iterator[doc.Figure]:
@@ -320,11 +301,19 @@ def _report_needles(study: Study) -> list[doc.Content]:
     lines = [line for row in study.done_rows for line in row.record.get("needle", ())]
     if not lines:
         return []
-    counts = " or ".join(f"{count:,}" for count in sorted({line["rows"] for line in lines}))
+    places = [found for levels in study.cells for found in _places(study, levels).values()]
+    found = [place for place in places if _is_found(place, "")]
+    is_served = any("gain_served" in line for line in lines)
     shown = partial(fmt.format_fixed, digits=2)
-    chance = fmt.format_ends((line["chance"] for line in lines), shown)
-    summary = _summarize_needles(study, lines)
-    text = texts.fill("needles", rows=counts, chance=chance, summary=summary)
+    fields = {
+        "rows": [f"{count:,}" for count in sorted({line["rows"] for line in lines})],
+        "chance": fmt.format_ends((line["chance"] for line in lines), shown),
+        "n_found": len(found),
+        "n": len(places),
+        "gain": fmt.format_fixed(max(line["gain"] for line in lines), 3),
+        "n_lost": sum(not _is_found(one, "_served") for one in found) if is_served else None,
+    }
+    note = texts.write("needles", **fields)
     depths = sorted({line["depth"] for line in lines})
     over = "standard deviation over seeds" if len(study.seeds) > 1 else "standard error over rows"
     caption = texts.fill(
@@ -335,21 +324,7 @@ def _report_needles(study: Study) -> list[doc.Content]:
     caption += f" mean {fmt.PLUS_MINUS} {over}."
     rows = _needle_rows(study, depths, "accuracy", "%")
     accuracies = doc.make_table("needle-accuracy", caption, rows)
-    return [doc.Heading("Needle in a haystack"), doc.paragraph(text), losses, accuracies]
-
-
-def _summarize_needles(study: Study, lines: list[NeedleLine]) -> str:
-    """Say where needles are found, and how many of those are lost when served."""
-    places = [lines for levels in study.cells for lines in _places(study, levels).values()]
-    found = [place for place in places if _is_found(place, "")]
-    text = f"One-shot it is found at {len(found)} of {format_count(len(places), 'place')}"
-    if not found:
-        gain = fmt.format_fixed(max(line["gain"] for line in lines), 3)
-        return texts.fill("no needle", start=text, gain=gain)
-    if any("gain_served" in line for line in lines):
-        n_lost = sum(not _is_found(place, "_served") for place in found)
-        text += f", and {n_lost} of these are lost when served"
-    return f"{text}."
+    return [doc.Heading("Needle in a haystack"), note, losses, accuracies]
 
 
 def _places(study: Study, levels: Levels) -> dict[tuple[int, float], list[NeedleLine]]:
