@@ -326,7 +326,9 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
         lead = texts.write("lead without smaller caches", "lead", levels=levels)
     if not costs and not shown:
         return [lead]
-    return [lead, texts.write("costs", costs=costs, free=shown, most=MAX_NAMED)]
+    rest = texts.spans("costs", costs=costs, free=shown, most=MAX_NAMED)
+    # committed pages have a space at the end of a list of costs alone
+    return [lead, doc.Paragraph((*rest, " ") if costs and not shown else rest)]
 
 
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:
