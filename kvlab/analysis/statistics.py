@@ -237,7 +237,7 @@ def sign_flip_test(differences: Iterable[int]) -> float:
     statistic is the absolute sum.
 
     Args:
-        differences: One whole number per independent unit, such as a seed or an item.
+        differences: One whole number per independent unit, such as a seed.
 
     Returns:
         The share of all sign patterns whose absolute sum is at least the observed one. With n

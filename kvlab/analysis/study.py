@@ -81,10 +81,8 @@ class Study:
         self.has_narrow_claims = len(self.claims) < len(every)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
-        self.ranking = cache(self._rank)
-        self.mean_effects = cache(self._estimate_mean_effects)
-        self.effects = cache(self._estimate_effects)
-        self.interactions = cache(self._estimate_interactions)
+        for method in (self.ranking, self.mean_effects, self.effects, self.interactions):
+            setattr(self, method.__name__, cache(method))  # a metric is computed once
 
     @classmethod
     def load(cls, store: Store, name: str, sections: Sequence[str] | None = None) -> "Study":
@@ -240,7 +238,7 @@ class Study:
         counts = Counter(row.levels for row in self.rows if row.status == "diverged")
         return {levels: counts[levels] for levels in self.cells if levels in counts}
 
-    def _rank(self, metric: str) -> Ranking:
+    def ranking(self, metric: str) -> Ranking:
         """Return the ranking of all cells in a metric, with those that diverged."""
         info = METRICS[metric]
         return Ranking(
@@ -354,7 +352,7 @@ class Study:
         judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING)
         return dict(zip(measured, judged, strict=True))
 
-    def _estimate_mean_effects(self, metric: str) -> list[Effect]:
+    def mean_effects(self, metric: str) -> list[Effect]:
         """Return every level's mean effect over settings, without the judgement of looks.
 
         Times that do not compare are not judged.
@@ -371,7 +369,7 @@ class Study:
         )
         return self._mark(effects)
 
-    def _estimate_effects(self, metric: str) -> list[Effect]:
+    def effects(self, metric: str) -> list[Effect]:
         """Return every level's difference from its factor's baseline level, judged together.
 
         A level whose settings disagree has an effect for each kind of setting. If looks were
@@ -385,7 +383,7 @@ class Study:
             judged = tell_settings_apart(self.cells, means, together, self.estimand)
         return self._mark(judged)
 
-    def _estimate_interactions(self, metric: str) -> list[Effect]:
+    def interactions(self, metric: str) -> list[Effect]:
         """Return what every two levels do together beyond the sum of each, judged together."""
         effects = estimate_interactions(
             self.cells,

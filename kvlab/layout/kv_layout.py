@@ -216,10 +216,7 @@ class KVLayout:
         for number, layer in enumerate(self.layers):
             rule = self._find_eviction(layer, context_length)
             if self.blocks is not None:
-                quantized = self.blocks.first_full(context_length, layer.window)
-                first_seen = max(0, context_length - (layer.window or context_length))
-                blocks = max(0, quantized // self.blocks.group - first_seen // self.blocks.group)
-                full = context_length - max(first_seen, quantized)
+                blocks, full = self.blocks.seen(context_length, layer.window)
                 total += blocks * self._block_bytes(number)
                 total += full * self._full_token_bytes(number, dtype)
             elif rule is not None and rule.prompt is not None:  # the votes are read no more
@@ -244,7 +241,7 @@ class KVLayout:
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
         """Return the bytes that each further token of a long context adds: to global slots.
 
-        None where these evict, unless they drop tokens of the prompt alone.
+        Zero where these evict, unless they drop tokens of the prompt alone.
         """
         if self.eviction is not None and self.eviction.prompt is None:
             return 0

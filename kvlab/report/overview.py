@@ -326,9 +326,7 @@ def write_lead(study: Study) -> list[doc.Paragraph]:
         lead = texts.write("lead without smaller caches", "lead", levels=levels)
     if not costs and not shown:
         return [lead]
-    rest = texts.spans("costs", costs=costs, free=shown, most=MAX_NAMED)
-    # committed pages have a space at the end of a list of costs alone
-    return [lead, doc.Paragraph((*rest, " ") if costs and not shown else rest)]
+    return [lead, texts.write("costs", costs=costs, free=shown, most=MAX_NAMED)]
 
 
 def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph:

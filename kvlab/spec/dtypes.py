@@ -145,6 +145,12 @@ class BlockRule:
         blocks = range(0) if window is None else range(first_block, full // self.group)
         return blocks, range(max(full, first_block * self.group), tokens)
 
+    def seen(self, tokens: int, window: int | None) -> tuple[int, int]:
+        """Return the blocks, and the tokens in full precision, that the newest token sees."""
+        first_seen, full = max(0, tokens - (window or tokens)), self.first_full(tokens, window)
+        blocks = max(0, full // self.group - first_seen // self.group)
+        return blocks, tokens - max(first_seen, full)
+
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
         """Return the blocks, and the tokens in full precision, that a slot has place for.
 
