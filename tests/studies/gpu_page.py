@@ -22,10 +22,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -40,10 +42,11 @@ from kvlab.benchmark.measures import (
     max_batch,
 )
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.cache.cached_passes import StaticPass
 from kvlab.layout import training_flops
 from kvlab.layout.gpu_sharing import is_mps_running, stop_mps
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.model import GPT
+from kvlab.model import GPT, attention
 from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.generate import EagerDecoder, GraphDecoder, StaticDecoder, prefill
@@ -52,7 +55,6 @@ from kvlab.train.loop import train
 from kvlab.train.mfu import find_peak_flops
 from kvlab.train.train_step import TrainStepper
 from kvlab.train.training_record import load_training_record
-from tests.studies import fuzz_model
 
 ROOT = Path(__file__).parents[2]
 LARGE = {"preset": "gpt2", "vocab_size": 50304}
@@ -95,7 +97,7 @@ class Setting:
 
 
 def check_marked_tests(setting: Setting) -> Iterator[Claim]:
-    """The tests that need a CUDA device."""
+    """The tests that need a CUDA device, several at a time; those that fail, once more alone."""
     text = "the tests marked gpu pass"
     if lack := setting.find_lack("pytest"):
         yield Claim(text, None, lack)
@@ -103,10 +105,22 @@ def check_marked_tests(setting: Setting) -> Iterator[Claim]:
     # not the whole suite, which imports what a box with a GPU may lack
     files = [str(p) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *sorted(files)]
+    together = [] if setting.find_lack("xdist") else ["-n", str(SIDE_BY_SIDE)]
     with _ending_mps():
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = _run([*command, *together])
+        if done.returncode == 1 and together:
+            done = _run([*command, "--last-failed"])
+    print(done.stdout[-20_000:], done.stderr[-2000:])
     lines = (done.stdout + done.stderr).strip().splitlines()
     yield Claim(text, done.returncode == 0, lines[-1] if lines else "no output")
+
+
+SIDE_BY_SIDE = 6
+"""Processes that check what is not timed, and share the device."""
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @contextmanager
@@ -120,69 +134,130 @@ def _ending_mps() -> Iterator[None]:
             stop_mps()
 
 
+FUZZED_SECONDS = 100.0
+
+
 def check_fuzzer(setting: Setting) -> Iterator[Claim]:
     """Random configurations against the dense float64 reference."""
-    count, failures = setting.pick(1000, 5), []
-    for number in range(count):
-        case = fuzz_model.draw_case(number)
-        if not fuzz_model.run_case(case, setting.device) <= fuzz_model.TOLERANCE[case.dtype]:
-            failures.append(number)
-    figure = f"{count} random models, {len(failures)} differ"
-    yield Claim("models and caches compute what the reference does", not failures, figure)
+    cases, workers = setting.pick((500, SIDE_BY_SIDE), (5, 1))
+    study = [sys.executable, "-m", "tests.studies.fuzz_model", "--device", setting.device]
+    commands = [
+        [*study, "--cases", str(cases), "--first", str(cases * worker),
+         "--seconds", str(FUZZED_SECONDS)]
+        for worker in range(workers)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(workers) as pool:
+        ended = list(pool.map(_run, commands))
+    found = [re.search(r"(\d+) cases, (\d+) disagreements\Z", one.stdout.strip()) for one in ended]
+    for one in ended:
+        if one.returncode:
+            print(one.stdout[-4000:], one.stderr[-4000:])
+    differ = [line.split(":")[0] for one in ended for line in one.stdout.splitlines()
+              if line.startswith("case ")]  # fmt: skip
+    figure = f"{sum(int(counts[1]) for counts in found if counts):,} random models"
+    figure += f", {len(differ)} differ {', '.join(differ[:5])}".rstrip()
+    is_held = all(found) and not any(one.returncode for one in ended)
+    if not all(found):
+        figure += f", {found.count(None)} of {workers} processes failed"
+    yield Claim("models and caches compute what the reference does", is_held, figure)
 
 
 TIED, GROUPED, LATENTS = (
     {"position": "rope", "kv": kv} for kv in ("tied", "grouped_tied", {"latent": 16, "rotary": 8})
 )
 DECODED = {
-    "float32": ("float32", {}, {}, 1e-3),
-    "bfloat16": ("bfloat16", {}, {}, 0.1),
-    "int8": ("bfloat16", {}, {"kv_dtype": "int8"}, 0.1),
-    "int8 under float32": ("float32", {"n_kv_head": 1}, {"kv_dtype": "int8"}, 1e-3),
-    "fp8": ("bfloat16", {}, {"kv_dtype": "fp8"}, 0.1),
-    "rings": ("bfloat16", WINDOWS, {}, 0.1),
-    "fp8 rings and sinks": ("bfloat16", {**WINDOWS, "sink_tokens": 4}, {"kv_dtype": "fp8"}, 0.1),
-    "ties": ("bfloat16", {}, {"tie": "adjacent:2"}, 0.1),
-    "K = V": ("bfloat16", TIED, {}, 0.1),
-    "latents": ("bfloat16", LATENTS, {}, 0.1),
-    "int8 K = V": ("bfloat16", TIED, {"kv_dtype": "int8"}, 0.1),
-    "int4 GTA": ("bfloat16", GROUPED, {"kv_dtype": "int4", "kv_group": 8}, 0.1),
-    "fp8 latents in groups": ("bfloat16", LATENTS, {"kv_dtype": "fp8", "kv_group": 8}, 0.1),
-    "compiled": ("float32", {}, {"compile": True}, 1e-3),
-    "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}, 0.1),
+    "float32": ("float32", {}, {}),
+    "bfloat16": ("bfloat16", {}, {}),
+    "int8": ("bfloat16", {}, {"kv_dtype": "int8"}),
+    "int8 under float32": ("float32", {"n_kv_head": 1}, {"kv_dtype": "int8"}),
+    "fp8": ("bfloat16", {}, {"kv_dtype": "fp8"}),
+    "rings": ("bfloat16", WINDOWS, {}),
+    "fp8 rings and sinks": ("bfloat16", {**WINDOWS, "sink_tokens": 4}, {"kv_dtype": "fp8"}),
+    "ties": ("bfloat16", {}, {"tie": "adjacent:2"}),
+    "K = V": ("bfloat16", TIED, {}),
+    "latents": ("bfloat16", LATENTS, {}),
+    "int8 K = V": ("bfloat16", TIED, {"kv_dtype": "int8"}),
+    "int4 GTA": ("bfloat16", GROUPED, {"kv_dtype": "int4", "kv_group": 8}),
+    "fp8 latents in groups": ("bfloat16", LATENTS, {"kv_dtype": "fp8", "kv_group": 8}),
+    "compiled": ("float32", {}, {"compile": True}),
+    "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}),
 }
-"""Name -> dtype, changes of the model, serving, and the largest difference of a logit."""
+"""Name -> dtype, changes of the model, serving."""
+
+DECODED_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.08}
+"""The largest error of a row's logits, as a share of their norm. A code of a coarse cache may
+round to its neighbour."""
 
 
 def check_decoders(setting: Setting) -> Iterator[Claim]:
     """The captured step against the eager one, rows of different lengths."""
-    for name, (*_, serving, tolerance) in DECODED.items():
+    for name, (dtype, _, serving) in DECODED.items():
         text = f"the captured step computes what the eager one does: {name}"
         if setting.is_tiny and serving.get("compile"):
             yield Claim(text, None, "to compile takes longer than all else of a tiny run")
             continue
         error = compare_decoders(setting, name)
-        yield Claim(text, error < tolerance, f"largest difference of a logit {error:.2g}")
+        figure = f"largest error of a row's logits {error:.2g} of their norm"
+        yield Claim(text, error < DECODED_TOLERANCE[dtype], figure)
 
 
 @torch.inference_mode()
-def compare_decoders(setting: Setting, name: str) -> float:
-    """Return the largest difference of a logit between both steps of an entry of `DECODED`."""
-    dtype, changes, serving, _ = DECODED[name]
+def compare_decoders(setting: Setting, name: str, broken: str | None = None) -> float:
+    """Return the largest error of a row's logits, of both steps of an entry of `DECODED`.
+
+    Args:
+        broken: what to break in the captured step, of `BROKEN`.
+    """
+    dtype, changes, serving = DECODED[name]
     length, steps = setting.pick(300, 20), 8
-    model = GPT(setting.model(**changes), device=setting.device, dtype=getattr(torch, dtype))
+    model = GPT(setting.model(**changes), device=setting.device)
+    sharpen_attention(model)
+    model = model.to(getattr(torch, dtype)).eval()
     tokens = torch.randint(300, (3, length), device=setting.device)
     logits = []
     for is_static in (False, True):
-        cache = model.eval().new_cache(3, length + steps, ServingConfig(**serving))
+        cache = model.new_cache(3, length + steps, ServingConfig(**serving))
         prefill(model, tokens, cache, [length, length - 7, 3])
-        if is_static:
-            make = GraphDecoder if setting.is_cuda else StaticDecoder
-            step = make(model, cache, compiles=cache.compiles_steps)
-        else:
-            step = EagerDecoder(model, cache)
-        logits.append(torch.stack([step(tokens[:, i]).clone() for i in range(steps)]))
-    return float((logits[0] - logits[1]).abs().max())
+        with break_step(broken if is_static else None):
+            if is_static:
+                make = GraphDecoder if setting.is_cuda else StaticDecoder
+                step = make(model, cache, compiles=cache.compiles_steps)
+            else:
+                step = EagerDecoder(model, cache)
+            logits.append(torch.stack([step(tokens[:, i]).double() for i in range(steps)]))
+    errors = (logits[1] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)
+    return float("inf") if errors.isnan().any() else float(errors.max())
+
+
+def sharpen_attention(model: GPT) -> None:
+    """Add noise to the weights, by which attention picks a few keys: at the start it averages."""
+    generator = torch.Generator(model.device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            std = 1.3 * model.config.n_embd**-0.5
+            noise = torch.empty_like(parameter).normal_(0, std, generator=generator)
+            parameter.add_(noise)
+
+
+BROKEN = {
+    "attention": (
+        attention,
+        "attend_decoded",
+        lambda q, _k, v, *_: q.new_zeros(*q.shape[:3], v.shape[-1]),
+    ),
+    "newest key": (StaticPass, "write_kv", lambda *_: None),
+}
+"""What a captured step can lack -> what takes the place of which function."""
+
+
+@contextmanager
+def break_step(broken: str | None) -> Iterator[None]:
+    """Let steps in the block lack something of `BROKEN`."""
+    if broken is None:
+        yield
+    else:
+        with mock.patch.object(*BROKEN[broken]):
+            yield
 
 
 def check_decode_speed(setting: Setting) -> Iterator[Claim]:
@@ -698,13 +773,19 @@ def _train_small(device: str, folder: str, workers: int) -> None:
     train(GPT(of.model, seed=0), texts, of, seed=0, directory=folder, device=device)
 
 
-CHECKS: dict[str, Callable[[Setting], Iterator[Claim]]] = {
-    "tests": check_marked_tests,
-    "fuzzer": check_fuzzer,
+Check = Callable[[Setting], Iterator[Claim]]
+UNTIMED: dict[str, Check] = {
     "decoders": check_decoders,
-    "decode": check_decode_speed,
+    "fuzzer": check_fuzzer,
+    "tests": check_marked_tests,
+}
+"""What runs side by side."""
+
+CHECKS: dict[str, Check] = {
+    **UNTIMED,
     "training": check_training_speed,
     "windows": check_windows,
+    "decode": check_decode_speed,
     "peers": check_peers,
     "limit": check_batch_limit,
     "sweep": check_sweep,
@@ -713,52 +794,116 @@ CHECKS: dict[str, Callable[[Setting], Iterator[Claim]]] = {
 }
 
 
-def run_checks(
-    setting: Setting, names: list[str], minutes: float
-) -> dict[str, tuple[list[Claim], float]]:
-    """Return the claims and the seconds of each check. One that fails is a claim not held.
+def run_check(setting: Setting, name: str, path: Path) -> None:
+    """Write the claims of a check to ``path``, a line each, as soon as they are decided."""
+    with path.open("a") as file:
 
-    Args:
-        minutes: after which no further check is begun.
-    """
-    found, begun = {}, time.monotonic()
-    for name in names:
-        print(f"== {name}", flush=True)
-        claims, start = [], time.monotonic()
-        if start - begun > 60 * minutes:
-            text = f"over {minutes:g} minutes; `python -m tests.studies gpu_page --only {name}`"
-            found[name] = [Claim(f"what the check `{name}` tries", None, text)], 0.0
-            continue
+        def add(claim: Claim) -> None:
+            print(f"{_HELD[claim.held]:12}  {claim.text}: {claim.figure}", flush=True)
+            file.write(json.dumps(asdict(claim)) + "\n")
+            file.flush()
+
         try:
             for claim in CHECKS[name](setting):
-                print(f"{_HELD[claim.held]:12}  {claim.text}: {claim.figure}", flush=True)
-                claims.append(claim)
+                add(claim)
         except Exception as error:
             traceback.print_exc()
             text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            claims.append(Claim(f"the check `{name}` runs to its end", False, text))
-        found[name] = claims, time.monotonic() - start
-    return found
+            add(Claim(f"the check `{name}` runs to its end", False, text))
+
+
+def isolate_check(setting: Setting, name: str, seconds: float) -> tuple[list[Claim], float]:
+    """Return the claims of a check in a process of its own, and its seconds.
+
+    A device error makes a process useless, and a kernel may never end.
+    """
+    print(f"== {name}", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "claims")
+        command = [sys.executable, "-m", "tests.studies.gpu_page", "--device", setting.device]
+        command += ["--tiny"] if setting.is_tiny else []
+        command += ["--run", name, "--out", str(path)]
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        failure = ""
+        try:
+            if code := process.wait(seconds):
+                failure = f"its process ended with {code}"
+        except subprocess.TimeoutExpired:
+            failure = f"it took over {seconds:.0f} s"
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        lines = path.read_text().splitlines() if path.exists() else []
+    claims = [Claim(**json.loads(line)) for line in lines]
+    if failure:
+        claims.append(Claim(f"the check `{name}` runs to its end", False, failure))
+    return claims, time.monotonic() - start
 
 
 _HELD = {True: "held", False: "NOT HELD", None: "not measured"}
 
 
-def format_page(setting: Setting, found: dict[str, tuple[list[Claim], float]]) -> str:
-    """Return the page."""
-    name = device_name(torch.device(setting.device))
-    lines = [f"# kvlab on {name}\n", "Written by `make gpu`. Every claim was tried on this device."]
-    if setting.is_tiny:
-        lines.append("**The models were tiny: the figures of speed mean nothing.**")
-    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-    lines += ["", f"{versions}, Python {sys.version.split()[0]}.", ""]
-    lines += ["| claim | | figure |", "|---|---|---|"]
-    for claims, _ in found.values():
-        for claim in claims:
-            figure = claim.figure.replace("|", "/")
-            lines.append(f"| {claim.text} | {_HELD[claim.held]} | {figure} |")
-    seconds = ", ".join(f"{check} {spent:.0f} s" for check, (_, spent) in found.items())
-    return "\n".join([*lines, "", f"Time: {seconds}.", ""])
+def format_section(name: str, claims: list[Claim], seconds: float) -> str:
+    """Return the part of the page that has what a check found."""
+    lines = [f"## {name}\n", "| claim | | figure |", "|---|---|---|"]
+    for claim in claims:
+        figure = claim.figure.replace("|", "/")
+        lines.append(f"| {claim.text} | {_HELD[claim.held]} | {figure} |")
+    return "\n".join([*lines, "", f"{seconds:.0f} s.", ""])
+
+
+class Page:
+    """The page, written anew after each check. Sections of checks that do not run now stay."""
+
+    def __init__(self, setting: Setting, path: Path):
+        self.path, self.lock = path, Lock()
+        before = path.read_text() if path.exists() else ""
+        parts = re.split(r"^(?=## )", before, flags=re.MULTILINE)[1:]
+        self.sections = {part.split()[1]: part.strip() + "\n" for part in parts}
+        name = device_name(torch.device(setting.device))
+        lines = [f"# kvlab on {name}\n"]
+        lines.append("Written by `make gpu`. Every claim was tried on this device.")
+        if setting.is_tiny:
+            lines.append("**The models were tiny: the figures of speed mean nothing.**")
+        cuda = f"CUDA {torch.version.cuda or 'none'}"
+        lines += ["", f"torch {torch.__version__}, {cuda}, Python {sys.version.split()[0]}.", ""]
+        self.head = "\n".join(lines)
+
+    def add(self, name: str, claims: list[Claim], seconds: float) -> None:
+        with self.lock:
+            self.sections[name] = format_section(name, claims, seconds)
+            known = [self.sections[name] for name in CHECKS if name in self.sections]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text("\n".join([self.head, *known]))
+
+
+def run_checks(
+    setting: Setting, names: list[str], page: Page, minutes: float, limit: float
+) -> bool:
+    """Run checks and write their page; return whether no claim failed.
+
+    Args:
+        minutes: after which no further check is begun.
+        limit: seconds that a check may take.
+    """
+    begun, held = time.monotonic(), []
+
+    def run(name: str) -> None:
+        if time.monotonic() - begun > 60 * minutes:
+            text = f"over {minutes:g} minutes; `python -m tests.studies gpu_page --only {name}`"
+            claims, seconds = [Claim(f"what the check `{name}` tries", None, text)], 0.0
+        else:
+            claims, seconds = isolate_check(setting, name, limit)
+        held.extend(claim.held is not False for claim in claims)
+        page.add(name, claims, seconds)
+
+    untimed = [name for name in names if name in UNTIMED]
+    with ThreadPoolExecutor(len(UNTIMED)) as pool:
+        list(pool.map(run, untimed))
+    for name in names:
+        if name not in UNTIMED:
+            run(name)
+    return all(held)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -769,18 +914,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--minutes", type=float, default=30.0, help="begin no check after them")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds of a check")
+    parser.add_argument("--run", choices=list(CHECKS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    setting = Setting(options.device, options.tiny)
+    if options.run:  # in a process of its own
+        run_check(setting, options.run, options.out)
+        return 0
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device is visible; `kvlab doctor` says why. On CPU: --device cpu --tiny")
         return 2
-    setting = Setting(options.device, options.tiny)
-    found = run_checks(setting, options.only, options.minutes)
     slug = re.sub(r"[^a-z0-9]+", "-", device_name(torch.device(setting.device)).lower()).strip("-")
     path = options.out or ROOT / "reports" / "gpu" / f"{slug}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(format_page(setting, found))
+    page = Page(setting, path)
+    all_held = run_checks(setting, options.only, page, options.minutes, options.limit)
     print(path)
-    return int(any(claim.held is False for claims, _ in found.values() for claim in claims))
+    return int(not all_held)
 
 
 if __name__ == "__main__":
