@@ -67,6 +67,8 @@ def scaled_dot_product(
     n_head, n_kv_head = q.shape[1], k.shape[1]
     if repeats_kv_heads(q.device.type, q.dtype, n_head, n_kv_head, has_mask=mask is not None):
         k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))
+    if q.device.type == "cuda" and not torch.compiler.is_compiling():
+        q, k, v = (align_vectors(t) for t in (q, k, v))
     is_grouped, v_width = n_head != k.shape[1], v.shape[3]
     is_narrow = v_width < k.shape[3]
     if is_narrow:  # fused kernels serve keys and values of one width
@@ -80,6 +82,21 @@ def scaled_dot_product(
             q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
         )
     return y[..., :v_width] if is_narrow else y
+
+
+ALIGNED_BYTES = 16
+"""What torch's kernels for CUDA load at once."""
+
+
+def align_vectors(t: Tensor) -> Tensor:
+    """Return ``t`` (..., D), copied if a vector of it is not at a multiple of `ALIGNED_BYTES`.
+
+    The memory-efficient kernel looks at the strides of rows and heads, not at those of tokens
+    (torch 2.11), and faults there.
+    """
+    starts = (*t.stride()[:-1], t.storage_offset())
+    is_aligned = all(start * t.itemsize % ALIGNED_BYTES == 0 for start in starts)
+    return t if is_aligned else t.clone(memory_format=torch.contiguous_format)
 
 
 _MASKED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

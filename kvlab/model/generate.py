@@ -434,4 +434,7 @@ def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool)
 
 @lru_cache(maxsize=1)
 def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
-    return torch.compile(_run_step, fullgraph=True, dynamic=False)
+    # Inductor's products of one row read weights at the memory's speed only when they are tuned
+    return torch.compile(
+        _run_step, fullgraph=True, dynamic=False, options={"coordinate_descent_tuning": True}
+    )

@@ -277,7 +277,11 @@ def main() -> int:
     failures = 0
     while count < options.cases and time.monotonic() - begun < options.seconds:
         case = draw_case(options.first + count)
-        error = run_case(case, options.device)
+        try:
+            error = run_case(case, options.device)
+        except Exception:
+            print(f"case {case.number} failed:\n  {case}", flush=True)
+            raise
         largest_errors[case.dtype] = max(largest_errors[case.dtype], error)
         if not error <= find_tolerance(case, options.device):
             failures += 1

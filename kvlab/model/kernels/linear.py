@@ -49,6 +49,9 @@ _has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  #
 
 def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N)."""
+    is_row = x.device.type == "cuda" and x.numel() == x.shape[-1]
+    if is_row and bias is not None and torch.compiler.is_compiling():
+        return F.linear(x, weight) + bias  # the compiler reads weights fastest without a bias
     return F.linear(x, weight, bias)
 
 
