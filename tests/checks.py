@@ -3,10 +3,10 @@
     python -m tests.checks
 
 Every YAML in experiments/ and sweeps/ plans. The schemas beside them are current. In every Markdown
-page the links exist, and the commands in ```console blocks parse. Commands that are quick and
-deterministic are run, and the page must show exactly their output; of plans, lines of it. A plan may
-be of a sweep that the page itself writes, in a ```yaml block that begins with its path. What a page
-quotes from a report is in that report, and the findings are what the records say.
+page the links and their headings exist, and the commands in ```console blocks parse. Commands that
+are quick and deterministic are run, and the page must show exactly their output; of plans, lines of
+it. A plan may be of a sweep that the page itself writes, in a ```yaml block that begins with its
+path. What a page quotes from a report is in that report, and the findings are what the records say.
 """
 
 import io
@@ -89,15 +89,22 @@ def _check_pages() -> Iterator[str]:
         page = ROOT / name
         text = page.read_text()
         for target in LINK.findall(text):
-            if (
-                not re.match(r"[a-z]+:|#", target)
-                and not (page.parent / target.split("#")[0]).exists()
+            path, _, anchor = target.partition("#")
+            found = page.parent / path if path else page
+            if not re.match(r"[a-z]+:", target) and (
+                not found.exists() or (anchor and anchor not in _list_anchors(found))
             ):
                 yield f"{name}: the link {target} leads nowhere"
         yield from _check_quotes(name, page, text)
         written = dict(re.findall(r"```yaml\n# (sweeps/\S+)\n(.*?)```", text, re.DOTALL))
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
             yield from _check_session(name, block, written)
+
+
+def _list_anchors(page: Path) -> set[str]:
+    """Return the names by which a page's headings are linked."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _check_quotes(name: str, page: Path, text: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """What reports print of effects and cells, computed again from results.csv and sweep.json.
 
-It follows the text of kvlab/analysis/README.md in plain loops, with pandas, numpy and scipy alone:
-nothing of kvlab is imported, so an error there is not repeated here. It takes records in which
-every trial is done, of designs with matched pairs.
+It follows what kvlab/analysis/README.md and the docstrings there say, in plain loops, with pandas,
+numpy and scipy alone: nothing of kvlab is imported, so an error there is not repeated here. It takes
+records in which every trial is done, of designs with matched pairs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Standard errors, intervals and looks as kvlab/analysis/README.md describes them, in plain loops.
+"""Standard errors, intervals and looks as `kvlab.analysis` describes them, in plain loops.
 
 Nothing of kvlab is imported, so an error there is not repeated here.
 """
