@@ -15,16 +15,22 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BIN := .venv/bin
 READY := .venv/.ready
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 .PHONY: setup demo test faults check newcomer docs bench gpu clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
-	@echo "== setting up .venv with $(PYTHON) (two to three minutes)"
+	@echo "== setting up .venv with $(PYTHON): two to three minutes, most of them for torch, Ray, MLflow"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	  -c constraints.txt -e ".[dev]" | { grep --line-buffered -oE \
+	  '(Downloading|Using cached) [^ ]+[.](whl|tar.gz) .*|Installing collected packages' || :; }
 	@touch $@
+	@echo "== set up"
 
 demo: $(READY)
 	@echo "== running sweeps/quickstart.yaml: plan, train, measure, track, report"

@@ -58,8 +58,11 @@ def format_number(number: float, unit: str = "") -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size with three significant digits in powers of 1,000: ``1.05 MB``."""
-    return format_number(count, "B")
+    """Return a size in the largest binary unit of which there is one: ``512 B``, ``24 KiB``."""
+    for power, unit in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:,.4g} {unit}"
+    return f"{count:,.0f} B"
 
 
 def format_duration(seconds: float) -> str:

@@ -45,7 +45,18 @@ def test_durations(seconds, text):
 )
 def test_decimal_prefixes(value, text):
     assert format_number(value) == text
-    assert format_number(value, "B") == text + ("B" if " " in text else " B") == format_bytes(value)
+    assert format_number(value, "B") == text + ("B" if " " in text else " B")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (114_688, "112 KiB"), (1536, "1.5 KiB"),
+        (2**20 - 1, "1,024 KiB"), (75_497_472, "72 MiB"), (24 * 10**9, "22.35 GiB"), (2**60, "1,024 PiB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_binary_units(count, text):
+    assert format_bytes(count) == text
 
 
 def test_a_count_agrees_with_its_noun():

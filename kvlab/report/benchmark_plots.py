@@ -10,10 +10,11 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.humanize import format_bytes
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report import document as doc
 from kvlab.report import texts
-from kvlab.report.formatting import format_binary_size, format_significant
+from kvlab.report.formatting import format_significant
 from kvlab.spec.experiment import Experiment
 
 Lines = Iterable[Mapping[str, Any]]
@@ -212,7 +213,7 @@ def _reuse_figure(
 
     def draw(points: Iterable[tuple[int, float]], label: str, key: str = "") -> Iterator[doc.Point]:
         for x, share in points:
-            place = format_binary_size(x) if x_axis.kind == "bytes" else f"turn {x}"
+            place = format_bytes(x) if x_axis.kind == "bytes" else f"turn {x}"
             tip = (label, place, f"{100 * share:.2f}% of prompts")
             yield doc.Point(float(x), 100 * share, tip, key)
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from kvlab.humanize import sanitize_line, sanitize_text
+from kvlab.humanize import format_bytes, sanitize_line, sanitize_text
 from kvlab.report.document import Line, Plot, Points
-from kvlab.report.formatting import MINUS, format_binary_size, format_spread
+from kvlab.report.formatting import MINUS, format_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def _set_axes(axes: "Axes", plot: Plot, width: float, height: float) -> None:
     def format_tick(value: float, _: int | None) -> str:
         if plot.x.kind == "log":
             return format_spread(value, 1)
-        return format_binary_size(round(value)) if value >= 1 else ""
+        return format_bytes(round(value)) if value >= 1 else ""
 
     axes.set_xlabel(_literal(plot.x.title, 90))
     n_characters = int(2 * (height - 5))  # they are half as wide as a line is high

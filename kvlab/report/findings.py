@@ -19,7 +19,7 @@ from kvlab.analysis.scaling import SizeTrend
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import SpecError, StoreError
-from kvlab.humanize import format_count, format_number, suggest_name
+from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.layout.article_claims import article_claims
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Bullets, Paragraph, plain_text
@@ -373,7 +373,7 @@ def _answer_by_formula(name: str) -> Finding:
 
 def _format_quantity(value: float, text: str) -> str:
     """Return a number with its unit; bytes in binary units, too."""
-    return f"{text} ({fmt.format_binary_size(value)})" if text.endswith(" bytes") else text.strip()
+    return f"{text} ({format_bytes(value)})" if text.endswith(" bytes") else text.strip()
 
 
 def _compare_figures(says: float, value: float, is_bytes: bool) -> str:

@@ -156,15 +156,6 @@ def short_title(metric: str) -> str:
     return _SHORT_TITLES.get(metric, _find_metric(metric).title)
 
 
-def format_binary_size(count: float) -> str:
-    """Format bytes in the largest binary unit of which there is one: ``512 B``, ``24 KiB``."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 2**power:
-            text = format_significant(count / 2**power, 4)
-            return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
-    return f"{count:,.0f} B"
-
-
 def format_confidence(alpha: float) -> str:
     """Return the confidence that an error of ``alpha`` leaves, such as ``95%``."""
     return f"{100 * (1 - alpha):g}%"

@@ -12,7 +12,7 @@ from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP, WORSE
-from kvlab.humanize import format_count, format_number
+from kvlab.humanize import format_bytes, format_count, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -107,7 +107,7 @@ def front_figure(study: Study) -> doc.Figure | None:
 def _size_text(study: Study, point: CellPoint) -> str:
     if is_relative(study):
         return f"{fmt.format_percent(point.cost)} of its reference's bytes"
-    return fmt.format_binary_size(round(point.cost))
+    return format_bytes(round(point.cost))
 
 
 def _split_by_scale(

@@ -10,8 +10,8 @@ from typing import Literal
 from kvlab.analysis.rankings import Best
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.humanize import format_count
-from kvlab.report.formatting import format_binary_size, format_metric
+from kvlab.humanize import format_bytes, format_count
+from kvlab.report.formatting import format_metric
 from kvlab.report.table_columns import join_names
 from kvlab.store.metrics import METRICS
 
@@ -49,14 +49,14 @@ COSTS: dict[str, Cost] = {
         "stored bytes",
         "bytes",
         _stored_bytes,
-        lambda size: format_binary_size(round(size)),
+        lambda size: format_bytes(round(size)),
     ),
     "read": Cost(
         "K/V bytes read per token at block size",
         "read bytes",
         "bytes",
         lambda study: study.means("kv_bytes_read"),
-        lambda size: f"reads {format_binary_size(round(size))} per token",
+        lambda size: f"reads {format_bytes(round(size))} per token",
     ),
     "time": Cost(
         "time per output token, p50 (ms)",
@@ -191,7 +191,7 @@ def best_cells_by_budget(study: Study) -> list[BudgetBest]:
     choices = {size: ranking.best(cells, choices=n_choices) for size, cells in fitting.items()}
     return [
         BudgetBest(
-            f"within {format_binary_size(size)} per {BUDGET_CONTEXT:,} tokens",
+            f"within {format_bytes(size)} per {BUDGET_CONTEXT:,} tokens",
             size,
             len(fitting[size]),
             points[choice.levels],

@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.humanize import format_number
+from kvlab.humanize import format_bytes, format_number
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -47,7 +47,7 @@ def _is_size(name: str) -> bool:
 def format_objective(name: str, value: float) -> str:
     """Format a value of an objective; only bytes have their unit, as KiB or MiB."""
     if _is_size(name):
-        return fmt.format_binary_size(value)
+        return format_bytes(value)
     if name == "training_flops":
         return format_number(value)
     return f"{value:,.0f}" if name in _PLANNED else fmt.format_metric(name, value)

@@ -14,6 +14,7 @@ from kvlab.analysis.statistics import sum_squares
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
+from kvlab.humanize import format_bytes
 from kvlab.report import formatting as fmt
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Entries, Table, cell, make_table
 from kvlab.store.metrics import METRICS
@@ -124,7 +125,7 @@ def size_column(title: str, hint: str = "") -> Column:
 
 def size_cell(count: int | None) -> Cell:
     """Return a cell of exact bytes."""
-    return number_cell(count, fmt.format_binary_size)
+    return number_cell(count, format_bytes)
 
 
 def text_metric(study: Study, loss: float) -> tuple[str, float] | None:

@@ -138,10 +138,10 @@ def compare_records(one: TrialRecord, other: TrialRecord) -> RecordComparison:
         exact.append({"status": result["status"], **sizes, "training": counts, **error})
     environments = [{key: part[key] for key in _ENVIRONMENT if key in part} for part in made]
     before, after = (result.get("measurements") or {} for result in results)
-    metrics = []
+    metrics, gap = [], min(abs(one.get("serving_gap", 0.0)) for one in (before, after))
     for name in METRICS.sort((*before, *after)):
         a, b = before.get(name), after.get(name)
-        tolerance = find_tolerance(name, a if a is not None else b or 0.0)
+        tolerance = find_tolerance(name, a if a is not None else b or 0.0, gap)
         metrics.append(ComparedMetric(name, a, b, tolerance, _judge(a, b, tolerance)))
     mine, theirs = (
         {**(trial.training.get("files") or {}), **trial.result.get("files", {})}

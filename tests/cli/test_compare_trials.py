@@ -7,9 +7,10 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, TOLERANCES, find_tolerance
-from tests.support.record_factory import Record
+from tests.support.record_factory import TIED_GAP, Record
 
-LEVELS = {"heads": "mqa"}
+LEVELS = {"heads": "mqa", "sharing": "none"}
+TIED = {"heads": "mqa", "sharing": "tied"}
 
 
 class Elsewhere(Record):
@@ -32,17 +33,17 @@ class Elsewhere(Record):
 @pytest.fixture
 def compare(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    facts = {"factors": {"heads": ("mha", "mqa")}, "seeds": (0, 1)}
+    facts = {"factors": {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}, "seeds": (0, 1)}
     record = Record(**facts)
     record.write(tmp_path / "runs")
     trial = record.trial(LEVELS, 0)
 
-    def run(*, other=None, words=None, **changes):
-        there = Elsewhere(**facts)
+    def run(*, words=None, levels=LEVELS, **changes):
+        there, trial = Elsewhere(**facts), record.trial(levels, 0)
         for name, value in changes.items():
             setattr(there, name, value)
-        there.write_result(Store(tmp_path / "other"), LEVELS, 0, "done")
-        chosen = words or [f"runs:{trial[:6]}", f"other:{(other or trial)[:6]}"]
+        there.write_result(Store(tmp_path / "other"), levels, 0, "done")
+        chosen = words or [f"runs:{trial[:6]}", f"other:{trial[:6]}"]
         code = main(["compare", "--trials", *chosen])
         out, err = capsys.readouterr()
         return code, out or err
@@ -62,6 +63,16 @@ def test_losses_within_the_tolerance_agree(compare):
     last = out.splitlines()[-1]
     assert last.startswith("verdict: one trial, and the records agree: ")
     assert "1 within the tolerance, none beyond it" in last
+
+
+def test_a_tied_cell_that_was_made_on_another_processor_agrees(compare):
+    """Its cache changes what is computed, by 1.5 nats/token, which multiplies what parts."""
+    change = 0.0027
+    assert TOLERANCES["nats/token"] < change < TOLERANCES["nats/token"] + 0.01 * TIED_GAP
+    assert compare(loss_change=change, levels=TIED)[0] == 0
+    assert compare(loss_change=change)[0] == 1
+    assert compare(loss_change=0.0021 + 0.01 * TIED_GAP, levels=TIED)[0] == 1
+    assert compare(extra={"loss": compare.record.loss(TIED, 0) + change}, levels=TIED)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_folders_and_ids(compare):
 
 
 def test_two_trials_are_told_apart_by_their_configuration(compare):
-    baseline = compare.record.trial({"heads": "mha"}, 1)
+    baseline = compare.record.trial({"heads": "mha", "sharing": "none"}, 1)
     code, out = compare(words=[f"runs:{baseline}", f"other:{compare.trial}"])
     assert code == 1
     assert out.splitlines()[-1] == "verdict: two trials, which differ in seed, model.n_kv_head"

@@ -197,7 +197,7 @@ def test_each_line_of_a_chat_goes_on_with_the_text(trial, model, monkeypatch, ca
     bytes_each = 2 * 2 * 16 * 4
     assert reused == [
         "[took over 0 of 4 tokens (0 B)",
-        f"[took over 9 of 11 tokens ({9 * bytes_each / 1000:.3g} kB)",
+        f"[took over 9 of 11 tokens ({9 * bytes_each / 1024:.4g} KiB)",
     ]
 
 

@@ -70,7 +70,7 @@ def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkey
     set_free_bytes(monkeypatch, total - 1)
     with monkeypatch.context() as patch:
         patch.setattr("loky.ProcessPoolExecutor", None)  # no process can be started
-        with pytest.raises(DataError, match=r"kB free.*needs about \d+ kB more.*of pieces"):
+        with pytest.raises(DataError, match=r"KiB free.*needs about [\d.]+ KiB more.*of pieces"):
             prepare_dataset(data, workers=2)
     written = [path for path in data_home.rglob("*") if path.suffix in (".tokens", ".npy", ".bin")]
     assert written == []
@@ -89,7 +89,9 @@ def test_only_missing_downloads_are_counted(data_home, monkeypatch, tokens, file
     data = DataConfig(source="fineweb-edu-10b", max_tokens=tokens)
     assert estimate_disk_use(data, Path("none"))["download"] == files * 2_000_000_000
     set_free_bytes(monkeypatch, 10**9)
-    with pytest.raises(DataError, match=f"{files * 2} GB of download.*of pieces.*of tokens"):
+    with pytest.raises(
+        DataError, match=f"{files * 2e9 / 2**30:.4g} GiB of download.*of pieces.*of tokens"
+    ):
         prepare_dataset(data, workers=1)
     assert [path.name for path in folder.iterdir()] == ["listing.json"]
 

@@ -40,7 +40,7 @@ def test_a_known_case():
     assert device_share(9) == 0.1111
     assert allocator_share(1.0, 80 * GB) == 1.0
     assert allocator_share(0.5, 80 * GB) == pytest.approx(0.5 - CONTEXT_BYTES / (80 * GB))
-    with pytest.raises(ResourceError, match=r"resources\.gpus = 0\.05 of 16 GB is less than"):
+    with pytest.raises(ResourceError, match=r"resources\.gpus = 0\.05 of 14\.9 GiB is less than"):
         allocator_share(0.05, 16 * GB)
 
 

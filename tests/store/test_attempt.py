@@ -12,10 +12,10 @@ def test_one_line_of_what_there_is():
     line = "training  1,200/19,073  loss 3.1416  45,679 tokens/s  2h07m left"
     assert format_progress(state) == line
     state |= {"flops_per_second": 38.6e12, "mfu": 0.391, "peak_bytes": 21_340_000_000}
-    parts = ["45,679 tokens/s", "38.6 TFLOP/s, MFU 39%", "peak 21.3 GB", "2h07m left"]
+    parts = ["45,679 tokens/s", "38.6 TFLOP/s, MFU 39%", "peak 19.87 GiB", "2h07m left"]
     assert format_progress(state).endswith("  ".join(["", *parts]))
     state |= {"process_bytes": 480_000_000, "peak_bytes": 15_500_000}
-    assert "  peak 15.5 MB (process 480 MB)  " in format_progress(state)
+    assert "  peak 14.78 MiB (process 457.8 MiB)  " in format_progress(state)
     assert format_progress({"stage": "data", "note": "reading"}) == "data  reading"
     assert format_progress({}) == "running"
     begun = {"stage": "training", "steps": 5, "loss": 0.0}

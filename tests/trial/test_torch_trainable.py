@@ -64,7 +64,7 @@ def test_a_device_of_its_own_has_no_limit_and_a_part_that_no_process_fits_is_ref
     set_up_device(experiment(gpus=0.5).resources, 0)
     set_up_device(experiment(gpus=1.0).resources, 0)
     assert limits[-1] == 1.0, "that of the trial before it is lifted"
-    with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
+    with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 74.51 GiB is less than"):
         set_up_device(experiment(gpus=0.005).resources, 0)
 
 

@@ -16,7 +16,7 @@ from kvlab.benchmark.measurement import Measurement, StopRule, TableLayout
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_table, show_status_line
 from kvlab.errors import UsageError
-from kvlab.humanize import format_count, format_number
+from kvlab.humanize import format_bytes, format_count, format_number
 from kvlab.spec import load_experiment, parse_override
 from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.conversations_config import ConversationsConfig
@@ -305,7 +305,7 @@ def _format_quantity(value: float, unit: str) -> str:
             return f"{value * 1000:.3g} ms"
         return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
     if unit == "bytes":
-        return f"{value:,.0f}" if value < 10**7 else format_number(value, "B")
+        return format_bytes(value)
     if unit in ("tokens", "sequences"):
         return f"{value:,.0f}"
     return format_number(value)

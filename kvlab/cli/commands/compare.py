@@ -21,7 +21,9 @@ EPILOG = """\
 With --trials, A and B are two records of one trial, such as from two machines. Name each by its id
 (or its first digits) in --store and --store-b, as STORE:ID, or by its folder. The records agree if
 counts are equal, losses differ by at most 0.002 nats/token or 0.003 bits/byte, and shares by at
-most 0.01. Times are not compared. The exit code is 1 if the records disagree.
+most 0.01. Where serving changes what a model computes, as with a tied cache, losses through the
+cache may differ by 1% of the serving gap more. Times are not compared. The exit code is 1 if the
+records disagree.
 
 examples:
   kvlab compare quickstart quickstart --store-b old-runs

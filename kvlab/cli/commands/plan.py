@@ -5,6 +5,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kvlab.analysis.tuning import Optimum, describe_optimum
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     most, planned, least = plan_at_most(planner), stage.plan, plan_at_least(stage, planner)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
-    precision = expect_precision(stage, least, store)
+    precision = expect_precision(stage, least, store, Path(shared.project_path("reports")))
     unmatched = matching.find_unmatched_trials(planned, store)
     asks_why = options.why is not None
     why = None
@@ -189,8 +190,8 @@ def _format_trials(planned: Plan) -> str:
             one.trial.id[:8],
             *([f"{one.trial.experiment.model.ffn_dim:,}"] if has_width else []),
             f"{one.parameters:,}",
-            f"{one.kv_bytes_per_token:,} B",
-            f"{one.kv_bytes:,} B",
+            format_bytes(one.kv_bytes_per_token),
+            format_bytes(one.kv_bytes),
             format_number(one.flops),
             _describe_state(one),
         ])  # fmt: skip

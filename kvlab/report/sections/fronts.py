@@ -4,6 +4,7 @@ from functools import partial
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.humanize import format_bytes
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import pareto_front as fronts
@@ -161,7 +162,7 @@ def report_equal_memory(study: Study) -> doc.Section | None:
     choices = [best for best in fronts.best_cells_by_budget(study) if best.n_fitting > 1]
     if not choices:
         return None
-    base = fmt.format_binary_size(fronts.bytes_per_context(study)[study.baseline])
+    base = format_bytes(fronts.bytes_per_context(study)[study.baseline])
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     fields = {"context": BUDGET_CONTEXT, "blocks": [f"{n:,}" for n in blocks], "base": base}
     diverged = fronts.describe_divergence(study)

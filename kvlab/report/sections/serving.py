@@ -9,6 +9,7 @@ from typing import Any
 from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.humanize import format_bytes
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -311,7 +312,7 @@ def report_reuse(study: Study) -> doc.Section | None:
         for row in study.done_rows
     ]
     budgets = {config.get("budget") for config in configs}
-    sizes = [*map(fmt.format_binary_size, sorted(size for size in budgets if size is not None))]
+    sizes = [*map(format_bytes, sorted(size for size in budgets if size is not None))]
     names = " or ".join([*sizes, *(["no limit"] if None in budgets else [])])
     budget = f"a prefix cache of {names}" if sizes else "room for everything"
     drawn = sorted(lines, key=study.n_changed_factors)[:MAX_DRAWN]
@@ -384,7 +385,7 @@ def _budget_table(
             fit, hit = round(fits[budget]), 100 * rates[budget]
             heads = f"hit rate in {budget:,} B (%)", f"conversations that fit {budget:,} B"
             text = f"{fmt.format_fixed(hit, 2)} ({fit:,})"
-            column = doc.Column(fmt.format_binary_size(budget), True, "", heads)
+            column = doc.Column(format_bytes(budget), True, "", heads)
             yield column, doc.Cell(text, hit, csv=(hit, fit))
 
     yield cols.cells_table(study, "reuse-budgets", texts.fill("caption of budgets"), entries, lines)

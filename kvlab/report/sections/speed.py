@@ -6,6 +6,7 @@ from typing import Any
 from kvlab.analysis import trial_rows
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.humanize import format_bytes
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
 from kvlab.report import benchmark_plots as bench
 from kvlab.report import document as doc
@@ -123,7 +124,7 @@ def _speed_figure(study: Study) -> doc.Figure:
         label, is_base = study.label(levels), levels == study.baseline
         tip = (
             label,
-            f"reads {fmt.format_binary_size(round(count))} per token",
+            f"reads {format_bytes(round(count))} per token",
             f"{fmt.format_metric(metric, times[levels])} ms per token",
         )
         seed_times = study.values(levels, metric).values()

@@ -1,8 +1,10 @@
 """What `kvlab plan` says of a sweep's precision: its design, and the spread that records show."""
 
 import contextlib
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from kvlab.analysis import expected_precision
@@ -29,7 +31,7 @@ class RecordedSpread:
     Attributes:
         value: Standard deviation over seeds, in the metric's unit.
         trainings: Number of trainings.
-        sweep: Where they were recorded.
+        sweep: Where they were recorded: a sweep of the store, or the folder of a report.
     """
 
     value: float
@@ -44,8 +46,8 @@ class ExpectedPrecision:
     Attributes:
         sweep: Its name.
         design: What its claims can show.
-        spread: What the store has of this sweep, or of another one of the same size; None if it
-            has no cell with two trainings.
+        spread: What the store has of this sweep, or of another one of the same size, or a report;
+            None if none has a cell with two trainings.
         metric: What is decided.
         margin: A cost that does not matter, in the metric's unit; None without one.
         has_taken_looks: Whether its looks cannot be declared otherwise any more.
@@ -142,13 +144,16 @@ def _format_number(value: float) -> str:
     return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
-def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecision | None:
+def expect_precision(
+    stage: Stage, least: Plan, store: Store, reports: Path
+) -> ExpectedPrecision | None:
     """Return how precise a sweep will be.
 
     Args:
         stage: From `kvlab.sweep.plan_stage`.
         least: From `kvlab.sweep.planning.stages.plan_at_least`: with the design's trials.
         store: The record.
+        reports: Folder of reports, which tell a spread where the record has none.
 
     Returns:
         None if nothing is left to run, or if the sweep claims nothing about what trainings learn.
@@ -180,6 +185,7 @@ def expect_precision(stage: Stage, least: Plan, store: Store) -> ExpectedPrecisi
     design = DesignPrecision(len(sweep.claims), weights, decide.alpha, seeds, looks)
     has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
     spread = _find_spread(sweep.name, cells, metric, store)
+    spread = spread or _find_reported_spread(trials, metric, reports)
     return ExpectedPrecision(sweep.name, design, spread, metric, decide.margin, has_taken_looks)
 
 
@@ -240,3 +246,27 @@ def _pool_results(
             values += [v for name, v in collect_metrics(result).items() if name == metric]
         groups.setdefault(training, values)
     return expected_precision.pool_spread(list(groups.values()))
+
+
+def _find_reported_spread(
+    trials: Sequence[PlannedTrial], metric: str, reports: Path
+) -> RecordedSpread | None:
+    """Return the spread in the first report whose models and trainings have a plan's sizes."""
+    sizes = {
+        "model.parameters": [one.parameters for one in trials],
+        "model.training_flops": [one.flops for one in trials],
+    }
+    for path in sorted(reports.glob("*/results.csv")):
+        cells: dict[tuple[str, ...], dict[str, float]] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):
+            with open(path, encoding="utf-8", newline="") as file:
+                done = [row for row in csv.DictReader(file) if row["status"] == "done"]
+            for row in done:
+                if any(not min(n) <= float(row[key]) <= max(n) for key, n in sizes.items()):
+                    raise ValueError("of another size")
+                cell = tuple(text for name, text in row.items() if name.startswith("factor."))
+                cells.setdefault(cell, {})[row["training"]] = float(row[f"measured.{metric}"])
+            by_training = {min(own): [*own.values()] for own in reversed(cells.values())}
+            if found := expected_precision.pool_spread(list(by_training.values())):
+                return RecordedSpread(*found, f"{reports.name}/{path.parent.name}")
+    return None

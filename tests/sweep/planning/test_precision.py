@@ -17,7 +17,7 @@ DECIDE = "decide: {metric: loss, margin: 0.05}\n"
 def expect(folder, store, text=SWEEP + DECIDE, name="s.yaml"):
     planner = SweepPlanner(load_sweep(write_sweep(folder, text, name)), store, identify)
     stage = plan_stage(planner.sweep, store, identify=identify)
-    return expect_precision(stage, plan_at_least(stage, planner), store)
+    return expect_precision(stage, plan_at_least(stage, planner), store, folder / "reports")
 
 
 def say(expected):
@@ -76,6 +76,31 @@ def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_p
             "{model.n_kv_head: 1}", f"{change[:-1]}, model.n_kv_head: 1}}"
         )
         assert expect(tmp_path, store, larger, "larger.yaml").spread is None, change
+
+
+def test_a_report_tells_the_spread_where_the_store_has_none(tmp_path):
+    """Trainings count once: a cell that is served otherwise has the losses of serving, too."""
+    path = tmp_path / "reports" / "old" / "results.csv"
+    path.parent.mkdir(parents=True)
+    rows = ["factor.heads,factor.serving,training,status,model.parameters,model.training_flops"]
+    rows[0] += ",measured.loss"
+    losses = {}
+    for number, one in enumerate(tiny_plan(tmp_path).trials):
+        heads, serving = one.levels.values()
+        loss = number + (100 * number if serving == "tied" else 0)
+        losses.setdefault((heads, serving), []).append(loss)
+        rows.append(f"{heads},{serving},{one.trial.training_id},done,{one.parameters},{one.flops}")
+        rows[-1] += f",{loss}"
+    path.write_text("\n".join(rows))
+    pooled = np.mean([np.var(losses[h, "plain"], ddof=1) for h in ("mha", "mqa")]) ** 0.5
+    found = expect(tmp_path, Store(tmp_path / "none"))
+    assert found.spread.value == pytest.approx(pooled)
+    assert (found.spread.sweep, found.spread.trainings) == ("reports/old", 4)
+    assert "in 4 trainings of reports/old: about " in say(found)
+    path.write_text("\n".join(rows).replace(",done,", ",done,1"))
+    assert expect(tmp_path, Store(tmp_path / "none")).spread is None, "of another size"
+    path.write_text("status\n\0")
+    assert expect(tmp_path, Store(tmp_path / "none")).spread is None
 
 
 def test_one_seed_decides_nothing_and_levels_of_serving_alone_have_no_width(tmp_path):
