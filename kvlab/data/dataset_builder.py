@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvlab.data import deduplication, token_pieces
 from kvlab.data.shards import BLOCK_BYTES, DATASET_SCHEMA
 from kvlab.data.sources import get_source
+from kvlab.data.text_formats import is_one_text
 from kvlab.data.token_pieces import DOCUMENT_DTYPE, DocumentTable, PieceJob
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
@@ -142,6 +143,21 @@ def split_document(
     return both, int(ends[start - 1] - ends[stop - 1])
 
 
+def split_parts(
+    table: DocumentTable, fraction: float
+) -> tuple[DocumentTable, npt.NDArray[np.bool_], int]:
+    """Split a text whose documents are its parts: hold out its end, and leave out a part before.
+
+    Returns:
+        The parts in their order in the text, whether each is held out, and the bytes left out.
+    """
+    table = table[np.argsort(table["start"])]
+    ends = np.cumsum(table["bytes"], dtype=np.uint64)
+    is_held_out = ends > (1 - fraction) * ends[-1]
+    gap = max(0, int(np.argmax(is_held_out)) - 1)
+    return np.delete(table, gap), np.delete(is_held_out, gap), int(table["bytes"][gap])
+
+
 def write_dataset(
     folder: Path,
     data: DataConfig,
@@ -167,6 +183,8 @@ def write_dataset(
     if len(table) == 1 and (halves := split_document(table, jobs, data.validation_fraction)):
         table, gap_bytes = halves
         is_held_out = np.array([False, True])
+    elif len(table) > 2 and is_one_text([job.unit.get("path", "") for job in jobs]):
+        table, is_held_out, gap_bytes = split_parts(table, data.validation_fraction)
     _check_counts(data, len(table), int(is_held_out.sum()))
     dtype = np.dtype(token_pieces.token_dtype(data.vocab_size))
     required = int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize

@@ -35,8 +35,8 @@ RECIPE = 2
 
 REPORT_SECONDS = 1.0
 
-SMALL_TEXT_BYTES = 1_000_000
-"""A text with fewer bytes on disk is tokenized in one process."""
+SMALL_TEXT_BYTES = 10_000_000
+"""A text of fewer bytes is tokenized in one process, and already by a plan."""
 
 
 def dataset_identity(data: DataConfig) -> str:
@@ -115,12 +115,12 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
 
 
 def is_small_text(data: DataConfig) -> bool:
-    """Return whether a text is so small that it is prepared in a second or two, in one process.
+    """Return whether a text is so small that one process prepares it in some seconds.
 
     Raises:
         DataError: The text is missing.
     """
-    size = get_source(data.source).size(data)
+    size = get_source(data.source).text_bytes(data)
     return size is not None and size < SMALL_TEXT_BYTES
 
 

@@ -40,6 +40,11 @@ def detect_format(path: str | Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
+def is_one_text(paths: Sequence[str | Path]) -> bool:
+    """Return whether the files are one text, whose documents are at most parts of it."""
+    return len(paths) == 1 and (detect_format(paths[0]) or "").startswith(".txt")
+
+
 def estimate_text_bytes(path: str | Path, size: int) -> int:
     """Estimate the UTF-8 bytes of text in a file of ``size`` bytes."""
     return int(size * TEXT_PER_BYTE.get(Path(path).suffix.lower(), 1.0))

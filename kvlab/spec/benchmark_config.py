@@ -92,9 +92,11 @@ class BenchmarkConfig(SpecModel):
     omitted_defaults = frozenset({"parts", "memory", "conversations", "seconds"})
 
     prompt_tokens: PositiveInt = 64
-    """Prompt of the timed sequences. Unit: tokens. Example: 256"""
+    """Prompt of the timed sequences; less where a short block_size leaves no room.
+    Unit: tokens. Example: 256"""
     new_tokens: PositiveInt = 32
-    """Tokens decoded after the prompt. Unit: tokens. Example: 64"""
+    """Tokens decoded after the prompt; at most half of a short block_size.
+    Unit: tokens. Example: 64"""
     batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = (1,)
     """Batches whose throughput is measured; tokens_per_second is that of the largest.
     Unit: sequences. Example: [1, 8, 32]"""

@@ -73,7 +73,8 @@ class DataConfig(SpecModel):
     max_tokens: PositiveInt | None = None
     """Stop after this many tokens (whole documents). Unit: tokens. Default: all. Example: 2.2e8"""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """Share of the documents held out, chosen by document hash. Unit: share. Example: 0.025"""
+    """Share of the documents held out, chosen by document hash; of one .txt file alone, of its end.
+    Unit: share. Example: 0.025"""
 
     mask_documents: bool = False
     """Attention never crosses from one document into another, and positions start at 0 in each;

@@ -1,5 +1,9 @@
 """`experiments/*.yaml`: one complete configuration."""
 
+from typing import Any
+
+from pydantic import ValidationInfo, field_validator
+
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
@@ -44,6 +48,28 @@ class Experiment(SpecModel):
     """Memory and decode speed. Example: {prompt_tokens: 96}"""
     resources: ResourcesConfig = ResourcesConfig()
     """Where a trial runs. Example: {cpus: 2}"""
+
+    @field_validator("training", "benchmark")
+    @classmethod
+    def _fit_defaults(cls, section: Any, info: ValidationInfo) -> Any:
+        """Return a section whose default lengths fit the model's ``block_size``."""
+        if "model" not in info.data:  # it is wrong
+            return section
+        block_size, written = info.data["model"].block_size, section.model_fields_set
+        fitted = {}
+        if isinstance(section, TrainingConfig):
+            fitted["batch_tokens"] = max(1, section.batch_tokens // block_size) * block_size
+        else:
+            prompt, new = section.prompt_tokens, section.new_tokens
+            half = block_size - prompt if "prompt_tokens" in written else block_size // 2
+            fitted["new_tokens"] = new = new if "new_tokens" in written else max(1, min(new, half))
+            fitted["prompt_tokens"] = max(1, min(prompt, block_size - new))
+        changed = {
+            key: value
+            for key, value in fitted.items()
+            if key not in written and value != getattr(section, key)
+        }
+        return section.model_copy(update=changed) if changed else section
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

@@ -51,7 +51,8 @@ class TrainingConfig(spec.SpecModel):
     {heads: mha}.
     Default: freshly drawn. Example: openai-community/gpt2"""
     batch_tokens: spec.PositiveInt = 8192
-    """Tokens of an optimizer step. Unit: tokens. Example: 524288"""
+    """Tokens of an optimizer step; by default in whole rows of block_size.
+    Unit: tokens. Example: 524288"""
     learning_rate: spec.PositiveFloat = 6e-4
     """Peak learning rate, at the end of the warm-up. Unit: none. Example: 0.001"""
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = None

@@ -10,12 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from kvlab.data import shards
+from kvlab.data import shards, text_formats
 from kvlab.data.dataset_preparation import (
     find_dataset,
     list_prepared_datasets,
@@ -27,8 +28,11 @@ from kvlab.data.token_pieces import token_dtype
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
-from kvlab.spec import DataConfig
+from kvlab.spec import DataConfig, load_experiment
 from tests.support.text_files import documents, stories, write_jsonl, write_parquet
+from tests.support.tiny_sweep import run_kvlab
+
+ROOT = Path(__file__).parents[2]
 
 PREPARE = """
 import json, sys
@@ -341,6 +345,29 @@ def test_one_document_is_split_at_the_coarsest_boundary_near_the_cut(tmp_path, n
     assert facts.held_out_bytes == raw[2]
     (warning,) = (line for line in facts.warnings if "is one document" in line)
     assert f"a gap of {raw[1]:,} bytes" in warning
+
+
+def test_one_file_in_parts_is_split_at_its_end_and_its_example_plans(tmp_path, monkeypatch):
+    """nanoGPT's input.txt is this case: over a million characters, so it is cut into parts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(text_formats, "PART_CHARACTERS", (4_000, 5_000))
+    paragraphs = stories(3500)
+    text = "\n\n".join(paragraphs)
+    assert len(text) > text_formats.MAX_DOCUMENT_CHARACTERS
+    (tmp_path / "mine.txt").write_text(text)
+    shutil.copy(ROOT / "experiments" / "own-text.yaml", tmp_path)
+    sweep = "experiment: own-text.yaml\nquestion: Which?\n"
+    sweep += "factors: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}\n"
+    (tmp_path / "s.yaml").write_text(sweep)
+    code, out, error = run_kvlab("plan", tmp_path / "s.yaml", "--rate", "1e12")
+    assert (code, error) == (0, "")
+    assert "the text is one document, so its last 5." in out
+    assert "not other text of its kind" in out
+    dataset = prepare_dataset(load_experiment(tmp_path / "own-text.yaml").data)
+    held_out, train = read_splits(dataset)
+    parts = [*text_formats.split_text(text)]
+    assert [*train, *held_out] == parts[: len(train)] + parts[len(train) + 1 :], "but the gap"
+    assert 0 <= sum(map(len, held_out)) / len(text) - 0.05 < 5_000 / len(text)
 
 
 @pytest.mark.parametrize("texts", [[], ["", "  "], ["one"], ["one", "two"]])

@@ -3,7 +3,14 @@
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import ModelConfig, ResourcesConfig, TrainingConfig, load_experiment, parse_override
+from kvlab.spec import (
+    Experiment,
+    ModelConfig,
+    ResourcesConfig,
+    TrainingConfig,
+    load_experiment,
+    parse_override,
+)
 from tests.support.spec_files import EXPERIMENT, experiment_errors, write_spec
 
 
@@ -66,3 +73,17 @@ def test_specs_are_frozen():
 )
 def test_workers_default_to_one_per_whole_gpu(resources, workers):
     assert ResourcesConfig(**resources).training_workers == workers
+
+
+@pytest.mark.parametrize(
+    ("block_size", "written", "prompt", "new"),
+    [(64, {}, 32, 32), (63, {}, 32, 31), (80, {}, 48, 32), (96, {}, 64, 32), (1024, {}, 64, 32),
+     (64, {"prompt_tokens": 60}, 60, 4), (64, {"new_tokens": 60}, 4, 60), (2, {}, 1, 1)],
+)  # fmt: skip
+def test_defaults_fit_the_model(block_size, written, prompt, new):
+    data = {"name": "e", "model": {"block_size": block_size}, "benchmark": written}
+    experiment = Experiment.model_validate(data)
+    benchmark = experiment.benchmark
+    assert (benchmark.prompt_tokens, benchmark.new_tokens) == (prompt, new)
+    assert 0 <= 8192 - experiment.training.batch_tokens < block_size
+    assert experiment.training.batch_tokens % block_size == 0

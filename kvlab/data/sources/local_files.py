@@ -32,7 +32,9 @@ class LocalFiles(TextSource):
     def identity(self, data: DataConfig) -> Any:
         paths, _ = _find_files(data)
         digests = cached_sha256(paths, check=partial(_check_is_text, data=data))
-        return sorted({f"{digests[path]}{detect_format(path)}" for path in paths})
+        names = sorted({f"{digests[path]}{detect_format(path)}" for path in paths})
+        # its parts were once held out by their hash
+        return [*names, "end"] if text_formats.is_one_text(names) else names
 
     def size(self, data: DataConfig) -> int:
         """Return the bytes of all files. Copies are counted, though they are read only once."""

@@ -106,6 +106,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     planned = list(tiny_plan(tmp_path).trials)
     flops = planned[0].flops
     assert estimate_training_seconds(planned[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
+    assert MAX_TRAINING_FLOPS["gpu"] > 4.5e14, "an H200 was measured to do that"
     for rate, tests in ((None, 0), (flops / 299, 0), (flops / 301, 4)):
         run = Run(store)
         smoke(store, InlineExecutor(run), flops_per_second=rate)[0](planned, lambda: None)
