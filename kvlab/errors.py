@@ -20,7 +20,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
     ├── SourceMissing      its initial weights are missing, or none of them fits
     │   └── SourceDamaged  they are not what was written; they are made again
     ├── Paused             it reached the rung of a search at which it pauses
-    ├── WorkerLost         one of its processes died; it resumes from its last checkpoint
+    ├── WorkerKilled       one of its processes died; it resumes from its last checkpoint
     ├── LeaseLost          another process has taken it over
     └── Stopped            it was asked to stop, and wrote a checkpoint to resume from
 """
@@ -160,7 +160,7 @@ class Paused(TrialError):
     """The training reached a rung of a search, and wrote a checkpoint and its loss there."""
 
 
-class WorkerLost(TrialError):
+class WorkerKilled(TrialError):
     """A process of a trial died; started again, the trial resumes from its last checkpoint."""
 
 

@@ -1,4 +1,4 @@
-"""Recognize out-of-memory errors of the device or the host, without importing torch."""
+"""Recognize out-of-memory errors and faults of a device, without importing torch."""
 
 import errno
 import re
@@ -17,6 +17,11 @@ _HOST = re.compile(
     r"out of memory|not enough memory|can(no|')t allocate memory|bad_alloc"
     r"|could not create a primitive(?! descriptor)"
     r"|storage size calculation overflowed",
+    re.IGNORECASE,
+)
+
+_FAULT = re.compile(
+    r"\b(cuda|cudnn|cublas|hip)( driver)? error|\b(cudnn|cublas)_status_|triton error",
     re.IGNORECASE,
 )
 
@@ -40,3 +45,12 @@ def classify_oom(error: BaseException) -> Literal["device", "host"] | None:
     if _DEVICE.search(message):
         return "device"
     return "host" if _HOST.search(message) else None
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Return whether a GPU failed, for another reason than a lack of memory.
+
+    A process that is killed or faults can take down the others that share its GPU.
+    """
+    is_native = isinstance(error, RuntimeError) and bool(_FAULT.search(str(error)))
+    return is_native and classify_oom(error) is None

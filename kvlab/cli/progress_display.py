@@ -3,8 +3,9 @@
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from kvlab.humanize import format_bytes, format_duration
@@ -55,10 +56,9 @@ class ProgressDisplay:
         """Count the trials of a plan instead of those of the stage before."""
         missing = trials_to_run(plan, retry_failed)
         self._known_trials = {planned.trial.id for planned in plan.trials}
-        self._done = len(plan.trials) - len(missing)
-        self._failed = 0 if retry_failed else sum(p.state == "failed" for p in plan.trials)
-        self._pruned = {p.trial.id for p in plan.trials if p.state == "pruned"}
-        self._remaining_time = RemainingTime(missing)
+        to_run = {planned.trial.id for planned in missing}
+        self._ended = {p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run}
+        self._remaining_time = RemainingTime(missing, self._store)
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
@@ -98,12 +98,10 @@ class ProgressDisplay:
         self.end_preparation()
         planned = event.planned
         self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
+        self._remaining_time.handle_event(event)
         label = _trial_label(planned)
         if event.kind == "started":
-            if planned.trial.id in self._pruned:  # promoted: it is trained to its end after all
-                self._pruned.remove(planned.trial.id)
-                self._done -= 1
-            self._remaining_time.on_start(planned)
+            self._ended.pop(planned.trial.id, None)  # pruned, and trained to its end after all
             if self._screen is None:
                 self.print_line(f"started {label}")
         elif event.kind in ("retried", "healed", "waiting"):
@@ -112,19 +110,9 @@ class ProgressDisplay:
         elif event.kind == "halted":
             self.print_line(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):
-            self._remaining_time.on_interruption(planned)
             self.print_line(f"{event.status:<7} {label}")
         else:
-            record = self._store.training_directory(planned.trial.training_id) / "training.json"
-            measuring = None
-            with suppress(OSError):  # the time since its training was finished
-                measuring = max(0.0, time.time() - record.stat().st_mtime)
-            seconds = None if event.is_remote else event.seconds
-            self._remaining_time.on_end(planned, seconds, measuring)
-            self._done += 1
-            self._failed += event.status == "failed"
-            if event.status == "pruned":
-                self._pruned.add(planned.trial.id)
+            self._ended[planned.trial.id] = event.status
             outcome = format_outcome(self._store, planned.trial.id)
             duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
             self.print_line(f"{event.status:<7} {label}  {duration}  {outcome}".rstrip())
@@ -140,7 +128,7 @@ class ProgressDisplay:
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
                 self._remote_trials = len(driver.remote_trials)
-                summary = self._format_summary()
+                summary = self.format_summary()
                 progress = [
                     (one, format_progress(self._store.progress(one.trial.id) or STARTING))
                     for one in driver.running_trials
@@ -152,10 +140,11 @@ class ProgressDisplay:
                     parts = (f"{one.trial.id[:ID_DIGITS]} {text}" for one, text in progress)
                     self.print_line("; ".join([summary, *parts]))
 
-    def _format_summary(self) -> str:
-        parts = [f"{self._sweep}: {self._done}/{len(self._known_trials)} done"]
-        if self._failed:
-            parts.append(f"{self._failed} failed")
+    def format_summary(self) -> str:
+        """Return how the trials have ended so far, and the time that is left."""
+        counts = Counter(list(self._ended.values()))
+        parts = [f"{self._sweep}: {counts['done']}/{len(self._known_trials)} done"]
+        parts += [f"{counts[s]} {s}" for s in ("failed", "diverged", "pruned") if counts[s]]
         if self._remote_trials:
             parts.append(f"elsewhere: {self._remote_trials}")
         parts.append(f"{format_duration(time.monotonic() - self._started)} elapsed")

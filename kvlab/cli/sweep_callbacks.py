@@ -182,7 +182,7 @@ def notify_at_end(
     run_notify_command(command, facts, warn)
 
 
-def collect_outcome(summary: Summary) -> dict[str, Any]:
+def collect_outcome(summary: Summary, seconds: float) -> dict[str, Any]:
     """Return the facts about the end of a sweep.
 
     The outcome is ``done``, ``failed``, ``stopped``, or ``halted`` if the driver gave up because
@@ -194,7 +194,7 @@ def collect_outcome(summary: Summary) -> dict[str, Any]:
         "exit_code": summary.exit_code,
         "states": dict(summary.states),
         "ran": summary.trials_run,
-        "seconds": round(summary.seconds, 3),
+        "seconds": round(seconds, 3),
         "halted": summary.halt_reason or None,
     }
 

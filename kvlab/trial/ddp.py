@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import errors
-from kvlab.errors import KvlabError, LeaseLost, ResourceError, WorkerLost
+from kvlab.errors import KvlabError, LeaseLost, ResourceError, WorkerKilled
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import Fence
+from kvlab.oom import classify_oom
 from kvlab.store.attempt import ProgressUpdate, write_progress
 from kvlab.trial.trial import Trial
 
@@ -55,8 +56,8 @@ def train_ddp(
 
     Raises:
         ResourceError: this process does not belong to a Ray cluster.
-        WorkerLost: a worker died.
-        KvlabError: raised by a worker.
+        WorkerKilled: a worker died.
+        KvlabError, MemoryError, torch.OutOfMemoryError: raised by a worker.
     """
     import ray
 
@@ -184,23 +185,26 @@ def write_worker_error(folder: Path, rank: int, error: Exception) -> None:
     """
     from torch.distributed import DistError
 
-    name = type(error).__name__ if isinstance(error, KvlabError) else ""
+    name = type(error).__name__ if isinstance(error, KvlabError) else classify_oom(error) or ""
     is_lost = isinstance(error, DistError) or any(t in str(error) for t in _PEER_LOST_TEXTS)
     if name or not is_lost:
         write_json(folder / f"{rank}-end.json", {"error": name, "text": str(error)})
 
 
-def read_worker_error(folder: Path) -> KvlabError | None:
+def read_worker_error(folder: Path) -> Exception | None:
     """Return why the workers ended.
 
     Returns:
-        The first worker's `KvlabError`; `WorkerLost` if workers started and none has an error
-        of its own; None if Ray Train's error is the reason.
+        The first worker's `KvlabError` or lack of memory; `WorkerKilled` if workers started and
+        none has an error of its own; None if Ray Train's error is the reason.
     """
+    import torch
+
+    memory_errors = {"device": torch.OutOfMemoryError, "host": MemoryError}
     ends = [read_json(path) for path in sorted(folder.glob("*-end.json"))]
     for end in ends:
-        if end["error"]:
-            error_class: type[KvlabError] = getattr(errors, end["error"])
+        if name := end["error"]:
+            error_class: type[Exception] = memory_errors.get(name) or getattr(errors, name)
             return error_class(end["text"])
     has_died = not ends and any(folder.glob("*-began"))
-    return WorkerLost("a process of its training died") if has_died else None
+    return WorkerKilled("a process of its training died") if has_died else None

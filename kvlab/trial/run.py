@@ -19,6 +19,8 @@ from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
+from kvlab.humanize import summarize_error
+from kvlab.oom import is_device_fault
 from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
@@ -242,10 +244,12 @@ class _TrialAttempt:
                 self.log(f"given up: {error}")
                 raise error
         self.check_fences()
+        if self.trial.resources.shares_gpu and is_device_fault(error):
+            error = errors.WorkerKilled(f"the GPU that it shares failed: {summarize_error(error)}")
         match error:
             case errors.StoreError():
                 raise error
-            case errors.WorkerLost():
+            case errors.WorkerKilled():
                 self.log(f"{error}; the driver decides whether it runs again")
                 raise error
             case OSError(errno=code) if code in _DISK_FULL_CODES:

@@ -38,7 +38,7 @@ def read_notice(tmp_path):
 )
 def test_every_outcome_is_reported_with_its_counts(tmp_path, summary, outcome, code):
     with notify_at_end(SAVE, "s", tmp_path / "runs", print) as notice:
-        notice |= collect_outcome(summary)
+        notice |= collect_outcome(summary, 12.3456)
     facts, environment = read_notice(tmp_path)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
     assert facts["states"] == dict(summary.states)

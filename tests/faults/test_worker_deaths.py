@@ -6,9 +6,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.errors import WorkerKilled
 from kvlab.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
+from kvlab.sweep.executors.executor import EndedTask
 from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 

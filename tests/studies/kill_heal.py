@@ -33,14 +33,14 @@ import psutil
 import torch
 
 from kvlab.cli.commands import verify
-from kvlab.errors import KvlabError
+from kvlab.errors import KvlabError, WorkerKilled
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.sweep_progress import Event
-from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
+from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.run import Task, run_task

@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from kvlab.data.dataset_preparation import prepare_dataset
-from kvlab.errors import Diverged, ResourceError, WorkerLost
+from kvlab.errors import Diverged, ResourceError, WorkerKilled
 from kvlab.spec import Experiment
 from kvlab.store import Store
+from kvlab.store.result import classify_error
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.executors.executor import WorkerKilled
 from kvlab.trial.ddp import read_worker_error, train_ddp, write_worker_error
 from kvlab.trial.run import run_task
 from kvlab.trial.trial import Trial
@@ -108,12 +108,26 @@ def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path
     assert read_worker_error(tmp_path) is None, "no worker began: the trainer itself failed"
     (tmp_path / "0-began").touch()
     write_worker_error(tmp_path, 0, gone)
-    assert isinstance(read_worker_error(tmp_path), WorkerLost)
+    assert isinstance(read_worker_error(tmp_path), WorkerKilled)
     write_worker_error(tmp_path, 1, ValueError("a mistake"))
     assert read_worker_error(tmp_path) is None
     write_worker_error(tmp_path, 2, Diverged("loss = nan"))
     found = read_worker_error(tmp_path)
     assert (type(found), str(found)) == (Diverged, "loss = nan")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "device_memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "host_memory"),
+    ],
+)
+def test_a_worker_that_lacks_memory_fails_as_a_trial_alone_does(tmp_path, error, kind):
+    (tmp_path / "1-began").touch()
+    write_worker_error(tmp_path, 1, error)
+    found = read_worker_error(tmp_path)
+    assert (classify_error(found), str(found)) == (kind, str(error))
 
 
 def test_without_ray_it_is_refused(trial, tmp_path):

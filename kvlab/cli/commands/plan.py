@@ -381,7 +381,7 @@ def _format_time(costs: Budget) -> str:
         return "Time: not known; state a rate with --rate, or run a trial first."
     speed = f"{format_number(rate.flops_per_second, 'FLOP/s')} a trial, {_SOURCES[rate.source]}"
     if rate.results:
-        speed += f" of {format_count(rate.results, 'finished trial')} here"
+        speed += f" of {format_count(rate.results, 'finished trial')} here, under their load"
     if costs.hours is None or costs.wall_seconds is None:
         return f"Time: not known, as trials are on CPU and on GPU; {speed}."
     duration = f"about {format_duration(costs.wall_seconds)}"
@@ -399,6 +399,6 @@ def _format_time(costs: Budget) -> str:
 _SOURCES = {
     "stated": "as stated",
     "measured": "the median",
-    "machine": "by a short training on this machine",
+    "machine": "by a short training on this machine, if nothing else uses it",
     "one core": "by a short training on one core, as others use this machine",
 }

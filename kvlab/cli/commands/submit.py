@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
+    began = time.monotonic()
     sweep = shared.read_sweep(options.sweep, options.scale)
     if options.promote and not uses_pruning(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
@@ -128,14 +129,15 @@ def _submit(options: argparse.Namespace) -> int:
     with callbacks.notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
         summary = _SweepRun(options, stage, store, display, on_result).run()
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
-        _print_summary(sweep.name, store, summary, stream)
+        seconds = time.monotonic() - began
+        _print_summary(sweep.name, store, summary, seconds, stream)
         report = answer = None
         if summary.exit_code != 130 and not options.no_report:
             report, answer = _write_report(options, sweep.name, store, warn)
             facts["report"] = None if report is None else str(report)
             facts["answer"] = answer
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
-        notice |= {**facts, **callbacks.collect_outcome(summary)}
+        notice |= {**facts, **callbacks.collect_outcome(summary, seconds)}
     if report is not None and answer is not None:
         print_answer(answer, report, stream)
     if options.json:
@@ -205,15 +207,11 @@ class _SweepRun:
             self._say(f"{to_run}{location}; record in {options.store}")
             summary = run_stages(stage, self._run_stage, self._plan_next_stage)
             if not (summary.stopped or summary.states["missing"] or summary.has_more):
-                began = time.monotonic()
                 is_over = time_again(
                     self._last_plan, store, executor, self._origin, self._stop_flag, self._say,
                     repeat=options.retime,
                 )  # fmt: skip
-                seconds = summary.seconds + time.monotonic() - began
-                summary = replace(
-                    summary, seconds=seconds, stopped=not is_over, has_more=not is_over
-                )
+                summary = replace(summary, stopped=not is_over, has_more=not is_over)
             is_forced = False
         finally:
             executor.close(force=is_forced)
@@ -329,14 +327,16 @@ def _redact_command(options: argparse.Namespace) -> str:
     return redact_command(words)
 
 
-def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -> None:
+def _print_summary(
+    sweep: str, store: Store, summary: Summary, seconds: float, stream: TextIO
+) -> None:
     states = summary.states
     parts = [
         f"{states[state]} {state}"
         for state in ("done", "failed", "diverged", "pruned", "missing")
         if states[state] or state in ("done", "failed")
     ]
-    print(f"{', '.join(parts)} in {format_duration(summary.seconds)}", file=stream)
+    print(f"{', '.join(parts)} in {format_duration(seconds)}", file=stream)
     if states["failed"]:
         for trial_id in store.sweep_trials(sweep):
             if store.status(trial_id) == "failed":

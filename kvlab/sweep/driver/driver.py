@@ -19,7 +19,7 @@ from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
 from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
-from kvlab.sweep.executors.executor import EndedTask, Executor, WorkerKilled
+from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
 from kvlab.trial import finalize
@@ -100,7 +100,7 @@ class Driver:
             ResourceError: A trial asks for more than there is; nothing has been started.
             StoreError: The store cannot be written; everything that ran has been stopped.
         """
-        started, sweep = time.monotonic(), self.plan.sweep.name
+        sweep = self.plan.sweep.name
         self._check_requests(planner.trials_to_run(self.plan, self.retry_failed))
         exclusive = self.source is not None
         with join_sweep(self.store, sweep, self.description, exclusive=exclusive):
@@ -118,7 +118,7 @@ class Driver:
                 raise
             finally:
                 self._stop_request.withdraw()
-        return self._summarize(time.monotonic() - started)
+        return self._summarize()
 
     def _run_until_done(self) -> None:
         while True:
@@ -172,14 +172,21 @@ class Driver:
 
     def _ask_source(self) -> None:
         """Queue what the source supplies; tell it at once of a trial that has ended before."""
-        while self.source is not None and (planned := self.source.ask()) is not None:
-            is_known = planned.trial.id in self._trials
-            self._trials.setdefault(planned.trial.id, planned)
-            status = self._read_status(planned)
-            if status == "pruned":  # it was asked for again, to go on
+        while self.source is not None and (asked := self.source.ask()) is not None:
+            trial_id = asked.trial.id
+            planned: PlannedTrial | None = asked
+            is_known = trial_id in self._trials
+            self._trials.setdefault(trial_id, asked)
+            status = self._read_status(asked)
+            rungs = {} if status is None else self.store.rungs(asked.trial.training_id)
+            while planned is not None and planned.trial.until in rungs:
+                planned = self.source.resume_or_prune(planned)  # of a history that is made again
+            if planned is None:
+                self._states[trial_id] = "pruned"
+            elif status == "pruned":  # it was asked for again, to go on
                 self._requeue(planned)
             elif status is not None:
-                self._states[planned.trial.id] = status
+                self._states[trial_id] = status
                 self.source.tell(planned, status)
             elif not is_known:
                 self._check_requests([planned])
@@ -320,11 +327,10 @@ class Driver:
 
     def _retry_or_record(self, planned: PlannedTrial, error: BaseException) -> str | None:
         """Queue a killed trial again, or record its failure; return the status of its result."""
-        if isinstance(error, WorkerKilled):
-            retry = self._retry_policy.after_kill(planned, error)
-            if retry is not None:
-                self._queue_retry(retry)
-                return None
+        retry = self._retry_policy.after_kill(planned, error)
+        if retry is not None:
+            self._queue_retry(retry)
+            return None
         failure = self._retry_policy.lasting_failure(planned, error)
         if finalize.record_failure(planned.trial, self.store, self.origin, failure):
             return "failed"
@@ -373,7 +379,7 @@ class Driver:
             self.on_result(planned.trial.id)
         self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=is_remote))
 
-    def _summarize(self, seconds: float) -> Summary:
+    def _summarize(self) -> Summary:
         states: Counter[str] = Counter()
         for trial_id, status in self._states.items():
             if status != "failed":
@@ -382,9 +388,7 @@ class Driver:
                 states[current] += 1
         states["missing"] = len(self._trials) - states.total()
         has_more = self.source is not None and not self.source.stop_reason
-        return Summary(
-            states, self._trials_run, seconds, self.is_stopping, self._halt_reason, has_more
-        )
+        return Summary(states, self._trials_run, self.is_stopping, self._halt_reason, has_more)
 
 
 def run_stages(
@@ -403,15 +407,11 @@ def run_stages(
             `kvlab.sweep.planning.stages.plan_stage`.
 
     Returns:
-        The states after the last stage; trials and seconds of all stages together.
+        The states after the last stage; the trials that ran in all stages together.
     """
     total = run_stage(stage)
     while not (stage.is_last or total.stopped or total.states["missing"] or total.halt_reason):
         stage = plan_next()
         summary = run_stage(stage)
-        total = replace(
-            summary,
-            trials_run=total.trials_run + summary.trials_run,
-            seconds=total.seconds + summary.seconds,
-        )
+        total = replace(summary, trials_run=total.trials_run + summary.trials_run)
     return replace(total, has_more=total.has_more or not stage.is_last)

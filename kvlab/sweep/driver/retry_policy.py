@@ -9,19 +9,22 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.errors import ResourceError, StoreError, UsageError
+from kvlab.errors import ResourceError, StoreError, UsageError, WorkerKilled
 from kvlab.fs.atomic_files import read_regular
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.result import OUT_OF_MEMORY, Failure
-from kvlab.sweep.executors.executor import Executor, WorkerKilled
+from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.looks import RECORD_KEY
 from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status
 
 MAX_BACKOFF_SECONDS = 300.0
 FORGET_TIMEOUT_SECONDS = 1.0
+
+MEMORY_WAIT_SECONDS = 30.0
+"""Wait for other processes to return the machine's memory."""
 
 _FRAME = re.compile(r'^ *File ".*", line \d+, in .*$', re.MULTILINE)
 _MAX_TRACEBACK = 1_000_000
@@ -58,16 +61,22 @@ class RetryPolicy:
     def __init__(self, config: FailuresConfig, store: Store, executor: Executor):
         self._config, self._store, self._executor = config, store, executor
         self._kills: dict[str, int] = {}  # trial id -> kills in a row without progress
+        self._has_waited: set[str] = set()  # trials that have waited for memory
         self._furthest: dict[str, tuple[int, int]] = {}  # trial id -> furthest part and step
         self._failed_at: dict[tuple[str, ...], set[str]] = {}  # error location -> trial ids
 
-    def after_kill(self, planned: PlannedTrial, error: WorkerKilled) -> Retry | None:
+    def after_kill(self, planned: PlannedTrial, error: BaseException) -> Retry | None:
         """Retry a trial whose process was killed, with exponential backoff.
 
         Returns:
-            None after ``killed_retries`` kills in a row between which the trial got no further.
+            None after ``killed_retries`` kills in a row between which the trial got no further;
+            after the second kill for the machine's memory; and after any other error.
         """
         trial_id = planned.trial.id
+        if isinstance(error, MemoryError):
+            return self._wait_for_memory(planned, str(error))
+        if not isinstance(error, WorkerKilled):
+            return None
         state = self._store.progress(trial_id) or {}
         part = _PARTS.index(state["stage"]) if state.get("stage") in _PARTS else -1
         progress = part, int(state.get("step") or 0)
@@ -80,17 +89,27 @@ class RetryPolicy:
         delay = min(self._config.backoff_seconds * 2 ** min(kills - 1, 30), MAX_BACKOFF_SECONDS)
         return Retry(planned, delay, f"{error}; retry {kills} of {limit} in {delay:g}s")
 
+    def _wait_for_memory(self, planned: PlannedTrial, reason: str) -> Retry | None:
+        """Retry a trial once as it is: other processes may have taken the machine's memory."""
+        if planned.trial.id in self._has_waited:
+            return None
+        self._has_waited.add(planned.trial.id)
+        reason = f"{reason}; again in {MEMORY_WAIT_SECONDS:g}s, as others may have taken it"
+        return Retry(planned, MEMORY_WAIT_SECONDS, reason)
+
     def after_failure(self, planned: PlannedTrial) -> Retry | None:
         """Retry a trial whose recorded failure is a lack of memory, with less memory.
 
         Returns:
-            None if the failure is of another kind, or nothing can be reduced any more.
+            None if the failure is of another kind, or nothing can be reduced any more, and the
+            trial has waited for the machine's memory.
         """
         error = self._read_error(planned)
         is_kept = self._config.out_of_memory == "fail"
         if error is None or error["class"] not in OUT_OF_MEMORY or is_kept:
             return None
         resources, memory = planned.trial.resources, str(error["class"]).removesuffix("_memory")
+        cause = f"{memory} memory ran out ({error['type']})"
         # A microbatch takes the device's memory. A smaller one saves the host nothing if the trial
         # trains on a GPU: there, only fewer trials at once do.
         tokens = None
@@ -103,13 +122,12 @@ class RetryPolicy:
         elif resources.shares_gpu:
             reduced, change = planned.with_resources(gpus=1.0), "a GPU of its own"
         else:
-            return None
+            return self._wait_for_memory(planned, cause) if memory == "host" else None
         try:
             self._executor.check_requests([reduced.trial.resources])
         except ResourceError:
             return None
-        reason = f"{memory} memory ran out ({error['type']}); again with {change}"
-        return Retry(reduced, 0.0, reason)
+        return Retry(reduced, 0.0, f"{cause}; again with {change}")
 
     def lasting_failure(self, planned: PlannedTrial, error: BaseException) -> Failure:
         """Return what is recorded of an error after which the trial is not started again."""

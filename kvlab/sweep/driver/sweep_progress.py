@@ -84,7 +84,6 @@ class Summary:
         states: Number of trials by how they ended: ``done``, ``failed``, ``diverged``,
             ``pruned``, or ``missing``.
         trials_run: Number of trials that ended in this run, in this driver.
-        seconds: Duration of the run.
         stopped: Whether the driver was asked to stop.
         halt_reason: Why the driver gave up before the end, if it did.
         has_more: Whether the source of trials was to supply more, or a stage was to follow.
@@ -92,7 +91,6 @@ class Summary:
 
     states: Counter[str] = field(default_factory=Counter)
     trials_run: int = 0
-    seconds: float = 0.0
     stopped: bool = False
     halt_reason: str = ""
     has_more: bool = False
@@ -168,54 +166,53 @@ def _trial_seconds(result: dict[str, Any]) -> float:
 
 
 class RemainingTime:
-    """Remaining time of a driver's run, from the mean durations of the trials that have ended.
+    """Remaining time of a driver's run, from its events and from the progress of its trials.
 
-    Trials that train and trials that only measure have means of their own. Until one of the
-    latter has ended, it is what the former took after their training.
+    Trials that train and trials that only measure have means of their own, over those that are
+    done. Until one has trained, a training takes what the running ones say; until one has only
+    measured, that takes what the others took after their training.
     """
 
-    def __init__(self, missing: list[PlannedTrial]):
+    def __init__(self, missing: list[PlannedTrial], store: Store):
         self._missing = {planned.trial.id: planned for planned in missing}
+        self._store = store
         self._started: dict[str, float] = {}
         self._durations: dict[bool, list[float]] = {True: [], False: []}
         self._measuring: list[float] = []
 
-    def on_start(self, planned: PlannedTrial) -> None:
-        self._started[planned.trial.id] = time.monotonic()
-
-    def on_interruption(self, planned: PlannedTrial) -> None:
-        """Note that a trial has ended here without a result."""
-        self._started.pop(planned.trial.id, None)
-
-    def on_end(
-        self, planned: PlannedTrial, seconds: float | None, measuring: float | None = None
-    ) -> None:
-        """Note the duration of a trial.
-
-        Args:
-            seconds: Of the trial; None if it ran elsewhere.
-            measuring: Its seconds after its training, if that is known. A trial that only
-                measures takes about as long.
-        """
-        self.on_interruption(planned)
-        missing = self._missing.pop(planned.trial.id, None)
-        if missing is None or seconds is None:
+    def handle_event(self, event: Event) -> None:
+        planned = event.planned
+        trial = planned.trial
+        if event.kind == "started":
+            self._started[trial.id] = time.monotonic()
+        elif event.kind in ("ended", "retried"):
+            self._started.pop(trial.id, None)
+        if event.kind != "ended" or event.status in ("stopped", "paused", "elsewhere"):
             return
-        self._durations[planned.trains].append(seconds)
-        if planned.trains and measuring is not None:
-            self._measuring.append(min(seconds, measuring))
+        self._missing.pop(trial.id, None)
+        if event.status == "done" and not event.is_remote:
+            self._durations[planned.trains].append(event.seconds)
+            record = self._store.training_directory(trial.training_id) / "training.json"
+            with contextlib.suppress(OSError):  # the time since its training was finished
+                seconds = min(event.seconds, time.time() - record.stat().st_mtime)
+                self._measuring += [max(0.0, seconds)] if planned.trains else []
 
     def seconds_left(self) -> float | None:
-        """Return the remaining time; None until the first trial has ended."""
-        if not any(self._durations.values()) or not self._missing:
+        """Return the remaining time; None while no trial says anything about it."""
+        now = time.monotonic()
+        running = {trial_id: now - began for trial_id, began in list(self._started.items())}
+        measuring = mean(self._durations[False] or self._measuring or [0.0])
+        training, left = list(self._durations[True]), dict[str, float]()
+        for trial_id, elapsed in running.items():
+            of_training = (self._store.progress(trial_id) or {}).get("seconds_left")
+            if of_training is not None:
+                left[trial_id] = of_training + measuring
+                training += [] if self._durations[True] else [elapsed + left[trial_id]]
+        if not self._missing or not (training or self._durations[False]):
             return None
-        now, work = time.monotonic(), 0.0
-        training, measuring = self._durations[True], self._durations[False]
-        durations = {
-            True: mean(training or measuring),
-            False: mean(measuring or self._measuring or training),
-        }
+        durations = {True: mean(training or [measuring]), False: measuring or mean(training)}
         for trial_id, planned in list(self._missing.items()):
-            elapsed = now - self._started.get(trial_id, now)
-            work += max(0.0, durations[planned.trains] - elapsed)
-        return work / max(1, len(self._started))
+            elapsed = running.get(trial_id, 0.0)  # one that takes longer than others is not over
+            left.setdefault(trial_id, max(durations[planned.trains] - elapsed, elapsed / 10))
+        longest = max(map(left.__getitem__, running.keys() & left.keys()), default=0.0)
+        return max(longest, sum(left.values()) / max(1, len(running)))

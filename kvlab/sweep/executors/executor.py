@@ -18,10 +18,6 @@ RunTask = Callable[[Task], Outcome]
 """Run one task and record it, as `kvlab.trial.run.run_task` does for one store."""
 
 
-class WorkerKilled(Exception):
-    """The process of a task died: by a signal, or with its machine."""
-
-
 @dataclass(frozen=True)
 class EndedTask:
     """How a task ended: with an outcome, or with the error that kept it from one.
@@ -29,8 +25,8 @@ class EndedTask:
     Attributes:
         task_id: Of the trial or the smoke test.
         outcome: What the run returned.
-        error: `WorkerKilled`, a ``MemoryError`` if the machine's memory ran out, or what the run
-            itself raised.
+        error: `kvlab.errors.WorkerKilled` if its process died, by a signal or with its machine; a
+            ``MemoryError`` if the machine's memory ran out; or what the run itself raised.
     """
 
     task_id: str

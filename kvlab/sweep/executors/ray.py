@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
+from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerKilled
 from kvlab.humanize import summarize_error
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
-from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
+from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.reaper import Reaper
 from kvlab.trial.run import Outcome, Task
 
@@ -228,9 +228,7 @@ class RayExecutor:
             cause = WorkerKilled(f"its process died ({type(error).__name__})")
         except ray.exceptions.RayError as error:
             raised = getattr(error, "cause", None)  # of a RayTaskError
-            cause = raised if isinstance(raised, StoreError) else error
-            if isinstance(raised, WorkerLost):
-                cause = WorkerKilled(str(raised))
+            cause = raised if isinstance(raised, StoreError | WorkerKilled) else error
         return EndedTask(task.id, error=cause)
 
 

@@ -5,13 +5,15 @@ import json
 
 import pytest
 
+from kvlab.errors import WorkerKilled
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.attempt import write_progress
 from kvlab.sweep import Driver
+from kvlab.sweep.driver import retry_policy
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
-from kvlab.sweep.executors.executor import WorkerKilled
+from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.stub_trials import SWEEP, StubRun, StubTrainable, drive, tiny_plan
 
@@ -58,10 +60,13 @@ def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "more", "attempts"), [
-    (0, "", [1, 2]),  # no microbatch fits
+    (0, "", [1, 2, 3]),  # no microbatch fits, nor does it after a wait
     (8, "failures: {out_of_memory: fail}\n", [1]),  # switched off
 ])  # fmt: skip
-def test_what_does_not_fit_is_recorded_as_failed(tmp_path, store, most, more, attempts):
+def test_what_does_not_fit_is_recorded_as_failed(
+    tmp_path, store, most, more, attempts, monkeypatch
+):
+    monkeypatch.setattr(retry_policy, "MEMORY_WAIT_SECONDS", 0.01)
     planned = tiny_plan(tmp_path, text=ONE + more)
     summary = drive(planned, store, HungryRun(store.path, most))
     assert (summary.exit_code, summary.states["failed"]) == (1, 2)
@@ -117,6 +122,62 @@ def test_on_a_gpu_a_smaller_microbatch_is_for_the_memory_of_training_alone(
     assert (used["gpus"], used["microbatch_tokens"]) == expected
 
 
+class NoMemory(InlineExecutor):
+    """An executor that ends the first attempts at a trial, as the machine's memory runs out."""
+
+    def __init__(self, run, kills):
+        super().__init__(run)
+        self.kills = kills
+
+    def wait(self, seconds):
+        if self.kills and self._task is not None:
+            self.kills -= 1
+            task, self._task = self._task, None
+            return [EndedTask(task.id, error=MemoryError("the machine's memory ran out"))]
+        return super().wait(seconds)
+
+
+@pytest.mark.parametrize(("kills", "microbatch"), [(1, None), (2, 8)])
+def test_a_trial_that_others_took_the_memory_from_waits_and_runs_once_more(
+    tmp_path, store, monkeypatch, kills, microbatch
+):
+    monkeypatch.setattr(retry_policy, "MEMORY_WAIT_SECONDS", 0.01)
+    planned, events = (
+        tiny_plan(tmp_path, text=ONE.replace("    mqa: {model.n_kv_head: 1}\n", "")),
+        [],
+    )
+    executor = NoMemory(StubRun(store.path), kills)
+    assert Driver(planned, store, executor, on_event=events.append).run().states["done"] == 1
+    used = store.result(planned.trials[0].trial.id)["experiment"]["resources"]
+    assert used["microbatch_tokens"] == microbatch
+    told = [event.message for event in events if event.kind == "retried"]
+    assert told[0] == "the machine's memory ran out; again in 0.01s, as others may have taken it"
+    assert len(told) == kills
+
+
+@pytest.mark.parametrize("gpus", [0.5, 1.0])
+def test_a_fault_of_a_shared_gpu_is_not_the_trials_own(tmp_path, store, gpus):
+    text = f"question: q\nexperiment: e.yaml\nfactors:\n  heads:\n    mha: {{resources.gpus: {gpus}}}\n"
+    planned, faults = tiny_plan(tmp_path, text=text + "failures: {backoff_seconds: 0}\n"), [1]
+
+    class Faulty(StubTrainable):
+        def act(self, now, step):
+            if (now, step) == ("train", 7) and faults:
+                faults.pop()
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    class FaultyRun(StubRun):
+        trainable = Faulty
+
+    events = []
+    driver = Driver(planned, store, Anywhere(FaultyRun(store.path)), on_event=events.append)
+    assert driver.run().states["done" if gpus < 1 else "failed"] == 1
+    told = [event.message for event in events if event.kind == "retried"]
+    assert [
+        one.startswith("the GPU that it shares failed: CUDA error: an illegal") for one in told
+    ] == ([True] if gpus < 1 else [])
+
+
 def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path, planned):
     store, events = Store(tmp_path / "runs"), []
     script = {(one.trial.id, "measure", 0): "bug" for one in planned.trials}
@@ -148,8 +209,8 @@ def killed(tmp_path, **config):
     planned = tiny_plan(tmp_path).trials[0]
     path = store.trial_directory(planned.trial.id) / "progress.json"
     path.parent.mkdir(parents=True)
-    retry_policy = RetryPolicy(FailuresConfig(**config), store, InlineExecutor(None))
-    return planned, path, lambda: retry_policy.after_kill(planned, WorkerKilled("its process died"))
+    policy = RetryPolicy(FailuresConfig(**config), store, InlineExecutor(None))
+    return planned, path, lambda: policy.after_kill(planned, WorkerKilled("its process died"))
 
 
 def test_a_killed_trial_waits_longer_each_time_until_it_has_died_too_often(tmp_path):

@@ -1,10 +1,16 @@
 """The pace and the remaining time of a sweep, from its record."""
 
+import io
+from types import SimpleNamespace
+
 import pytest
 
+from kvlab.cli.progress_display import ProgressDisplay
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
-from kvlab.sweep.driver.sweep_progress import estimate_pace
+from kvlab.sweep.driver import sweep_progress
+from kvlab.sweep.driver.sweep_progress import Event, RemainingTime, estimate_pace
+from tests.support.stub_trials import StubRun, drive
 
 DONE, RUNNING = ["1" * 16, "2" * 16, "3" * 16], ["a" * 16, "b" * 16]
 
@@ -46,3 +52,40 @@ def test_what_was_trained_before_a_kill_counts_and_nothing_is_guessed_from_nothi
     assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
     stands_still = estimate_pace(store, DONE[:1], [], missing=3)
     assert (stands_still.tokens_per_second, stands_still.seconds_left) == (None, None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(seconds=0.0)
+    times = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: 0.0)
+    monkeypatch.setattr(sweep_progress, "time", times)
+    return now
+
+
+def test_the_time_left_follows_what_runs_and_counts_no_failure(store, planned, clock):
+    """Four trials train, and each has another that shares its training."""
+    trains = [one for one in planned.trials if one.trains]
+    left = RemainingTime(list(planned.trials), store)
+    assert left.seconds_left() is None
+    left.handle_event(Event("started", trains[0]))
+    clock.seconds = 20.0
+    runs(store, trains[0].trial.id, seconds_left=180.0)
+    assert left.seconds_left() == 180 + 3 * 200 + 4 * 200, "nothing is known of measuring alone"
+    left.handle_event(Event("ended", trains[0], "failed", 20.0))
+    assert left.seconds_left() is None, "a failure says nothing"
+    left.handle_event(Event("started", trains[1]))
+    left.handle_event(Event("ended", trains[1], "done", 100.0))
+    assert left.seconds_left() == 2 * 100 + 4 * 100
+    left.handle_event(Event("started", trains[2]))
+    clock.seconds += 1000.0
+    assert left.seconds_left() == 100 + 100 + 4 * 100, "what takes longer than others is not over"
+    runs(store, trains[2].trial.id, seconds_left=5000.0)
+    left.handle_event(Event("started", trains[3]))
+    assert left.seconds_left() == 5000, "two run at once, and one of them for so long"
+
+
+def test_a_trial_that_failed_is_not_counted_as_done(store, planned):
+    display = ProgressDisplay(planned, store, io.StringIO())
+    script = {(planned.trials[0].trial.id, "measure", 0): "bug"}
+    drive(planned, store, StubRun(store.path, script=script), on_event=display.handle_event)
+    assert display.format_summary().startswith("s: 7/8 done, 1 failed, ")

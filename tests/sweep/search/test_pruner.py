@@ -1,6 +1,7 @@
 """Pruning through the real driver: which trainings continue at a rung, and what is recorded."""
 
 import random
+import shutil
 from functools import partial
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec import load_sweep
 from kvlab.spec.search_config import PruningConfig, SearchConfig
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
 from kvlab.sweep.search.search_history import Observation
 from tests.support import stub_search
-from tests.support.stub_search import RisingRun, away
+from tests.support.driver_process import read_logged_steps
+from tests.support.stub_search import RisingRun, away, history
 from tests.support.stub_trials import identify, write_sweep
 
 SEARCH = stub_search.PRUNED
@@ -117,6 +120,22 @@ def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(halved
     assert result["measurements"] == {}
     assert result["error"] is None
     assert (store.training_directory(pruned.training_id) / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("damaged", ["search.json", "points/p0001.json", "points/p0007.json"])
+def test_a_history_that_is_made_again_is_the_same(halved, tmp_path, damaged):
+    shutil.copytree(halved[0], tmp_path, dirs_exist_ok=True)
+    store = Store(tmp_path / "runs")
+    before, files = history(store), read_logged_steps(store)
+    flops = halved[2].flops
+    path = store.sweep_directory("s") / damaged
+    path.write_text(path.read_text().replace("0", "1", 1))
+    _, search, driver = searching(tmp_path)
+    summary = driver.run()
+    assert (summary.trials_run, summary.exit_code) == (0, 0)
+    assert history(store) == before
+    assert (read_logged_steps(store), search.flops) == (files, flops)
+    assert summary.states["pruned"] == [one[1] for one in before].count("pruned")
 
 
 def test_flops_are_those_really_spent(tmp_path, halved):
