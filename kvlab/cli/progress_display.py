@@ -57,7 +57,9 @@ class ProgressDisplay:
         missing = trials_to_run(plan, retry_failed)
         self._known_trials = {planned.trial.id for planned in plan.trials}
         to_run = {planned.trial.id for planned in missing}
-        self._ended = {p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run}
+        self._ended: dict[str, str] = {
+            p.trial.id: p.state for p in plan.trials if p.trial.id not in to_run
+        }
         self._remaining_time = RemainingTime(missing, self._store)
 
     @contextmanager
