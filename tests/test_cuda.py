@@ -30,7 +30,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 DEVICE = "cuda"
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", [*range(60), 1511])
 def test_models_and_caches_compute_what_the_reference_does(number):
     case = fuzz_model.draw_case(number)
     assert fuzz_model.run_case(case, DEVICE) <= fuzz_model.find_tolerance(case, DEVICE)

@@ -166,6 +166,19 @@ def test_heads_are_repeated_where_cuda_has_no_fused_kernel_of_groups(monkeypatch
         assert (left - right).abs().max() < 1e-12
 
 
+def test_vectors_for_cuda_start_where_its_kernels_load_them():
+    """The memory-efficient kernel faults at others (case 1511 of the fuzzer on an H200)."""
+    rows = torch.randn(1, 5, 18)  # 8 of queries, 2 heads of 4 that are K and V, 2 of a rotary key
+    stored = rows[..., 8:16].view(1, 5, 2, 4).transpose(1, 2)
+    copy = attention_backends.align_vectors(stored)
+    assert torch.equal(copy, stored)
+    assert copy.is_contiguous()
+    shifted = torch.randn(8 * 5 + 1)[1:].view(1, 1, 5, 8)
+    assert attention_backends.align_vectors(shifted).storage_offset() == 0
+    aligned = torch.randn(1, 5, 24)[..., 8:16].view(1, 5, 2, 4).transpose(1, 2)
+    assert attention_backends.align_vectors(aligned) is aligned
+
+
 def test_kernels_are_recorded_by_name():
     model, text = hybrid_model()
     with torch.no_grad(), record_kernels() as whole:

@@ -111,8 +111,10 @@ def test_a_step_reads_the_cache_by_one_kernel_a_layer(graphs, case):
     [facts] = graphs[case]
     layers = 4 if case == "decode reduced" else 2
     assert facts["operators"]["torch.ops.kvlab.attend_stored.default"] == layers
-    assert count_operators(facts, "extern_kernels") == 4 * layers + 1, "four products and the head"
-    assert count_kernels(facts) <= 6 * layers
+    assert not count_operators(facts, "extern_kernels"), (
+        "a product of one row is a kernel of its own"
+    )
+    assert count_kernels(facts) <= 10 * layers + 2
     assert facts["allocated"] <= lowering.GPT2["vocab_size"], "the logits"
 
 

@@ -94,7 +94,7 @@ class Setting:
     @property
     def timed_seconds(self) -> float:
         """How long each thing is timed."""
-        return 0.01 if self.is_tiny or self.is_rehearsal else 3.0
+        return 0.01 if self.is_tiny or self.is_rehearsal else 5.0
 
     def make_model(self, config: ModelConfig, dtype: torch.dtype) -> GPT:
         """Return a model with weights drawn on the device, where that takes no time."""
@@ -121,7 +121,7 @@ def check_marked_tests(setting: Setting) -> Iterator[Claim]:
         return
     # not the whole suite, which imports what a box with a GPU may lack
     files = [str(p) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--durations=10", *sorted(files)]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--durations=10", *sorted(files)]
     together = [] if setting.find_lack("xdist") else ["-n", str(SIDE_BY_SIDE)]
     with _ending_mps():
         code, last = _stream([*command, *together])
