@@ -98,8 +98,6 @@ def _read_result(
 ) -> tuple[str, dict[str, Any]]:
     try:
         result = store.result(trial, timings)
-        if result is not None:
-            store.check_details(trial, result)
     except StoreError:
         return "damaged", {}
     return ("missing", {}) if result is None else (str(result["status"]), result)

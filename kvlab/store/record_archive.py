@@ -5,6 +5,7 @@ A ``.tar.xz`` with the names of a store: ``sweeps/<name>/``, ``trials/<id>/``, `
 Beside an archive at a URL lies its sha256, by which it is checked when it comes back.
 """
 
+import io
 import lzma
 import os
 import re
@@ -15,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, StoreError, UsageError
-from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256
+from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256, open_regular
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import set_aside
 from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES
+from kvlab.store.verification import heal_description
 
 ARCHIVE_SUFFIX = ".tar.xz"
 
@@ -36,6 +37,7 @@ WEIGHT_FILES = ("checkpoints", "final")
 TRIAL_FILES = ("trial.json", *RESULT_FILES)
 
 _MAX_EXPANSION = 1000  # records shrink 10 to 30 times
+_MAX_DECODER_BYTES = 1 << 27  # memory of a decompressor; ours needs 9 MiB, `xz -9` 65 MiB
 _ID = "[0-9a-f]{16}"
 _FILE = "[a-z]+([.][a-z]+)*"
 _WEIGHTS = "[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
@@ -131,32 +133,52 @@ class _PlainFile(tarfile.TarInfo):
         return entry
 
 
+class _Decompressor(io.RawIOBase):
+    """Read what an ``.xz`` file unpacks to, which is limited, as the memory for it is.
+
+    Args:
+        most: number of bytes that it may unpack to.
+    """
+
+    def __init__(self, file: BinaryIO, most: int):
+        self._file, self._left = file, most
+        self._xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_DECODER_BYTES)
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = b""
+        while not data and not self._xz.eof:
+            packed = self._file.read(size) if self._xz.needs_input else b""
+            if self._xz.needs_input and not packed:
+                raise EOFError("it is cut off")
+            data = self._xz.decompress(packed, size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"it unpacks to more than {_MAX_EXPANSION:,} times its size")
+        return data
+
+
 def extract_archive(path: Path, folder: Path) -> Store:
     """Return a store in ``folder``, which is empty, with the record of an archive.
 
     Raises:
         StoreError: The file is no archive that `write_archive` has written, or is cut off.
     """
-    if path.exists() and not path.is_file():
-        raise _no_archive(path, "it is no regular file")
-    total = 0
     try:
-        most = _MAX_EXPANSION * path.stat().st_size
-        with (
-            lzma.open(path) as stream,
-            tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive,
-        ):
-            for entry in archive:
-                total += tarfile.BLOCKSIZE + entry.size
-                if not _NAME.match(entry.name):
-                    raise _no_archive(path, f"it holds {entry.name!r}")
-                is_json = not entry.name.endswith(".safetensors")
-                if total > most or (is_json and entry.size > MAX_JSON_BYTES):
-                    raise _no_archive(path, f"{entry.name} is too large")
-                source = archive.extractfile(entry)
-                assert source is not None, "a regular file has contents"
-                with atomic_file(folder / entry.name) as temporary, temporary.open("wb") as target:
-                    shutil.copyfileobj(source, target)
+        with open_regular(path) as packed:
+            stream = _Decompressor(packed, _MAX_EXPANSION * os.fstat(packed.fileno()).st_size)
+            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_PlainFile) as archive:
+                for entry in archive:
+                    if not _NAME.match(entry.name):
+                        raise ValueError(f"it holds {entry.name!r}")
+                    if entry.size > MAX_JSON_BYTES and not entry.name.endswith(".safetensors"):
+                        raise ValueError(f"{entry.name} is too large")
+                    target, source = folder / entry.name, archive.extractfile(entry)
+                    assert source is not None, "a regular file has contents"
+                    if target.exists():
+                        raise ValueError(f"it holds {entry.name} twice")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as file:
+                        shutil.copyfileobj(source, file)
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as error:
         raise _no_archive(path, str(error)) from None
     except OSError as error:
@@ -206,13 +228,10 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
     if store.is_driven(name):
         text = f"sweep = {name} is being run in {store.path}"
         raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
+    heal_description(store, name)
     with store.driver_lock(name).hold():
-        try:
-            store.sweep(name)
-        except (RecordDamaged, UsageError) as error:
-            if isinstance(error, RecordDamaged):  # else it has none
-                set_aside(directory, ["sweep.json"])
-            summary.files += _put_files(archive, directory, SWEEP_FILES)
+        missing = [file for file in SWEEP_FILES if not (directory / file).exists()]
+        summary.files += _put_files(archive, directory, missing)
         for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
             assert trunk is not None
             with store.trunk_lock(trunk).hold(timeout=0.0) as fence:

@@ -49,7 +49,6 @@ class TrialRecord:
         if result is None:
             text = f"trial {trial} in {store.path} has no result"
             raise UsageError(f"{text}; compare trials that have ended")
-        store.check_details(trial, result)
         directory = store.training_directory(result["training"])
         return cls(store, trial, result, read_if_whole(directory / "training.json"))
 

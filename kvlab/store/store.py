@@ -24,13 +24,13 @@ from typing import Any
 from kvlab.errors import RecordDamaged, StoreError, UsageError
 from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import FileSeal, write_sealed_json
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.humanize import suggest_name
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.record_forms import read_if_whole, read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
-from kvlab.store.trial_records import SCHEMA, Status, TrialRecords
+from kvlab.store.trial_records import SCHEMA, TrialRecords
 
 TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
 """What a training that is done has recorded, beside its checkpoints."""
@@ -47,8 +47,7 @@ class Store(TrialRecords):
             text = f"{path} is a file, and a store is a folder"
             hint = "`kvlab copy --from` unpacks the record of a sweep into one"
             raise StoreError(f"{text}; name another with --store, or {hint}")
-        self._seals: dict[str, Mapping[str, FileSeal]] = {}
-        self._statuses: dict[str, tuple[list[tuple[int, int, int]], Status]] = {}
+        self._ends = {}
         self._points: dict[str, SearchPoints] = {}
 
     # Trainings

@@ -8,6 +8,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -36,11 +37,19 @@ RESULT_FILES = (*DETAIL_FILES, "result.json")
 """What is moved together when a trial is to run again."""
 
 
+@dataclass(frozen=True)
+class _End:
+    """What was read of a trial that has ended: its files' stamp and the seals of its details."""
+
+    stamp: tuple[tuple[int, int, int], ...]
+    status: Status
+    files: Mapping[str, FileSeal] = field(default_factory=dict)
+
+
 class TrialRecords(StorePaths):
     """The trials of a store, each in its directory."""
 
-    _seals: dict[str, Mapping[str, FileSeal]]
-    _statuses: dict[str, tuple[list[tuple[int, int, int]], Status]]
+    _ends: dict[str, _End]
 
     def trial_ids(self) -> list[str]:
         return sorted(name for name in list_names(self.path / "trials") if ID_PATTERN.match(name))
@@ -64,27 +73,15 @@ class TrialRecords(StorePaths):
         What `verify_record` finds damaged is damaged here. The files are read again when one of
         them has another inode, size or time.
         """
-        directory = self.trial_directory(trial_id)
-        stamp: list[tuple[int, int, int]] = []
-        for name in RESULT_FILES:
-            with contextlib.suppress(OSError):
-                state = os.stat(directory / name)
-                stamp.append((state.st_mtime_ns, state.st_ino, state.st_size))
-        known = self._statuses.get(trial_id)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        status: Status = "damaged"
+        stamp, end = self._stamp(trial_id), self._ends.get(trial_id)
+        if end is not None and end.stamp == stamp:
+            return end.status
         try:
             result = self.result(trial_id)
-            if result is None:
-                return None
-            self.check_details(trial_id, result)
-            status = result["status"]
         except RecordDamaged:
-            pass
-        if stamp and time.time_ns() - max(stamp)[0] > _CLOCK_TICK_NS:
-            self._statuses[trial_id] = stamp, status
-        return status
+            self._remember(trial_id, _End(stamp, "damaged"))
+            return "damaged"
+        return None if result is None else result["status"]
 
     def result(
         self, trial_id: str, timings: Mapping[str, TimingSession] | None = None
@@ -95,18 +92,35 @@ class TrialRecords(StorePaths):
             timings: sessions by trial, from `timings`, whose times replace the first ones.
 
         Raises:
-            RecordDamaged: it is not what was written.
+            RecordDamaged: it, or a file that it lists, is not what was written.
         """
-        path = self.trial_directory(trial_id) / "result.json"
+        path, stamp = self.trial_directory(trial_id) / "result.json", self._stamp(trial_id)
         try:
             result = read_record(path)
         except FileNotFoundError:
             return None
-        self._seals[trial_id] = result.get("files", {})
+        end = _End(stamp, result["status"], result.get("files", {}))
+        if self._ends.get(trial_id) != end:
+            for name, seal in end.files.items():
+                sealed_files.check_file(path.with_name(name), seal)
+            self._remember(trial_id, end)
         session = (timings or {}).get(trial_id)
         if session is not None and session.trials[trial_id].result == sealed_files.read_seal(path):
             return replace_times(result, session, session.trials[trial_id])
         return result
+
+    def _stamp(self, trial_id: str) -> tuple[tuple[int, int, int], ...]:
+        """Return time, inode and size of the files that a trial ends with."""
+        stamp = []
+        for name in RESULT_FILES:
+            with contextlib.suppress(OSError):
+                state = os.stat(self.trial_directory(trial_id) / name)
+                stamp.append((state.st_mtime_ns, state.st_ino, state.st_size))
+        return tuple(stamp)
+
+    def _remember(self, trial_id: str, end: "_End") -> None:
+        if end.stamp and time.time_ns() - max(end.stamp)[0] > _CLOCK_TICK_NS:
+            self._ends[trial_id] = end
 
     def result_seal(self, trial_id: str) -> str:
         """Return the sha256 of a result.
@@ -116,15 +130,6 @@ class TrialRecords(StorePaths):
             FileNotFoundError: there is none.
         """
         return sealed_files.read_seal(self.trial_directory(trial_id) / "result.json")
-
-    def check_details(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Check the files that a result lists.
-
-        Raises:
-            RecordDamaged: one is missing, or is not what was written.
-        """
-        for name, seal in result.get("files", {}).items():
-            sealed_files.check_file(self.trial_directory(trial_id) / name, seal)
 
     def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
         """Write the result that ends a trial. Requires the trial's lock.
@@ -278,22 +283,19 @@ class TrialRecords(StorePaths):
             RecordDamaged: the file is not the one that the result lists.
         """
         path = self.trial_directory(trial_id) / name
-        is_read_again = False
-        while True:
-            if trial_id not in self._seals and self.result(trial_id) is None:
-                return b""
-            seal, data = self._seals[trial_id].get(name), b""
-            if seal is None:
-                return b""
-            with contextlib.suppress(OSError):
-                data = read_regular(path)
-            if sealed_files.seal_bytes(data) == seal:
-                break
-            if is_read_again:
-                sealed_files.check_file(path, seal)  # says what is wrong
-            # another process may have run the trial again since its result was read
-            is_read_again = True
-            del self._seals[trial_id]
+        end = self._ends.get(trial_id)
+        if end is None or end.status == "damaged" or end.stamp != self._stamp(trial_id):
+            files = (self.result(trial_id) or {}).get("files", {})
+        else:
+            files = end.files
+        if name not in files:
+            return b""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = read_regular(path)
+        if sealed_files.seal_bytes(data) != files[name]:
+            sealed_files.check_file(path, files[name])  # says what is wrong
+            raise RecordDamaged(f"{path} was replaced while it was read")
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
                 text = file.read(MAX_JSON_BYTES + 1)

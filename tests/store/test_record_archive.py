@@ -136,11 +136,14 @@ def test_what_the_store_has_stays_and_what_is_damaged_is_replaced(copied, tmp_pa
     weights = store.training_directory(training) / "final" / "model.safetensors"
     before = weights.read_bytes()
     weights.write_bytes(b"x" + before[1:])
+    description = store.sweep_directory("s") / "sweep.json"
+    description.write_bytes(description.read_bytes()[:-9])
     summary = restore(store, f"{URL}/s.tar.xz", tmp_path / "work")
     assert store.result(kept)["seed"] == 77
     assert (summary.trials, summary.unchanged) == (2, 6)
     assert {store.status(lost), store.status(cut)} <= {"done", "failed"}
     assert weights.read_bytes() == before
+    assert verify_record(store).damaged == []
 
 
 def test_what_a_process_works_on_is_left_alone(copied, tmp_path):

@@ -151,8 +151,9 @@ def test_details_other_than_those_of_the_result_are_damaged(store, name):
     for damage in (whole[:20], b"", flipped, gzip.compress(b"{"), others.read_bytes()):
         path.write_bytes(damage)
         assert store.status(ID) == "damaged"
-        with pytest.raises(RecordDamaged, match=f"{name} is damaged"):
-            read(ID)
+        for reader in (read, store.result):
+            with pytest.raises(RecordDamaged, match=f"{name} is damaged"):
+                reader(ID)
     path.unlink()
     with pytest.raises(RecordDamaged, match=f"{name} is missing"):
         read(ID)
