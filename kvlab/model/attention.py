@@ -35,6 +35,13 @@ Attend = Callable[[Tensor, Keys, Stored], Tensor]
 """`attend` of one layer in one pass: takes q, k and v."""
 
 
+class InputDtypeNorm(nn.RMSNorm):
+    """An RMS norm in the dtype of its input: under autocast CUDA's is in float32, CPU's is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.
 
@@ -54,9 +61,9 @@ class Attention(nn.Module):
         self.widths = [self.q_rows, *(part.count * part.size for part in self.stored)]
         self.qkv = Linear(config.n_embd, self.q_rows + self.store_width, bias=config.bias)
         if query_dim:
-            self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
+            self.q_norm = InputDtypeNorm(query_dim, eps=config.norm_eps)
             self.q_up = Linear(query_dim, self.config.q_width, bias=False)
-        norm = partial(nn.RMSNorm, self.config.head_dim, eps=config.norm_eps)
+        norm = partial(InputDtypeNorm, self.config.head_dim, eps=config.norm_eps)
         self.query_norm = norm() if self.config.has_qk_norm else None
         self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
@@ -215,7 +222,7 @@ class LatentKV(SeparateKV):
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
         super().__init__(layer, owns_kv, norm_eps)
         self.layer = layer
-        self.norm = nn.RMSNorm(layer.latent_dim, eps=norm_eps) if owns_kv else None
+        self.norm = InputDtypeNorm(layer.latent_dim, eps=norm_eps) if owns_kv else None
         self.up = Linear(layer.latent_dim, 2 * layer.out_width, bias=False)
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:

@@ -227,12 +227,14 @@ class Gemma3(Qwen3):
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         fields = super().read_config(hf_config)
         scalar = hf_config.get("query_pre_attn_scalar", 256)
+        scale = None if scalar == fields["head_dim"] else scalar**-0.5
+        exact = hf_config.get("attention_scale", scale)  # as `write_config` adds it
         return {
             **fields,
             **hf.read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", True)),
             "embedding_scale": fields["n_embd"] ** 0.5,
-            "attention_scale": None if scalar == fields["head_dim"] else scalar**-0.5,
+            "attention_scale": exact if exact and round(exact**-2) == scalar else scale,
         }
 
     def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
@@ -278,6 +280,7 @@ class Gemma3(Qwen3):
                 for layer in config.layers
             },
             "query_pre_attn_scalar": round(self._scalar(config)),
+            "attention_scale": config.attention_scale,  # ours: to the last bit
             "pad_token_id": None,  # the default is of another tokenizer
         }
 

@@ -36,9 +36,9 @@ def summed_loss(
         targets: (...) of int64.
         compile: fuse the passes over the logits with `torch.compile`.
     """
-    rows, targets = hidden_states.flatten(0, -2), targets.flatten()
     if not torch.is_grad_enabled():
-        return token_losses(rows, head_weight, targets).sum()
+        return token_losses(hidden_states, head_weight, targets).sum()
+    rows, targets = hidden_states.flatten(0, -2), targets.flatten()
     loss: Tensor = _SummedLossFunction.apply(  # type: ignore[no-untyped-call]
         rows, head_weight, targets, compile
     )
@@ -51,7 +51,9 @@ def token_losses(hidden_states: Tensor, head_weight: Tensor, targets: Tensor) ->
     Args:
         hidden_states, head_weight, targets: see `summed_loss`.
     """
-    return token_scores(hidden_states, head_weight, targets)[0]
+    chunks = _iter_logits(hidden_states, head_weight, targets)
+    losses = [_losses_and_probabilities(logits, own)[0] for logits, own in chunks]
+    return torch.cat(losses).view(targets.shape)
 
 
 def token_scores(
@@ -68,18 +70,27 @@ def token_scores(
         -log p(target) (...), in nats, and (...) of bool: whether the target has the largest
         logit, the first of equal ones counting.
     """
-    dtype = _matmul_dtype(hidden_states)
     losses, hits = [], []
-    with torch.no_grad(), _disable_autocast(hidden_states):
-        weight = head_weight.to(dtype)
-        for rows, chunk_targets in _iter_chunks(hidden_states.flatten(0, -2), targets.flatten()):
-            logits = matmul_transposed(rows.to(dtype), weight)
-            # argmax takes longer than amax: ask for it only where the target has the maximum
-            hit = logits.gather(1, chunk_targets[:, None])[:, 0] == logits.amax(1)
-            hit[hit.clone()] = logits[hit].argmax(1) == chunk_targets[hit]
-            hits.append(hit)
-            losses.append(_losses_and_probabilities(logits, chunk_targets)[0])
+    for logits, chunk_targets in _iter_logits(hidden_states, head_weight, targets):
+        # argmax takes longer than amax: ask for it only where the target has the maximum
+        hit = logits.gather(1, chunk_targets[:, None])[:, 0] == logits.amax(1)
+        hit[hit.clone()] = logits[hit].argmax(1) == chunk_targets[hit]
+        hits.append(hit)
+        losses.append(_losses_and_probabilities(logits, chunk_targets)[0])
     return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
+
+
+def _iter_logits(
+    hidden_states: Tensor, head_weight: Tensor, targets: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of one chunk of tokens after another, which may be overwritten, and their
+    targets."""
+    dtype = _matmul_dtype(hidden_states)
+    weight = head_weight.detach().to(dtype)
+    for rows, chunk_targets in _iter_chunks(hidden_states.flatten(0, -2), targets.flatten()):
+        with torch.no_grad(), _disable_autocast(hidden_states):
+            logits = matmul_transposed(rows.to(dtype), weight)
+        yield logits, chunk_targets
 
 
 class _SummedLossFunction(torch.autograd.Function):

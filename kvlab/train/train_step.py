@@ -19,6 +19,7 @@ from kvlab.errors import Diverged, ResourceError
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
+from kvlab.model.kernels.compiled_libraries import remove_torn_libraries
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
@@ -62,6 +63,7 @@ class SummedLoss(nn.Module):
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations
             torch.compiler.reset()
+            remove_torn_libraries()
             self._hidden_states = torch.compile(model.hidden_states)
 
     def forward(self, x: Tensor, y: Tensor, eager: bool = False) -> Tensor:
@@ -180,6 +182,9 @@ class TrainStepper:
 
     def connect_workers(self) -> None:
         """Average gradients over the workers. All start from the weights of rank zero."""
+        if self.loss.compiles:
+            # it would cut the graph at each bucket of gradients, and with it what is fused
+            torch._dynamo.config.optimize_ddp = False
         self.wrapped_loss = self.workers.wrap_module(self.loss, self.device)
 
     def step(self, step: int) -> float:

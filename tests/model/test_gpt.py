@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
+from kvlab.model import GPT, attention
 from kvlab.spec import ModelConfig
 from tests.support.random_model import random_model
 
@@ -90,6 +91,21 @@ def _gradient_through(model, reader, text):
         OneShotPass.read_kv = original
     attention = model.blocks[0].attention
     return attention.qkv.weight.grad[attention.q_rows :]
+
+
+def test_under_autocast_q_k_and_v_have_the_dtype_of_products(monkeypatch):
+    """Also where norms give float32, as they do on CUDA."""
+    rms_norm, attend, dtypes = F.rms_norm, attention.attend, set()
+
+    def watch(q, k, v, **options):
+        dtypes.update((q.dtype, k.stored.dtype, v.dtype))
+        return attend(q, k, v, **options)
+
+    monkeypatch.setattr(F, "rms_norm", lambda *args: rms_norm(*args).float())
+    monkeypatch.setattr(attention, "attend", watch)
+    with torch.autocast("cpu", torch.bfloat16):
+        GPT(ModelConfig(**SMALL, qk_norm=True, position="rope"))(tokens(2, 9))
+    assert dtypes == {torch.bfloat16}
 
 
 def test_cells_of_one_seed_start_equal_where_shapes_allow():

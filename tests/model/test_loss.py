@@ -112,17 +112,25 @@ def test_on_cuda_the_weights_gradient_is_summed_in_float32():
 
 
 class NotedProducts(TorchDispatchMode):
-    """Notes the dtypes of products."""
+    """Notes the names of operations, and the dtypes of products."""
 
     def __init__(self):
         super().__init__()
-        self.products = []
+        self.products, self.names = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        self.names.append(func.__name__)
         if "mm" in func.__name__:
             self.products.append(out.dtype)
         return out
+
+
+def test_losses_alone_ask_for_no_likeliest_token():
+    hidden, weight, targets = case(5)
+    with NotedProducts() as noted:
+        token_losses(hidden, weight, targets)
+    assert "argmax" not in " ".join(noted.names)
 
 
 def test_of_equally_likely_tokens_only_the_first_is_the_likeliest():

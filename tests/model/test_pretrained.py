@@ -1,6 +1,7 @@
 """Logits equal those of `transformers` on the same weights, one-shot and stepwise."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -193,6 +194,22 @@ def test_a_model_without_a_published_form_says_why(tmp_path):
         GPT(ModelConfig(vocab_size=9, n_layer=2, n_head=4, n_kv_head=1, n_embd=8)).save_pretrained(
             tmp_path
         )
+
+
+@pytest.mark.parametrize("scale", [1 / math.sqrt(24), 24**-0.5, 0.2041242, 8**-0.5, None])
+def test_a_scale_of_attention_comes_back_to_its_last_bit(tmp_path, scale):
+    model = GPT(
+        ModelConfig(
+            vocab_size=9, block_size=16, n_layer=1, n_head=2, n_embd=16, position="rope",
+            norm="rmsnorm", mlp="geglu", bias=False, qk_norm=True, norm_placement="sandwich",
+            embedding_scale=4.0, attention_scale=scale,
+        )
+    )  # fmt: skip
+    assert model.save_pretrained(tmp_path) == "gemma3_text"
+    assert GPT.from_pretrained(tmp_path).config.attention_scale == scale
+    config = json.loads((tmp_path / "config.json").read_text()) | {"query_pre_attn_scalar": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))  # as others read it
+    assert GPT.from_pretrained(tmp_path).config.attention_scale == 0.5
 
 
 @pytest.mark.parametrize("preset", ["gpt-oss-20b", "gemma-3-27b"])

@@ -12,7 +12,7 @@ from kvlab.data.batches import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.train.loop import train
-from kvlab.train.train_step import WorkerGroup
+from kvlab.train.train_step import TrainStepper, WorkerGroup
 from kvlab.train.training_record import load_training_record
 from tests.support.tiny_training import dataset, experiment, model
 
@@ -102,6 +102,29 @@ def test_two_workers_with_a_compiled_pass_lose_as_one_without(tmp_path):
     together = load_training_record(tmp_path / "two")
     assert_same_losses(together, alone)
     assert together.attention == "flash_attention"
+
+
+def test_a_compiled_pass_of_several_workers_is_one_graph(monkeypatch):
+    """Whose parameters fill several buckets of gradients."""
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        of = experiment({"n_embd": 256, "n_layer": 3}, {"compile": True})
+        stepper = TrainStepper(model(of), DATA, of, seed=0)
+        stepper.workers = WorkerGroup(0, 2)
+        stepper.connect_workers()
+        stepper.loss.compiles = False  # the head is another graph
+        stepper.accumulate_gradient(0)
+    finally:
+        dist.destroy_process_group()
+    assert len(graphs) == 1
 
 
 def test_workers_share_the_rows_of_a_step():

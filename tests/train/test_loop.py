@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 
 from kvlab.data.batches import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
@@ -15,6 +16,7 @@ from kvlab.train import loop
 from kvlab.train.loop import train
 from kvlab.train.optimizer import learning_rate
 from kvlab.train.tensor_files import load_final_weights
+from kvlab.train.train_step import SummedLoss
 from kvlab.train.training_record import load_training_record, mean_curve
 from tests.support.tiny_training import dataset, experiment, model
 
@@ -212,6 +214,25 @@ def test_compiled_training_is_the_same_training(tmp_path, precision):
     for name in ("train_curve", "validation_curve"):
         for a, b in zip(getattr(eager, name), getattr(compiled, name), strict=True):
             assert a == pytest.approx(b, abs=1e-3)
+
+
+def test_a_library_whose_compiler_was_killed_is_made_again(tmp_path, monkeypatch):
+    """But one that another process is making, or has made."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (tmp_path / "locks").mkdir()
+    libraries = {
+        "empty.main.so": b"",
+        "zeros.so": bytes(64),
+        "made.so": b"\0",
+        "whole.so": b"\x7fELF",
+    }
+    for name, content in libraries.items():
+        (tmp_path / "ab").mkdir(exist_ok=True)
+        (tmp_path / "ab" / name).write_bytes(content)
+    with FileLock(tmp_path / "locks" / "made.lock"):
+        of = experiment(training={"compile": True})
+        SummedLoss(model(of), of.training, None)
+    assert sorted(path.name for path in tmp_path.glob("*/*.so")) == ["made.so", "whole.so"]
 
 
 @pytest.mark.parametrize(
