@@ -1,5 +1,6 @@
 import math
 import shutil
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,10 @@ import torch.nn.functional as F
 from filelock import FileLock
 
 from kvlab.data.batches import get_training_batch
-from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.errors import DataError, Diverged, Stopped, StoreError
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
 from kvlab.spec import TrainingConfig
-from kvlab.train import loop
+from kvlab.train import loop, train_step
 from kvlab.train.loop import train
 from kvlab.train.optimizer import learning_rate
 from kvlab.train.tensor_files import load_final_weights
@@ -315,3 +316,29 @@ def test_cuda_trains_as_the_cpu_does(tmp_path):
     _, cuda = run(experiment(), tmp_path / "cuda", device="cuda")
     for a, b in zip(cpu.validation_curve, cuda.validation_curve, strict=True):
         assert a == pytest.approx(b, abs=1e-2)
+
+
+def test_the_next_steps_text_is_read_beside_a_step(monkeypatch, tmp_path):
+    """Each batch once, in order, by another thread; the losses are those without it."""
+    of = experiment()
+    plain = train(model(of), dataset(), of, seed=0, directory=tmp_path / "plain")
+    read, names = train_step.get_training_batch, []
+
+    def note(tokens, **options):
+        names.append((options["step"], threading.current_thread() is threading.main_thread()))
+        return read(tokens, **options)
+
+    monkeypatch.setattr(train_step, "READ_AHEAD_DEVICES", {"cpu"})
+    monkeypatch.setattr(train_step, "get_training_batch", note)
+    ahead = train(model(of), dataset(), of, seed=0, directory=tmp_path / "ahead")
+    assert names == [(step, step == 0) for step in range(of.training.steps)]
+    assert ahead.validation_curve == plain.validation_curve
+
+    def fail(tokens, *, step, **options):
+        if step == 3:
+            raise DataError("block 3 does not verify")
+        return read(tokens, step=step, **options)
+
+    monkeypatch.setattr(train_step, "get_training_batch", fail)
+    with pytest.raises(DataError, match="block 3"):
+        train(model(of), dataset(), of, seed=0, directory=tmp_path / "damaged")
