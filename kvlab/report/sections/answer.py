@@ -8,6 +8,7 @@ from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import is_time
 from kvlab.analysis.verdicts import VERDICTS
+from kvlab.humanize import format_bytes
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -161,7 +162,9 @@ def _answer_untrained(study: Study) -> list[doc.Paragraph]:
         sizes = {c: size for c in study.cells if (size := study.kv_bytes(c)) and size < base}
         order = sorted(sizes, key=lambda levels: -sizes[levels])
         smaller = [(study.label(c), fmt.format_ratio(base / sizes[c])) for c in order]
-        contents.append(texts.write("sizes without training", held=base, smaller=smaller))
+        contents.append(
+            texts.write("sizes without training", held=format_bytes(base), smaller=smaller)
+        )
     metric = "tpot_ms_p50"
     means = study.means(metric)
     if study.baseline in means:
