@@ -7,6 +7,8 @@ one with torch. Everything here is locking, repairing, resuming and recording.
 import errno
 import json
 import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +49,30 @@ _WEIGHTS = "final/model.safetensors"
 _DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
+_terminated = threading.Event()
+"""SIGTERM has come."""
+
+
+@contextmanager
+def stop_at_sigterm() -> Iterator[None]:
+    """Let the tasks of the block stop at SIGTERM as if they were asked to; for a worker's process.
+
+    Clusters send it some time before they end a process: Slurm, spot machines, a node that drains.
+    A training writes a checkpoint after its step, from which it goes on elsewhere.
+
+    Raises:
+        WorkerKilled: it came.
+    """
+    _terminated.clear()
+    previous = signal.signal(signal.SIGTERM, lambda *_: _terminated.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if _terminated.is_set():
+        raise errors.WorkerKilled("its process was told to end (SIGTERM)")
+
+
 class Trainable(Protocol):
     """The work of one trial, while its directories are locked."""
 
@@ -85,6 +111,8 @@ class StopCheck:
         self._is_requested = False
 
     def __call__(self) -> bool:
+        if _terminated.is_set():
+            return True
         if not self._is_requested and time.monotonic() - self._checked_at > STOP_CHECK_SECONDS:
             self._checked_at = time.monotonic()
             for fence in self._fences:

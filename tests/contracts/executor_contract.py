@@ -50,8 +50,8 @@ class Scripted:
                 (self.folder / f"here-{trial.id}").touch()
                 wait_for(lambda: (self.folder / f"here-{script['other']}").exists())
             case "stub":
-                killed = {tuple(key): "kill once" for key in script["killed"]}
-                return StubRun(script["store"], script=killed)(trial)
+                acts = {tuple(key): act for *key, act in script["acts"]}
+                return StubRun(script["store"], script=acts)(trial)
         return "done"
 
 

@@ -131,11 +131,12 @@ class StubTrainable:
                     time.sleep(600)
             case "memory":
                 raise MemoryError
-            case "kill once":
+            case "kill once" | "terminate once" as act:
                 marker = Path(self.flag).with_name(f"killed-{self.trial.id}")
                 if not marker.exists():
                     marker.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    number = signal.SIGKILL if act == "kill once" else signal.SIGTERM
+                    os.kill(os.getpid(), number)
             case "stop":
                 Path(self.flag).touch()
 

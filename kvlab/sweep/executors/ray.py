@@ -21,7 +21,7 @@ from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.reaper import Reaper
-from kvlab.trial.run import Outcome, Task
+from kvlab.trial.run import Outcome, Task, stop_at_sigterm
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 import ray
@@ -80,7 +80,8 @@ class RayExecutor:
         self._running: dict[Any, Task] = {}  # object reference -> its task
 
         def kvlab_trial(task: Task) -> Outcome:  # Ray names worker processes after the function
-            return run(task)
+            with stop_at_sigterm():
+                return run(task)
 
         # A worker that used a GPU ends with its task, so that nothing of it stays in GPU memory.
         self._on_cpu = ray.remote(max_retries=0)(kvlab_trial)

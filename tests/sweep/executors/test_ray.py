@@ -69,18 +69,25 @@ class TestRay(ExecutorContract):
         store, calm = Store(tmp_path / "runs"), Store(tmp_path / "calm")
         planned = tiny_plan(tmp_path)
         trials = [one.trial for one in planned.trials]
-        killed = [[trials[0].id, "train", 7], [trials[3].id, "measure", 0]]
+        ended = {
+            trials[0].id: "kill once",
+            trials[3].id: "kill once",
+            trials[4].id: "terminate once",
+        }
+        acts = [[trial, "train", 7, act] for trial, act in ended.items()]
+        acts[1][1:3] = "measure", 0
         store.sweep_directory("s").mkdir(parents=True)  # where the stub notes its kills
         for trial in trials:
-            run.ask(trial, "stub", store=str(store.path), killed=killed)
+            run.ask(trial, "stub", store=str(store.path), acts=acts)
         events = []
         summary = Driver(planned, store, executor, on_event=events.append).run()
         assert summary.states == {"done": 8, "missing": 0}
         again = [event.planned.trial.id for event in events if event.kind == "retried"]
-        assert sorted(again) == sorted([trials[0].id, trials[3].id])
-        assert store.attempts(trials[0].id) == [1, 2]
-        log = store.training_directory(trials[0].training_id) / "steps.log"
-        assert log.read_text().split() == [str(step) for step in range(1, 21)]
+        assert sorted(again) == sorted(ended)
+        for trial in (trials[0], trials[4]):
+            assert store.attempts(trial.id) == [1, 2]
+            log = store.training_directory(trial.training_id) / "steps.log"
+            assert log.read_text().split() == [str(step) for step in range(1, 21)]
         for trial in trials:
             StubRun(calm.path)(trial)
         assert read_numbers(store, planned) == read_numbers(calm, planned)
