@@ -26,35 +26,36 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
-
-DEFAULT_SECONDS = 60.0
-LEASE_SECONDS_VARIABLE = "KVLAB_LEASE_SECONDS"
 
 _LEASE_LINE = re.compile(r"(held|free) (\d{12}) (\{.*\})\s*\Z")
 ProcessIdentity = dict[str, Any]
 """As `process_identity` returns it; in a lease also its token, duration and start."""
 
 
-def lease_seconds() -> float:
-    """Return how long this process's heartbeats may fail before others take over its locks.
+def read_seconds(variable: str, default: float, most: float = 86400.0) -> float:
+    """Return a time that an environment variable may set.
 
     Raises:
-        UsageError: ``KVLAB_LEASE_SECONDS`` is not a number from 1 to 86400.
+        UsageError: It is not a number from 1 to ``most``.
     """
-    text = os.environ.get(LEASE_SECONDS_VARIABLE)
+    text = os.environ.get(variable)
     try:
-        seconds = DEFAULT_SECONDS if text is None else float(text)
+        seconds = default if text is None else float(text)
     except ValueError:
         seconds = 0.0
-    if not 1.0 <= seconds <= 86400.0:
-        rule = "is not in 1 to 86400 seconds; unset it for 60"
-        raise UsageError(f"{LEASE_SECONDS_VARIABLE} = {text} {rule}")
+    if not 1.0 <= seconds <= most:
+        rule = f"is not in 1 to {most:.0f} seconds; unset it for {default:g}"
+        raise UsageError(f"{variable} = {text} {rule}")
     return seconds
+
+
+lease_seconds = partial(read_seconds, "KVLAB_LEASE_SECONDS", 60.0)
+"""How long this process's heartbeats may fail before others take over its locks."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,14 @@ def create_lease(path: Path, number: int) -> Fence | None:
                 file.write(f"held {0:012d} {json.dumps(holder)}\n".encode())
             numbers = sorted(_list_numbers(path))
             if numbers and numbers[-1] > number:  # our view of the folder was out of date
-                _unlink_if_exists(file_path)  # the later holder may have removed it already
+                # the later holder may have removed it already
+                Path(file_path).unlink(missing_ok=True)
                 return None
             # In ascending order: as long as one number exists, all above it do.
             for older in (n for n in numbers if n < number):
-                _unlink_if_exists(lease_path(path, older))
+                Path(lease_path(path, older)).unlink(missing_ok=True)
         except (OSError, StoreError):
-            _unlink_if_exists(file_path)
+            Path(file_path).unlink(missing_ok=True)
             raise
     return Fence(file_path, token)
 
@@ -284,11 +286,6 @@ def _list_numbers(path: Path) -> list[int]:
         except (FileNotFoundError, NotADirectoryError):
             return []
     return [int(name.rpartition(".")[2]) for name in names if is_lease_file(path, name)]
-
-
-def _unlink_if_exists(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 @contextlib.contextmanager

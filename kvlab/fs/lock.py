@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvlab.errors import StoreError
@@ -22,11 +22,6 @@ HEARTBEATS_PER_LEASE = 10
 
 GRACE_SECONDS = 300.0
 """Extra age that a lease file must have before `seems_held`, which looks once, gives it up."""
-
-CLOCK_SECONDS = 5.0
-"""How long a reading of a file system's clock is used: it may be set meanwhile."""
-
-_file_clocks: dict[int, tuple[float, float]] = {}  # device -> offset to time.monotonic, read at
 
 
 class Lock:
@@ -117,38 +112,23 @@ def seems_held(path: str | Path) -> bool:
     """Return whether a lock seems held, from one look: for display, not to decide who writes.
 
     The lease is given up if its file is old, with `GRACE_SECONDS` more, by the clock that stamps
-    files there: that of this machine may be another, or may have been set meanwhile.
+    files there: that of a file server may differ from this machine's, which stands for it in a
+    folder that cannot be written.
     """
     path = Path(path)
     if not LeaseWatcher().is_held(path):
         return False
-    file_path = lease.lease_path(path, lease.current_number(path))
+    file_path, now = lease.lease_path(path, lease.current_number(path)), time.time()
     state = lease.read_lease(file_path)
+    with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:
+        now = os.fstat(file.fileno()).st_mtime
     try:
-        age = _read_file_clock(path.parent) - os.stat(file_path).st_mtime
+        age = now - os.stat(file_path).st_mtime
     except OSError:
         return True  # taken over since
     limit = float(state.holder.get("seconds", 0.0)) if state else 0.0
     # a clock that was set back makes a file seem to be of the future
     return abs(age) < limit + GRACE_SECONDS
-
-
-def _read_file_clock(folder: Path) -> float:
-    """Return the time by the clock that stamps the files of ``folder``.
-
-    That of a file server may differ from this machine's. It is read anew after `CLOCK_SECONDS`,
-    and this machine's clock stands for it in a folder that cannot be written.
-    """
-    now, device = time.monotonic(), os.stat(folder).st_dev
-    offset, read_at = _file_clocks.get(device, (0.0, float("-inf")))
-    if now - read_at >= CLOCK_SECONDS:
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                offset = os.fstat(file.fileno()).st_mtime - now
-        except OSError:
-            offset = time.time() - now
-        _file_clocks[device] = offset, now
-    return offset + now
 
 
 class _Heartbeat:

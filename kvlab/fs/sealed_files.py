@@ -37,7 +37,6 @@ from kvlab.fs.atomic_files import (
 from kvlab.fs.lease import Fence
 
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n\}\n\Z')
-_WHOLE_BYTES = 1 << 18  # of a file that is read at once: to make a buffer takes longer
 _SEAL_BYTES = len(',\n "sha256": ""\n}\n') + 64
 
 
@@ -208,15 +207,12 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
                 raise RecordDamaged(f"{path} is damaged: {size:,} bytes, not {seal['bytes']:,}")
             if not contents:
                 return
-            if size <= _WHOLE_BYTES:
-                digest = hashlib.sha256(file.read())
-            else:
-                digest = hashlib.file_digest(file, "sha256")
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         raise RecordDamaged(f"{path} is missing") from None
     except OSError as error:
         raise _explain(path, error) from None
-    if digest.hexdigest() != seal["sha256"]:
+    if digest != seal["sha256"]:
         raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
 
 

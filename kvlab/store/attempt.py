@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import replace_file, write_atomic
-from kvlab.fs.lease import Fence
+from kvlab.fs.lease import Fence, read_seconds
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import redact_paths, utc_now
@@ -170,24 +171,8 @@ def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None
 
 
 STALL_VARIABLE = "KVLAB_STALL_SECONDS"
-DEFAULT_STALL_SECONDS = 3600.0
-
-
-def stall_seconds() -> float:
-    """Return after how long without progress another process is not waited for any more.
-
-    Raises:
-        UsageError: ``KVLAB_STALL_SECONDS`` is not a number of 1 or more.
-    """
-    text = os.environ.get(STALL_VARIABLE)
-    try:
-        seconds = DEFAULT_STALL_SECONDS if text is None else float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds < float("inf"):
-        hint = f"unset it for {DEFAULT_STALL_SECONDS:g}"
-        raise UsageError(f"{STALL_VARIABLE} = {text} is not a number of seconds, 1 or more; {hint}")
-    return seconds
+stall_seconds = partial(read_seconds, STALL_VARIABLE, 3600.0, 1e9)
+"""After how long without progress another process is not waited for any more."""
 
 
 class StallWatch:
@@ -206,8 +191,8 @@ class StallWatch:
         self._stamps: list[int] | None = None
         self._changed_at = 0.0
 
-    def idle_seconds(self) -> float:
-        """Return how long nothing has changed, as far as this watcher has seen."""
+    def check(self, lock: Lock) -> None:
+        """Raise StoreError if the process that holds ``lock`` makes no progress any more."""
         stamps: list[int] = []
         for directory in self._directories:
             with suppress(OSError):
@@ -215,11 +200,7 @@ class StallWatch:
         now = time.monotonic()
         if stamps != self._stamps:
             self._stamps, self._changed_at = stamps, now
-        return now - self._changed_at
-
-    def check(self, lock: Lock) -> None:
-        """Raise StoreError if the process that holds ``lock`` makes no progress any more."""
-        idle = self.idle_seconds()
+        idle = now - self._changed_at
         if idle >= stall_seconds():
             text = f"{lock.path} is held by {lock.describe_holder()}, which"
             text = f"{text} has made no progress for {format_duration(idle)}"

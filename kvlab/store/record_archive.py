@@ -23,7 +23,7 @@ from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, Stor
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256, open_regular
 from kvlab.fs.lease import Fence
 from kvlab.store.store import Store
-from kvlab.store.store_paths import POINTS_FOLDER
+from kvlab.store.store_paths import POINTS_FOLDER, list_folders
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES
 from kvlab.store.verification import heal_description
@@ -179,19 +179,16 @@ def extract_archive(path: Path, folder: Path) -> Store:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("wb") as file:
                         shutil.copyfileobj(source, file)
+        store = Store(folder)
+        if len(store.sweep_names()) != 1:
+            raise ValueError(f"it describes {len(store.sweep_names())} sweeps")
+        return store
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as error:
-        raise _no_archive(path, str(error)) from None
+        text = f"{path} is not the record of a sweep: {error}"
+        hint = f"`kvlab copy SWEEP --to FILE{ARCHIVE_SUFFIX}` writes one"
+        raise StoreError(f"{text}; {hint}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
-    store = Store(folder)
-    if len(store.sweep_names()) != 1:
-        raise _no_archive(path, f"it describes {len(store.sweep_names())} sweeps")
-    return store
-
-
-def _no_archive(path: Path, reason: str) -> StoreError:
-    text = f"{path} is not the record of a sweep: {reason}"
-    return StoreError(f"{text}; `kvlab copy SWEEP --to FILE{ARCHIVE_SUFFIX}` writes one")
 
 
 def _list_files(directory: Path, names: Sequence[str]) -> Iterator[Path]:
@@ -232,13 +229,11 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
     with store.driver_lock(name).hold():
         missing = [file for file in SWEEP_FILES if not (directory / file).exists()]
         summary.files += _put_files(archive, directory, missing)
-        for trunk in {archive.read_trunk_id(trial) for trial in archive.trial_ids()} - {None}:
-            assert trunk is not None
-            with store.trunk_lock(trunk).hold(timeout=0.0) as fence:
-                target = store.trunk_directory(trunk)
-                steps = archive.trunk_steps(trunk) if fence is not None else ()
-                folders = [f"step-{step:08d}" for step in steps]
-                missing = [folder for folder in folders if not (target / folder).exists()]
+        for trunk in list_folders(archive.path / "trunks"):
+            target = store.trunk_directory(trunk.name)
+            with store.trunk_lock(trunk.name).hold(timeout=0.0) as fence:
+                steps = [step.name for step in list_folders(trunk) if fence is not None]
+                missing = [step for step in steps if not (target / step).exists()]
                 summary.files += _put_files(archive, target, missing, fence)
         for trial in store.sweep_trials(name):
             _restore_trial(store, archive, trial, summary)

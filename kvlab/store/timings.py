@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.store.record_forms import read_if_whole
@@ -56,20 +58,8 @@ class TimingSession:
     trials: Mapping[str, TimedTrial]
     failure: str = ""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "TimingSession":
-        trials = {
-            trial: TimedTrial(one["result"], one["measurements"], tuple(one["benchmark"]))
-            for trial, one in data["trials"].items()
-        }
-        keys = ("seed", "started", "finished", "device", "threads", "commit", "failure")
-        return cls(trials=trials, **{key: data[key] for key in keys if key in data})
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a result says of the session, without the numbers."""
-        facts = asdict(self)
-        del facts["failure"]
-        return {**facts, "trials": len(self.trials)}
+_SESSIONS = TypeAdapter(list[TimingSession])
 
 
 def read_timings(directory: Path) -> list[TimingSession]:
@@ -79,8 +69,8 @@ def read_timings(directory: Path) -> list[TimingSession]:
         directory: of the sweep.
     """
     # `kvlab verify` tells of a damaged one, and the next submit times again
-    sessions = read_if_whole(directory / TIMINGS_FILE).get("sessions", ())
-    return [TimingSession.from_json(one) for one in sessions]
+    sessions = read_if_whole(directory / TIMINGS_FILE).get("sessions", [])
+    return _SESSIONS.validate_python(sessions)
 
 
 def write_timings(
@@ -99,11 +89,13 @@ def replace_times(
     result: Mapping[str, Any], session: TimingSession, timed: TimedTrial
 ) -> dict[str, Any]:
     """Return a result with the times of a session; its key ``timing`` says so."""
+    facts = {**asdict(session), "trials": len(session.trials)}
+    del facts["failure"]
     again = {line.get("metric") for line in timed.benchmark}
     lines = [line for line in result.get("benchmark", []) if line.get("metric") not in again]
     return {
         **result,
         "measurements": {**result["measurements"], **timed.measurements},
         "benchmark": [*lines, *timed.benchmark],
-        "timing": session.describe(),
+        "timing": facts,
     }

@@ -5,7 +5,6 @@ has found, a submit the sweep's own files, and a trial its result and its traini
 that it holds.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +64,7 @@ class Verification:
     """What a check of the record read.
 
     Attributes:
-        trials, trainings, bytes: what was read, in numbers.
+        trials, trainings: numbers of those that were read.
         paths: the files that are what was written.
         datasets: digests of the datasets that trials were trained on.
         damaged: what is wrong.
@@ -74,15 +73,10 @@ class Verification:
 
     trials: int = 0
     trainings: int = 0
-    bytes: int = 0
     paths: list[Path] = field(default_factory=list)
     datasets: set[str] = field(default_factory=set)
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def files(self) -> int:
-        return len(self.paths)
 
 
 @dataclass(frozen=True)
@@ -253,13 +247,9 @@ class _Verifier:
             relative = file.relative_to(self.store.path).as_posix()
             self.found.damaged.append(Damage(relative, reason, remedy, directory, whole or (name,)))
 
-        def count(file: Path) -> None:
-            self.found.paths.append(file)
-            self.found.bytes += os.path.getsize(file)
-
         try:
             content = read_record(path)
-            count(path)
+            self.found.paths.append(path)
         except FileNotFoundError:
             return {}
         except RecordDamaged as error:
@@ -271,7 +261,7 @@ class _Verifier:
                 continue  # garbage collection removes weights that have been measured
             try:
                 check_file(file, seal)
-                count(file)
+                self.found.paths.append(file)
             except RecordDamaged as error:
                 add(file, error)
         return content

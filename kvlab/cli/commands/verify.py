@@ -30,14 +30,15 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}; write it anew from a store that is whole")
     store = open_store(options.store)
     found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
+    size = sum(path.stat().st_size for path in found.paths if path.exists())
     damaged = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
     left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
     facts = {
         "trials": found.trials,
         "trainings": found.trainings,
-        "files": found.files,
-        "bytes": found.bytes,
+        "files": len(found.paths),
+        "bytes": size,
         "damaged": [
             {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes[d.path]}
             for d in damaged
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         lines += [f"{item.path}: {item.reason}{healed}", f"  {item.remedy}"]
     numbers = {"trial": found.trials, "training": found.trainings, "dataset": len(found.datasets)}
     counts = ", ".join(format_count(number, noun) for noun, number in numbers.items())
-    read = f"{format_count(found.files, 'file')} read, {format_bytes(found.bytes)}"
+    read = f"{format_count(len(found.paths), 'file')} read, {format_bytes(size)}"
     lines += [*found.notes, f"{counts}: {read}, {len(damaged) or 'none'} damaged"]
     if left and not options.heal:
         lines.append("`kvlab verify --heal` moves what is damaged aside; nothing is deleted")
