@@ -153,7 +153,8 @@ def _check_session(name: str, block: str, written: dict[str, str]) -> Iterator[s
                 sweep = Path(folder, words[-1])
                 sweep.parent.mkdir()
                 sweep.write_text(written[words[-1]])
-                Path(folder, "experiments").symlink_to(ROOT / "experiments")
+                for beside in ("experiments", "reports"):
+                    Path(folder, beside).symlink_to(ROOT / beside)
                 yield from _check_plan(name, words, sweep, expected)
         elif words[0] == "kvlab":
             yield from _check_command(name, words)

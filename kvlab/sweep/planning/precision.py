@@ -251,7 +251,7 @@ def _pool_results(
 def _find_reported_spread(
     trials: Sequence[PlannedTrial], metric: str, reports: Path
 ) -> RecordedSpread | None:
-    """Return the spread in the first report whose models and trainings have a plan's sizes."""
+    """Return the spread in the first report with models and trainings of a plan's sizes."""
     sizes = {
         "model.parameters": [one.parameters for one in trials],
         "model.training_flops": [one.flops for one in trials],
@@ -263,7 +263,7 @@ def _find_reported_spread(
                 done = [row for row in csv.DictReader(file) if row["status"] == "done"]
             for row in done:
                 if any(not min(n) <= float(row[key]) <= max(n) for key, n in sizes.items()):
-                    raise ValueError("of another size")
+                    continue
                 cell = tuple(text for name, text in row.items() if name.startswith("factor."))
                 cells.setdefault(cell, {})[row["training"]] = float(row[f"measured.{metric}"])
             by_training = {min(own): [*own.values()] for own in reversed(cells.values())}
