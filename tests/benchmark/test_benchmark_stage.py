@@ -173,25 +173,6 @@ def test_a_trial_may_measure_the_task_by_batch():
     assert not [line for line in plain.lines if line.part == "task"], "only where asked for"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"parts": ["limit"]}, "on CPU limit needs it; give bytes"),
-        ({"memory": 10**9}, "add limit to parts"),
-        ({"parts": ["task", "task"]}, "names one twice"),
-        ({"parts": ["speed"]}, "should be limit, task"),
-    ],
-)
-def test_parts_that_cannot_be_measured_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        experiment(**settings)
-    with pytest.raises(ValueError, match="exceed block_size = 256"):
-        Experiment(
-            name="short", model=MODEL | {"block_size": 256}, data={"tokenizer": "bytes"},
-            benchmark={"parts": ["task"]},
-        )  # fmt: skip
-
-
 def test_what_the_listener_raises_ends_it():
     def stop(update):
         raise Stopped(update["note"])

@@ -14,7 +14,6 @@ from kvlab.benchmark.measures.max_batch import DecodeAttempt, measure
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.model import GPT
-from kvlab.model import generate as generation
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmark.attempts import Budget, Failing, Littered
 
@@ -76,22 +75,6 @@ def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
     for memory in (200, 990):
         max_batch.limit_cuda_memory(memory)
     assert limits == [0.25, 1.0]
-
-
-def test_an_attempt_prefills_a_few_rows_at_a_time(monkeypatch):
-    """So the cache decides what fits, and not the activations of all rows at once."""
-    passes, hidden_states = [], GPT.hidden_states
-
-    def count(self, tokens, *others, **named):
-        passes.append(len(tokens))
-        return hidden_states(self, tokens, *others, **named)
-
-    monkeypatch.setattr(GPT, "hidden_states", count)
-    monkeypatch.setitem(generation.SLICE_TOKENS, "cpu", 20)
-    monkeypatch.setattr(generation, "_run_compiled_step", None)  # what a compiler needs is no part
-    serving = ServingConfig(compile=True)
-    DecodeAttempt(ModelConfig(**TINY), serving, "float32", "cpu", 8, 4, None, 1)(5)
-    assert passes == [2, 2, 1, 5]
 
 
 def session(device, shape=WIDE, **settings):

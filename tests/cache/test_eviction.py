@@ -62,38 +62,6 @@ def test_a_budget_for_the_whole_context_changes_no_bit(evict):
     assert cache.nbytes == plain_cache.nbytes
 
 
-def test_a_token_that_all_attend_to_outlives_newer_ones():
-    """Heads rank by themselves; scores are what queries gave, and the newest are never dropped."""
-    _, cache = decode(MODEL, HEAVY)
-    buffer = cache.buffers[0]
-    positions, scores = buffer.token_positions, buffer.scores
-    assert (positions[..., -5:] == torch.arange(COUNT - 5, COUNT)).all()
-    assert (positions[..., 0] == 0).all()
-    assert (positions.diff(dim=-1) > 0).all()
-    assert not torch.equal(positions[:, 0], positions[:, 1])
-    # every query of both query heads of a K/V head gives 1 in all; dropped tokens took theirs along
-    assert (scores.sum(-1) < 2 * COUNT).all()
-    _, small = decode(MODEL, {"keep": 39, "by": "heavy_hitters"})
-    assert torch.allclose(small.buffers[0].scores.sum(-1), torch.tensor(2.0 * COUNT), atol=2.0)
-
-
-def test_heads_keep_the_tokens_of_a_prompt_with_the_most_attention_near_them():
-    """And its last ones. What follows the prompt is kept, and nothing of the prompt comes back."""
-    _, plain = decode(MODEL, None)
-    for pool, neighbours in ((1, 0), (5, 2)):
-        _, cache = decode(MODEL, {**PROMPT, "pool": pool})
-        buffer, whole = cache.buffers[0], plain.buffers[0].parts[0][0]
-        near = torch.stack([
-            buffer.scores[..., max(0, t - neighbours) : t + neighbours + 1].amax(-1)
-            for t in range(20)
-        ], -1)  # fmt: skip
-        best = near.argsort(dim=-1, descending=True, stable=True)[..., :8].sort(-1).values
-        assert not torch.equal(best[:, 0], best[:, 1])
-        older = whole.gather(2, best[..., None].expand(-1, -1, -1, 8))
-        assert torch.equal(buffer.parts[0][0], torch.cat([older, whole[:, :, 20:]], 2))
-        assert (buffer.scores.sum(-1) < 2 * 4).all()  # of two query heads and four voters
-
-
 def test_a_prompt_is_cropped_where_its_votes_are_not_lost():
     _, cache = decode(MODEL, PROMPT)
     cache.crop(24)

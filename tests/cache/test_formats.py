@@ -77,19 +77,6 @@ def test_every_format_has_its_suite():
     }  # formats that quantize tokens in blocks: tests/cache/test_kivi.py
 
 
-def test_a_group_keeps_its_scale_whatever_the_others_hold():
-    values = torch.randn(1, 1, 3, 64, dtype=torch.float64)
-    louder = values.clone()
-    louder[..., :32] *= 1000
-    for dtype, group in (("int4", 32), ("int4", None), ("int8", 32)):
-        kv_format = get_format(dtype, group)
-        plain, with_loud = (kv_format.encode(x) for x in (values, louder))
-        decoded = [kv_format.decode(x, torch.float64)[..., 32:] for x in (plain, with_loud)]
-        assert torch.equal(*decoded)
-        assert plain[1].shape == (1, 1, 3, 2)
-    assert plain[0].nbytes == 2 * get_format("int4").encode(values)[0].nbytes
-
-
 class FourBits(Quantized):
     """A toy: codes from -7 to 7, in a byte each."""
 
@@ -193,38 +180,3 @@ def test_one_token_reads_codes_and_only_the_entries_in_use(kv, serving, monkeypa
         prefill(model, text, cache)
         EagerDecoder(model, cache)(torch.tensor([4, 7]))
     assert not entries
-
-
-@pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_a_fused_kernel_gets_codes_and_the_entries_that_each_row_has(name, monkeypatch):
-    """In bfloat16, through global layers and rings, in rows of different lengths: what it reads
-    is what the step computes from otherwise."""
-    seen = []
-
-    def attend(q, k, v, counts, sink, table, shared):
-        assert table is None
-        assert shared is None
-        seen.append((k.codes.shape[2], None if counts is None else counts.tolist()))
-        mask = None
-        if counts is not None:
-            mask = (torch.arange(k.codes.shape[2]) < counts[:, None])[:, None, None]
-        parts = (part.decode(q.dtype) for part in (k, v))
-        return attention_backends.scaled_dot_product(q, *parts, mask, sink=sink)
-
-    config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=64,
-                         position="rope", attention_pattern="GL", window=6)  # fmt: skip
-    model, logits = GPT(config, dtype=torch.bfloat16).eval(), []
-    text = torch.arange(18).view(2, 9)
-    for is_fused in (False, True):
-        if is_fused:
-            monkeypatch.setattr(decode_attention, "are_kernels_usable", lambda _device: True)
-            monkeypatch.setattr(decode_attention, "attend_stored", attend)
-        for lengths, decoder in (([9, 2], StaticDecoder), (None, EagerDecoder)):
-            cache = model.new_cache(2, 20, ServingConfig(kv_dtype=name))
-            with torch.inference_mode(), attention_backends.record_kernels() as kernels:
-                prefill(model, text, cache, lengths)
-                kernels.clear()
-                logits.append(decoder(model, cache)(torch.tensor([4, 5])))
-            assert ("triton_decode" in kernels) == is_fused
-    assert torch.equal(torch.stack(logits[:2]), torch.stack(logits[2:]))
-    assert seen == [(10, [10, 3]), (6, [10, 3]), (10, None), (6, None)]

@@ -1,13 +1,11 @@
 """Training reads what serving stores: the codes of the cache, each as its query would see it."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.cache import DocumentMask, KVCache, begin_one_shot_pass
+from kvlab.cache import KVCache, begin_one_shot_pass
 from kvlab.layout import KVLayout
 from kvlab.model.attention import attend
 from kvlab.model.decode_attention import Keys, decode_stored
@@ -165,21 +163,3 @@ def test_gradients_are_those_of_a_float64_model_of_the_scheme(kv, window):
     for one, other in zip(ours, exact, strict=True):
         assert other.grad.abs().max() > 0.1
         assert (one.grad - other.grad).abs().max() < 2e-6 * other.grad.abs().max() + 1e-6
-
-
-def test_rows_without_a_whole_block_and_texts_shorter_than_one_are_exact():
-    config = ModelConfig(**SHAPE)
-    make = partial(
-        begin_one_shot_pass, config, KVStorage("kivi2", 8, 5), device=torch.device("cpu")
-    )
-    tokens = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0]])
-    for one_pass, count in ((make(length=12), 12), (make(length=7), 7),
-                            (make(length=14, documents=DocumentMask(tokens, 0)), 14)):  # fmt: skip
-        parts = draw(0, 2, 1, 2, count, 8)
-        one_pass.write_kv(0, *parts)
-        context = one_pass.read_kv(0)
-        own = slice(context.parts[0].shape[2] - count, None)
-        for part, whole in zip(context.parts, parts, strict=True):
-            assert torch.equal(part[:, :, own], whole)
-        if context.mask is not None:
-            assert not context.mask[..., : own.start].isfinite().any()

@@ -2,15 +2,9 @@
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
 
 from kvlab.cache import DocumentMask
-from kvlab.model import GPT
 from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
-from kvlab.spec import TrainingConfig
-from kvlab.spec.model_config import ModelConfig
-from kvlab.train.train_step import SummedLoss
 
 THETA = 10_000.0
 
@@ -53,15 +47,6 @@ def test_a_smaller_type_is_rounded_once():
     assert torch.equal(actual, apply_rope(x.float(), table).bfloat16())
 
 
-def test_the_compiled_gradient_is_the_same():
-    x = torch.randn(1, 2, 7, 8, dtype=torch.float64, requires_grad=True)
-    table = make_rope_table(torch.arange(7), 8, THETA, torch.float64)
-    compiled = torch.compile(apply_rope, backend="eager", fullgraph=True)
-    (gradient,) = torch.autograd.grad(apply_rope(x, table).square().sum(), x)
-    (expected_gradient,) = torch.autograd.grad(compiled(x, table).square().sum(), x)
-    assert (gradient - expected_gradient).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_tables_hold_the_same_bits_as_angles_computed_in_place(dtype):
     tables = RotaryTables(8, THETA)
@@ -74,30 +59,3 @@ def test_tables_hold_the_same_bits_as_angles_computed_in_place(dtype):
         for part, expected_part in zip(table, expected, strict=True):
             assert torch.equal(part, expected_part)
             assert not part.is_inference()
-
-
-@pytest.mark.parametrize("document_start", [None, 0])
-def test_no_kernel_of_a_compiled_training_computes_angles(document_start, monkeypatch):
-    graphs = []
-
-    def record(graph, _inputs):
-        graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(
-        fw_compiler=record, bw_compiler=record, partition_fn=min_cut_rematerialization_partition
-    )
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f: compile(f, backend=backend, fullgraph=True))
-    model = GPT(ModelConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16,
-                            position="rope", rope_theta=THETA))  # fmt: skip
-    loss = SummedLoss(model, TrainingConfig(compile=True), document_start)
-    loss.compiles = False  # the head is another graph
-    tokens = torch.randint(11, (2, 8))
-    loss(tokens, tokens).backward()
-    loss(tokens, tokens).backward()
-    assert len(graphs) == 2, "forward and backward, compiled once"
-    nodes = [node for graph in graphs for node in graph.graph.nodes]
-    values = [node.meta["val"] for node in nodes if "val" in node.meta]
-    assert not [n for n in nodes if any(word in str(n.target) for word in ("cos.", "sin.", "pow"))]
-    assert torch.float64 not in {v.dtype for v in values if isinstance(v, torch.Tensor)}

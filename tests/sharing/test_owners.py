@@ -11,25 +11,6 @@ def test_groups_and_owner_maps_say_the_same():
     assert owner_map([[0, 2], [3, 1]], "GGGG") == owner_map([0, 1, 0, 1], "GGGG") == (0, 1, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("sharing", "kinds", "message"),
-    [
-        ("adjacent:0", "GG", "at least 1"),
-        ("trailing:2", "GG", "leaves no global owner"),
-        ("trailing:3", "GGLLL", "leaves no local owner"),
-        ([[0, 1]], "GL", "joins global layer 0 and local layer 1"),
-        ([[0, 1], [1, 2]], "GGG", "names layer 1 twice"),
-        ([[0, 9]], "GGG", "names layer 9; layers are 0 to 2"),
-        ([1, 1], "GG", "layer 0 read layer 1"),
-        ([0, 0, 1], "GGG", "which itself reads layer 0"),
-        ([0, 0], "GGG", "names 2 owners for 3 layers"),
-    ],
-)
-def test_what_is_not_possible_is_refused(sharing, kinds, message):
-    with pytest.raises(SharingError, match=message):
-        owner_map(sharing, kinds)
-
-
 @st.composite
 def owner_maps(draw, layers=8):
     owners = []

@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from kvlab.data.batches import get_training_batch
-from kvlab.errors import SpecError
-from kvlab.spec import Experiment
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper
 from tests.support.tiny_training import dataset, experiment, model
@@ -31,13 +29,6 @@ def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
             logits = reference(torch.tensor([document]))[0, -1].detach().log_softmax(-1)
             losses.append(-float(logits[int(target)]))
     assert stepper.step(0) == pytest.approx(np.mean(losses), abs=1e-5)
-
-
-def test_loss_by_tokens_seen_is_refused_with_it():
-    facts = OPEN.model_dump()
-    facts["data"]["mask_documents"] = facts["evaluation"]["positions"] = True
-    with pytest.raises((SpecError, ValueError), match="mask_documents hides some"):
-        Experiment.model_validate(facts)
 
 
 @pytest.mark.gpu

@@ -30,15 +30,3 @@ def test_wsd_is_flat_until_its_decay():
     assert sorted(schedule_rates[70:], reverse=True) == schedule_rates[70:]
     schedule_rates = rates(schedule="wsd")  # decays over a fifth by default
     assert [i for i, rate in enumerate(schedule_rates) if rate == 1e-2] == list(range(9, 89))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "rule"),
-    [
-        ({"decay_tokens": 64}, "is read only by schedule: wsd"),
-        ({"schedule": "wsd", "warmup_tokens": 960, "decay_tokens": 640}, "exceed tokens = 1536"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused(recipe, rule):
-    with pytest.raises(ValueError, match=rule):
-        experiment(training=recipe)

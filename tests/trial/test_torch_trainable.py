@@ -20,7 +20,6 @@ from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.torch_trainable import TorchTrainable, set_up_device
 from tests.support.text_files import stories, write_jsonl
-from tests.trial.test_gpu_timing_lock import Worker
 
 MEMORY = 80 * 10**9
 
@@ -153,13 +152,10 @@ def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
 ):
     speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], is_disturbed=beside == "other processes")
     monkeypatch.setattr("kvlab.trial.torch_trainable.benchmark", lambda *_, **__: speed)
-    other = Worker(tmp_path) if beside == "another trial" else None
-    try:
-        assert other is None or other.hears() == "in"  # in the midst of a long step
-        measured, machine = trainable._benchmark(None)
-    finally:
-        if other is not None:
-            other.process.kill()
-            other.process.communicate()
+    other = TimingLock("GPU-1", tmp_path)
+    if beside == "another trial":
+        other.share()  # in the midst of a long step
+    measured, machine = trainable._benchmark(None)
+    other.close()
     assert measured is speed
     assert machine.timings == ("exclusive" if beside == "nobody" else "shared")

@@ -114,18 +114,6 @@ def test_a_processor_that_saturates_multiplies_in_float32(monkeypatch):
         int8._is_onednn_exact.cache_clear()
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("shape", [(3, 5), (700, 300)])
-def test_codes_are_the_nearest_of_their_row(dim, shape):
-    x = draw(*shape)
-    codes, scales = quantize(torch.from_numpy(x), dim)
-    expected, _ = code(x, dim)
-    assert np.array_equal(codes.numpy(), expected)
-    error = np.abs(codes.numpy() * scales.numpy().astype(np.float64) - x)
-    assert (error <= scales.numpy() * 0.5000001).all()
-    assert np.abs(codes.numpy()).max() == 127
-
-
 def test_a_nan_or_infinity_is_seen_in_the_product():
     for value in (float("nan"), float("inf")):
         x = torch.ones(2, 4)

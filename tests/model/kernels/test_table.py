@@ -8,13 +8,12 @@ import torch
 
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels import KERNELS
-from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.model.kernels.tiled_attention import tiled_attention
 from kvlab.model.rope import make_rope_table
 from tests.contracts.attention_backend_contract import random_documents
-from tests.contracts.cpu_kernel_contract import CPUKernelContract, kernels_on
+from tests.contracts.cpu_kernel_contract import CPUKernelContract
 from tests.model.kernels import test_gelu, test_linear  # noqa: F401 (suites of kernels)
 
 
@@ -47,19 +46,6 @@ def test_every_kernel_has_its_suite():
     """What frees no tensor and computes none has tests of its own."""
     tested = {id(suite.kernel) for suite in CPUKernelContract.__subclasses__()}
     assert tested == {id(k) for k in KERNELS.values()} - {id(keep_freed_memory)}
-
-
-@kernels_on
-def test_a_kernel_is_a_plain_function_and_a_choice():
-    double = CPUKernel(
-        "double", lambda x: x + x, lambda x: (lambda y: 2 * y) if x.dim() == 1 else None
-    )
-    vector, matrix = torch.randn(3), torch.randn(2, 2)
-    assert torch.equal(double(vector), double.plain(vector))
-    assert double.is_fast(vector)
-    assert not double.is_fast(matrix)
-    with use_plain_code():
-        assert not double.is_fast(vector)
 
 
 def test_the_environment_turns_kernels_off_by_name():

@@ -152,19 +152,6 @@ def test_keys_of_which_all_heads_share_some_numbers(name, group, dtype, heads, q
 
 
 @needs_device
-@pytest.mark.parametrize(
-    ("name", "group", "dtype"),
-    [("int8", 8, torch.float32), ("fp8", 6, HALF), ("int4", 12, torch.float32), ("int4", 48, HALF)],
-)
-def test_codes_with_scales_of_groups_or_two_in_a_byte(name, group, dtype):
-    """Halves of bytes may part a group."""
-    torch.manual_seed(0)
-    q = torch.randn(2, 2, 3, 48, device=DEVICE).to(dtype)
-    k, v = (stored(name, 2, 2, 73, 48, group=group) for _ in range(2))
-    check_attention(triton_kernels.attend_stored(q, k, v, splits=2), q, k, v)
-
-
-@needs_device
 def test_entries_that_are_not_in_use_are_not_read():
     """NaN codes of float8 would show."""
     torch.manual_seed(0)
