@@ -7,6 +7,7 @@ round by round.
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
@@ -127,10 +128,10 @@ def compare_timings(samples: TimingSamples, base: TimingSamples) -> Comparison |
     in which something else ran during one of the turns.
 
     Returns:
-        The comparison, or None for fewer than `MIN_ROUNDS` rounds.
+        The comparison, or None for fewer than `MIN_ROUNDS` rounds, or on a machine without scipy.
     """
     count = min(len(samples.rounds), len(base.rounds))
-    if count < MIN_ROUNDS:
+    if count < MIN_ROUNDS or find_spec("scipy") is None:
         return None
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 

@@ -1,16 +1,24 @@
 """The inline executor: run tasks one after the other in this process, without Ray."""
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 
-from kvlab.errors import ResourceError
+from kvlab.errors import ResourceError, WorkerKilled
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
-from kvlab.trial.run import Task
+from kvlab.trial.run import Outcome, Task
 
 
 class InlineExecutor:
     """Hold one task, and run it in the calling thread in `wait`. A debugger works.
+
+    A task on a GPU has a process of its own: after a fault of the device, all later work in a
+    process fails.
 
     Args:
         run: Runs one task.
@@ -47,9 +55,29 @@ class InlineExecutor:
             return []
         task, self._task = self._task, None
         try:
-            return [EndedTask(task.id, outcome=self._run(task))]
+            run = self._run_apart if task.resources.devices else self._run
+            return [EndedTask(task.id, outcome=run(task))]
         except Exception as error:
             return [EndedTask(task.id, error=error)]
+
+    def _run_apart(self, task: Task) -> Outcome:
+        context = multiprocessing.get_context("spawn")
+        answer, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_run_and_answer, args=(self._run, task, theirs))
+        process.start()
+        theirs.close()
+        try:
+            found: Outcome | Exception = answer.recv()
+            process.join()
+        except EOFError:
+            process.join()
+            text = f"its process died with exit status {process.exitcode}"
+            raise WorkerKilled(text) from None
+        finally:
+            process.kill()  # after an interrupt
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def run_on_all_machines(
         self, function: Callable[[str], str], argument: str
@@ -61,3 +89,20 @@ class InlineExecutor:
 
     def close(self, *, force: bool = False) -> None:  # noqa: ARG002 (nothing runs between waits)
         self._task = None
+
+
+def _run_and_answer(run: RunTask, task: Task, answer: Connection) -> None:
+    """Run a task, and send its outcome or its error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver asks its tasks to stop
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    try:
+        answer.send(run(task))
+    except Exception as error:
+        answer.send(error)
+
+
+def _end_with_driver() -> None:
+    driver = multiprocessing.parent_process()
+    assert driver is not None, "this process was started by it"
+    driver.join()
+    os._exit(1)

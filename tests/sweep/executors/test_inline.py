@@ -1,13 +1,16 @@
 """The inline executor, and another one that is added by a class and a line of the table."""
 
 import json
+import multiprocessing
 
+import psutil
 import pytest
 
 from kvlab.cli.main import main
+from kvlab.errors import WorkerKilled
 from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
+from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, wait_for
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
@@ -31,6 +34,28 @@ class TestInline(ExecutorContract):
             executor.wait(1.0)
         assert executor.wait(1.0) == []
 
+    def test_a_task_on_a_gpu_has_a_process_of_its_own(self, executor, run):
+        ended = []
+        for act in ("done", "raise", "kill"):
+            executor.start(run.ask(some_trial(1, gpus=1), act))
+            ended += executor.wait(1.0)
+        done, raised, killed = ended
+        assert done.outcome == "done"
+        assert isinstance(raised.error, ValueError)
+        assert isinstance(killed.error, WorkerKilled)
+        assert "-9" in str(killed.error)
+
+    def test_a_process_for_a_gpu_ends_with_the_driver(self, run):
+        trial = run.ask(some_trial(1, gpus=1), "meet", other="nobody")
+        driver = multiprocessing.get_context("spawn").Process(
+            target=wait_for_trial, args=(run, trial)
+        )
+        driver.start()
+        wait_for(lambda: (run.folder / f"here-{trial.id}").exists())
+        processes = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+        assert psutil.wait_procs(processes, timeout=20)[1] == []
+
     def test_closing_forgets_what_has_not_begun(self, run):
         begun = []
         executor = make_executor("inline", begun.append)
@@ -38,6 +63,12 @@ class TestInline(ExecutorContract):
         executor.close()
         assert executor.wait(1.0) == []
         assert begun == []
+
+
+def wait_for_trial(run, trial):
+    executor = make_executor("inline", run)
+    executor.start(trial)
+    executor.wait(1.0)
 
 
 class ToyExecutor(InlineExecutor):
