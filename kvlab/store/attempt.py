@@ -18,6 +18,7 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import replace_file, write_atomic
 from kvlab.fs.lease import Fence, read_seconds
 from kvlab.fs.lock import Lock
+from kvlab.fs.pace import Pace
 from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import redact_paths, utc_now
 from kvlab.store.store import Store
@@ -143,7 +144,7 @@ class ProgressReporter:
     ):
         self._path, self._log, self._listener, self._fence = path, log, listener, fence
         self._stage: str | None = None
-        self._written_at = self._logged_at = float("-inf")
+        self._logged_at, self._pace = float("-inf"), Pace(WRITE_INTERVAL_SECONDS)
 
     def __call__(self, update: ProgressUpdate) -> None:
         state = dict(update)
@@ -153,9 +154,9 @@ class ProgressReporter:
         if is_new_stage or now - self._logged_at >= LOG_INTERVAL_SECONDS:
             self._logged_at = now
             self._log(format_progress(state))
-        if is_new_stage or now - self._written_at >= WRITE_INTERVAL_SECONDS:
-            self._written_at = now
-            write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
+        if is_new_stage or self._pace.is_due():
+            with self._pace.take_time():
+                write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
             if self._listener is not None:
                 self._listener(state)
 

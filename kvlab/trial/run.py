@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from kvlab import errors
 from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
+from kvlab.fs.pace import Pace
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import summarize_error
 from kvlab.oom import is_device_fault
@@ -101,23 +101,22 @@ class StopCheck:
 
     Args:
         flags: paths of files whose presence asks for a stop. Looked up every
-            `STOP_CHECK_SECONDS` at most, however often it is called.
+            `STOP_CHECK_SECONDS` at most, however often it is called; see `kvlab.fs.pace`.
         fences: checked at the same time; they raise LeaseLost.
     """
 
     def __init__(self, flags: Sequence[str | Path], fences: Sequence[Fence]):
         self._flags, self._fences = tuple(flags), fences
-        self._checked_at = float("-inf")
-        self._is_requested = False
+        self._pace, self._is_requested = Pace(STOP_CHECK_SECONDS), False
 
     def __call__(self) -> bool:
         if _terminated.is_set():
             return True
-        if not self._is_requested and time.monotonic() - self._checked_at > STOP_CHECK_SECONDS:
-            self._checked_at = time.monotonic()
-            for fence in self._fences:
-                fence.check()
-            self._is_requested = any(map(os.path.exists, self._flags))
+        if not self._is_requested and self._pace.is_due():
+            with self._pace.take_time():
+                for fence in self._fences:
+                    fence.check()
+                self._is_requested = any(map(os.path.exists, self._flags))
         return self._is_requested
 
     def check(self) -> None:
