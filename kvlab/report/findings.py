@@ -22,7 +22,7 @@ from kvlab.errors import SpecError, StoreError
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.layout.article_claims import article_claims
 from kvlab.report import formatting as fmt
-from kvlab.report.document import Bullets, Paragraph, plain_text
+from kvlab.report.document import Paragraph, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
 from kvlab.report.sections import make_answer
 from kvlab.report.sections.effects import judge_other_metrics
@@ -421,14 +421,8 @@ def fill_study_tables(page: str, sweeps: Path, studies: Mapping[str, Study]) -> 
 
 
 def summarize(study: Study) -> str:
-    """Return what the answer of a study's report says first, and what is worse, as plain text."""
+    """Return the first sentence of the answer of a study's report, as plain text."""
     contents = make_answer(study).contents[1:]  # after the question
     paragraphs = [one for one in contents if isinstance(one, Paragraph)]
-    leads = [one for one in paragraphs if one.tone == "lead"] or paragraphs[:1]
-    text = " ".join(plain_text(paragraph.spans) for paragraph in leads)
-    sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
-    items = [item for one in contents if isinstance(one, Bullets) for item in one.items]
-    return " ".join(
-        [one for one in sentences if not one.startswith("Not clearly shown")][:2]
-        + [text for text in map(plain_text, items) if text.startswith("Worse:")]
-    )
+    lead = next((one for one in paragraphs if one.tone == "lead"), paragraphs[0])
+    return re.split(r"(?<=\.) (?=[A-Z])", plain_text(lead.spans))[0]
