@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	  -c constraints.txt -e ".[dev]" | { grep --line-buffered -oE \
-	  '(Downloading|Using cached) [^ ]+[.](whl|tar.gz) .*|Installing collected packages' || :; }
+	  '(Downloading|Using cached|Processing) [^ ]+[.](whl|tar[.]gz)( .*)?$$|^Installing collected packages' || :; }
 	@touch $@
 	@echo "== set up"
 
