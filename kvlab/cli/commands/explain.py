@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
@@ -14,9 +14,7 @@ from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
-from kvlab.data.dataset_preparation import list_prepared_datasets
-from kvlab.data.shards import open_dataset, read_manifest
-from kvlab.errors import DataError, RecordDamaged, StoreError, UsageError
+from kvlab.errors import RecordDamaged, StoreError, UsageError
 from kvlab.humanize import format_count, sanitize_line, suggest_name
 from kvlab.report import formatting as fmt
 from kvlab.report.table_columns import mean_and_spread
@@ -70,32 +68,31 @@ def run(options: argparse.Namespace) -> int:
     store, text = open_store(options.store), options.what.strip()
     studies = _load_studies(store, options.sweep)
     trial = _find_trial(store, studies, text, in_sweep=options.sweep is not None)
-    read = cache(partial(_read_origin, store, cache(_find_text)))
     if trial is not None:
-        origins = [read(trial)]
-        about, lines = _explain_trial(store, studies, origins[0])
-        facts = [about]
-    else:
-        if not studies:
-            raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-        origins, facts, lines = [], [], []
-        for study in studies:
-            with refuse_malformed(study.name):
-                answer = _look_up(study, text)
-            if answer is None:
-                continue
-            about, own_lines, rows = answer
-            own = [read(trial) for trial in dict.fromkeys(row.trial for row in rows) if trial]
-            origins += own
-            facts.append({**about, "trials": own})
-            problems = _list_problems(own)
-            count = f"{list(problems.values()).count('')} of {len(problems)} verify"
-            lines += [*own_lines, "", *_format_damage(problems)]
-            lines.append(f"files     {count}; `kvlab explain TRIAL` lists those of a trial")
-        if not facts:
-            raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
+        about, lines = _explain_trial(store, studies, _read_origin(store, trial))
+        print_result(options, [about], "\n".join(lines))
+        return int(any(_list_problems([about]).values()))
+    if not studies:
+        raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
+    read, facts, lines = cache(partial(_read_origin, store)), [], []
+    is_damaged = False
+    for study in studies:
+        with refuse_malformed(study.name):
+            answer = _look_up(study, text)
+        if answer is None:
+            continue
+        about, own_lines, rows = answer
+        origins = [read(trial) for trial in dict.fromkeys(row.trial for row in rows) if trial]
+        facts.append({**about, "trials": origins})
+        problems = _list_problems(origins)
+        is_damaged = is_damaged or any(problems.values())
+        count = f"{list(problems.values()).count('')} of {len(problems)} verify"
+        lines += [*own_lines, "", *_format_damage(problems)]
+        lines.append(f"files     {count}; `kvlab explain TRIAL` lists those of a trial")
+    if not facts:
+        raise UsageError(sanitize_line(_describe_unknown(store, studies, text)))
     print_result(options, facts, "\n".join(lines))
-    return int(any(_list_problems(origins).values()))
+    return int(is_damaged)
 
 
 def _list_problems(origins: Iterable[Origin]) -> dict[str, str]:
@@ -229,14 +226,8 @@ def _explain_trial(
     return facts, lines
 
 
-def _read_origin(store: Store, find_text: Callable[[str], str], trial: str) -> Origin:
-    """Check the files of a trial, and read what its result says of its making.
-
-    Args:
-        store: The store.
-        find_text: Says where the tokens of a digest are.
-        trial: Id of the trial.
-    """
+def _read_origin(store: Store, trial: str) -> Origin:
+    """Check the files of a trial, and read what its result says of its making."""
     files, notes = list_trial_files(store, trial)
     try:
         result = store.result(trial) or {}
@@ -276,21 +267,8 @@ def _read_origin(store: Store, find_text: Callable[[str], str], trial: str) -> O
     if data := made.get("data"):
         source = ((result.get("experiment") or {}).get("data") or {}).get("source", "")
         name = f"{source} in tokens of {data.get('tokenizer')}".strip()
-        digest = str(data.get("digest"))
-        origin["text"] = f"{name}, digest {digest}; {find_text(digest)}"
+        origin["text"] = f"{name}, digest {data.get('digest')}"
     return origin
-
-
-def _find_text(digest: str) -> str:
-    """Say where on this machine the tokens of a digest are, and whether their manifest verifies."""
-    for folder in list_prepared_datasets():
-        try:
-            if read_manifest(folder)["digest"] == digest:
-                open_dataset(folder)
-                return f"{folder}/manifest.json verifies"
-        except DataError as error:
-            return f"DAMAGED on this machine: {error}"
-    return "not on this machine"
 
 
 def _format_origin(one: Origin) -> Iterator[str]:
@@ -459,7 +437,5 @@ def _format_judgement(one: Explanation) -> Iterator[str]:
             if 0.0 in one.interval:
                 text += ", but cut at 0, as a later step of Holm's method finds a difference"
             yield f"{one.confidence:g}% interval = {text}"
-    if value is not None and abs((one.over_all_seeds or one.computed or 0.0) - value) > 1e-8:
-        yield f"the report has another difference: {_show(metric, value)}"
     text = "" if value is None else f"{fmt.format_difference(metric, value)}: "
     yield f"verdict = {text}{one.verdict or 'none'}{one.meaning and f' ({one.meaning})'}"

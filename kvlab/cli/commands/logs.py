@@ -2,8 +2,8 @@
 
 import argparse
 import json
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kvlab.cli.progress_display import ID_DIGITS
@@ -43,12 +43,12 @@ def run(options: argparse.Namespace) -> None:
         texts = {"log": _read_log(log), "traceback": _read_log(trace)}
         print(json.dumps({"trial": trial, "attempt": number, **texts}, indent=1))
         return
-    position = _print_from(log, 0)
-    while options.follow and store.is_running(trial) and number == store.attempts(trial)[-1]:
-        time.sleep(POLL_SECONDS)
-        position = _print_from(log, position)
-    _print_from(log, position)
-    _print_from(trace, 0)
+
+    def is_running() -> bool:
+        return store.is_running(trial) and number == store.attempts(trial)[-1]
+
+    _print_logs({log: 0}, is_running if options.follow else None)
+    _print_logs({trace: 0}, None)
 
 
 def _show_sweep(store: Store, options: argparse.Namespace) -> None:
@@ -70,14 +70,14 @@ def _show_sweep(store: Store, options: argparse.Namespace) -> None:
     if not shown and not store.is_driven(name):
         print(f"no trial of {name} has begun; see `kvlab status {name}`")
     positions = {logs[trial]: 0 for trial in shown}
-    _print_lines(positions)
-    while options.follow and store.is_driven(name):
-        time.sleep(POLL_SECONDS)
+
+    def is_driven() -> bool:
         for trial, log in _find_logs(store, name).items():
             if store.is_running(trial):
                 positions.setdefault(log, 0)
-        _print_lines(positions)
-    _print_lines(positions)
+        return store.is_driven(name)
+
+    _print_logs(positions, is_driven if options.follow else None, with_trial=True)
 
 
 def _find_logs(store: Store, sweep: str) -> dict[str, Path]:
@@ -88,15 +88,28 @@ def _find_logs(store: Store, sweep: str) -> dict[str, Path]:
     }
 
 
-def _print_lines(positions: dict[Path, int]) -> None:
-    """Print the whole lines of logs from byte offsets on, each with its trial; move the offsets."""
-    for path, position in positions.items():
-        data = _read_from(path, position)
-        end = data.rfind(b"\n") + 1
-        positions[path] = position + end
-        trial = path.parts[-4][:ID_DIGITS]
-        for line in data[:end].decode("utf-8", errors="replace").splitlines():
-            print(f"{trial}  {line}", flush=True)
+def _print_logs(
+    positions: dict[Path, int], goes_on: Callable[[], bool] | None, *, with_trial: bool = False
+) -> None:
+    """Print logs from byte offsets on, in whole lines until nothing goes on any more.
+
+    Args:
+        positions: Offsets by path, which may grow.
+        goes_on: None prints what is there.
+        with_trial: Begin every line with its trial.
+    """
+    while True:
+        is_last = goes_on is None or not goes_on()
+        for path, position in positions.items():
+            data = _read_from(path, position)
+            end = len(data) if is_last else data.rfind(b"\n") + 1
+            positions[path] = position + end
+            trial = f"{path.parts[-4][:ID_DIGITS]}  " if with_trial else ""
+            for line in data[:end].decode("utf-8", errors="replace").splitlines():
+                print(f"{trial}{line}", flush=True)
+        if is_last:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def _read_log(path: Path) -> str | None:
@@ -118,11 +131,3 @@ def _read_from(path: Path, position: int) -> bytes:
     except OSError as error:
         text = f"{path} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; remove it, or repair its permissions") from None
-
-
-def _print_from(path: Path, position: int) -> int:
-    """Print a file from a byte offset on; return the offset of its end."""
-    data = _read_from(path, position)
-    sys.stdout.write(data.decode("utf-8", errors="replace"))
-    sys.stdout.flush()
-    return position + len(data)

@@ -26,23 +26,14 @@ from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.lock import seems_held
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
-from kvlab.store import Store
-from kvlab.store.provenance import capture_origin, redact_command
-from kvlab.store.verification import heal_description
+from kvlab.store import Store, provenance, verification
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
-from kvlab.sweep.driver import preparation
+from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_policy
 from kvlab.sweep.driver.driver import run_stages
-from kvlab.sweep.driver.driver_registry import interrupt_on_stop, join_sweep, stop_on_signal
-from kvlab.sweep.driver.retiming import plan_retiming, time_again
-from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.planning import budget
-from kvlab.sweep.planning.description_repair import rebuild_description
-from kvlab.sweep.planning.planner import describe_stage, ended_status, trials_to_run, uses_pruning
-from kvlab.sweep.planning.texts import find_text, prepare_text
-from kvlab.sweep.search.search_history import count_remaining_suggestions
-from kvlab.sweep.search.searcher import Searcher
+from kvlab.sweep.planning import budget, description_repair, planner, texts
+from kvlab.sweep.search import search_history, searcher
 from kvlab.trial.run import run_task
 
 PREPARATION_SECONDS = 10.0
@@ -84,15 +75,17 @@ def run(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace) -> int:
     began = time.monotonic()
     sweep = shared.read_sweep(options.sweep, options.scale)
-    if options.promote and not uses_pruning(sweep):
+    if options.promote and not planner.uses_pruning(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
-    for line in heal_description(store, sweep.name, rebuild_description):
+    for line in verification.heal_description(
+        store, sweep.name, description_repair.rebuild_description
+    ):
         print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:
-        reopen_tuning(store, sweep.name)
+        retry_policy.reopen_tuning(store, sweep.name)
     next_line = 0.0
 
     def print_slowly(line: str) -> None:
@@ -103,10 +96,12 @@ def _submit(options: argparse.Namespace) -> int:
 
     def prepare(data: DataConfig) -> DatasetFacts:
         with contextlib.ExitStack() as stack:
-            if find_text(data) is None:  # as a driver, so that `kvlab stop` can stop it
-                stack.enter_context(join_sweep(store, sweep.name, None, exclusive=False))
-                stack.enter_context(interrupt_on_stop(store.stop_flag(sweep.name)))
-            return prepare_text(data, print_slowly)
+            if texts.find_text(data) is None:  # as a driver, so that `kvlab stop` can stop it
+                stack.enter_context(
+                    driver_registry.join_sweep(store, sweep.name, None, exclusive=False)
+                )
+                stack.enter_context(driver_registry.interrupt_on_stop(store.stop_flag(sweep.name)))
+            return texts.prepare_text(data, print_slowly)
 
     try:
         stage = plan_stage(sweep, store, identify=prepare)
@@ -166,7 +161,7 @@ class _SweepRun:
     def __post_init__(self) -> None:
         self._sweep = self.stage.plan.sweep
         self._command = _redact_command(self.options)
-        self._origin = capture_origin(self._command)
+        self._origin = provenance.capture_origin(self._command)
         self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
         self._last_plan = self.stage.plan
         self._begun: set[bool] = set()  # tuning or not: kinds of stages that were run
@@ -178,10 +173,10 @@ class _SweepRun:
         options, store, stage = self.options, self.store, self.stage
         name, is_search = self._sweep.name, self._sweep.search is not None
         self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
-        missing = len(trials_to_run(stage.plan, options.retry_failed))
+        missing = len(planner.trials_to_run(stage.plan, options.retry_failed))
         may_run = bool(missing) or is_search or not stage.is_last
         with contextlib.suppress(UsageError, StoreError):  # no description, or one to write anew
-            may_run = may_run or bool(plan_retiming(stage.plan, store, options.retime)[0])
+            may_run = may_run or bool(retiming.plan_retiming(stage.plan, store, options.retime)[0])
         executor_name = options.executor if may_run else IDLE_EXECUTOR
         run_one: RunTask = partial(
             run_task,
@@ -207,7 +202,7 @@ class _SweepRun:
             self._say(f"{to_run}{location}; record in {options.store}")
             summary = run_stages(stage, self._run_stage, self._plan_next_stage)
             if not (summary.stopped or summary.states["missing"] or summary.has_more):
-                is_over = time_again(
+                is_over = retiming.time_again(
                     self._last_plan, store, executor, self._origin, self._stop_flag, self._say,
                     repeat=options.retime,
                 )  # fmt: skip
@@ -220,7 +215,7 @@ class _SweepRun:
         if not tuning or not tuning["is_over"]:
             return summary
         trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
-        tuned = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
+        tuned = Counter(filter(None, (planner.ended_status(store, trial) for trial in trials)))
         return replace(summary, states=summary.states + tuned)
 
     def _run_stage(self, stage: Stage) -> Summary:
@@ -242,12 +237,12 @@ class _SweepRun:
             display.begin_stage(planned, retry_failed=retry_failed)
 
         describe = partial(
-            describe_stage,
+            planner.describe_stage,
             yaml=sweep.source.document.text,
             experiment_yaml=sweep.source.base_document.text,
             command=self._command,
         )
-        search = None if sweep.search is None else Searcher(planned, store, describe)
+        search = None if sweep.search is None else searcher.Searcher(planned, store, describe)
         if search is not None:
             for trial in self.options.promote:  # by the first digits of their ids
                 search.promote(store.find_trial(trial))
@@ -265,7 +260,7 @@ class _SweepRun:
             on_result=self.on_result,
             retry_failed=retry_failed,
         )
-        with stop_on_signal(driver.stop), display.watch(driver):
+        with driver_registry.stop_on_signal(driver.stop), display.watch(driver):
             summary = driver.run()
         if search is not None:
             search.finish()
@@ -280,7 +275,7 @@ class _SweepRun:
         stage = plan_stage(self._sweep, self.store)
         for line in stage.lines:
             self._say(line)
-        if trials_to_run(stage.plan):
+        if planner.trials_to_run(stage.plan):
             self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
         return stage
 
@@ -303,7 +298,7 @@ class _SweepRun:
             preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
             check_stop()
         self.display.end_preparation()
-        suggestions = count_remaining_suggestions(planned, self.store)
+        suggestions = search_history.count_remaining_suggestions(planned, self.store)
         costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
         run_smoke_tests = preparation.SmokeTests(
             self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke,
@@ -324,7 +319,7 @@ def _redact_command(options: argparse.Namespace) -> str:
     words = ["submit", file if in_project.startswith(os.pardir) else in_project]
     words += ["--scale", options.scale] if options.scale else []
     words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
-    return redact_command(words)
+    return provenance.redact_command(words)
 
 
 def _print_summary(

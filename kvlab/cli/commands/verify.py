@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, open_store, sweep_name
 from kvlab.cli.terminal import print_result, show_status_line
-from kvlab.data.dataset_preparation import list_prepared_datasets, set_aside_dataset
-from kvlab.data.shards import read_manifest, verify_dataset
+from kvlab.data import dataset_preparation, shards
 from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
@@ -61,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _verify_datasets(found: Verification) -> Iterator[Damage]:
     """Read the token files that the trials were trained on, as far as they are on this machine."""
-    for folder in list_prepared_datasets():
+    for folder in dataset_preparation.list_prepared_datasets():
         try:
-            if read_manifest(folder)["digest"] not in found.datasets:
+            if shards.read_manifest(folder)["digest"] not in found.datasets:
                 continue
-            problems = verify_dataset(folder)
+            problems = shards.verify_dataset(folder)
         except DataError as error:
             problems = [str(error)]
         if problems:
@@ -76,7 +75,7 @@ def _verify_datasets(found: Verification) -> Iterator[Damage]:
 def _heal(item: Damage) -> str:
     """Move an item aside and return where it is now, in words."""
     if item.remedy == PREPARED_AGAIN:
-        aside = set_aside_dataset(item.directory)
+        aside = dataset_preparation.set_aside_dataset(item.directory)
         return "prepared again meanwhile" if aside is None else f"moved to {aside}"
     target = heal_damage(item, rebuild_description)
     return IN_USE if target is None else f"moved to {target}"
