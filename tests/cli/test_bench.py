@@ -47,10 +47,11 @@ def test_variants_side_by_side_as_json_lines(small):
 
 
 def test_tables_and_plots(small, tmp_path):
-    words = ["--only", "latency", "--contexts", "4", "16", *QUICK, "--plots", "drawn"]
+    words = ["--only", "memory", "latency", "--contexts", "4", "16", *QUICK, "--plots", "drawn"]
     code, out, _ = run_kvlab("bench", small, *words)
     assert code == 0
     assert "latency at batch 1" in out
+    assert "16 KiB" in out, "2 slots of 64 tokens, 2 x 16 of 4 bytes"
     drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert {"first-token.svg", "token-by-context.png", "token-without-cache.svg"} <= drawn
 
@@ -76,22 +77,24 @@ def test_on_a_gpu_an_experiment_is_measured_in_its_trainings_precision(
         assert of("gpt2", {}).model.dtype == torch.float32
 
 
-def test_dtypes_are_variants(small):
-    _, out, _ = run_kvlab(
-        "bench", small, "--dtype", "float32", "bfloat16", "--only", "memory", *QUICK, "--json"
-    )
+def test_dtypes_are_variants_and_the_cores_of_an_experiment_are_the_threads(small, monkeypatch):
+    numbers = []
+    monkeypatch.setattr("torch.set_num_threads", numbers.append)
+    Path("wide.yaml").write_text(SMALL + "resources: {cpus: 2}\n")
+    words = ["bench", small, "wide.yaml", "--only", "memory", *QUICK, "--json"]
+    code, out, err = run_kvlab(*words, "--dtype", "float32", "bfloat16")
+    assert (code, numbers) == (0, [1])
+    assert "measured on 1 thread, though wide.yaml asks for 2" in err
     lines = [json.loads(line) for line in out.splitlines()]
     stored = {line["dtype"]: line["value"] for line in lines if line["metric"] == "kv_storage"}
     assert stored == {"float32": 2 * 64 * 2 * 16 * 4, "bfloat16": 2 * 64 * 2 * 16 * 2}
+    run_kvlab(*words, "--threads", "2")
+    assert numbers == [1, 2]
 
 
 def test_nothing_measured_is_worth_a_look(small):
     code, out, err = run_kvlab("bench", small, "--only", "task", *QUICK)
-    assert (code, out) == (1, "")
-    assert "--text PATH" in err
-
-
-COMMITTED = Path(measurement.__file__).with_name("measurement.schema.json")
+    assert (code, out, "--text PATH" in err) == (1, "", True)
 
 
 def narrowed(old, new, place="") -> list[str]:
@@ -111,29 +114,19 @@ def narrowed(old, new, place="") -> list[str]:
 def test_the_schema_only_grows(capsys):
     """Every field, type and value that a line may have stays; nothing more becomes required."""
     assert main(["schema", "measurement"]) == 0
-    old, new = json.loads(COMMITTED.read_text()), json.loads(capsys.readouterr().out)
+    old = json.loads(Path(measurement.__file__).with_name("measurement.schema.json").read_text())
+    new = json.loads(capsys.readouterr().out)
     assert narrowed(old, new) == []
     assert set(new["required"]) == set(old["required"])
     assert narrowed({**old, "title": "Other"}, new) == ["/title"]
 
 
 def test_a_batch_that_cannot_fit_is_named_before_and_while_it_is_measured(small, monkeypatch):
-    words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
-    code, out, err = run_kvlab("bench", small, *words, "--batches", "1", str(10**12))
-    assert (code, out) == (2, "")
-    assert f"batch {10**12} does not fit" in err
+    words = ["bench", small, "--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
+    words += ["--batches", str(10**12)]
+    code, out, err = run_kvlab(*words)
+    assert (code, out, f"batch {10**12} does not fit" in err) == (2, "", True)
     monkeypatch.setattr(session, "check_caches_fit", lambda _session: None)  # it saw enough
-    code, _, err = run_kvlab("bench", small, *words, "--batches", str(10**12))
+    code, _, err = run_kvlab(*words)
     assert code == 2
     assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err
-
-
-def test_the_cores_of_an_experiment_are_the_threads(small, monkeypatch):
-    numbers = []
-    monkeypatch.setattr("torch.set_num_threads", numbers.append)
-    Path("wide.yaml").write_text(SMALL + "resources: {cpus: 2}\n")
-    code, _, err = run_kvlab("bench", small, "wide.yaml", "--only", "memory", *QUICK)
-    assert (code, numbers) == (0, [1])
-    assert "measured on 1 thread, though wide.yaml asks for 2" in err
-    run_kvlab("bench", small, "wide.yaml", "--only", "memory", "--threads", "2", *QUICK)
-    assert numbers == [1, 2]

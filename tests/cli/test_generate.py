@@ -1,4 +1,4 @@
-"""`kvlab generate`: presets, checkpoints and trials, greedy and drawn, and what it refuses."""
+"""`kvlab generate`: presets, checkpoints and trials, greedy and drawn, and conversations."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from kvlab.spec.presets import PRESETS
 from tests.support.trained_trial import make_random_model, make_tiny_experiment, write_trained_trial
 
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
-PROMPT = "ab ab"
+BYTES = load_tokenizer("bytes")
 
 
 @pytest.fixture(scope="module")
@@ -52,54 +52,33 @@ def rows(capsys, *words):
     return [row["new_ids"] for row in found]
 
 
-def refused(capsys, *words):
-    code = main(["generate", *words])
-    out = capsys.readouterr()
-    assert (code, out.out) == (2, "")
-    assert out.err.count("\n") <= 2, "a sentence, no traceback"
-    return out.err
+@pytest.mark.parametrize("change", ["", "kv_dtype=int8", "tie=adjacent:2"])
+def test_a_trial_by_its_first_digits_is_served_as_asked(trial, model, capsys, change):
+    key, _, value = change.partition("=")
+    serving = make_tiny_experiment(SHAPE, serving={key: value} if change else {}).serving
+    text = BYTES.encode("abcd")
+    expected = generate(model, [text], 40, serving=serving, stop={BYTES.end_of_text})
+    words = (trial[:5], "--prompt", "abcd", "--new-tokens", "40")
+    changes = ("--set", f"serving.{change}") if change else ()
+    assert rows(capsys, *words, *changes) == expected
 
 
-def test_a_trial_by_the_first_digits_of_its_id(trial, model, capsys):
-    bytewise = load_tokenizer("bytes")
-    expected = generate(model, [bytewise.encode(PROMPT)], 12, stop={bytewise.end_of_text})
-    assert rows(capsys, trial[:5], "--prompt", PROMPT, "--new-tokens", "12") == expected
-
-
-@pytest.mark.parametrize("how", [(), ("--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")])
-def test_cached_and_uncached_give_the_same_tokens(trial, capsys, how):
-    words = (trial, "--prompt", PROMPT, "--prompt", "c", "--new-tokens", "20", *how)
-    assert rows(capsys, *words) == rows(capsys, *words, "--uncached")
-    lines = run(capsys, *words).splitlines()
-    assert {"--- 0", "--- 1"} <= set(lines)
-
-
-def test_a_row_ends_with_a_stop_token(trial, capsys):
-    words = (trial, "--prompt-ids", "97,98", "--temperature", "1", "--seed", "3")
-    free = rows(capsys, *words, "--new-tokens", "30")[0]
-    stop = next(id for id in free if 32 < id < 127)
-    ended = rows(capsys, *words, "--new-tokens", "30", "--stop", chr(stop))[0]
-    assert ended == free[: free.index(stop) + 1]
-    assert rows(capsys, *words, "--new-tokens", "30", "--seed", "4")[0] != free
+def test_rows_are_drawn_with_and_without_a_cache_until_a_stop_token(trial, capsys):
+    words = (trial, "--prompt", "ab ab", "--prompt", "c", "--new-tokens", "30")
+    words += ("--temperature", "1", "--top-k", "60", "--top-p", "0.95", "--seed")
+    free = rows(capsys, *words, "3")
+    assert rows(capsys, *words, "3", "--uncached") == free != rows(capsys, *words, "4")
+    assert {"--- 0", "--- 1"} <= set(run(capsys, *words, "3").splitlines())
+    stop = next(id for id in free[0] if 32 < id < 127)
+    ended = rows(capsys, *words, "3", "--stop", chr(stop))[0]
+    assert ended == free[0][: free[0].index(stop) + 1]
 
 
 def test_streamed_output_has_whole_characters_and_equals_the_json(trial, capsys):
     words = (trial, "--prompt", "z\u00fc", "--new-tokens", "24", "--temperature", "2")
-    bytewise = load_tokenizer("bytes")
     new = rows(capsys, *words)[0]
-    printed = run(capsys, *words)
-    assert printed.startswith("z\u00fc")
-    shown = sanitize_text("z\u00fc" + bytewise.decode(new))  # a terminal obeys control characters
-    assert printed.removesuffix("\n") == shown
-
-
-@pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
-def test_serving_overrides_that_of_the_trial(trial, model, capsys, change):
-    key, _, value = change.partition("=")
-    serving = make_tiny_experiment(SHAPE, serving={key: value}).serving
-    expected = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
-    words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
-    assert rows(capsys, *words, "--set", f"serving.{change}") == expected
+    shown = sanitize_text("z\u00fc" + BYTES.decode(new))  # a terminal obeys control characters
+    assert run(capsys, *words).removesuffix("\n") == shown
 
 
 def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
@@ -107,8 +86,7 @@ def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
     words = (checkpoint, "--prompt-ids", "3,1,4", "--prompt-ids", "1", "--new-tokens", "9")
     assert rows(capsys, *words) == generate(model, [[3, 1, 4], [1]], 9)
     streamed = run(capsys, checkpoint, "--prompt-ids", "3,1,4", "--new-tokens", "9")
-    ids = [3, 1, 4, *generate(model, [[3, 1, 4]], 9)[0]]
-    assert streamed.strip() == ",".join(map(str, ids))
+    assert streamed.strip() == ",".join(map(str, [3, 1, 4, *generate(model, [[3, 1, 4]], 9)[0]]))
 
 
 def test_a_preset_with_random_weights(monkeypatch, capsys):
@@ -118,29 +96,19 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
     assert rows(capsys, *words) == expected
 
 
-def test_the_cores_of_the_trial_are_the_threads(trial, capsys, monkeypatch):
-    numbers = []
-    monkeypatch.setattr("torch.set_num_threads", numbers.append)
-    words = (trial, "--prompt", PROMPT, "--new-tokens", "2")
-    run(capsys, *words)
-    run(capsys, *words, "--threads", "3")
-    assert numbers == [1, 3]
-
-
-def test_text_beyond_the_block_is_warned_of(tmp_path, monkeypatch, capsys):
+def test_the_cores_of_the_trial_are_the_threads_and_text_beyond_its_block_is_warned_of(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    shape = {**SHAPE, "block_size": 8, "position": "rope"}
-    rotary = write_trained_trial(
-        tmp_path / "runs", shape, make_random_model(ModelConfig(**shape)).eval()
-    )
+    shape, numbers = {**SHAPE, "block_size": 8, "position": "rope"}, []
+    rotary = write_trained_trial("runs", shape, make_random_model(ModelConfig(**shape)).eval())
+    monkeypatch.setattr("torch.set_num_threads", numbers.append)
     words = ["generate", rotary, "--prompt-ids", "1,2,3", "--new-tokens"]
     assert main([*words, "5"]) == 0
     assert "warning" not in capsys.readouterr().err
-    assert main([*words, "6"]) == 0
+    assert main([*words, "6", "--threads", "3"]) == 0
     assert "warning: 9 tokens with the prompt" in capsys.readouterr().err
-
-
-BYTES = load_tokenizer("bytes")
+    assert numbers == [1, 3]
 
 
 def chat(monkeypatch, capsys, target, lines, *words, presses=()):
@@ -174,37 +142,34 @@ def chat(monkeypatch, capsys, target, lines, *words, presses=()):
     code = main(["generate", target, "--chat", *words])
     out = capsys.readouterr()
     assert code == 0, out.err
-    return out.out.removesuffix("\n").split("\n") if out.out else [], out.err
+    return out.out.removesuffix("\n"), out.err
 
 
-def continue_text(model, text, count):
-    return generate(model, [text], count, stop={BYTES.end_of_text})[0]
-
-
-def show(tokens):
-    return sanitize_text(BYTES.decode(tokens))
+def reply(model, text, count):
+    """Return the tokens that go on with a text, and how a terminal shows them."""
+    new = generate(model, [text], count, stop={BYTES.end_of_text})[0]
+    return new, sanitize_text(BYTES.decode(new))
 
 
 def test_each_line_of_a_chat_goes_on_with_the_text(trial, model, monkeypatch, capsys):
     words = ("--prompt", "x", "--new-tokens", "5", "--show-reuse")
     replies, said = chat(monkeypatch, capsys, trial, ["ab", "c"], *words)
-    first = BYTES.encode("xab\n")
-    first += continue_text(model, first, 5)
-    second = [*first, *BYTES.encode("c\n")]
-    both = [show(first[4:]), show(continue_text(model, second, 5))]
-    assert "\n".join(replies) == "\n".join(both)
+    text = BYTES.encode("xab\n")
+    new, first = reply(model, text, 5)
+    _, second = reply(model, [*text, *new, *BYTES.encode("c\n")], 5)
+    assert replies == f"{first}\n{second}"
     reused = [line.split(";")[0] for line in said.splitlines() if "took over" in line]
-    bytes_each = 2 * 2 * 16 * 4
+    size = 9 * 2 * 2 * 16 * 4
     assert reused == [
-        "[took over 0 of 4 tokens (0 B)",
-        f"[took over 9 of 11 tokens ({9 * bytes_each / 1024:.4g} KiB)",
-    ]
+        "[took over 0 of 4 tokens (0 B)", f"[took over 9 of 11 tokens ({size / 1024:.4g} KiB)",
+    ]  # fmt: skip
 
 
 def test_undo_and_new_leave_the_text_and_not_the_prefix_cache(trial, monkeypatch, capsys):
     lines = ["ab", "/undo", "ab", "/new", "ab", "/undo", "/undo", "/what"]
     replies, said = chat(monkeypatch, capsys, trial, lines, "--new-tokens", "4", "--show-reuse")
-    assert len({*"\n".join(replies).split("\n")}) * 3 == len(replies), "thrice the same reply"
+    parts = replies.split("\n")
+    assert len({*parts}) * 3 == len(parts), "thrice the same reply"
     assert [line.split()[2:5] for line in said.splitlines() if "took" in line] == [
         ["0", "of", "3"], ["2", "of", "3"], ["2", "of", "3"],
     ]  # fmt: skip
@@ -212,36 +177,29 @@ def test_undo_and_new_leave_the_text_and_not_the_prefix_cache(trial, monkeypatch
     assert "/what is no command; use /new or /undo" in said
 
 
-def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(trial, model, monkeypatch, capsys):
-    text = BYTES.encode("ab\n")
-    stopped = [*text, *continue_text(model, text, 3)]
-    text = [*stopped, *BYTES.encode("c\n")]
-    words = ("--new-tokens", "8", "--show-reuse")
-    handler = signal.getsignal(signal.SIGINT)
-    replies, said = chat(monkeypatch, capsys, trial, ["ab", "^C", "c"], *words, presses=(2,))
-    both = [show(stopped[3:]), show(continue_text(model, text, 8))]
-    assert "\n".join(replies) == "\n".join(both)
-    assert "took over 6 of 8 tokens" in said
+@pytest.mark.parametrize("presses", [(2,), (2, 2)])
+def test_ctrl_c_stops_a_reply_a_second_drops_the_turn_and_the_chat_goes_on(
+    trial, model, monkeypatch, capsys, presses
+):
+    handler, words = signal.getsignal(signal.SIGINT), ("--new-tokens", "8", "--show-reuse")
+    lines = ["ab", "^C", "c"]
+    replies, said = chat(monkeypatch, capsys, trial, lines, *words, presses=presses)
+    text, is_kept = BYTES.encode("ab\n"), len(presses) == 1
+    new, first = reply(model, text, 3 if is_kept else 2)
+    _, second = reply(model, [*([*text, *new] if is_kept else []), *BYTES.encode("c\n")], 8)
+    assert replies == f"{first}\n{second}"
+    assert ("the turn was dropped" in said, "took over 6 of 8 tokens" in said) == (
+        not is_kept, is_kept,
+    )  # fmt: skip
     assert "Ctrl-D ends the chat" in said
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_second_ctrl_c_drops_the_turn_and_the_chat_goes_on(trial, model, monkeypatch, capsys):
-    text = BYTES.encode("ab\nd\n")
-    words = ("--new-tokens", "8", "--prompt", "ab\n")
-    replies, said = chat(monkeypatch, capsys, trial, ["c", "d"], *words, presses=(3, 3))
-    kept = BYTES.encode("ab\nc\n")
-    both = [show(continue_text(model, kept, 3)), show(continue_text(model, text, 8))]
-    assert "\n".join(replies) == "\n".join(both)
-    assert "the turn was dropped" in said
-
-
 def test_a_chat_refuses_a_line_and_goes_on(checkpoint, monkeypatch, capsys):
-    replies, said = chat(
-        monkeypatch, capsys, checkpoint, ["x", "77", "1,2", ",".join("3" * 65)], "--new-tokens", "2"
-    )
+    lines = ["x", "77", "1,2", ",".join("3" * 65)]
+    replies, said = chat(monkeypatch, capsys, checkpoint, lines, "--new-tokens", "2")
     model = GPT.from_pretrained(checkpoint).eval()
-    assert replies == [",".join(map(str, generate(model, [[1, 2]], 2)[0]))]
+    assert replies == ",".join(map(str, generate(model, [[1, 2]], 2)[0]))
     for message in ("x is not a list of token ids", "token id = 77 is not in the vocabulary",
                     "69 tokens exceed block_size = 64"):  # fmt: skip
         assert message in said

@@ -1,12 +1,14 @@
-"""Every line that refuses a wrong file or command, word for word: `golden_errors/errors.txt`.
+"""What commands print, word for word: `golden_errors/errors.txt` and `golden_errors/answers.txt`.
 
-Each block of that file is a mistake, after ``==``, and what standard error says of it. A mistake is
-a command, or a change of ``e.yaml`` (``experiment: OLD ==> NEW``) or ``s.yaml`` (``sweep: OLD ==>
-NEW``; ``sweep: + TEXT`` at its end), which `kvlab plan s.yaml` then reads. ``KVLAB_WRITE_GOLDEN=1``
-writes the answers again, also those of new blocks, which need their first line alone.
+Each block of these files is a command, after ``==``, and its output: of a wrong file or command in
+`errors.txt`, of a right one in `answers.txt`. A mistake may also be a change of ``e.yaml``
+(``experiment: OLD ==> NEW``) or ``s.yaml`` (``sweep: OLD ==> NEW``; ``sweep: + TEXT`` at its end),
+which `kvlab plan s.yaml` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes the answers again, also those
+of new blocks, which need their first line alone.
 """
 
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -21,16 +23,74 @@ from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
+HEADS = {"heads": ("mha", "mqa")}
+WIDE = {**HEADS, "position": ("learned", "rope"), "sharing": ("none", "trained", "tied")}
+HALF = {**HEADS, "position": ("learned", "rope"), "mlp": ("gelu", "swiglu")}
+
+
+def is_in_other_half(levels):
+    """Whether an even number of levels are not the baseline's: a fraction of the design."""
+    return sum(levels[name] != own[0] for name, own in HALF.items()) % 2 == 1
+
+
+def status_of_lost(levels, seed):
+    """One training diverged, one failed, and one has not run."""
+    if levels["heads"] == "mha" or levels["position"] == "learned":
+        return "done"
+    return {1: "diverged", 2: "failed", 3: "missing"}.get(seed, "done")
+
+
+class Later(Record):
+    """Made by other code on another text, with better heads, and an interaction with sharing."""
+
+    def result(self, levels, seed, status):
+        found = super().result(levels, seed, status)
+        found["provenance"] |= {"commit": "f" * 40, "threads": 8}
+        found["provenance"]["data"]["digest"] = "a" * 64
+        return found
+
+    def training(self, levels, seed):
+        return super().training(levels, seed)[::-1]
+
+    def loss(self, levels, seed):
+        both = levels["heads"] == "mqa" and levels["sharing"] == "trained"
+        return super().loss(levels, seed) - (0.5 if both else 0.0)
+
+    def description(self, cells):
+        found = super().description(cells)
+        found["patches"]["heads"]["mqa"] = {"model.n_kv_head": 2}
+        return found
+
+
+class MoreOfTheBaseline(Record):
+    """As `designs: {one_factor: 4, baseline: 12}`, with seeds that explain nothing."""
+
+    def description(self, cells):
+        found = super().description(cells)
+        for cell in found["cells"]:
+            if cell["levels"]["heads"] != "mha":
+                cell["trials"] = {s: trial for s, trial in cell["trials"].items() if int(s) < 4}
+        return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with specs, a record, a trained trial and a checkpoint; and that trial."""
+    """A folder with specs, records, a trained trial and a checkpoint; and that trial."""
     folder = tmp_path_factory.mktemp("golden")
     for name in ("e.yaml", "s.yaml"):
         shutil.copy(FOLDER / name, folder)
-    factors = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
-    Record(factors=factors, seeds=(0, 1)).write(folder / "runs")
+    small, four = {**HEADS, "sharing": ("none", "tied")}, (0, 1, 2, 3)
+    more = {"heads": ("mha", "gqa", "mqa", "one")}
+    records = {
+        "runs": Record(factors=small, seeds=(0, 1)),
+        "wide": Record(factors=WIDE, seeds=four),
+        "later": Later(factors=WIDE, seeds=(0, 1, 2), effects={"mqa": -0.1}),
+        "half": Record(factors=HALF, seeds=four, exclude=is_in_other_half),
+        "lost": Record(factors={**WIDE, "sharing": ("none",)}, seeds=four, status=status_of_lost),
+        "more": MoreOfTheBaseline(factors=more, seeds=tuple(range(12)), seed_noise=0.0, noise=0.02),
+    }
+    for name, record in records.items():
+        record.write(folder / name)
     trial = write_trained_trial(folder / "trained", SHAPE, make_random_model(ModelConfig(**SHAPE)))
     GPT(ModelConfig(**{**SHAPE, "vocab_size": 41})).save_pretrained(folder / "weights")
     return folder, trial
@@ -50,8 +110,8 @@ def split(mistake, trial):
     return {name: text.replace(old, new.removeprefix(" "), 1)}, ["plan", "s.yaml"]
 
 
-def answer(folder, trial, mistake, capsys):
-    """Return what a mistake prints, without the usage that argparse puts before it."""
+def answer(folder, trial, mistake, capsys, *, is_wrong):
+    """Return what a command prints, without the usage that argparse puts before an error."""
     files, command = split(mistake, trial)
     for name in ("e.yaml", "s.yaml"):
         (folder / name).write_text(files.get(name, (FOLDER / name).read_text()))
@@ -61,27 +121,28 @@ def answer(folder, trial, mistake, capsys):
     except SystemExit as error:
         code = error.code
     out, err = capsys.readouterr()
-    assert code in (1, 2), f"{mistake}: exit code {code}\n{out}{err}"
-    assert out == "", mistake
     assert sorted(folder.rglob("*")) == before, f"{mistake} wrote something"
-    lines = err.replace(str(folder), "FOLDER").replace(trial, "TRIAL").splitlines()
+    said, other = (err, out) if is_wrong else (out, err)
+    assert (bool(said), other) == (True, ""), f"{mistake}: exit code {code}\n{out}{err}"
+    said = re.sub("[0-9a-f]{64}", "SHA256", said.replace(str(folder), "FOLDER"))
+    lines = said.replace(trial, "TRIAL").splitlines()
     if lines[0].startswith("usage:"):
         lines = lines[-1:]
-    return lines if code == 2 else [*lines, f"(exit code {code})"]
+    return lines if code == (2 if is_wrong else 0) else [*lines, f"(exit code {code})"]
 
 
-def test_every_error_is_worded_as_written(folder, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["errors", "answers"])
+def test_every_line_is_worded_as_written(name, folder, capsys, monkeypatch):
     folder, trial = folder
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KVLAB_DATA", str(folder / "data"))
-    for name in ("KVLAB_STORE", "KVLAB_COPY_TO", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-    path = FOLDER / "errors.txt"
+    path, is_wrong = FOLDER / f"{name}.txt", name == "errors"
     golden = path.read_text()
-    mistakes = [line.removeprefix("== ") for line in golden.splitlines() if line[:3] == "== "]
-    assert len(set(mistakes)) == len(mistakes), "a mistake stands there twice"
-    said = "\n".join("\n".join([f"== {m}", *answer(folder, trial, m, capsys)]) for m in mistakes)
+    commands = [line.removeprefix("== ") for line in golden.splitlines() if line[:3] == "== "]
+    assert len(set(commands)) == len(commands), "a command stands there twice"
+    blocks = ([f"== {c}", *answer(folder, trial, c, capsys, is_wrong=is_wrong)] for c in commands)
+    said = "\n".join("\n".join(lines) for lines in blocks)
     if os.environ.get("KVLAB_WRITE_GOLDEN"):
         path.write_text(f"{said}\n")
         return
-    assert f"{said}\n" == golden, "KVLAB_WRITE_GOLDEN=1 writes errors.txt again; review its diff"
+    assert f"{said}\n" == golden, f"KVLAB_WRITE_GOLDEN=1 writes {path.name} again; review its diff"

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli import live_server
-from kvlab.cli.live_server import LivePage, listen, serve_live
+from kvlab.cli.live_server import LivePage, listen
 from kvlab.cli.main import main
-from kvlab.errors import UsageError
-from kvlab.store import Store
 from tests.support.browser import Browser
 from tests.support.live_page import ask, serve
 from tests.support.record_factory import Record
@@ -175,10 +173,3 @@ def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, capsys):
     assert first.startswith(f"http://127.0.0.1:{port}/ follows")
     assert "reachable from other machines" in second
     assert (answers, last) == (["[]"], "ended")
-
-
-def test_a_port_that_is_taken(tmp_path):
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"--port = {port} cannot be used"):
-            serve_live(Store(tmp_path), "127.0.0.1", port, print)

@@ -8,19 +8,22 @@ import pytest
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SWEEP, run_kvlab, tiny_sweep_folder
 
-LOOKS = SWEEP + "seeds: {looks: [2, 4, 6]}\n"
+SUBMIT = ("submit", "s.yaml", "--executor", "inline", "--no-report")
 
 
-pytestmark = pytest.mark.usefixtures("sweep_folder")
+@pytest.fixture(autouse=True)
+def script(tmp_path, monkeypatch):
+    """What happens to trials of the sweep in this folder; by default nothing."""
+    script = {}
+    monkeypatch.setattr(
+        "kvlab.cli.commands.submit.run_task",
+        lambda task, store, **_: KnownRun(store, script=script)(task),
+    )
+    with tiny_sweep_folder(tmp_path, SWEEP + "seeds: {looks: [2, 4, 6]}\n"):
+        yield script
 
 
-@pytest.fixture
-def sweep_folder(tmp_path):
-    with tiny_sweep_folder(tmp_path, LOOKS):
-        yield
-
-
-def test_a_plan_shows_the_least_and_the_most():
+def test_a_plan_shows_the_least_and_the_most_and_submit_what_each_look_decides():
     code, text, _ = run_kvlab("plan", "s.yaml")
     assert code == 0
     assert "This is look 1 of 3" in text
@@ -30,14 +33,7 @@ def test_a_plan_shows_the_least_and_the_most():
     assert (len(facts["trials"]), facts["at_most"]["trials"]) == (4, 12)
     assert facts["at_most"]["budget"]["trials"] == 12
     assert facts["stage"] == {"name": "look 1 of 3", "number": 1, "is_last": False}
-
-
-def test_submit_says_what_each_look_decides(monkeypatch):
-    monkeypatch.setattr(
-        "kvlab.cli.commands.submit.run_task",
-        lambda task, store, **_: KnownRun(store)(task),
-    )
-    code, text, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
+    code, text, error = run_kvlab(*SUBMIT)
     assert code == 0, error
     assert "s, look 1 of 3: 4 trials" in text
     assert "look 1 of 3, 2 seeds: nothing new is decided" in text
@@ -47,22 +43,17 @@ def test_submit_says_what_each_look_decides(monkeypatch):
     assert "All looks taken: nothing more is to be decided." in run_kvlab("plan", "s.yaml")[1]
 
 
-def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(monkeypatch):
+def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(script):
     tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
     Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
     assert run_kvlab("data", "prepare", "e.yaml")[0] == 0  # the ids are known from then on
     bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
-    script = {(bad, "measure", 0): "bug"}
-    monkeypatch.setattr(
-        "kvlab.cli.commands.submit.run_task",
-        lambda task, store, **_: KnownRun(store, script=script)(task),
-    )
-    submit = ["submit", "s.yaml", "--executor", "inline", "--no-report"]
-    code, text, _ = run_kvlab(*submit)
+    script[bad, "measure", 0] = "bug"
+    code, text, _ = run_kvlab(*SUBMIT)
     assert (code, "1 failed" in text, f"  {bad}  bug" in text) == (1, True, True)
     assert "1 failed" in run_kvlab("status", "s")[1]
-    assert run_kvlab(*submit)[0] == 1, "nothing new has run, and the failure is still there"
+    assert run_kvlab(*SUBMIT)[0] == 1, "nothing new has run, and the failure is still there"
     script.clear()
-    code, text, error = run_kvlab(*submit, "--retry-failed")
+    code, text, error = run_kvlab(*SUBMIT, "--retry-failed")
     assert (code, "s, tuning 1" in text, ", 0 failed" in text) == (0, True, True), error
     assert "failed" not in run_kvlab("status", "s")[1]

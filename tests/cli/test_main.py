@@ -1,7 +1,9 @@
-"""The `kvlab` command and its table of commands."""
+"""The `kvlab` command and its table of commands; tables, sizes, and output that nobody reads."""
 
+import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -9,8 +11,11 @@ from kvlab.cli import commands
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
+from kvlab.cli.terminal import format_exact_bytes, format_table
 from kvlab.errors import UsageError
-from tests.support.tiny_sweep import EXPERIMENT, write_tiny_sweep
+from kvlab.store import Store
+from tests.support.stub_looks import KnownRun
+from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, tiny_sweep_folder
 
 TOY_COMMAND = """
 def add_arguments(parser):
@@ -59,13 +64,11 @@ def test_a_project_is_found_from_any_folder_below_it(tmp_path, monkeypatch):
     assert find_sweep_file("wide") == "../../sweeps/other.yaml"
     with pytest.raises(UsageError, match=r"sweep = haeds is neither .* did you mean heads\?"):
         find_sweep_file("haeds")
-    monkeypatch.chdir(tmp_path)
-    assert default_store() == "runs"
     monkeypatch.chdir(tmp_path.parent)
     assert default_store() == "runs"
 
 
-@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["plan"], ["submit", "x.yaml", "--nosuch"]])
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["submit", "x.yaml", "--nosuch"]])
 def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -73,20 +76,29 @@ def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
     assert "usage: kvlab" in capsys.readouterr().err
 
 
-def test_errors_are_shown_in_the_order_of_the_file_and_a_store_is_no_file(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    write_tiny_sweep(tmp_path)
-    wrong = EXPERIMENT.replace("n_layer: 2", "n_layer: two").replace("repeats", "repeat")
-    (tmp_path / "e.yaml").write_text(wrong)
-    assert main(["plan", "s.yaml"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(" ")[0].split(":")[:2] for line in lines] == [
-        ["e.yaml", "2"], ["e.yaml", "6"],
-    ]  # fmt: skip
-    (tmp_path / "e.yaml").write_text(EXPERIMENT)
-    (tmp_path / "runs").write_text("")
-    assert main(["plan", "s.yaml"]) == 1
-    assert "--store" in capsys.readouterr().err
+def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "kvlab.cli.commands.submit.run_task", lambda task, store, **_: KnownRun(store)(task)
+    )
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does in the end
+    with (
+        tiny_sweep_folder(tmp_path, SWEEP + SHORT_REPORT) as folder,
+        open(writer, "w") as unread,
+        redirect_stdout(unread),
+    ):
+        assert main(["submit", "s.yaml", "--executor", "inline"]) == 0
+    store = Store(folder / "runs")
+    assert [store.status(trial) for trial in store.trial_ids()] == ["done", "done"]
+    assert (folder / "reports" / "s" / "report.md").exists()
+
+
+def test_a_table_has_aligned_columns_without_trailing_spaces_and_an_exact_size_both_units():
+    rows = [["name", "bytes", "state"], ["mqa", "1,024", "new"], ["gqa-4", "96", ""]]
+    assert format_table(rows, right="lr").splitlines() == [
+        "name   bytes  state",
+        "-----  -----  -----",
+        "mqa    1,024  new",
+        "gqa-4     96",
+    ]
+    assert format_exact_bytes(1_048_576) == "1,048,576 bytes = 1.049 MB = 1.000 MiB"

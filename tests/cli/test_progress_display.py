@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -56,32 +55,25 @@ def test_lines_that_stay_stand_above_those_that_are_redrawn():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, mlflow_template):
+def words(tmp_path, monkeypatch, mlflow_template):
+    """Submit, in this folder, a sweep whose trainings do not end."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
+    path = write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
     (tmp_path / "runs").mkdir()
     shutil.copyfile(mlflow_template(), tmp_path / "runs" / "mlflow.db")
-    return tmp_path
-
-
-def submit_words(folder):
-    words = ["submit", folder / "s.yaml", "--executor", "inline", "--no-smoke"]
-    return [*words, "--store", folder / "runs", "--no-report"]
+    store = ["--store", str(tmp_path / "runs"), "--no-report"]
+    return ["submit", str(path), "--executor", "inline", "--no-smoke", *store]
 
 
 def shows_a_running_trial(output):
     """Return whether a whole frame is shown: a trial in training, the summary below it."""
-    shown = render_screen(output)
-    return (
-        len(shown) > 1
-        and shown[-1].startswith("s: 0/2 done, ")
-        and "heads=" in shown[-2]
-        and "training  " in shown[-2]
-    )
+    *_, trial, summary = ["", "", *render_screen(output)]
+    is_trial = "heads=" in trial and "training  " in trial
+    return is_trial and summary.startswith("s: 0/2 done, ")
 
 
-def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
-    process = PtyProcess("-c", SUBMIT, *submit_words(folder), PYTHONPATH=str(ROOT))
+def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(words):
+    process = PtyProcess("-c", SUBMIT, *words, PYTHONPATH=str(ROOT))
     process.read_until(shows_a_running_trial)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
@@ -92,16 +84,12 @@ def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
     assert "\x1b[?25l" not in process.output, "a killed process could not show the cursor again"
 
 
-def test_a_pipe_gets_plain_lines_without_importing_rich(folder, monkeypatch):
-    (folder / "e.yaml").write_text(EXPERIMENT)
+def test_a_pipe_gets_plain_lines_without_importing_rich(words, tmp_path, monkeypatch, capfd):
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
     for name in ("rich", "kvlab.cli.live_screen"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
-    reader, writer = os.pipe()
-    with open(reader) as read, open(writer, "w") as written:
-        with redirect_stdout(written):
-            assert main([*map(str, submit_words(folder))]) == 0
-        written.close()
-        output = read.read()
+    assert main(words) == 0
+    output = capfd.readouterr().out
     assert "2 done, 0 failed" in output
     assert "\x1b" not in output
     assert "\r" not in output

@@ -12,13 +12,9 @@ from kvlab.cli.commands import submit
 from kvlab.errors import DataError, StoreError
 from kvlab.report import answer_text
 from kvlab.store import Store
-from tests.support.tiny_sweep import (
-    EXPERIMENT,
-    FAILING_SWEEP,
-    SWEEP,
-    run_kvlab,
-    tiny_sweep_folder,
-)
+from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, SWEEP, run_kvlab, tiny_sweep_folder
+
+SUBMIT = ("submit", "s.yaml", "--executor", "inline")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def submitted(folder):  # noqa: ARG001
-    return run_kvlab("submit", "s.yaml", "--executor", "inline")
+    return run_kvlab(*SUBMIT)
 
 
 @pytest.fixture(scope="module")
@@ -38,36 +34,32 @@ def store(folder, submitted):  # noqa: ARG001
     return Store(folder / "runs")
 
 
+@pytest.fixture(scope="module")
 def failed(store):
     return next(trial for trial in store.trial_ids() if store.status(trial) == "failed")
 
 
-def test_a_failing_trial_is_shown_and_the_others_end(submitted, store):
+def test_a_failing_trial_is_shown_and_the_others_end(submitted, store, failed):
     code, out, error = submitted
     assert (code, error) == (1, "")
     assert "2 done, 1 failed" in out
     assert sorted(store.status(trial) for trial in store.trial_ids()) == ["done", "done", "failed"]
-    facts = store.result(failed(store))["error"]
+    facts = store.result(failed)["error"]
     assert (facts["class"], facts["type"]) == ("host_memory", "RuntimeError")
-    shown = next(line for line in out.splitlines() if failed(store) in line)
+    shown = next(line for line in out.splitlines() if failed in line)
     assert "host_memory: RuntimeError" in shown
     assert "--retry-failed" in out
 
 
-def test_the_numbers_of_a_result_agree_with_each_other(store):
-    for trial in store.trial_ids():
-        result = store.result(trial)
-        if result["status"] == "done":
-            found = result["measurements"]
-            assert found["loss_served"] == pytest.approx(found["loss"], abs=2e-5)
-            assert found["serving_gap"] == pytest.approx(found["loss_served"] - found["loss"])
-            assert found["kv_bytes_formula"] == found["kv_bytes_storage"]
-            assert found["kv_bytes_formula"] == result["kv"]["bytes_at_block_size"]
-            assert result["training_record"]["steps"] == 10
-            assert [point[0] for point in result["curves"]["validation_loss"]] == [5, 10]
-
-
-def test_the_record_names_no_folder_of_this_machine(folder, store):
+def test_the_numbers_of_a_result_agree_with_each_other_and_name_no_folder(folder, store):
+    for result in filter(lambda one: one["status"] == "done", map(store.result, store.trial_ids())):
+        found = result["measurements"]
+        assert found["loss_served"] == pytest.approx(found["loss"], abs=2e-5)
+        assert found["serving_gap"] == pytest.approx(found["loss_served"] - found["loss"])
+        assert found["kv_bytes_formula"] == found["kv_bytes_storage"]
+        assert found["kv_bytes_formula"] == result["kv"]["bytes_at_block_size"]
+        assert result["training_record"]["steps"] == 10
+        assert [point[0] for point in result["curves"]["validation_loss"]] == [5, 10]
     for path in store.path.rglob("*.json"):
         assert str(folder) not in path.read_text(), path
 
@@ -75,36 +67,32 @@ def test_the_record_names_no_folder_of_this_machine(folder, store):
 def test_the_last_lines_are_the_answer_and_the_path_of_the_report(folder, submitted, store):
     lines = submitted[1].splitlines()
     assert lines[-1] == "reports/s/report.html"
-    end = lines[
-        lines.index("failed trials are not run again unless asked: --retry-failed") + 1 : -1
-    ]
+    first = lines.index("failed trials are not run again unless asked: --retry-failed") + 1
     answer = answer_text(Study.load(store, "s"))
     assert "heads=mqa" in answer
     assert "This report is partial. 2 of 3 trials are measured (1 failed)" in answer
-    assert " ".join(" ".join(end).split()) == " ".join(answer.split())
-    assert max(map(len, end)) <= 80, "as wide as a terminal that is none"
+    assert " ".join(" ".join(lines[first:-1]).split()) == " ".join(answer.split())
+    assert max(map(len, lines[first:-1])) <= 80, "as wide as a terminal that is none"
     text = (folder / "reports" / "s" / "report.md").read_text()
     assert "What does it cost?" in text
     assert "greedy" in text
     assert "<html" in (folder / "reports" / "s" / "report.html").read_text()
 
 
-def test_mlflow_has_a_run_per_trial_and_the_report_at_their_parent(store, submitted):  # noqa: ARG001
+def test_mlflow_has_a_run_per_trial_and_the_report_at_their_parent(store):
     client = MlflowClient(f"sqlite:///{store.path}/mlflow.db")
-    experiment = client.get_experiment_by_name("s").experiment_id
-    runs = client.search_runs([experiment])
-    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    assert (len(runs), len(parents)) == (4, 1)
-    status = sorted(run.info.status for run in runs if run not in parents)
-    assert (status, parents[0].info.status) == (["FAILED", "FINISHED", "FINISHED"], "FAILED")
-    report = client.list_artifacts(parents[0].info.run_id, "report")
+    runs = client.search_runs([client.get_experiment_by_name("s").experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    status = sorted(run.info.status for run in runs if run is not parent)
+    assert (status, parent.info.status) == (["FAILED", "FINISHED", "FINISHED"], "FAILED")
+    report = client.list_artifacts(parent.info.run_id, "report")
     assert "report/report.md" in {file.path for file in report}
 
 
 def test_submitting_again_runs_nothing(folder, store):
     before = {path: path.stat().st_mtime_ns for path in store.path.glob("tr*/*/*.json")}
     report = (folder / "reports" / "s" / "report.md").read_bytes()
-    code, out, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--json")
+    code, out, error = run_kvlab(*SUBMIT, "--json")
     facts = json.loads(out)
     assert code == 1, "a failure is still there to be looked at"
     assert facts["states"] == {"done": 2, "failed": 1, "missing": 0}
@@ -115,56 +103,46 @@ def test_submitting_again_runs_nothing(folder, store):
     assert (folder / "reports" / "s" / "report.md").read_bytes() == report
 
 
-def test_status(store):
+def test_status(store, failed):
     code, out, _ = run_kvlab("status", "s", "--json")
     facts = json.loads(out)
     assert (code, facts["states"], facts["driven"]) == (0, {"done": 2, "failed": 1}, False)
     assert sorted(one["trial"] for one in facts["trials"]) == store.trial_ids()
     assert [one["sweep"] for one in json.loads(run_kvlab("status", "--json")[1])] == ["s"]
-    assert run_kvlab("status", "s.yaml")[1] == run_kvlab("status", "s")[1]
-    assert failed(store)[:8] in run_kvlab("status", "s")[1]
+    assert failed[:8] in run_kvlab("status", "s")[1]
+    assert run_kvlab("status", "s.yaml") == run_kvlab("status", "s")
     columns = run_kvlab("status")[1].splitlines()[-1].split()
     assert columns == ["s", "2", "1", "0", "0", "0", "0", "no"]
-    with store.trial_lock(failed(store)).hold(), store.driver_lock("s").hold():
-        assert json.loads(run_kvlab("status", "s", "--json")[1])["driven"] is True
-
-
-def test_logs(store):
-    trial = failed(store)
-    code, out, _ = run_kvlab("logs", trial[:6])
-    assert code == 0
-    assert out.startswith((store.attempt_directory(trial, 1) / "log.txt").read_text())
-    assert "Traceback" in out
-    facts = json.loads(run_kvlab("logs", trial, "--attempt", "1", "--json")[1])
-    assert (facts["trial"], facts["attempt"]) == (trial, 1)
-    assert facts["traceback"].splitlines()[-1].startswith("RuntimeError: ")
-    assert run_kvlab("logs", trial, "--follow")[1] == out, "an ended attempt is not waited for"
-
-
-def test_the_logs_of_a_sweep_are_those_of_its_trials(store):
-    trial = failed(store)
-    log = (store.attempt_directory(trial, 1) / "log.txt").read_text().splitlines()
-    code, out, error = run_kvlab("logs", "s")
-    assert (code, error) == (0, "")
-    assert out.splitlines() == [f"{trial[:8]}  {line}" for line in log], "one has failed"
-    running = next(one for one in store.sweep_trials("s") if one != trial)
-    with store.trial_lock(running).hold():
-        assert {line[:8] for line in run_kvlab("logs", "s", "-f")[1].splitlines()} == {running[:8]}
-    facts = json.loads(run_kvlab("logs", "s", "--json")[1])
-    assert [one["trial"] for one in facts["trials"]] == [trial]
-    assert run_kvlab("logs", "s", "--attempt", "1")[0] == 2
-    assert run_kvlab("logs", trial, "--attempt", "7")[0] == 2
-
-
-def test_stop_asks_the_driver_that_runs(store):
     with store.driver_lock("s").hold():
+        assert json.loads(run_kvlab("status", "s", "--json")[1])["driven"] is True
         code, out, _ = run_kvlab("stop", "s", "--json")
         assert (code, json.loads(out)) == (0, {"sweep": "s", "asked_to_stop": True})
         assert store.stop_flag("s").exists()
     store.stop_flag("s").unlink()
 
 
-def test_a_damaged_result_is_measured_again_and_equal(folder, store):
+def test_logs_of_a_trial_and_of_the_trials_of_a_sweep(store, failed):
+    log = (store.attempt_directory(failed, 1) / "log.txt").read_text()
+    code, out, _ = run_kvlab("logs", failed[:6])
+    assert code == 0
+    assert out.startswith(log)
+    assert "Traceback" in out
+    facts = json.loads(run_kvlab("logs", failed, "--attempt", "1", "--json")[1])
+    assert (facts["trial"], facts["attempt"]) == (failed, 1)
+    assert facts["traceback"].splitlines()[-1].startswith("RuntimeError: ")
+    assert run_kvlab("logs", failed, "--follow")[1] == out, "an ended attempt is not waited for"
+    assert run_kvlab("logs", failed, "--attempt", "7")[0] == 2
+    code, out, error = run_kvlab("logs", "s")
+    assert (code, error) == (0, "")
+    assert out.splitlines() == [f"{failed[:8]}  {line}" for line in log.splitlines()]
+    running = next(one for one in store.sweep_trials("s") if one != failed)
+    with store.trial_lock(running).hold():
+        assert {line[:8] for line in run_kvlab("logs", "s", "-f")[1].splitlines()} == {running[:8]}
+    facts = json.loads(run_kvlab("logs", "s", "--json")[1])
+    assert [one["trial"] for one in facts["trials"]] == [failed]
+
+
+def test_a_damaged_result_is_measured_again_and_equal(store):
     trial = next(trial for trial in store.trial_ids() if store.status(trial) == "done")
     whole = store.result(trial)["measurements"]["loss"]
     path = store.trial_directory(trial) / "result.json"
@@ -172,9 +150,8 @@ def test_a_damaged_result_is_measured_again_and_equal(folder, store):
     with pytest.raises(StoreError):
         store.result(trial)
     assert "its result is damaged" in run_kvlab("status", "s")[1]
-    code, out, _ = run_kvlab("submit", folder / "s.yaml", "--executor", "inline", "--no-report")
-    assert code == 1
-    assert "2 ended before, 1 to run" in out
+    code, out, _ = run_kvlab(*SUBMIT, "--no-report")
+    assert (code, "2 ended before, 1 to run" in out) == (1, True)
     assert store.result(trial)["measurements"]["loss"] == whole
     assert store.attempts(trial) == [1, 2]
 
@@ -196,7 +173,7 @@ def test_stop_is_honoured_while_the_text_is_prepared(folder, monkeypatch):
         assert run_kvlab("stop", "early", "--store", "early")[0] == 0
         time.sleep(60)
 
-    monkeypatch.setattr(submit, "prepare_text", prepare_slowly)
+    monkeypatch.setattr(submit.texts, "prepare_text", prepare_slowly)
     arguments = ("submit", "early.yaml", "--store", "early", "--executor", "inline", "--json")
     began = time.monotonic()
     code, out, error = run_kvlab(*arguments)
@@ -208,5 +185,5 @@ def test_stop_is_honoured_while_the_text_is_prepared(folder, monkeypatch):
     def prepare(_data, _on_progress):
         raise DataError("goes on")
 
-    monkeypatch.setattr(submit, "prepare_text", prepare)
+    monkeypatch.setattr(submit.texts, "prepare_text", prepare)
     assert "goes on" in run_kvlab(*arguments)[2], "the request to stop has been withdrawn"

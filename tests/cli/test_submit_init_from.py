@@ -15,11 +15,11 @@ from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
-from kvlab.sweep import Driver, plan
-from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep import plan
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
 from kvlab.trial.torch_trainable import TorchTrainable
+from tests.support.stub_trials import drive
 from tests.support.trained_trial import make_random_model
 
 SHAPE = {"vocab_size": 257, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
@@ -69,44 +69,35 @@ def prepare_folder(folder, monkeypatch):
     (folder / "text.jsonl").write_text("\n".join(lines))
 
 
-def write_sweep(folder, sweep, tokens):
+def write_sweep(folder, sweep=UNTRAINED, tokens=0, **shape):
+    """Write a sweep with its experiment, and beside it a checkpoint; return that."""
     (folder / "e.yaml").write_text(EXPERIMENT.replace("TOKENS", str(tokens)))
     (folder / "s.yaml").write_text(sweep)
+    model = make_random_model(ModelConfig(**{**SHAPE, **shape}))
+    model.save_pretrained(folder / "checkpoint")
+    return model
 
 
-def submit(folder):
-    """Run `kvlab submit`, which also fills MLflow and writes the report."""
-    store = Store(folder / "runs")
-    code = main(["submit", "s.yaml", "--executor", "inline", "--store", str(store.path)])
-    return code, store, read_results(store)
+def plan_sweep(folder, store=None):
+    return plan(load_sweep(folder / "s.yaml"), store)
 
 
 def run_driver(folder, **options):
     """Run the trials alone."""
     store = Store(folder / "runs")
-    planned = plan(load_sweep(folder / "s.yaml"), store)
-    run = partial(run_task, store=store.path)
-    summary = Driver(planned, store, InlineExecutor(run), **options).run()
-    found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
-    return summary.exit_code, store, found
+    planned = plan_sweep(folder, store)
+    summary = drive(planned, store, partial(run_task, store=store.path), **options)
+    return summary.exit_code, store, read_results(store, planned)
 
 
-def read_results(store):
-    cells = store.sweep("s")["cells"]
-    return {tuple(c["levels"].values()): store.result(c["trials"]["0"]) for c in cells}
-
-
-def write_checkpoint(folder):
-    model = make_random_model(ModelConfig(**SHAPE))
-    model.save_pretrained(folder / "checkpoint")
-    return model
+def read_results(store, planned):
+    return {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
 
 
 def test_a_checkpoint_is_studied_without_training(folder):
-    model = write_checkpoint(folder)
-    write_sweep(folder, UNTRAINED, tokens=0)
-    code, store, found = submit(folder)
-    assert code == 0
+    model, store = write_sweep(folder), Store(folder / "runs")
+    assert main(["submit", "s.yaml", "--executor", "inline", "--store", str(store.path)]) == 0
+    found = read_results(store, plan_sweep(folder, store))
     assert len({result["training"] for result in found.values()}) == 1
     weights = read_final_weights(store.training_directory(found["published", "plain"]["training"]))
     for name, parameter in model.named_parameters():
@@ -134,7 +125,7 @@ def uptrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uptrained")
     with pytest.MonkeyPatch.context() as patch:
         prepare_folder(folder, patch)
-        write_sweep(folder, UPTRAINED, tokens=512)
+        write_sweep(folder, UPTRAINED, 512)
         assert run_driver(folder)[0] == 0
     return folder
 
@@ -155,8 +146,7 @@ def test_a_cell_starts_from_the_training_of_another(uptrained):
 
 
 def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
-    GPT(ModelConfig(**{**SHAPE, "n_embd": 32})).save_pretrained(folder / "checkpoint")
-    write_sweep(folder, UNTRAINED, tokens=0)
+    write_sweep(folder, n_embd=32)
     code, _, found = run_driver(folder)
     assert code == 1
     for result in found.values():
@@ -165,10 +155,7 @@ def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
 
 
 def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
-    GPT(ModelConfig(**{**SHAPE, "n_layer": 3, "block_size": 8})).save_pretrained(
-        folder / "checkpoint"
-    )
-    write_sweep(folder, UNTRAINED, tokens=0)
+    write_sweep(folder, n_layer=3, block_size=8)
     code, store, found = run_driver(folder)
     assert code == 0
     result = found["published", "plain"]
@@ -182,9 +169,8 @@ def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
 
 
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
-    write_checkpoint(folder)
-    write_sweep(folder, UNTRAINED, tokens=0)
-    trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
+    write_sweep(folder)
+    trial = plan_sweep(folder).trials[0].trial
     GPT(ModelConfig(**SHAPE), seed=6).save_pretrained(folder / "checkpoint")
     store = Store(folder / "runs")
     assert run_task(trial, store.path) == "failed"
@@ -192,9 +178,8 @@ def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
 
 
 def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
-    write_checkpoint(folder)
-    write_sweep(folder, UNTRAINED, tokens=512)
-    trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
+    write_sweep(folder, tokens=512)
+    trial = plan_sweep(folder).trials[0].trial
     whole, halves = (folder / name / trial.training_id for name in ("whole", "halves"))
     stop_at_fourth_step = iter([False, False, False, True])
     with Lock(folder / "lock").hold() as fence:
@@ -212,11 +197,10 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     """Its trial is done; one that starts from its weights comes later."""
     shutil.copytree(uptrained, folder, dirs_exist_ok=True)
     store = Store(folder / "runs")
-    planned = plan(load_sweep(folder / "s.yaml"), store)
-    found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
-    before = {trial: store.trial_directory(trial) / "result.json" for trial in store.trial_ids()}
-    before = {trial: path.read_bytes() for trial, path in before.items()}
+    found = read_results(store, plan_sweep(folder, store))
     source, dependent = found["mha",], found["mqa",]
+    result = store.trial_directory(source["trial"]) / "result.json"
+    before = result.read_bytes()
     weights = store.training_directory(source["training"]) / "final" / "model.safetensors"
     data = weights.read_bytes()
     if loss == "collected":
@@ -232,8 +216,7 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     assert code == 0
     assert again["mqa",]["measurements"]["loss"] == dependent["measurements"]["loss"]
     assert again["mqa",]["curves"] == dependent["curves"]
-    result = store.trial_directory(source["trial"]) / "result.json"
-    assert result.read_bytes() == before[source["trial"]], "the numbers of the source stay"
+    assert result.read_bytes() == before, "the numbers of the source stay"
     assert weights.read_bytes() == data
     assert (weights.parent.parent / "training.json").read_bytes() == record
     aside = store.training_directory(source["training"]) / "damaged" / "1"
@@ -244,5 +227,4 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     assert said.endswith("they are the same, bit for bit")
     found = verify_record(store)
     assert (found.damaged, found.notes) == ([], [])
-    notes = plan(load_sweep(folder / "s.yaml"), store).notes
-    assert not any("made again" in note for note in notes)
+    assert not any("made again" in note for note in plan_sweep(folder, store).notes)

@@ -15,10 +15,8 @@ PRUNING_SEARCH = """\
 question: Which learning rate?
 experiment: e.yaml
 search:
-  choices:
-    model.n_kv_head: [1, 2]
-  ranges:
-    training.learning_rate: {low: 1e-5, high: 1e-1, log: true}
+  choices: {model.n_kv_head: [1, 2]}
+  ranges: {training.learning_rate: {low: 1e-5, high: 1e-1, log: true}}
   objectives: [loss, kv_bytes]
   pruning: {rule: halving, factor: 2, first: 0.3}
   trials: 6
@@ -54,9 +52,8 @@ def test_the_search_succeeds_and_counts_pruned_trials(submitted, store):
     assert f"{7 - count} done, 0 failed, {count} pruned in" in out
     assert f"search: 6 trials of 6 suggestions, {count} pruned" in out
     assert "kvlab report s --confirm s-confirm.yaml" in out
-    best = re.search(
-        r"^best    (\w{8}) n_kv_head=\d learning_rate=\S+  loss .*, kv_bytes", out, re.M
-    )
+    pattern = r"^best    (\w{8}) n_kv_head=\d learning_rate=\S+  loss .*, kv_bytes"
+    best = re.search(pattern, out, re.M)
     assert f"started {best[1]} n_kv_head=" in out
     assert "point=" not in out
     assert best[0] in run_kvlab("status", "s")[1]
@@ -71,19 +68,15 @@ def test_the_search_succeeds_and_counts_pruned_trials(submitted, store):
 
 
 def test_the_report_lists_pruned_trials_without_counting_them(folder, store):
-    rows = [
-        json.loads(line) for line in (folder / "reports/s/results.jsonl").read_text().splitlines()
-    ]
-    assert sorted(row["trial"] for row in rows if row["status"] == "pruned") == sorted(
-        pruned(store)
-    )
+    rows = map(json.loads, (folder / "reports/s/results.jsonl").read_text().splitlines())
+    listed = {row["trial"] for row in rows if row["status"] == "pruned"}
+    assert listed == set(pruned(store))
     text = (folder / "reports/s/report.md").read_text()
     assert f"of 6 suggestions: {len(pruned(store))} pruned." in text
     assert "This report is partial" not in text
     assert "more than one attempt" not in text  # a pause is no failure
-    front = store.search_points("s").read()
-    kept = [p for p in front if p["past"]["values"]]
-    assert {p["trial"] for p in kept}.isdisjoint(pruned(store))
+    points = store.search_points("s").read()
+    assert {one["trial"] for one in points if one["past"]["values"]}.isdisjoint(listed)
 
 
 def test_other_commands_know_a_search(folder, store):
@@ -130,11 +123,9 @@ def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):
     for name in ("train_loss", "validation_loss"):
         assert ours["curves"][name] == theirs["curves"][name]
     assert ours["measurements"]["loss"] == theirs["measurements"]["loss"]
-    weights = [
-        (one.training_directory(training) / "final" / "model.safetensors").read_bytes()
-        for one in (store, whole)
-    ]
-    assert weights[0] == weights[1]
+    one, other = (s.training_directory(training) / "final" for s in (store, whole))
+    weights = "model.safetensors"
+    assert (one / weights).read_bytes() == (other / weights).read_bytes()
     assert ours["provenance"]["attempts"] - ours["provenance"]["pauses"] == 1
 
 
@@ -153,8 +144,7 @@ SEARCH = """\
 question: Which learning rate?
 experiment: e.yaml
 search:
-  ranges:
-    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  ranges: {training.learning_rate: {low: 1e-4, high: 1e-1, log: true}}
   objectives: [loss]
   trials: %d
 """

@@ -11,61 +11,53 @@ from tests.support.stub_trials import StubRun, tiny_plan
 
 
 @pytest.fixture
-def store(tmp_path):
+def verify(tmp_path, capsys):
+    """Verify a store with one trial; give the exit code and the output."""
     store = Store(tmp_path / "runs")
     StubRun(store.path)(tiny_plan(tmp_path).trials[0].trial)
-    return store
+
+    def run(*options):
+        return main(["verify", "--store", str(store.path), *options]), capsys.readouterr().out
+
+    run.store, run.trial = store, store.trial_ids()[0]
+    run.training = store.result(run.trial)["training"]
+    return run
 
 
-def verify(store, *options):
-    return main(["verify", "--store", str(store.path), *options])
-
-
-def test_a_whole_record_is_said_to_be_so(store, capsys):
-    assert verify(store) == 0
-    assert "1 trial, 1 training, 1 dataset: 6 files read" in capsys.readouterr().out
-
-
-def test_damage_is_named_then_moved_aside(store, capsys):
-    (trial,) = store.trial_ids()
+def test_damage_is_named_then_moved_aside(verify):
+    code, out = verify()
+    assert (code, "1 trial, 1 training, 1 dataset: 6 files read" in out) == (0, True)
+    store, trial = verify.store, verify.trial
     path = store.trial_directory(trial) / "result.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b'"seed": 0', b'"seed": 1'))
-    assert verify(store) == 1
-    out = capsys.readouterr().out
+    damaged = path.read_bytes().replace(b'"seed": 0', b'"seed": 1')
+    path.write_bytes(damaged)
+    code, out = verify()
+    assert code == 1
     assert f"trials/{trial}/result.json: its contents do not have the sha256 at its end" in out
     assert "submit the sweep again: the trial is measured again" in out
     assert "kvlab verify --heal" in out
     assert path.exists(), "without --heal nothing changes"
-
     with store.trial_lock(trial).hold(0.0):
-        assert verify(store, "--heal") == 1
-        assert "left, because a process uses it now" in capsys.readouterr().out
-    assert verify(store, "--heal", "--json") == 0
-    (damage,) = json.loads(capsys.readouterr().out)["damaged"]
-    assert damage["path"] == f"trials/{trial}/result.json"
-    aside = path.parent / "damaged" / "1" / "result.json"
-    assert aside.read_bytes() == whole.replace(b'"seed": 0', b'"seed": 1')
+        code, out = verify("--heal")
+    assert (code, "left, because a process uses it now" in out) == (1, True)
+    code, out = verify("--heal", "--json")
+    (damage,) = json.loads(out)["damaged"]
+    assert (code, damage["path"]) == (0, f"trials/{trial}/result.json")
+    assert (path.parent / "damaged" / "1" / "result.json").read_bytes() == damaged
     assert store.status(trial) is None
-    assert verify(store) == 0
+    assert verify()[0] == 0
 
 
-def test_weights_that_were_trained_again_are_noted(store, capsys):
-    (trial,) = store.trial_ids()
-    training = store.result(trial)["training"]
-    store.set_aside_training(training)
-    directory = store.training_directory(training)
+def test_weights_that_were_trained_again_or_whose_record_is_gone_are_noted(verify):
+    store, directory = verify.store, verify.store.training_directory(verify.training)
+    store.set_aside_training(verify.training)
     (directory / "final").mkdir()
     (directory / "final" / "model.safetensors").write_text("other weights")
     files = {"final/model.safetensors": seal_file(directory / "final" / "model.safetensors")}
     write_sealed_json(directory / "training.json", {"files": files})
-    assert verify(store) == 0
-    assert "was measured on weights that have been trained again" in capsys.readouterr().out
-
-
-def test_a_training_whose_record_is_gone_is_noted(store, capsys):
-    (trial,) = store.trial_ids()
-    training = store.result(trial)["training"]
-    (store.training_directory(training) / "training.json").unlink()
-    assert verify(store) == 0
-    assert f"weights whose record is gone (training {training})" in capsys.readouterr().out
+    code, out = verify()
+    assert code == 0
+    assert "was measured on weights that have been trained again" in out
+    (directory / "training.json").unlink()
+    code, out = verify()
+    assert (code, f"record is gone (training {verify.training})" in out) == (0, True)

@@ -33,23 +33,18 @@ def mirrored(tmp_path_factory):
     sweep = store.sweep("made")
     sweep["cells"][2]["trials"] = sweep["cells"][0]["trials"]
     store.write_sweep(sweep)
-    write_timings(store.sweep_directory("made"), [time_again(store, record)])
+    # two of the trials were timed again
+    trials = [record.trial({"heads": heads, "sharing": "none"}, 0) for heads in ("mha", "mqa")]
+    timed = {one: TimedTrial(store.result_seal(one), {"tpot_ms_p50": 0.125}, ()) for one in trials}
+    at = ("2026-01-02T00:00:00Z", "2026-01-02T00:00:09Z")
+    session = TimingSession(0, *at, "cpu", 1, None, timed)
+    write_timings(store.sweep_directory("made"), [session])
     write_report(store, "made", home / "report")
     Tracker(store.path).mirror("made")
     for part in ("sweeps", "trials", "tracking.id"):
         path = store.path / part
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return home
-
-
-def time_again(store, record):
-    """A session in which two of the trials were timed again."""
-    trials = [record.trial({"heads": heads, "sharing": "none"}, 0) for heads in ("mha", "mqa")]
-    timed = {
-        trial: TimedTrial(store.result_seal(trial), {"tpot_ms_p50": 0.125}, ()) for trial in trials
-    }
-    at = ("2026-01-02T00:00:00Z", "2026-01-02T00:00:09Z")
-    return TimingSession(0, *at, "cpu", 1, None, timed)
 
 
 @pytest.fixture
@@ -79,33 +74,33 @@ def test_times_that_were_taken_again_are_those_of_the_run_and_of_the_report(mirr
 
 @pytest.fixture
 def copy(mirrored, tmp_path):
-    """The mirrored store's MLflow again, free to be changed: its folder and its URI."""
+    """The mirrored store's MLflow again, free to be changed: its runs by name, client and URI."""
     shutil.copytree(mirrored / "store", tmp_path / "store")
-    return tmp_path / "store", f"sqlite:///{tmp_path}/store/mlflow.db"
+    runs = {run.info.run_name: run for run in store_runs(tmp_path / "store")}
+    return runs, store_client(tmp_path / "store"), f"sqlite:///{tmp_path}/store/mlflow.db"
 
 
-def run_called(store, name):
-    return next(run for run in store_runs(store) if run.info.run_name == name)
-
-
-def test_a_run_that_is_not_whole_is_missing(copy, tmp_path):
-    run = run_called(copy[0], "trained seed 1")
-    store_client(copy[0]).delete_tag(run.info.run_id, "kvlab.digest")
-    store = fetch_record(copy[1], "made", tmp_path / "fetched")
-    assert store.status(run.data.tags["kvlab.trial"]) is None
+def test_a_run_that_is_not_whole_is_missing_and_that_of_the_sweep_says_how_to_go_on(copy, tmp_path):
+    runs, client, uri = copy
+    client.delete_tag(runs["trained seed 1"].info.run_id, "kvlab.digest")
+    store = fetch_record(uri, "made", tmp_path / "1")
+    assert store.status(runs["trained seed 1"].data.tags["kvlab.trial"]) is None
     assert sum(store.status(t) == "done" for t in store.sweep_trials("made")) > 3
+    client.delete_tag(runs["made"].info.run_id, "kvlab.digest")
+    with pytest.raises(UsageError, match="no complete run; `kvlab sync made`"):
+        fetch_record(uri, "made", tmp_path / "2")
 
 
 def test_several_stores_on_one_server(copy, tmp_path):
-    other = Record(factors={"heads": ("mha", "mqa")}, seeds=(5,)).write(tmp_path / "other")
-    Tracker(other.path, copy[1]).mirror("made")
+    uri, other = copy[2], Record(factors={"heads": ("mha", "mqa")}, seeds=(5,))
+    path = other.write(tmp_path / "other").path
+    Tracker(path, uri).mirror("made")
     with pytest.raises(UsageError, match="comes from 2 stores .* name one with --mirrored-by"):
-        fetch_record(copy[1], "made", tmp_path / "1")
-    identity = (other.path / "tracking.id").read_text().strip()
-    fetched = fetch_record(copy[1], "made", tmp_path / "2", identity[:8])
-    assert fetched.sweep("made")["seeds"] == [5]
+        fetch_record(uri, "made", tmp_path / "1")
+    identity = (path / "tracking.id").read_text().strip()
+    assert fetch_record(uri, "made", tmp_path / "2", identity[:8]).sweep("made")["seeds"] == [5]
     with pytest.raises(UsageError, match="--mirrored-by = zzz fits 0 of the stores"):
-        fetch_record(copy[1], "made", tmp_path / "3", "zzz")
+        fetch_record(uri, "made", tmp_path / "3", "zzz")
 
 
 def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
@@ -115,20 +110,12 @@ def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
     assert main(["report", "made", "--tracking-uri", absent]) == 2
     assert "is not a database" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()
-    assert main(["report", "made", "--mirrored-by", "ab"]) == 2
-
-
-def test_a_sweep_whose_own_run_is_not_whole_says_how_to_go_on(copy, tmp_path):
-    parent = run_called(copy[0], "made")
-    store_client(copy[0]).delete_tag(parent.info.run_id, "kvlab.digest")
-    with pytest.raises(UsageError, match="no complete run; `kvlab sync made`"):
-        fetch_record(copy[1], "made", tmp_path / "fetched")
 
 
 @pytest.mark.parametrize("trial", ["../../evil", "/etc/passwd", "0123456789abcdeg"])
 def test_names_from_a_server_never_become_paths(copy, tmp_path, trial):
-    run = run_called(copy[0], "trained seed 1")
-    store_client(copy[0]).set_tag(run.info.run_id, "kvlab.trial", trial)
+    runs, client, uri = copy
+    client.set_tag(runs["trained seed 1"].info.run_id, "kvlab.trial", trial)
     with pytest.raises((UsageError, StoreError), match="16 hex digits"):
-        fetch_record(copy[1], "made", tmp_path / "fetched")
+        fetch_record(uri, "made", tmp_path / "fetched")
     assert {path.name for path in tmp_path.iterdir()} == {"store", "fetched"}

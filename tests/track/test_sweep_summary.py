@@ -34,8 +34,9 @@ def test_the_page_opens_on_runs_with_factors_loss_and_cache_the_best_first():
     assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`quality/loss_served`", True)
     front, bars, curves = state["compareRunCharts"]
     assert (front["xaxis"]["key"], front["yaxis"]["key"]) == ("kv/bytes", "quality/loss_served")
-    assert (bars["type"], bars["metricKey"]) == ("BAR", "quality/loss_served")
-    assert (curves["type"], curves["metricKey"]) == ("LINE", "train/validation_loss")
+    assert (bars["metricKey"], curves["metricKey"]) == (
+        "quality/loss_served", "train/validation_loss",
+    )  # fmt: skip
     (section,) = state["compareRunSections"]
     assert {chart["metricSectionId"] for chart in (front, bars, curves)} == {section["uuid"]}
     grouped = page_state(tags, "kvlab-cells")["groupBy"]["groupByKeys"]
@@ -55,14 +56,11 @@ def test_what_is_better_when_higher_comes_first_and_many_factors_fit_the_longest
     assert max(map(len, tags.values())) < 5000
 
 
-def test_a_search_shows_the_settings_of_its_points():
+def test_cells_are_named_by_their_settings_in_a_search_and_by_factors_that_share_a_level():
     columns = page_state(experiment_tags(SEARCH, "loss_served"))["selectedColumns"]
     assert columns[:2] == ["params.`model.n_kv_head`", "params.`serving.tie`"]
     assert cell_name(SEARCH, {"point": "p0000"}) == "n_kv_head=2 tie=adjacent:2"
     assert cell_name(SEARCH, {"point": "base"}) == "baseline"
-
-
-def test_a_level_of_several_factors_is_named_with_its_own():
     base = {"a": "off", "b": "off"}
     sweep = {"factors": dict.fromkeys("ab", ("off", "on")), "baseline": base}
     assert [cell_name(sweep, {**base, "a": a}) for a in ("on", "off")] == ["a=on", "baseline"]
