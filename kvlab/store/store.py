@@ -16,6 +16,7 @@ kvlab's and files that a killed process left unfinished.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ class Store(TrialRecords):
         try:
             for name, seal in read_record(directory / "training.json")["files"].items():
                 is_weights = not name.endswith(".json")
-                if is_weights and not (directory / name).exists():
+                if is_weights and not os.path.lexists(directory / name):
                     continue  # garbage collection removes weights that have been measured
                 sealed_files.check_file(directory / name, seal, contents=contents or not is_weights)
         except FileNotFoundError:

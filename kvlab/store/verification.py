@@ -5,6 +5,7 @@ has found, a submit the sweep's own files, and a trial its result and its traini
 that it holds.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,7 +258,7 @@ class _Verifier:
             return {}
         for listed, seal in content.get("files", {}).items():
             file = path.parent / listed
-            if may_lack_weights and not listed.endswith(".json") and not file.exists():
+            if may_lack_weights and not listed.endswith(".json") and not os.path.lexists(file):
                 continue  # garbage collection removes weights that have been measured
             try:
                 check_file(file, seal)

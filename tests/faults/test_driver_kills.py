@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 
 import psutil
@@ -19,37 +18,6 @@ from tests.support.driver_process import (
     wait_for,
 )
 from tests.support.stub_trials import read_numbers
-
-
-def test_a_driver_killed_again_and_again_ends_with_the_same_results(tmp_path, interrupted_sweep):
-    planned, store, expected = interrupted_sweep
-    kills, before = 0, {}
-    moments = sorted(random.Random(1).sample(range(1, 80), 3))
-    for steps in moments:
-        driver = start_driver(tmp_path, "--seconds", 0.005)
-        wait_for(
-            lambda steps=steps, driver=driver: (
-                count_logged_steps(store) >= steps or driver.poll() is not None
-            )
-        )
-        kills += driver.poll() is None
-        driver.kill()
-        driver.communicate()
-        now = list_results(store, planned)
-        assert now.items() >= before.items(), "a result was written twice"
-        before = now
-    assert kills >= 2
-    facts = finish_driver(start_driver(tmp_path))
-    assert (facts["exit"], facts["states"]["done"]) == (0, 8)
-    assert read_numbers(store, planned) == expected
-    assert list_results(store, planned).items() >= before.items()
-    missing = 0
-    for steps in read_logged_steps(store).values():
-        assert steps == sorted(set(steps)), "a step was done twice"
-        missing += 20 - len(steps)
-    # the stub logs a step after its checkpoint: a kill between them may lose that line
-    assert missing <= kills
-    assert finish_driver(start_driver(tmp_path))["ran"] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,6 +1,6 @@
 """Files of the record x ways to damage them: healed, refused in one line, or harmless.
 
-No damage may be silent, a traceback, or a hang.
+No damage may be silent, a traceback, or a hang. `python -m tests.studies fuzz_record` draws more.
 """
 
 import json
@@ -20,45 +20,43 @@ from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import searching
 from tests.support.stub_trials import StubRun, drive, identify, tiny_plan
 
-DAMAGES = ("flip", "cut", "gone", "type", "deep", "other", "pipe")
-FILES = {
-    "trial.json": "trials/*/trial.json",
-    "result.json": "trials/*/result.json",
-    "items.jsonl.gz": "trials/*/items.jsonl.gz",
-    "config.json": "trainings/*/config.json",
-    "training.json": "trainings/*/training.json",
-    "model.safetensors": "trainings/*/final/model.safetensors",
-    "sweep.json": "sweeps/*/sweep.json",
-    "progress.json": "trials/*/progress.json",
-}
-BY_NAME = dict.fromkeys(FILES, ("flip", "gone", "pipe"))
-BY_NAME |= dict.fromkeys(("result.json", "model.safetensors"), DAMAGES)
-BY_NAME["progress.json"] = tuple(one for one in DAMAGES if one != "other")  # there is no other
-"""A seal tells the ways to be damaged apart no further; these three are sealed in their own file,
-in that of another, and not at all."""
+DAMAGES = ("flip", "cut", "gone", "type", "deep", "other", "pipe", "loop")
+SEALED_ALIKE = ("flip", "gone", "loop")
+"""A seal tells the ways to be damaged apart no further."""
 
-MAY_BE_GONE = {"sweep.json", "trial.json", "result.json", "training.json", "model.safetensors"}
-"""Files without which the record is smaller, but not wrong."""
+FILES = {
+    "trials/*/trial.json": SEALED_ALIKE,
+    "trials/*/result.json": DAMAGES,
+    "trials/*/items.jsonl.gz": SEALED_ALIKE,
+    "trials/*/progress.json": [one for one in DAMAGES if one != "other"],  # not sealed, and one
+    "trainings/*/config.json": SEALED_ALIKE,
+    "trainings/*/training.json": SEALED_ALIKE,
+    "trainings/*/final/model.safetensors": DAMAGES,
+    "sweeps/*/sweep.json": SEALED_ALIKE,
+    "sweeps/*/reported.json": SEALED_ALIKE,
+}
+NEEDED = {"items.jsonl.gz", "config.json"}
+"""Files without which the record is wrong, and not only smaller."""
 
 
 def damage_file(path: Path, damage: str, other: Path) -> None:
     data = path.read_bytes()
+    path.unlink()
     if damage == "flip":
         middle = len(data) // 2
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     elif damage == "cut":
         path.write_bytes(data[: len(data) * 2 // 3])
-    elif damage == "gone":
-        path.unlink()
     elif damage == "type":
         path.write_text('{"schema": "two", "trial": 3, "cells": "none", "measurements": []}\n')
     elif damage == "deep":
         path.write_text("[" * 100_000 + "]" * 100_000)
     elif damage == "other":
         shutil.copyfile(other, path)
-    else:
-        path.unlink()
+    elif damage == "pipe":
         os.mkfifo(path)
+    elif damage == "loop":
+        path.symlink_to(path.name)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +65,13 @@ def whole(tmp_path_factory):
     store = Store(folder / "runs")
     planned = tiny_plan(folder, store)
     drive(planned, store, StubRun(store.path))
-    store.write_sweep(describe_sweep(planned, yaml="y", experiment_yaml="e", command="c"))
-    first = store.trial_ids()[0]
+    source = planned.sweep.source
+    texts = {"yaml": source.document.text, "experiment_yaml": source.base_document.text}
+    store.write_sweep(describe_sweep(planned, **texts, command="kvlab submit s.yaml"))
+    store.note_report("s", [0, 1])
     state = {"stage": "training", "step": 1, "steps": 20, "loss": 1.0}
-    (store.trial_directory(first) / "progress.json").write_text(json.dumps(state))
+    path = store.trial_directory(store.trial_ids()[0]) / "progress.json"
+    path.write_text(json.dumps(state))
     return folder
 
 
@@ -84,11 +85,13 @@ def measurements(store):
     return {trial: store.result(trial)["measurements"] for trial in store.trial_ids()}
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [(name, damage) for name in FILES for damage in BY_NAME[name]]
-)
-def test_damage_is_found_and_healed(tmp_path, store, name, damage, capsys):
-    before, paths = measurements(store), sorted(store.path.glob(FILES[name]))
+def submit(store):
+    drive(tiny_plan(store.path.parent, store), store, StubRun(store.path))
+
+
+@pytest.mark.parametrize(("files", "damage"), [(n, one) for n, of in FILES.items() for one in of])
+def test_damage_is_found_and_healed(store, files, damage, capsys):
+    before, paths = measurements(store), sorted(store.path.glob(files))
     damage_file(paths[0], damage, paths[-1])
 
     # every reader answers, in a line where it cannot
@@ -97,104 +100,81 @@ def test_damage_is_found_and_healed(tmp_path, store, name, damage, capsys):
     output = capsys.readouterr()
     assert "Traceback" not in output.out + output.err
 
-    found = verify_record(store).damaged
-    is_harmless = name == "progress.json" or (damage == "gone" and name in MAY_BE_GONE)
-    assert bool(found) != is_harmless, (name, damage)
+    found, name = verify_record(store).damaged, paths[0].name
+    is_harmless = name == "progress.json" or (damage == "gone" and name not in NEEDED)
+    assert bool(found) != is_harmless
     for item in found:
         assert heal_damage(item) is not None
     assert verify_record(store).damaged == []
 
-    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
+    submit(store)
     assert measurements(store) == before
-    if found and name != "trial.json":
-        aside = [path for path in store.path.rglob("damaged/*/**/*") if path.name == paths[0].name]
-        assert aside or damage == "gone"
+    store.note_report("s", [0, 1])
+    assert store.reported_seeds("s") == [[0, 1]]
+    if found and damage != "gone":
+        assert [path for path in store.path.rglob("damaged/*/**/*") if path.name == name]
 
 
 @pytest.mark.parametrize("name", ["result.json", "items.jsonl.gz", "training.json"])
-def test_a_submit_alone_heals_what_it_needs(tmp_path, store, name):
+def test_a_submit_alone_heals_what_it_needs(store, name):
     """Without `kvlab verify`: what has to be read again is found damaged then."""
-    before = measurements(store)
-    trial = store.trial_ids()[0]
-    training = store.result(trial)["training"]
-    folder = store.training_directory(training) if "training" in name else None
-    damage_file((folder or store.trial_directory(trial)) / name, "flip", store.path)
-    if folder is not None:  # a trial that has to be measured again needs the weights
+    before, trial = measurements(store), store.trial_ids()[0]
+    folder = store.trial_directory(trial)
+    if name == "training.json":  # a trial that has to be measured again needs the weights
+        folder = store.training_directory(store.result(trial)["training"])
         (store.trial_directory(trial) / "result.json").unlink()
-    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
+    damage_file(folder / name, "flip", store.path)
+    submit(store)
     assert measurements(store) == before
 
 
-def describe_whole(tmp_path, store):
-    """Write a description that has the real YAML; return its path."""
-    planned = tiny_plan(tmp_path / "s", store)
-    source = planned.sweep.source
-    texts = {"yaml": source.document.text, "experiment_yaml": source.base_document.text}
-    store.write_sweep(describe_sweep(planned, **texts, command="kvlab submit s.yaml"))
-    return store.sweep_directory(planned.sweep.name) / "sweep.json"
-
-
-@pytest.mark.parametrize("where", ['"question": "', '"levels": {', '"alpha": ', '"command": "'])
-def test_a_description_is_written_again_from_the_yaml_in_it(tmp_path, store, where, monkeypatch):
+@pytest.mark.parametrize("where", ["question", "levels", "alpha", "command", "seed", "n_layer"])
+def test_a_description_is_written_again_from_the_yaml_in_it_or_nothing_is_collected(
+    store, where, monkeypatch
+):
     monkeypatch.setattr(description_repair, "find_text", identify)
-    path = describe_whole(tmp_path, store)
-    before, data = store.sweep(path.parent.name), path.read_bytes()
-    place = data.index(where.encode()) + len(where)
+    path = store.sweep_directory("s") / "sweep.json"
+    before, data, files = store.sweep("s"), path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
+    is_yaml = where in ("seed", "n_layer")
+    begin = data.index(b'"yaml"' if where == "seed" else b'"experiment_yaml"') if is_yaml else 0
+    place = data.index(where.encode(), begin) + (0 if is_yaml else len(where) + 4)
     path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     (found,) = verify_record(store).damaged
     assert heal_damage(found, rebuild_description) is not None
-    again = store.sweep(path.parent.name)
-    if where == '"command": "':  # nothing but the file said it
-        again["command"] = before["command"]
-    assert again == before
     assert verify_record(store).damaged == []
-
-
-@pytest.mark.parametrize("where", ['"yaml": "', '"experiment_yaml": "'])
-def test_nothing_is_collected_while_a_sweep_has_no_description(tmp_path, store, where, monkeypatch):
-    monkeypatch.setattr(description_repair, "find_text", identify)
-    path = describe_whole(tmp_path, store)
-    data, files = path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
-    place = data.index(b"seed" if where == '"yaml": "' else b"n_layer", data.index(where.encode()))
-    path.write_bytes(data[:place] + b"X" + data[place + 1 :])
-    for item in verify_record(store).damaged:
-        assert heal_damage(item, rebuild_description) is not None
+    if not is_yaml:
+        command = {"command": before["command"]} if where == "command" else {}
+        assert {**store.sweep("s"), **command} == before
+        return
     assert not path.exists(), "its YAML is damaged"
     for option in ("--unused", "--weights"):
         assert main(["gc", option, "--apply", "--store", str(store.path)]) == 1
     assert [file for file in files if not file.exists()] == []
 
 
-def test_a_loop_of_links_is_no_result(tmp_path, store):
-    before = measurements(store)
-    path = store.trial_directory(store.trial_ids()[0]) / "result.json"
-    path.unlink()
-    path.symlink_to(path.name)
-    assert Store(store.path).status(path.parent.name) == "damaged"
-    (found,) = verify_record(store).damaged
-    assert "no regular file" in found.reason
-    assert heal_damage(found) is not None
-    assert not path.is_symlink()
-    path.symlink_to(path.name)
-    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
-    assert measurements(store) == before
-
-
-@pytest.mark.parametrize("damage", ["flip", "pipe"])
 @pytest.mark.parametrize("kind", ["looks", "search"])
-def test_what_was_decided_is_decided_again_from_the_results(tmp_path, decided, kind, damage):
+def test_what_was_decided_is_decided_again_from_the_results(tmp_path, kind):
     """Looks, rates that were tuned and the suggestions of a search lie in one file each."""
-    shutil.copytree(decided[kind], tmp_path, dirs_exist_ok=True)
+
+    def decide():
+        if kind == "looks":
+            drive_looks(load_looks(tmp_path), store)
+        else:
+            _, search, driver = searching(tmp_path)
+            driver.run()
+            search.finish()
+
     store = Store(tmp_path / "runs")
+    decide()
     path = store.sweep_directory("s") / ("sweep.json" if kind == "looks" else "search.json")
     before, results = json.loads(path.read_text()), measurements(store)
-    damage_file(path, damage, path)
+    damage_file(path, "flip", path)
     with store.driver_lock("s").hold():
         assert heal_description(store, "s") == [], "a driver may be about to write it"
     (line,) = heal_description(store, "s")
     assert line.startswith(f"sweeps/s/{path.name} is damaged: ")
     assert (path.parent / "damaged" / "1" / path.name).exists()
-    decide(kind, tmp_path, store)
+    decide()
     again = json.loads(path.read_text())
     for content in (before, again):
         content.pop("sha256")
@@ -202,22 +182,3 @@ def test_what_was_decided_is_decided_again_from_the_results(tmp_path, decided, k
         content.pop("seconds", None)
     assert again == before
     assert measurements(store) == results
-
-
-def decide(kind, folder, store):
-    if kind == "looks":
-        drive_looks(load_looks(folder), store)
-    else:
-        _, search, driver = searching(folder)
-        driver.run()
-        search.finish()
-
-
-@pytest.fixture(scope="module")
-def decided(tmp_path_factory):
-    """Folders of a sweep that took looks, and of a search, both at their end."""
-    folders = {}
-    for kind in ("looks", "search"):
-        folders[kind] = tmp_path_factory.mktemp(kind)
-        decide(kind, folders[kind], Store(folders[kind] / "runs"))
-    return folders

@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from kvlab.store import Store
+from tests.studies import read_options
 from tests.support.chaos_checks import Watch, check_mlflow, check_record, numbers
 from tests.support.chaos_processes import (
     TwoNodes,
@@ -39,18 +40,7 @@ from tests.support.chaos_processes import (
     title,
     trial_workers,
 )
-from tests.support.tiny_sweep import write_tiny_sweep
-
-EXPERIMENT = """\
-name: tiny
-model: {{vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}}
-data: {{source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}}
-training: {{tokens: {tokens}, batch_tokens: 64, evaluate_every: 50, evaluate_tokens: 64,
-  checkpoint_every: 7}}
-evaluation: {{loss_tokens: 64}}
-benchmark: {{prompt_tokens: 4, new_tokens: 4, repeats: 1}}
-resources: {{cpus: 1}}
-"""
+from tests.support.tiny_sweep import EXPERIMENT, write_tiny_sweep
 
 SWEEP = """\
 question: Does anything get lost?
@@ -207,7 +197,8 @@ class Home:
         self.folder, self.kills = folder, kills
         self.done = 0
         self._began = time.monotonic()
-        experiment = EXPERIMENT.format(tokens=64 * steps)
+        training = f"tokens: {64 * steps}, checkpoint_every: 7,"
+        experiment = EXPERIMENT.replace("tokens: 640,", training).replace(", retime: never", "")
         write_tiny_sweep(folder, SWEEP.format(seeds=list(range(seeds))), experiment)
         calm = Store(folder / "calm")
         log = folder / "calm.txt"
@@ -222,21 +213,15 @@ class Home:
 
 def main() -> int:
     """Run rounds until all kills are used; return 0, or 1 after printing what went wrong."""
-    parser = argparse.ArgumentParser(description="kill at random, lose nothing")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=3, help="of the sweep: 4 trials each")
-    parser.add_argument("--steps", type=int, default=600, help="of each training")
-    parser.add_argument("--where", choices=KINDS, action="append", help="default: both, in turn")
-    parser.add_argument("--keep", action="store_true", help="leave the files of all rounds")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, kills=100, seed=0, seeds=3, steps=600, where=("two nodes", "own cluster")
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of every `finally`
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    try:
-        return _rounds(folder, options)
-    finally:
-        if not options.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    if _rounds(folder, options):
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
 
 
 def _rounds(folder: Path, options: argparse.Namespace) -> int:
@@ -245,9 +230,8 @@ def _rounds(folder: Path, options: argparse.Namespace) -> int:
     home = Home(folder, options.kills, options.seeds, options.steps)
     chance, killed, drivers = random.Random(options.seed), Counter[str](), 0
     left, number, trials = options.kills, 0, 0
-    places = options.where or list(KINDS)
     while left > 0:
-        one = Round(home, places[number % len(places)], left, chance)
+        one = Round(home, options.where[number % len(options.where)], left, chance)
         try:
             one.run()
         except AssertionError as error:
@@ -257,8 +241,7 @@ def _rounds(folder: Path, options: argparse.Namespace) -> int:
         trials += len(one.store.trial_ids())
         killed += one.killed
         home.say(f"round {number}, {one.where}: all as undisturbed; {dict(one.killed)}")
-        if not options.keep:
-            shutil.rmtree(one.place, ignore_errors=True)
+        shutil.rmtree(one.place, ignore_errors=True)
     home.say(f"{killed.total()} kills {dict(killed)}, {drivers} drivers, {number} rounds")
     home.say(f"{trials} trials, each finished once; no orphan, no run left running")
     return 0

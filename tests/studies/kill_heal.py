@@ -2,18 +2,16 @@
 
     python -m tests.studies kill_heal --kills 100 --seed 0
 
-A driver runs a sweep of real trainings with two workers, each in a process of its own. Beside it
-`kvlab verify --heal` runs again and again. Meanwhile a finished file of the record or of the tokens
-is damaged now and then: a bit flips, the end is cut off, or the file is deleted. Drivers, workers
-and healers get SIGKILL at random moments; the workers of a killed driver live on beside the next
-driver. Once the kills are used up, everything that runs ends, `kvlab verify --heal` and one more
-submit follow, and then the record must verify, every number and weight must be bitwise that of an
-undisturbed sweep, and what was damaged must lie in a folder ``damaged/``.
+A driver runs a sweep of real trainings and measurements with two workers, each in a process of its
+own, and `kvlab verify --heal` runs beside it. Now and then a bit of a finished file flips, its end
+is cut off, or it is deleted. Drivers, workers and healers get SIGKILL at random moments; the
+workers of a killed driver live on beside the next one. Once the kills are used up, one more
+`kvlab verify --heal` and submit follow. Then the record must verify, and every number and weight
+must be bitwise that of an undisturbed sweep.
 """
 
 import argparse
 import contextlib
-import hashlib
 import multiprocessing
 import os
 import random
@@ -23,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -34,7 +32,6 @@ import torch
 
 from kvlab.cli.commands import verify
 from kvlab.errors import KvlabError, WorkerKilled
-from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
@@ -45,20 +42,12 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.run import Task, run_task
 from kvlab.trial.torch_trainable import TorchTrainable
+from tests.studies import read_options
 from tests.support.chaos_checks import numbers
 from tests.support.chaos_processes import adopt_orphans
-from tests.support.tiny_sweep import write_tiny_sweep
+from tests.support.tiny_sweep import EXPERIMENT, write_tiny_sweep
 
-EXPERIMENT = """\
-name: tiny
-model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}
-data: {source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}
-training: {tokens: 1920, batch_tokens: 64, evaluate_every: 10, evaluate_tokens: 64,
-  checkpoint_every: 4}
-evaluation: {loss_tokens: 64}
-benchmark: {prompt_tokens: 4, new_tokens: 2, repeats: 1}
-resources: {cpus: 1}
-"""
+TRAINING = EXPERIMENT.replace("tokens: 640,", "tokens: 1920, checkpoint_every: 4,")
 
 SWEEP = """\
 question: Does anything get lost?
@@ -80,9 +69,6 @@ FINISHED = (
     "runs/trainings/*/checkpoints/step-*/*", "runs/sweeps/*/sweep.json",
     "data/datasets/[!.]*/*.*",
 )  # fmt: skip
-SEALED = ("result.json", "items.jsonl.gz", "texts.json.gz", "training.json", "model.safetensors")
-"""Files that nobody may remove once they are damaged, unless a whole training replaces them."""
-
 WORKERS = 2
 LONGEST_PAUSE = 1.2
 """Most seconds between two kills."""
@@ -178,7 +164,6 @@ class Round:
         self.store = Store(folder / "runs")
         self.killed: Counter[str] = Counter()
         self.damaged: Counter[str] = Counter()
-        self.aside: dict[str, str] = {}  # sha256 of damaged contents -> path
         self.processes: dict[str, BaseProcess] = {}
         self.deadline = time.monotonic() + ROUND_SECONDS
 
@@ -271,25 +256,11 @@ class Round:
             data = path.read_bytes()
             if how == "gone":
                 path.unlink()
-                self.forget(path)
             elif data:
-                self.write_damaged(path, _damage(data, how, self.chance))
+                temporary = self.folder / "damaged"
+                temporary.write_bytes(_damage(data, how, self.chance))
+                os.replace(temporary, path)
             self.damaged[f"{path.name} {how}"] += 1
-
-    def write_damaged(self, path: Path, data: bytes) -> None:
-        temporary = self.folder / "damaged"
-        temporary.write_bytes(data)
-        self.forget(path)
-        os.replace(temporary, path)
-        if path.name in SEALED and _record_of(path).exists():
-            self.aside[hashlib.sha256(data).hexdigest()] = str(path)
-
-    def forget(self, path: Path) -> None:
-        """Expect no more of what lies in this directory: it has been damaged twice."""
-        parts = path.relative_to(self.folder).parts[:3]
-        for digest, other in list(self.aside.items()):
-            if Path(other).relative_to(self.folder).parts[:3] == parts:
-                del self.aside[digest]
 
     def check(self, expected: dict[str, object]) -> None:
         found = verify_record(self.store)
@@ -301,16 +272,6 @@ class Round:
         assert not wrong, f"differ from the undisturbed sweep: {wrong}"
         trials = set(self.store.sweep_trials("s"))
         assert trials <= now.keys() <= expected.keys()
-        kept = {file_sha256(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
-        lost = [path for digest, path in self.aside.items() if digest not in kept]
-        assert not lost, f"damaged files that are gone: {lost}"
-
-
-def _record_of(path: Path) -> Path:
-    """Return the file that lists ``path``: without it nobody can tell that it is damaged."""
-    if path.name == "model.safetensors":  # none beside a checkpoint's
-        return path.parent.parent / "training.json"
-    return path if path.name == "training.json" else path.parent / "result.json"
 
 
 def _run_logged(run: Callable[[Path], int], folder: Path, log: Path) -> None:
@@ -337,13 +298,9 @@ def _damage(data: bytes, how: str, chance: random.Random) -> bytes:
     return data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
 
 
-def _list_files(folders: Iterable[Path]) -> list[Path]:
-    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-
-
 def _prepare(folder: Path) -> dict[str, object]:
     """Write the sweep, run it undisturbed, and return its numbers."""
-    write_tiny_sweep(folder, SWEEP, EXPERIMENT)
+    write_tiny_sweep(folder, SWEEP, TRAINING)
     os.chdir(folder)
     os.environ["KVLAB_DATA"] = str(folder / "data")
     calm = _fork.Process(target=_run_logged, args=(drive, folder, folder / "calm.txt"))
@@ -357,11 +314,7 @@ def _prepare(folder: Path) -> dict[str, object]:
 
 def main() -> int:
     """Return 0 if all is as undisturbed, 1 after printing what is not."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="leave the files")
-    options = parser.parse_args()
+    options = read_options(__doc__, kills=100, seed=0)
     torch.set_num_threads(1)
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -374,19 +327,17 @@ def main() -> int:
             one.run(expected)
         except AssertionError as error:
             print(f"in {folder}, after {dict(one.killed)}: {error}", file=sys.stderr)
-            options.keep = True
             return 1
         print(f"{time.monotonic() - began:4.0f} s  {one.killed.total()} kills {dict(one.killed)}")
         print(f"        {one.damaged.total()} files damaged: {dict(sorted(one.damaged.items()))}")
         aside = len(list(one.store.path.glob("*/*/damaged/*")))
-        print(f"        {aside} moves into damaged/, {len(one.aside)} files found there")
+        print(f"        {aside} moves into damaged/")
         print("        all numbers and weights as undisturbed, every file verified")
+        shutil.rmtree(folder)
         return 0
     finally:
         for _, process in _living():
             process.kill()
-        if not options.keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
