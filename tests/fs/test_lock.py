@@ -62,19 +62,10 @@ def watcher():
     return LeaseWatcher()
 
 
-@pytest.fixture
-def holder(tmp_path):
-    process = start_python(HOLD, tmp_path / "deep" / "lock")
-    assert process.stdout.readline() == b"held\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
-    tmp_path, holder, watcher
-):
+def test_another_process_cannot_acquire_a_held_lock_until_its_holder_is_dead(tmp_path, watcher):
     lock = Lock(tmp_path / "deep" / "lock")
+    holder = start_python(HOLD, lock.path)
+    assert holder.stdout.readline() == b"held\n"
     assert watcher.is_held(lock.path)
     assert lock.acquire(timeout=0.0) is None
     assert lock.describe_holder().startswith(f"process {holder.pid} since 2")
@@ -86,12 +77,9 @@ def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
     assert os.listdir(tmp_path) == ["deep"]
     with pytest.raises(ZeroDivisionError), lock.hold(on_wait=lambda: 1 / 0):
         pytest.fail("the other process holds it")
-
-
-def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher):
-    lock = Lock(tmp_path / "deep" / "lock")
-    os.kill(holder.pid, signal.SIGKILL)
+    holder.kill()
     with lock.hold(timeout=60.0) as fence:
+        holder.communicate()
         assert fence
         assert watcher.is_held(lock.path)
     assert not watcher.is_held(lock.path)
@@ -136,25 +124,15 @@ def test_a_query_creates_no_files_and_an_impossible_path_is_refused(tmp_path, wa
     assert seems_held(tmp_path / "lock")
 
 
-@pytest.fixture
-def suspended(tmp_path, monkeypatch):
-    """A process with leases of one second, suspended while it holds a lock."""
+def test_a_process_that_wakes_up_after_a_takeover_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
-    process = start_python(WRITE, tmp_path)
-    assert process.stdout.readline() == b"written\n"
-    process.send_signal(signal.SIGSTOP)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_a_process_that_wakes_up_after_a_takeover_writes_nothing(tmp_path, suspended):
+    suspended = start_python(WRITE, tmp_path)
+    assert suspended.stdout.readline() == b"written\n"
+    suspended.send_signal(signal.SIGSTOP)
     with Lock(tmp_path / "lock").hold(timeout=60.0) as fence:
-        assert fence
         write_atomic(tmp_path / "deep" / "result", "second", fence=fence)
         suspended.send_signal(signal.SIGCONT)
-        out, _ = suspended.communicate(b"go on\n", timeout=60)
-        assert out == b"lost\n"
+        assert suspended.communicate(b"go on\n", timeout=60)[0] == b"lost\n"
         assert fence.holds(), "the release of the late process does not concern this lock"
         assert [path.name for path in tmp_path.glob("lock*")] == ["lock.2"]
     assert (tmp_path / "deep" / "result").read_text() == "second"
@@ -232,7 +210,6 @@ def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
     "text",
     [
         'held 000000000001 {"seconds": "many", "pid": 1, "token": "t"}',
-        'held 000000000001 {"seconds": 1e999, "pid": -1}',
         "held 000000000001 " + '{"a":' * 300 + "1" + "}" * 300,
         "",
         "\0" * 200,
@@ -253,26 +230,6 @@ def test_a_lease_that_nobody_writes_so_is_given_up_after_that_of_the_watcher(
         looks.append(watcher.is_held(tmp_path / "lock"))
     assert looks == [True] * 4 + [False]
     assert Lock(tmp_path / "lock").acquire(timeout=0.0) is None, "a new watcher looks first"
-
-
-FULL = """
-import resource, signal, sys
-from kvlab.errors import StoreError
-from kvlab.fs.lock import Lock
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
-try:
-    Lock(sys.argv[1]).acquire()
-except StoreError as error:
-    print(error)
-"""
-
-
-def test_a_lease_that_does_not_fit_the_disk_is_no_lease(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "lock"], stdout=-1, text=True)
-    assert done.stdout.startswith(f"{tmp_path / 'lock'}.1 cannot be locked: ")
-    assert os.listdir(tmp_path) == []
-    assert Lock(tmp_path / "lock").acquire(timeout=0.0)
 
 
 @pytest.mark.parametrize("jump", [-7e7, 7e7])

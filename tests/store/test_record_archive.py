@@ -93,15 +93,21 @@ def test_there_and_back_it_is_the_same(store, tmp_path, place):
     assert not verify_record(back).damaged
 
 
-def test_without_being_asked_for_weights_stay_here(store, tmp_path):
-    copy_sweep(store, "s", str(tmp_path / "s.tar.xz"))
-    back = Store(tmp_path / "back")
-    restore(back, str(tmp_path / "s.tar.xz"), tmp_path / "work")
-    assert not any(back.is_trained(back.result(t)["training"]) for t in back.trial_ids())
-    copy_sweep(store, "s", str(tmp_path / "s.tar.xz"), weights=True)
-    summary = restore(back, str(tmp_path / "s.tar.xz"), tmp_path / "again")
+def test_without_being_asked_for_weights_stay_here_and_damaged_ones_are_not_copied(store, tmp_path):
+    place, back = str(tmp_path / "s.tar.xz"), Store(tmp_path / "back")
+    copy_sweep(store, "s", place)
+    restore(back, place, tmp_path / "work")
+    trainings = [back.result(trial)["training"] for trial in back.trial_ids()]
+    assert not any(map(back.is_trained, trainings))
+    copy_sweep(store, "s", place, weights=True)
+    summary = restore(back, place, tmp_path / "again")
     assert (summary.trials, summary.unchanged) == (0, 8)
-    assert all(back.is_trained(back.result(t)["training"]) for t in back.trial_ids())
+    assert all(map(back.is_trained, trainings))
+    weights = store.training_directory(trainings[0]) / "final" / "model.safetensors"
+    weights.write_bytes(b"x" + weights.read_bytes()[1:])
+    copy_sweep(store, "s", place)
+    with pytest.raises(RecordDamaged, match="`kvlab verify --heal` moves it aside"):
+        copy_sweep(store, "s", place, weights=True)
 
 
 def test_an_outage_leaves_the_earlier_copy_and_another_is_refused(
@@ -146,57 +152,39 @@ def test_what_the_store_has_stays_and_what_is_damaged_is_replaced(copied, tmp_pa
     assert verify_record(store).damaged == []
 
 
-def test_what_a_process_works_on_is_left_alone(copied, tmp_path):
-    back = Store(tmp_path / "back")
+def test_what_a_process_works_on_is_left_alone_and_links_lead_nowhere(copied, tmp_path):
+    back, outside = Store(tmp_path / "back"), tmp_path / "outside"
+    outside.mkdir()
     with back.trial_lock(copied.trial_ids()[0]).hold():
         assert restore(back, f"{URL}/s.tar.xz", tmp_path / "a").in_use == 1
     with back.driver_lock("s").hold(), pytest.raises(UsageError, match="is being run in"):
         restore(back, f"{URL}/s.tar.xz", tmp_path / "b")
-
-
-def test_a_link_in_the_store_leads_no_copy_outside(copied, tmp_path):
-    back, outside = Store(tmp_path / "back"), tmp_path / "outside"
-    outside.mkdir()
-    folder = back.training_directory(copied.read_training_id(copied.trial_ids()[0]))
+    linked = Store(tmp_path / "linked")
+    folder = linked.training_directory(copied.read_training_id(copied.trial_ids()[0]))
     folder.mkdir(parents=True)
     (folder / "final").symlink_to(outside)
     with pytest.raises(CopyError, match="behind a symbolic link"):
-        restore(back, f"{URL}/s.tar.xz", tmp_path / "work")
+        restore(linked, f"{URL}/s.tar.xz", tmp_path / "c")
     assert list(outside.iterdir()) == []
-
-
-def write_trunk(store, trial, steps):
-    """Write checkpoints of a stable phase that a trial shares, as a training leaves them."""
-    path = store.trial_directory(trial) / "trial.json"
-    content = {**read_sealed_json(path), "trunk": "f" * 16}
-    write_sealed_json(path, content)
-    for step in steps:
-        folder = store.trunk_directory("f" * 16) / f"step-{step:08d}"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_text(f"weights after {step} steps")
-        files = {"model.safetensors": seal_file(folder / "model.safetensors")}
-        write_sealed_json(folder / "state.json", {"files": files, "state": {"step": step}})
 
 
 def test_a_stable_phase_comes_back_for_trials_that_are_missing(store, tmp_path):
     """A machine that dies takes the phase that its token budgets were to branch from."""
-    trials = store.trial_ids()
-    write_trunk(store, trials[0], (4, 8))
+    trials, trunk = store.trial_ids(), "f" * 16
+    path = store.trial_directory(trials[0]) / "trial.json"
+    write_sealed_json(path, {**read_sealed_json(path), "trunk": trunk})
+    for step in (4, 8):
+        folder = store.trunk_directory(trunk) / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text(f"weights after {step} steps")
+        files = {"model.safetensors": seal_file(folder / "model.safetensors")}
+        write_sealed_json(folder / "state.json", {"files": files, "state": {"step": step}})
     shutil.rmtree(store.trial_directory(trials[-1]))
     copy_sweep(store, "s", URL, weights=True)
     back = Store(tmp_path / "back")
     assert restore(back, f"{URL}/s.tar.xz", tmp_path / "work").missing == 1
-    assert back.trunk_steps("f" * 16) == [4, 8]
+    assert back.trunk_steps(trunk) == [4, 8]
     assert not verify_record(back).damaged
-
-
-def test_damage_is_not_copied(store):
-    training = store.read_training_id(store.trial_ids()[0])
-    weights = store.training_directory(training) / "final" / "model.safetensors"
-    weights.write_bytes(b"x" + weights.read_bytes()[1:])
-    copy_sweep(store, "s", URL)
-    with pytest.raises(RecordDamaged, match="`kvlab verify --heal` moves it aside"):
-        copy_sweep(store, "s", URL, weights=True)
 
 
 def test_wrong_places_are_refused_before_anything(store):

@@ -55,27 +55,21 @@ def test_a_name_or_an_id_never_becomes_another_path(store, wrong, kind):
     assert not store.path.exists()
 
 
-def test_a_result_is_written_once_and_comes_back(store):
-    for status in ("done", "failed", "diverged"):
-        store.write_result(result(status=status))
+def test_a_result_is_written_once_comes_back_and_is_never_the_end_where_it_was_cut(store):
+    path = store.trial_directory(ID) / "result.json"
+    for status in ("failed", "diverged", "done"):
+        path.unlink(missing_ok=True)
+        store.write_result(result(status=status, last={"c": {}}))
         assert store.status(ID) == status
-        assert store.result(ID) == {"schema": 1, **result(status=status)}
+        assert store.result(ID) == {"schema": 1, **result(status=status, last={"c": {}})}
         with pytest.raises(LeaseLost, match="exists already"):
             store.write_result(result(status="failed"))
         assert store.status(ID) == status
-        assert os.listdir(store.trial_directory(ID)) == ["result.json"]
-        os.unlink(store.trial_directory(ID) / "result.json")
-
-
-def test_a_result_that_was_cut_anywhere_is_damaged_and_never_an_end(store):
-    store.write_result(result(nested={"a": {"b": [1, {}]}}, last={"c": {}}))
-    path = store.trial_directory(ID) / "result.json"
+        assert os.listdir(path.parent) == [path.name]
     whole = path.read_bytes()
-    for length in range(0, len(whole), 3):
-        path.write_bytes(whole[:length])
+    for cut in (*(whole[:length] for length in range(0, len(whole), 3)), b"\0" * len(whole)):
+        path.write_bytes(cut)
         assert store.status(ID) == "damaged"
-    path.write_bytes(b"\0" * len(whole))
-    assert store.status(ID) == "damaged"
     with pytest.raises(RecordDamaged, match="is damaged"):
         store.result(ID)
 

@@ -36,7 +36,6 @@ from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.driver.sweep_progress import Event
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
@@ -135,18 +134,11 @@ def drive(folder: Path) -> int:
         description = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
         # imported before the fork
         run = partial(run_task, store=store.path, wait=False, make_trainable=TorchTrainable)
-        driver = Driver(
-            planned, store, ForkingExecutor(run), description=description, on_event=print_event
-        )
+        driver = Driver(planned, store, ForkingExecutor(run), description=description)
         return driver.run().exit_code
     except KvlabError as error:
         print(f"{type(error).__name__}: {error}")
         return 3
-
-
-def print_event(event: Event) -> None:
-    label = f"{event.planned.trial.id[:8]} {event.planned.label}"
-    print(f"{event.kind} {label} {event.status} {event.message}", flush=True)
 
 
 def heal(folder: Path) -> int:
