@@ -70,16 +70,6 @@ def select_documents(
     return table[kept], considered - len(kept)
 
 
-def describe_shortage(data: DataConfig, table: DocumentTable) -> str | None:
-    """Return a message if the source has less text than the limit of ``data``; None otherwise."""
-    for column, limit in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
-        available = int(table[column].sum(dtype=np.uint64))
-        if limit is not None and available < limit:
-            text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
-            return f"{text} {available:,} {column}, and all of them are taken"
-    return None
-
-
 def validation_mask(
     table: DocumentTable, fraction: float, *, is_grouped: bool = False
 ) -> npt.NDArray[np.bool_]:
@@ -210,6 +200,12 @@ def write_dataset(
         str(length): deduplication.measure_overlap(validation, train, length, threads)
         for length in deduplication.overlap_lengths(data.vocab_size)
     }
+    short = None
+    for column, limit in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
+        available = int(selection[0][column].sum(dtype=np.uint64))
+        if limit is not None and available < limit:
+            text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
+            short = f"{text} {available:,} {column}, and all of them are taken"
     digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
     manifest = {
         "schema": DATASET_SCHEMA,
@@ -221,7 +217,7 @@ def write_dataset(
         "repeated_documents": repeated,
         "shared_documents": len(held_out) - len(kept),
         "overlap": overlap,
-        "short": describe_shortage(data, selection[0]),
+        "short": short,
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
     if gap_bytes is not None:

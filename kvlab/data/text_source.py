@@ -11,7 +11,6 @@ TextUnit = dict[str, Any]
 """A part of the text that is read separately, as plain data that can be sent to another process.
 
 ``key`` identifies its text: units with equal keys hold the same documents, wherever they lie.
-``bytes``, if present, is its part of `TextSource.size`.
 """
 
 
@@ -36,14 +35,6 @@ class TextSource(ABC):
         Raises:
             DataError: The text is missing.
         """
-
-    def size(self, data: DataConfig) -> int | None:  # noqa: ARG002
-        """Return the bytes on disk of all units, to estimate the time left; None if unknown.
-
-        Raises:
-            DataError: The text is missing.
-        """
-        return None
 
     def text_bytes(self, data: DataConfig) -> int | None:  # noqa: ARG002
         """Return an estimate of the UTF-8 bytes of all documents; None if unknown.

@@ -54,22 +54,18 @@ class PieceJob:
 
     Attributes:
         folder: Folder of the pieces.
-        order_limit: Leave out documents whose ``order`` is greater; None keeps all.
-        is_survey: Write only the table of documents, without tokens.
     """
 
     source: str
     tokenizer: str
     folder: str
     unit: TextUnit
-    order_limit: int | None = None
-    is_survey: bool = False
 
     @property
     def table_path(self) -> Path:
-        """The table; its name is a hash of the unit and of what is done with it."""
-        key = f"{self.unit['key']} {self.order_limit} {self.is_survey}"
-        return Path(self.folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+        """The table; its name is a hash of the unit."""
+        key = hashlib.sha256(self.unit["key"].encode()).hexdigest()
+        return Path(self.folder) / f"{key[:32]}.npy"
 
     @property
     def tokens_path(self) -> Path:
@@ -78,7 +74,7 @@ class PieceJob:
     @property
     def is_written(self) -> bool:
         """Whether all of the piece is there; a kill may have left a part of it."""
-        return self.table_path.exists() and (self.is_survey or self.tokens_path.exists())
+        return self.table_path.exists() and self.tokens_path.exists()
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
@@ -111,17 +107,11 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
         group_digest = digest if group is None else hashlib.sha256(encode_utf8(group)).digest()
         name, order = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
         split = int.from_bytes(group_digest[16:24], "big")
-        if job.order_limit is not None and order > job.order_limit:
-            continue
-        count = 0
-        if not job.is_survey:
-            ids = tokenizer.encode_array(text).astype(dtype)
-            count = 1 + len(ids)
-            tokens += end_of_text
-            tokens += ids.data
-        rows.append((name, order, split, band_hashes(raw), len(raw), count))
-    if not job.is_survey:
-        write_atomic(job.tokens_path, tokens, fence=fence)
+        ids = tokenizer.encode_array(text).astype(dtype)
+        tokens += end_of_text
+        tokens += ids.data
+        rows.append((name, order, split, band_hashes(raw), len(raw), 1 + len(ids)))
+    write_atomic(job.tokens_path, tokens, fence=fence)
     table = io.BytesIO()
     np.save(table, np.array(rows, DOCUMENT_DTYPE))
     write_atomic(job.table_path, table.getvalue(), fence=fence)

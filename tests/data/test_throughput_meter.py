@@ -7,7 +7,7 @@ from kvlab.data.dataset_preparation import ThroughputMeter
 def test_rate_and_time_left_without_the_units_of_an_earlier_run(monkeypatch):
     moment, lines = [50.0], []
     monkeypatch.setattr(dataset_preparation.time, "monotonic", lambda: moment[0])
-    meter = ThroughputMeter("tokenizing", 100, lines.append)
+    meter = ThroughputMeter(100, lines.append)
     moment[0] += 0.5
     meter.add(1_000_000, 200_000, 5, is_new=True)
     assert lines == [], "not more than one line a second"
@@ -20,7 +20,7 @@ def test_rate_and_time_left_without_the_units_of_an_earlier_run(monkeypatch):
     moment[0] += 2
     meter.add(0, 0, 20, is_new=True)
     assert "left" not in lines[2]
-    unknown = ThroughputMeter("reading", None, lines.append)
+    unknown = ThroughputMeter(None, lines.append)
     moment[0] += 2
     unknown.add(2_000_000, 0, 0, is_new=False)
-    assert lines[3] == "reading: 2.0 MB of text"
+    assert lines[3] == "tokenizing: 2.0 MB of text, 0.0 million tokens"

@@ -44,9 +44,6 @@ class FineWebEdu(TextSource):
         """Return the revision, and the name and size of every file."""
         return {"sample": self._sample or data.subset, **self._listing(data)}
 
-    def size(self, data: DataConfig) -> int:
-        return sum(size for _, size in self._listing(data)["files"])
-
     def text_bytes(self, data: DataConfig) -> int:
         files = self._listing(data)["files"]
         return sum(text_formats.estimate_text_bytes(name, size) for name, size in files)
@@ -70,14 +67,12 @@ class FineWebEdu(TextSource):
             if path.stat().st_size != size:
                 text = f"{path} has {path.stat().st_size} bytes, not {size}"
                 raise DataError(f"{text}; remove it to download it again")
-            parts = text_formats.split_file(path)
-            for start, stop in parts:
-                file = f"{folder.name} {listing['revision']} {name} {size}"
+            file = f"{folder.name} {listing['revision']} {name} {size}"
+            for start, stop in text_formats.split_file(path):
                 yield {
                     "key": f"{REPOSITORY} {file} {start} {stop}",
                     "path": str(path),
                     "part": [start, stop],
-                    "bytes": size // len(parts),
                 }
 
     def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:

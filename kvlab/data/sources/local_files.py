@@ -36,10 +36,6 @@ class LocalFiles(TextSource):
         # its parts were once held out by their hash
         return [*names, "end"] if text_formats.is_one_text(names) else names
 
-    def size(self, data: DataConfig) -> int:
-        """Return the bytes of all files. Copies are counted, though they are read only once."""
-        return sum(path.stat().st_size for path in _find_files(data)[0])
-
     def text_bytes(self, data: DataConfig) -> int:
         files = _find_files(data)[0]
         return sum(text_formats.estimate_text_bytes(path, path.stat().st_size) for path in files)
@@ -53,14 +49,13 @@ class LocalFiles(TextSource):
         for path, digest in cached_sha256(paths).items():
             different.setdefault(f"{digest}{detect_format(path)}", path)
         for name, path in different.items():
-            stamp, parts = file_stamp(path), text_formats.split_file(path)
-            for start, stop in parts:
+            stamp = file_stamp(path)
+            for start, stop in text_formats.split_file(path):
                 yield {
                     "key": f"files {name} {start} {stop}",
                     "path": str(path),
                     "stamp": stamp,
                     "part": [start, stop],
-                    "bytes": path.stat().st_size // len(parts),
                 }
 
     def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
