@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.data.deduplication import BANDS, band_hashes
-from kvlab.data.sources import get_source
-from kvlab.data.text_source import TextUnit
+from kvlab.data.sources import TextUnit, get_source
 from kvlab.data.tokenizers import encode_utf8, load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import write_atomic

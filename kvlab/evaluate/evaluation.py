@@ -13,17 +13,25 @@ from kvlab.data.hellaswag_dataset import load_hellaswag
 from kvlab.data.requirements import position_loss_windows
 from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
-from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
-from kvlab.evaluate.needle import make_needle_rows, needle_lines, needle_measurements, score_needles
-from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
+from kvlab.evaluate.probes import (
+    make_needle_rows,
+    make_recall_rows,
+    needle_lines,
+    needle_measurements,
+    recall_measurements,
+    score_needles,
+    score_recall,
+)
 from kvlab.evaluate.validation_loss import (
     Floats,
     Tokens,
     bits_per_byte,
+    compare_serving,
     position_losses,
     position_measurements,
+    stores_other_dtype,
     target_losses,
 )
 from kvlab.model import GPT

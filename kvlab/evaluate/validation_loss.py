@@ -1,23 +1,38 @@
 """Validation loss by window and by position, one-shot and through the serving cache.
 
-Shapes: B rows, T tokens of a window.
+`compare_serving` says what serving changes: the loss, the distribution of the next token, and what
+the dtype costs. The same windows are scored one-shot and token by token through the serving cache.
+Two means of the loss may agree while the predictions differ, so the distributions are compared as
+well, at every token: by the Kullback-Leibler divergence KL(one-shot || served), and by whether the
+likeliest token
+is another. That is how quantized models are compared with their originals (Dutta et al.,
+arXiv 2407.09141).
+
+Where the cache stores K and V in another dtype than the model's, the windows are decoded once more,
+through a cache that differs from the serving cache only in dtype. The cost of tying is therefore
+not in what is measured of the dtype.
+
+Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_size.
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvlab.data.batches import ScoredText
-from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
+from kvlab.data.batches import ScoredText, Tokens
+from kvlab.evaluate.forward_passes import OnCount, batch_rows, document_spans, hidden_states
+from kvlab.layout import KVLayout
+from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec import ServingConfig
 
-Tokens = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
 
 POSITION_PARTS = 8
@@ -96,3 +111,193 @@ def bits_per_byte(losses: Floats, targets: Tokens, token_bytes: npt.NDArray[np.i
         token_bytes: bytes of each token, (vocab_size,).
     """
     return float(losses.sum() / math.log(2) / max(1, token_bytes[targets].sum()))
+
+
+# What serving changes
+
+
+_LARGEST_EXPONENT = 30.0
+"""A logit that serving raises by more nats than this is summed in logarithms instead."""
+
+
+@dataclass(frozen=True)
+class ServingComparison:
+    """The serving cache beside one-shot scoring, over the same windows.
+
+    Attributes:
+        one_shot: nats of each target, one-shot, (W, T).
+        served: the same through the serving cache.
+        exact: the same with its K and V in the model's dtype; empty where they have it anyway.
+        by_window: KL(one-shot || served) in nats per token, and the share of positions whose
+            likeliest token differs, (2, W).
+        by_position: the same as means over windows, (2, T).
+        logit_rms: root mean square of what the dtype changes in the logits.
+        logit_largest: the largest such change.
+        evicted_share: of the tokens up to each query, those that eviction dropped; None without.
+    """
+
+    one_shot: Floats
+    served: Floats
+    exact: Floats
+    by_window: Floats
+    by_position: Floats
+    logit_rms: float
+    logit_largest: float
+    evicted_share: float | None = None
+
+    def measurements(self, *, with_parts: bool = True) -> dict[str, float]:
+        """Return what is measured by the names of `kvlab.store.metrics`.
+
+        Standard errors are over windows, since the tokens of a window depend on each other.
+
+        Args:
+            with_parts: with the means over eight equal parts of a window.
+        """
+        measured: dict[str, float] = {}
+        names = "serving_kl", "serving_top_changed"
+        for name, by_window, by_place in zip(names, self.by_window, self.by_position, strict=True):
+            measured[name] = float(by_window.mean())
+            if len(by_window) > 1:
+                measured[f"{name}_stderr"] = float(by_window.std(ddof=1) / len(by_window) ** 0.5)
+            parts = np.array_split(by_place, POSITION_PARTS) if with_parts else []
+            measured |= {
+                f"{name}_part{i + 1}": float(p.mean()) for i, p in enumerate(parts) if len(p)
+            }
+        if len(self.exact):
+            measured["kv_dtype_logit_rms"] = self.logit_rms
+            measured["kv_dtype_logit_largest"] = self.logit_largest
+        if self.evicted_share is not None:
+            measured["evicted_share"] = self.evicted_share
+        return measured
+
+
+def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
+    """Return whether the cache stores K and V in another dtype than the model's."""
+    storage_dtype = KVLayout.of(model.config, serving).storage_dtype(model.dtype_name)
+    return storage_dtype != model.dtype_name
+
+
+@torch.inference_mode()
+def compare_serving(
+    model: GPT,
+    text: ScoredText,
+    serving: ServingConfig,
+    on_progress: OnCount,
+    document_start: int | None = None,
+) -> ServingComparison:
+    """Score validation windows one-shot and through the serving cache.
+
+    Args:
+        on_progress: called with the number of tokens that are newly decoded: twice each if
+            `stores_other_dtype`.
+        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
+    """
+    has_other_dtype = stores_other_dtype(model, serving)
+    eviction = KVLayout.of(model.config, serving).eviction
+    exact_serving = serving.store_as_model(eviction)
+    losses: dict[str, list[Tensor]] = {"one_shot": [], "served": [], "exact": []}
+    divergences: list[Tensor] = []  # KL and whether the top changed, (2, B, T)
+    squares, largest, logit_count = 0.0, 0.0, 0
+    lengths: list[int] = []  # of texts that are served alone
+    # whole one-shot passes side by side, as far as they fit: one-shot scores are then bitwise those
+    # of a trial that does not serve
+    one_shot_rows, rows = (batch_rows(model, text.block_size, way) for way in (None, exact_serving))
+    rows = max(rows // one_shot_rows * one_shot_rows, min(rows, one_shot_rows))
+    for x, y in text.iter_batches(rows):
+        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
+        passes = [
+            model.hidden_states(part, document_start=document_start)
+            for part in inputs.split(one_shot_rows)
+        ]
+        states = {
+            "served": hidden_states(model, inputs, serving, on_progress, document_start),
+            "one_shot": torch.cat(passes),
+        }
+        on_progress(x.size)
+        divergences.append(_token_divergences(model, states["one_shot"], states["served"]))
+        if has_other_dtype:
+            exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
+            states["exact"] = exact
+            # the head is linear: the logits of a difference are the differences of the logits
+            for chunk in _chunks(states["served"] - exact):
+                logits = model.compute_logits(chunk).float()
+                squares += float(logits.square().sum(dtype=torch.float64))
+                largest = max(largest, float(logits.abs().max()))
+                logit_count += logits.numel()
+            on_progress(x.size)
+        for name, stream in states.items():
+            losses[name].append(token_losses(stream, model.lm_head.weight, targets).double())
+        lengths += [end - start for _, start, end in document_spans(inputs, document_start)]
+    by_window = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
+    by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / by_window.shape[1]
+    evicted = None
+    if eviction is not None:
+        queries = sum(length * (length + 1) // 2 for length in lengths)
+        evicted = sum(map(eviction.count_dropped, lengths)) / queries
+    return ServingComparison(
+        **{name: _to_numpy(torch.cat(one)) if one else np.zeros(0) for name, one in losses.items()},
+        by_window=by_window,
+        by_position=by_position,
+        logit_rms=(squares / max(1, logit_count)) ** 0.5,
+        logit_largest=largest,
+        evicted_share=evicted,
+    )
+
+
+def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> Tensor:
+    """Return (2, B, T) in float64: KL divergence of every token, and whether the top changed.
+
+    The head is linear, so the logits' differences are the head's product with the difference of
+    the residual streams. They are as exact as that difference, where a difference of two logits
+    would carry the rounding of both, which exceeds the divergence of a bfloat16 cache.
+
+    Args:
+        one_shot, served: residual streams (B, T, E).
+    """
+    divergences, changes = [], []
+    for before, after in zip(_chunks(one_shot), _chunks(served), strict=True):
+        logits = model.compute_logits(before)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        change = model.compute_logits(after - before).to(logits.dtype)
+        top = logits.max(1).indices[:, None]
+        served_logits = logits + change
+        # equal logits are no change: there either token may be sampled first
+        changes.append(served_logits.amax(1) > served_logits.gather(1, top)[:, 0])
+        divergences.append(kl_divergence(logits, change))
+    both = torch.stack([torch.cat(divergences), torch.cat(changes).double()])
+    return both.view(2, *one_shot.shape[:2])
+
+
+def kl_divergence(logits: Tensor, change: Tensor) -> Tensor:
+    """Return KL(p || q) in nats, with p = softmax(logits) and q = softmax(logits + change).
+
+    With d the change less its mean under p, KL = log E_p[e^d] = log(1 + E_p[e^d - 1 - d]). No term
+    of that mean is negative, so small divergences are not lost among the rounding of large
+    logarithms, as they are in sum p (log p - log q).
+
+    Args:
+        logits: (N, V).
+        change: (N, V), in the same dtype; overwritten.
+
+    Returns:
+        (N,) in float64.
+    """
+    probabilities = torch.softmax(logits, -1)
+    change -= torch.linalg.vecdot(probabilities, change)[:, None]
+    terms = change.clamp_max(_LARGEST_EXPONENT).expm1_().sub_(change)
+    divergence: Tensor = torch.linalg.vecdot(probabilities, terms).double().log1p()
+    is_large = change.amax(1) > _LARGEST_EXPONENT
+    if is_large.any():  # e^d would overflow
+        exponents = logits[is_large].log_softmax(-1) + change[is_large]
+        divergence[is_large] = exponents.double().logsumexp(-1)
+    return divergence
+
+
+def _chunks(states: Tensor) -> Iterator[Tensor]:
+    """Yield residual streams (N, E) of so many tokens that their logits may exist four times."""
+    size = LOSS_CHUNK_TOKENS.get(states.device.type, LOSS_CHUNK_TOKENS["cuda"])
+    yield from torch.split(states.flatten(0, -2), size // 4)
+
+
+def _to_numpy(values: Any) -> Floats:
+    return np.asarray(values.cpu())

@@ -89,16 +89,14 @@ class KVLayout:
         """Return how many tokens of a context a layer's slot holds: all, the last ``window``, or
         those that eviction keeps."""
         rule = self._find_eviction(self.layers[layer], context_length)
-        if rule is not None:
-            return rule.count_entries(context_length)
-        return self.layers[layer].visible_tokens(context_length)
+        count = self.layers[layer].visible_tokens if rule is None else rule.count_entries
+        return count(context_length)
 
     def seen_tokens(self, layer: int, context_length: int) -> int:
         """Return how many tokens of a context the query of the newest one attends to."""
         rule = self._find_eviction(self.layers[layer], context_length)
-        if rule is not None:
-            return rule.count_held(context_length)
-        return self.layers[layer].visible_tokens(context_length)
+        count = self.layers[layer].visible_tokens if rule is None else rule.count_held
+        return count(context_length)
 
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
         """Return the bytes of one token in a layer's slot: K and V of every head, with scales.

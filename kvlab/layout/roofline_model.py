@@ -111,13 +111,6 @@ def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | Non
     return 2 * _decoding_weights(model, layout) + attention
 
 
-def weight_bytes_read(model: ModelConfig, item_bytes: int, layout: KVLayout | None = None) -> int:
-    """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
-    rows = 1 + model.position_scheme.has_embedding
-    weights = _decoding_weights(model, layout or KVLayout.of(model))
-    return item_bytes * (weights + rows * model.n_embd)
-
-
 def _decoding_weights(model: ModelConfig, layout: KVLayout) -> int:
     """Return how many weights multiply a decoded token: K and V that nobody reads are not made."""
     unused = (
@@ -138,9 +131,11 @@ def decode_step_cost(
         dtype: the model's.
     """
     layout = KVLayout.of(model, serving)
+    rows = 1 + model.position_scheme.has_embedding  # one of each embedding
+    weights = _decoding_weights(model, layout) + rows * model.n_embd
     return StepCost(
         flops=batch_size * decode_flops(model, context_length, layout),
-        weight_bytes=weight_bytes_read(model, DTYPES[dtype].item_bytes, layout),
+        weight_bytes=DTYPES[dtype].item_bytes * weights,
         kv_read_bytes=layout.read_bytes(batch_size, context_length, dtype),
         kv_written_bytes=layout.written_bytes(batch_size, dtype),
     )

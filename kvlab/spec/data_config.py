@@ -13,7 +13,7 @@ class SourceEntry:
     """One text source, as the spec knows it.
 
     Attributes:
-        factory: the `kvlab.data.text_source.TextSource` class, as ``module:class``. It is named,
+        factory: the `kvlab.data.sources.TextSource` class, as ``module:class``. It is named,
             not imported: specs do not import what reads text.
         arguments: of the factory.
         reads_paths: whether it reads `data.paths`, whose licence the user states.

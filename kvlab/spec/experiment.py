@@ -64,12 +64,7 @@ class Experiment(SpecModel):
             half = block_size - prompt if "prompt_tokens" in written else block_size // 2
             fitted["new_tokens"] = new = new if "new_tokens" in written else max(1, min(new, half))
             fitted["prompt_tokens"] = max(1, min(prompt, block_size - new))
-        changed = {
-            key: value
-            for key, value in fitted.items()
-            if key not in written and value != getattr(section, key)
-        }
-        return section.model_copy(update=changed) if changed else section
+        return section.model_copy(update={k: n for k, n in fitted.items() if k not in written})
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

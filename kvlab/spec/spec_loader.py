@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
+from kvlab.humanize import suggest_name
 from kvlab.spec.experiment import Experiment, ServedModel
-from kvlab.spec.overrides import apply_patch, resolve_paths
+from kvlab.spec.overrides import apply_patch, apply_scale, resolve_paths
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.scale_config import apply_scale
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.sweep_validation import find_cell_problems
 from kvlab.spec.validation_errors import format_value, list_field_errors, raise_once
@@ -46,9 +45,7 @@ def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -
         data = {"name": target, "model": {"preset": target}}
         return validate_data(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
     if not target.endswith((".yaml", ".yml")):
-        near = [name for name in PRESETS if target and name.startswith(target)]
-        near += get_close_matches(target, PRESETS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
+        hint = suggest_name(target, PRESETS, f"presets: {', '.join(PRESETS)}", cutoff=0.5)
         raise SpecError(f"{target}: is not a preset or a .yaml file; {hint}")
     experiment = load_experiment(target, overrides)
     return ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)

@@ -17,8 +17,7 @@ from kvlab.spec.cell_selection import Selection, select_cells
 from kvlab.spec.decide_config import DecideConfig, find_claim_problems, list_claims
 from kvlab.spec.designs import DESIGNS, DesignError, list_design_names
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.overrides import apply_patch, resolve_path_value
-from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
+from kvlab.spec.overrides import SCALED_KEYS, apply_patch, find_scale_problems, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
 from kvlab.spec.tuning_config import TuneConfig, find_tune_problems

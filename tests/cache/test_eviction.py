@@ -7,7 +7,7 @@ from kvlab.cache import PrefixCache
 from kvlab.cache.eviction import EvictingBuffer
 from kvlab.data.batches import spread_windows
 from kvlab.errors import CacheError
-from kvlab.evaluate.serving_comparison import compare_serving
+from kvlab.evaluate.validation_loss import compare_serving
 from kvlab.layout import KVLayout
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE

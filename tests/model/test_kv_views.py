@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
-from kvlab.layout.rescaling import RescaleError, rescale
+from kvlab.layout.serving_estimate import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
 from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS

@@ -2,11 +2,9 @@
 
 import pytest
 
-from kvlab.spec.designs import DESIGNS, Design, DesignError
-from kvlab.spec.key_reference import json_schema
-from tests.contracts.design_contract import FACTORS, DesignContract
+from kvlab.spec.designs import DESIGNS, DesignError
+from tests.contracts.design_contract import DesignContract
 from tests.support.design_requests import make_request
-from tests.support.spec_files import load_sweep_text, sweep_errors
 
 
 def cells(name, *sizes, **options):
@@ -77,22 +75,3 @@ class TestFractional(DesignContract):
 
 def test_every_design_of_the_table_has_a_contract_test():
     assert {test.name for test in DesignContract.__subclasses__()} == set(DESIGNS)
-
-
-def test_a_new_design_is_a_function_and_a_table_line(monkeypatch, tmp_path):
-    def corners(request):
-        yield request.change_baseline({})
-        yield tuple(len(axis.points) - 1 for axis in request.axes)
-
-    text = f"{FACTORS}design: corners:7\n"
-    with monkeypatch.context() as patched:
-        patched.setitem(DESIGNS, "corners", Design("corners", corners, arguments=(7, 9)))
-        labels = [
-            " ".join(cell.levels.values()) for cell in load_sweep_text(tmp_path, text).cells()
-        ]
-        assert labels == ["mha global learned", "mqa hybrid rope"]
-        assert "corners:7, corners:9" in sweep_errors(tmp_path, text.replace("corners:7", "half"))
-        assert "corners:9" in json_schema("sweep")["properties"]["design"]["enum"]
-    message = sweep_errors(tmp_path, text)
-    assert "design = corners:7 is not one of full, one_factor" in message
-    assert message.endswith("fractional:32, fractional:64")

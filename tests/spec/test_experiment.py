@@ -62,11 +62,6 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path):
     assert "paths" not in experiment.data.identity()
 
 
-def test_specs_are_frozen():
-    with pytest.raises(ValueError, match="frozen"):
-        ModelConfig().n_layer = 3
-
-
 @pytest.mark.parametrize(
     ("resources", "workers"),
     [({"cpus": 2.0}, 1), ({"gpus": 0.5}, 1), ({"gpus": 4.0}, 4), ({"workers": 3}, 3)],

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from kvlab.spec.designs import DESIGNS, DesignError
+from kvlab.spec.designs import DESIGNS
 from tests.support.design_requests import make_request
 
 FRACTIONAL = DESIGNS["fractional"]
@@ -64,17 +64,3 @@ def test_written_generators_are_used():
     request = make_request(2, 2, 2, 2, fraction=2, generators={"b": ("a", "c")})
     for a, b, c, _ in FRACTIONAL.positions(request):
         assert b == (a + c) % 2
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "message"),
-    [
-        ((2, 2, 2, 2, 2, 2), {"fraction": 16}, "cannot set 4 factors by products of 2"),
-        ((2,) * 10, {"fraction": 32}, "too many fractions of 10 factors"),
-        ((2, 2, 2, 2, 2), {"fraction": 4, "generators": {"d": ("a", "b"), "e": ("b", "a")}}, "move together"),
-        ((2, 2, 2), {"generators": {"b": ("a", "c"), "c": ("a", "b")}}, "has 2 of the 1 generators"),
-    ],
-)  # fmt: skip
-def test_refusals(sizes, options, message):
-    with pytest.raises(DesignError, match=message):
-        list(FRACTIONAL.positions(make_request(*sizes, **{"fraction": 2, **options})))

@@ -80,13 +80,6 @@ def test_the_command_prints_every_key_once(capsys):
     assert capsys.readouterr().out == format_key_reference("sweep")
 
 
-def test_a_kind_is_needed_without_doc_and_must_be_a_file_with_it(capsys):
-    assert main(["schema"]) == 2
-    assert "experiment, sweep or measurement" in capsys.readouterr().err
-    assert main(["schema", "measurement", "--doc"]) == 2
-    assert "keys of experiment and sweep" in capsys.readouterr().err
-
-
 def test_editors_get_standard_bounds_and_the_facts_in_descriptions():
     definitions = json_schema("experiment")["$defs"]
     n_layer = definitions["ModelConfig"]["properties"]["n_layer"]

@@ -71,9 +71,3 @@ def test_a_problem_is_placed_at_the_scale_that_causes_it(tmp_path):
     assert scale_errors(tmp_path, SWEEP + key, "wide").startswith("s.yaml:14:34: factors.horizon")
     of_the_file = SWEEP.replace("n_kv_head: 1", "n_kv_head: 3") + SCALES
     assert scale_errors(tmp_path, of_the_file, "wide").startswith("s.yaml:6:")
-
-
-def test_an_unknown_scale_says_which_there_are(tmp_path):
-    message = scale_errors(tmp_path, SWEEP + SCALES, "wid")
-    assert message.startswith("s.yaml:12:3: has no scale wid; use wide, or leave out --scale")
-    assert "write `scales: {wide: {experiment: ...}}`" in scale_errors(tmp_path, SWEEP, "wide")

@@ -86,12 +86,3 @@ def test_several_ways_are_a_factor_and_unchanged_cells_are_the_same_trials(tmp_p
     planned = plan(load_sweep_text(tmp_path, SWEEP + "match: parameters\n"), identify=identify)
     assert len(planned.trials) == 24
     assert len({one.trial.training_id for one in planned.trials}) == 16, "ties share a training"
-
-
-def test_every_cell_of_a_design_is_sized_in_every_way(tmp_path):
-    text = SWEEP.replace('    tied: {serving.tie: "adjacent:2"}\n', "") + "design: fractional:2\n"
-    alone = load_sweep_text(tmp_path, text).cells()
-    both = load_sweep_text(tmp_path, text + BOTH).cells()
-    assert {tuple(cell.levels.values()) for cell in both} == {
-        (*cell.levels.values(), way) for cell in alone for way in ("none", "parameters")
-    }

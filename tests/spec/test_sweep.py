@@ -1,7 +1,5 @@
 """Sweeps: cells, baselines, exclusions, and problems placed at the level that causes them."""
 
-from dataclasses import replace
-
 import pytest
 
 from kvlab.errors import SpecError
@@ -48,13 +46,6 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
     assert sweep.baseline["heads"] == "4"
     with pytest.raises(SpecError, match="is not a usable name"):
         load_sweep_text(tmp_path, SWEEP, "A b.yaml")
-
-
-def test_checking_a_sweep_changes_no_other_sweep_of_the_same_file(tmp_path):
-    sweep = load_sweep_text(tmp_path, SWEEP)
-    other = sweep.with_source(replace(sweep.source, base={**sweep.source.base, "name": "other"}))
-    assert other.cells()[0].experiment.name == "other"
-    assert sweep.cells()[0].experiment.name == "small"
 
 
 def test_a_search_chooses_its_own_cells(tmp_path):

@@ -27,27 +27,6 @@ def test_locations_are_kept():
     assert document.key_locations[("b", "c")] == (3, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "x.yaml:1:1: is empty"),
-        ("# only a comment\n", "is empty"),
-        ("- a\n- b\n", "x.yaml:1:1: is not a mapping"),
-        ("a: 1\n---\nb: 2\n", "x.yaml:2:1: is not valid YAML"),
-        ("a: [1, 2\nb: 3\n", "is not valid YAML"),
-        ("a:\tb\n\tc: d", "is not valid YAML"),
-        ("{a: 1}: 2", "a key must be a plain name"),
-        ("a: .inf", "not a finite number"),
-        ("a: 1e999", "too large"),
-        ("a: \x07", "#x0007"),
-    ],
-)
-def test_refusals_name_the_place(text, message):
-    with pytest.raises(SpecError) as caught:
-        parse_yaml(text, "x.yaml")
-    assert message in str(caught.value)
-
-
 def test_unreadable_files(tmp_path):
     for path, message in (
         (tmp_path / "missing.yaml", "cannot be read: No such file"),

@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
 from kvlab.humanize import format_number
-from kvlab.layout import KVLayout, rescaling
+from kvlab.layout import KVLayout, serving_estimate
 from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.spec import ServedModel, load_served_model
 from kvlab.spec.dtypes import DTYPES
@@ -61,11 +61,11 @@ def run(options: argparse.Namespace) -> None:
 def _estimate_sizes(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
     rows: list[dict[str, Any]] = []
-    for size in dict.fromkeys((shape.name, *rescaling.RESCALE_PRESETS)):
+    for size in dict.fromkeys((shape.name, *serving_estimate.RESCALE_PRESETS)):
         try:
-            other = shape if size == shape.name else rescaling.rescale(shape, size)
+            other = shape if size == shape.name else serving_estimate.rescale(shape, size)
             layout = KVLayout.of(other.model, other.serving)
-        except rescaling.RescaleError as error:
+        except serving_estimate.RescaleError as error:
             rows.append({"size": size, "reason": str(error)})
             continue
         rows += [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from kvlab.data.data_dir import ProgressCallback
-from kvlab.data.text_source import TextSource, TextUnit
+from kvlab.data.sources import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import DataConfig

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from kvlab.data import text_formats
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
-from kvlab.data.text_source import TextSource, TextUnit
+from kvlab.data.sources import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes, summarize_error

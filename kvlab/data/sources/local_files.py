@@ -10,8 +10,8 @@ from typing import Any, NoReturn, final
 
 from kvlab.data import text_formats
 from kvlab.data.data_dir import ProgressCallback, cached_sha256, file_stamp
+from kvlab.data.sources import TextSource, TextUnit
 from kvlab.data.text_formats import SUFFIXES, detect_format
-from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 

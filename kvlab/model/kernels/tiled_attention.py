@@ -7,7 +7,7 @@ memory is there. Queries go in tiles that read only the keys which any of them s
 and windows save work. bfloat16 is computed in float32, which a CPU without matrix tiles (AMX)
 does faster than its fused kernel in bfloat16.
 
-`kvlab.layout.cpu_attention_memory` has the shapes that this kernel serves and the bytes it saves.
+`kvlab.layout.training_memory` has the shapes that this kernel serves and the bytes it saves.
 
 Shapes: B rows, H heads, T tokens, D width of Q and K, Dv of V; N = B H.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kvlab.cache.attention_pass import softmax_with_sink
-from kvlab.layout.cpu_attention_memory import find_tile_window, query_tiles, saved_probability_bytes
+from kvlab.layout.training_memory import find_tile_window, query_tiles, saved_probability_bytes
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 

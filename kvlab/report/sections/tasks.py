@@ -212,7 +212,7 @@ _NEEDLES: dict[str, dict[str, tuple[str, str | None]]] = {
 """Table -> number of a line -> way of scoring, and the ending of the gain that marks a cell."""
 
 NeedleLine = Mapping[str, Any]
-"""What one trial recorded of one length and depth; see `kvlab.evaluate.needle.needle_lines`."""
+"""What one trial recorded of one length and depth; see `kvlab.evaluate.probes.needle_lines`."""
 
 _FOUND_GAIN, _FOUND_ERRORS = 1.0, 2.0
 """A found needle lowers the loss at every seed by more nats per token than the first, beyond the

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.data.dataset_preparation import prepare_dataset
-from kvlab.data.text_source import TextSource
+from kvlab.data.sources import TextSource
 from kvlab.errors import SpecError
 from kvlab.spec import load_experiment
 from kvlab.spec.data_config import SOURCES, SourceEntry

@@ -1,14 +1,11 @@
 """`docstrings`: exact extraction, in an order of which every prefix is a fair sample."""
 
 import ast
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from kvlab.data.data_dir import ignore_progress
-from kvlab.data.sources import get_source
-from kvlab.data.sources.docstrings import MIN_CHARACTERS, extract_docstrings, is_prose
+from kvlab.data.sources.docstrings import extract_docstrings, is_prose
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
 
@@ -72,15 +69,3 @@ def test_docstrings_are_those_that_the_standard_library_finds():
         expected = {text for node in nodes if (text := ast.get_docstring(node)) and is_prose(text)}
         assert len(expected) >= least
         assert set(extract_docstrings(raw)) == expected
-
-
-def test_the_first_units_hold_prose_of_many_packages():
-    source = get_source("docstrings")
-    units = list(islice(source.units(DataConfig(), ignore_progress), 8))
-    paths = [path for unit in units for path, _ in unit["files"]]
-    packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
-    assert len(packages) >= 8
-    assert not any("/tests/" in path for path in paths)
-    texts = [text for text, _ in source.read(units[0])]
-    assert min(map(len, texts)) >= MIN_CHARACTERS
-    assert sum(" the " in text for text in texts) > len(texts) / 2
