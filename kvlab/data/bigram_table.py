@@ -4,8 +4,6 @@ A model that does not beat a bigram table of the text that it was trained on has
 its context, and how its cells differ is mostly noise.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -23,25 +21,10 @@ _KT = 0.5
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class TableLosses:
-    """Losses of tables of the training text, in nats per token.
-
-    Attributes:
-        unigram: of the tokens' frequencies.
-        bigram: of the frequencies of pairs, smoothed by those of the tokens.
-        tokens: training tokens that were counted.
-    """
-
-    unigram: float
-    bigram: float
-    tokens: int
-
-
 def score_tables(
     train: Tokens, text: ScoredText, *, seed: int, windows: int, vocab_size: int
-) -> TableLosses:
-    """Score tables of the training text that a model has seen.
+) -> dict[str, float]:
+    """Score tables of the training text that a model has seen, of tokens and of their pairs.
 
     p(w | c) = (n(c, w) + s p(w)) / (n(c) + s), the hierarchical Dirichlet model of MacKay and Peto
     (1995), and p(w) with half a count added to each token (Krichevsky and Trofimov 1981). The
@@ -54,6 +37,10 @@ def score_tables(
         seed, windows: the training's first ``windows`` windows of ``text.block_size`` tokens, as
             `get_training_batch` orders them. Each is counted once, whatever the epochs.
         vocab_size: of the tokenizer.
+
+    Returns:
+        losses in nats per token and the training tokens that were counted, by the names of
+        `kvlab.store.metrics`.
     """
     block = text.block_size
     windows = min(windows, max(1, len(train) // block - 1), max(1, MAX_TOKENS // block))
@@ -69,7 +56,8 @@ def score_tables(
     strength = float(_STRENGTHS[int(np.argmin(losses))])
     counts.add(train, starts[-tuning:], block)
     unigram = float(-np.log(counts.unigram()[scored.targets]).mean())
-    return TableLosses(unigram, counts.bigram_loss(scored, strength), windows * block)
+    bigram = counts.bigram_loss(scored, strength)
+    return {"loss_unigram": unigram, "loss_bigram": bigram, "bigram_tokens": windows * block}
 
 
 class _Pairs:

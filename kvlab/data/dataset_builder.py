@@ -196,9 +196,10 @@ def write_dataset(
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
+    scale = 4 if data.ranks == 256 else 1  # tokens are bytes
     overlap = {
         str(length): deduplication.measure_overlap(validation, train, length, threads)
-        for length in deduplication.overlap_lengths(data.vocab_size)
+        for length in (scale * length for length in deduplication.OVERLAP_LENGTHS)
     }
     short = None
     for column, limit in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):

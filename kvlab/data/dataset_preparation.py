@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -286,7 +286,8 @@ def _tokenize(
     source = get_source(data.source)
     most = data.max_bytes if data.max_tokens is None else data.max_tokens
     limit = _Limit(data, most) if source.is_shuffled and most is not None else None
-    meter = ThroughputMeter(limit.maximum if limit else source.text_bytes(data), progress)
+    total, column = (limit.maximum, limit.column) if limit else (source.text_bytes(data), "bytes")
+    meter = ThroughputMeter(column, total, progress)
     units = source.units(data, progress)
     jobs = (PieceJob(data.source, data.tokenizer, str(folder), unit) for unit in units)
     pending: deque[tuple[PieceJob, bool, Future[None] | None]] = deque()
@@ -308,9 +309,8 @@ def _tokenize(
             future.result()
         done.append(job)
         table = token_pieces.read_document_table(job)
-        size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
-        share = tokens if limit and limit.column == "tokens" else size
-        meter.add(size, tokens, share, is_new=is_new)
+        counts = {name: int(table[name].sum(dtype=np.uint64)) for name in ("bytes", "tokens")}
+        meter.add(counts, is_new=is_new)
         if limit and limit.is_reached_with(table):
             return done
 
@@ -342,44 +342,37 @@ class _Limit:
 
 
 class ThroughputMeter:
-    """Report the units done of one pass over a text, the rate, and the time left.
+    """Report the text done, the rate, and the time left.
 
     Args:
-        total: Sum of all `add`'s ``share``, about; None if unknown.
+        column: What ``total`` counts: bytes of text, or tokens.
+        total: About how much there is; None if unknown.
         progress: Receives the lines.
     """
 
-    def __init__(self, total: float | None, progress: ProgressCallback):
-        self._total, self._progress = total, progress
-        self._bytes = self._tokens = self._new_bytes = 0
-        self._done_share = self._new_share = 0.0
+    def __init__(self, column: str, total: float | None, progress: ProgressCallback):
+        self._column, self._total, self._progress = column, total, progress
+        self._done, self._new = Counter[str](), Counter[str]()
         self._started = self._reported = time.monotonic()
 
-    def add(self, size: int, tokens: int, share: float, *, is_new: bool) -> None:
-        """Count one unit.
+    def add(self, counts: dict[str, int], *, is_new: bool) -> None:
+        """Count the bytes and tokens of one unit.
 
         Args:
-            size: Bytes of its text.
-            tokens: Its tokens.
-            share: Its part of the total.
             is_new: Whether this run made it. Units of an earlier, interrupted run say nothing
                 about the rate of this one.
         """
-        self._bytes += size
-        self._tokens += tokens
-        self._done_share += share
-        if is_new:
-            self._new_bytes += size
-            self._new_share += share
+        self._done.update(counts)
+        self._new.update(counts if is_new else {})
         now = time.monotonic()
         if now - self._reported < REPORT_SECONDS:
             return
         self._reported, seconds = now, now - self._started
-        line = f"tokenizing: {self._bytes / 10**6:,.1f} MB of text"
-        if self._new_bytes:
-            line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"
-        line += f", {self._tokens / 10**6:,.1f} million tokens"
-        if self._total is not None and self._new_share and self._done_share < self._total:
-            left = (self._total - self._done_share) * seconds / self._new_share
-            line += f", about {format_duration(left)} left"
+        line = f"tokenizing: {self._done['bytes'] / 10**6:,.1f} MB of text"
+        if self._new["bytes"]:
+            line += f", {self._new['bytes'] / seconds / 10**6:.1f} MB/s"
+        line += f", {self._done['tokens'] / 10**6:,.1f} million tokens"
+        done, new = self._done[self._column], self._new[self._column]
+        if self._total is not None and new and done < self._total:
+            line += f", about {format_duration((self._total - done) * seconds / new)} left"
         self._progress(line)

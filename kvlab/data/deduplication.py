@@ -35,11 +35,10 @@ MAX_SHARED = 0.03
 """A held-out document of whose passages more than this share occur in the training text is left
 out of the dataset."""
 
-_OVERLAP_LENGTHS = (13, 50)
+OVERLAP_LENGTHS = (13, 50)
 """Tokens of the passages whose overlap is measured: GPT-3 looked for 13 (Brown et al. 2020), and
-Lee et al. (2022) call 50 a duplicate. Theirs are tokens of about four bytes."""
-
-_BYTE_VOCABULARY = 257
+Lee et al. (2022) call 50 a duplicate. Theirs are tokens of about four bytes. Where tokens are bytes
+they are four times as long: 50 bytes are a dozen words, which texts share by chance."""
 
 _MEASURED_TOKENS = 4_000_000
 _FILTER_BITS = 24
@@ -121,16 +120,6 @@ def anchored_passages(raw: bytes) -> Hashes:
     for index in range(PASSAGE_BYTES // 8):
         total = _mix(total * _MULTIPLIERS[1] + words[anchors + 8 * index])
     return total
-
-
-def overlap_lengths(vocab_size: int) -> tuple[int, ...]:
-    """Return the lengths of the passages whose overlap is measured, in tokens.
-
-    Where tokens are bytes they are four times as long: 50 bytes are a dozen words, which texts
-    share by chance.
-    """
-    scale = 4 if vocab_size <= _BYTE_VOCABULARY else 1
-    return tuple(scale * length for length in _OVERLAP_LENGTHS)
 
 
 def measure_overlap(

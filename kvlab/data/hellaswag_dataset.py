@@ -40,7 +40,6 @@ class HellaSwagItem:
     ctx_b: str
     endings: tuple[str, ...]
     label: int
-    source_id: str
 
 
 def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
@@ -53,7 +52,7 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
         text = f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items"
         raise DataError(f"{text}; use 0 to {HELLASWAG_ITEMS}, or all")
     records = map(json.loads, _read_checked(get_hellaswag_file()).splitlines()[:limit])
-    names = ("ind", "activity_label", "ctx", "ctx_a", "ctx_b", "label", "source_id")
+    names = ("ind", "activity_label", "ctx", "ctx_a", "ctx_b", "label")
     return [
         HellaSwagItem(endings=tuple(record["endings"]), **{name: record[name] for name in names})
         for record in records

@@ -8,32 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.data.batches import ScoredText, spread_documents, spread_indices, spread_windows
+from kvlab.data.batches import ScoredText, Tokens, spread_documents, spread_indices, spread_windows
 from kvlab.data.hellaswag_dataset import load_hellaswag
 from kvlab.data.requirements import position_loss_windows
 from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
+from kvlab.evaluate import probes
+from kvlab.evaluate import validation_loss as losses
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
-from kvlab.evaluate.probes import (
-    make_needle_rows,
-    make_recall_rows,
-    needle_lines,
-    needle_measurements,
-    recall_measurements,
-    score_needles,
-    score_recall,
-)
-from kvlab.evaluate.validation_loss import (
-    Floats,
-    Tokens,
-    bits_per_byte,
-    compare_serving,
-    position_losses,
-    position_measurements,
-    stores_other_dtype,
-    target_losses,
-)
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
@@ -103,10 +86,8 @@ def evaluate(
 
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, validation, experiment, start_progress)
-        measurements |= measure_probes(model, validation, experiment, start_progress)
-        needle = _probe_needles(model, validation, experiment, start_progress)
-        if needle:
-            measurements |= needle_measurements(needle)
+        probed, needle = measure_probes(model, validation, experiment, start_progress)
+        measurements |= probed
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
@@ -128,15 +109,15 @@ def _measure_losses(
     measurements: Measurements = {}
     texts: TextSums = {}
     if served_text is not None:
-        passes = 2 if stores_other_dtype(model, serving) else 1
+        passes = 2 if losses.stores_other_dtype(model, serving) else 1
         on_progress = start_progress("validation loss, served", passes * served_text.target_count)
-        compared = compare_serving(model, served_text, serving, on_progress, start)
+        compared = losses.compare_serving(model, served_text, serving, on_progress, start)
         served, one_shot = compared.served, compared.one_shot
         nats = served_text.flatten(served)
         loss = float(nats.mean())
         measurements = {
             "loss_served": loss,
-            "bits_per_byte_served": bits_per_byte(nats, served_text.targets(), token_bytes),
+            "bits_per_byte_served": losses.bits_per_byte(nats, served_text.targets(), token_bytes),
             "served_tokens": served_text.target_count,
             "serving_gap": loss - float(served_text.flatten(one_shot).mean()),
             # with documents masked, a position in the window is not the number of tokens seen
@@ -145,32 +126,32 @@ def _measure_losses(
         if len(compared.exact):
             exact_loss = float(served_text.flatten(compared.exact).mean())
             measurements["kv_dtype_loss_change"] = loss - exact_loss
-        losses = {"nats": served, "one_shot_nats": one_shot}
-        texts["served"] = sum_by_document(served_text, experiment, losses)
+        sums = {"nats": served, "one_shot_nats": one_shot}
+        texts["served"] = sum_by_document(served_text, experiment, sums)
     if served_text is None or len(text) != len(served_text):
         on_progress = start_progress("validation loss", text.target_count)
-        one_shot = target_losses(model, text, None, on_progress, start)
+        one_shot = losses.target_losses(model, text, None, on_progress, start)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
     measurements |= {
         "loss": float(nats.mean()),
-        "bits_per_byte": bits_per_byte(nats, text.targets(), token_bytes),
+        "bits_per_byte": losses.bits_per_byte(nats, text.targets(), token_bytes),
         "loss_tokens": text.target_count,
     }
     return measurements, texts
 
 
 def sum_by_document(
-    text: ScoredText, experiment: Experiment, losses: dict[str, Floats]
+    text: ScoredText, experiment: Experiment, by_name: dict[str, losses.Floats]
 ) -> dict[str, list[float]]:
     """Return the indices of the scored documents, and the sums of each.
 
     Args:
-        losses: nats of each target (windows, block_size), by the name of their sum.
+        by_name: nats of each target (windows, block_size), by the name of their sum.
     """
     documents = text.find_documents(experiment.data.ranks)
     scored, inverse = np.unique(documents, return_inverse=True)
-    sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in losses.items()}
+    sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in by_name.items()}
     columns = {"documents": scored, "tokens": np.bincount(inverse), **sums}
     return {name: column.tolist() for name, column in columns.items()}
 
@@ -209,56 +190,52 @@ def select_scored_text(
 
 def measure_probes(
     model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
-) -> Measurements:
+) -> tuple[Measurements, list[dict[str, Any]]]:
     """Measure the probes that ``experiment.evaluation`` asks for.
 
     Args:
         validation: token ids, (tokens,).
 
+    Returns:
+        the measurements, and the lines of the needle probe, of every length and depth.
+
     Raises:
         DataError: there are too few validation tokens.
     """
     config, block_size = experiment.evaluation, model.config.block_size
+    vocabulary = experiment.data.vocab_size - 1
     modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
     if config.served:
         modes["_served"] = experiment.serving
     measurements: Measurements = {}
     if config.recall:
-        rows = make_recall_rows(config.recall, block_size, experiment.data.vocab_size - 1)
+        rows = probes.make_recall_rows(config.recall, block_size, vocabulary)
         on_progress = start_progress("associative recall", rows.tokens.size * len(modes))
         measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
         for suffix, serving in modes.items():
-            is_correct = score_recall(model, rows, serving, on_progress)
-            measurements |= recall_measurements(rows, is_correct, suffix)
+            is_correct = probes.score_recall(model, rows, serving, on_progress)
+            measurements |= probes.recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
         text = spread_windows(validation, count, length)
         on_progress = start_progress("loss by position", text.target_count * len(modes))
         for suffix, serving in modes.items():
-            losses = position_losses(model, text, serving, on_progress)
-            measurements |= position_measurements(losses, block_size, suffix)
-    return measurements
-
-
-def _probe_needles(
-    model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
-) -> list[dict[str, Any]]:
-    """Return the lines of the needle probe, of every length and depth."""
-    config = experiment.evaluation
-    if config.needle is None:
-        return []
-    depths, count = config.needle.depths, config.needle.rows
-    modes = 2 if config.served else 1
-    total = sum(config.needle.lengths) * (len(depths) + 1) * count * modes
-    on_progress = start_progress("needle in a haystack", total)
+            nats = losses.position_losses(model, text, serving, on_progress)
+            measurements |= losses.position_measurements(nats, block_size, suffix)
     lines: list[dict[str, Any]] = []
-    for length in config.needle.lengths:
-        rows = make_needle_rows(validation, length, depths, count, experiment.data.vocab_size - 1)
-        one_shot, served = score_needles(model, rows, None, on_progress), None
-        if config.served:
-            served = score_needles(model, rows, experiment.serving, on_progress)
-        lines += needle_lines(rows, one_shot, served)
-    return lines
+    if config.needle is not None:
+        depths, count = config.needle.depths, config.needle.rows
+        total = sum(config.needle.lengths) * (len(depths) + 1) * count * len(modes)
+        on_progress = start_progress("needle in a haystack", total)
+        for length in config.needle.lengths:
+            needles = probes.make_needle_rows(validation, length, depths, count, vocabulary)
+            scores = [
+                probes.score_needles(model, needles, serving, on_progress)
+                for serving in modes.values()
+            ]
+            lines += probes.needle_lines(needles, *scores)
+        measurements |= probes.needle_measurements(lines)
+    return measurements, lines
 
 
 class ProgressReporter:

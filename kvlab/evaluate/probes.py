@@ -242,7 +242,7 @@ def score_needles(
 
 
 def needle_lines(
-    rows: NeedleRows, one_shot: NeedleScores, served: NeedleScores | None
+    rows: NeedleRows, one_shot: NeedleScores, served: NeedleScores | None = None
 ) -> list[dict[str, Any]]:
     """Return what is recorded of one length: a line a depth.
 

@@ -39,8 +39,9 @@ of the quickstart's model and six variants of it shows on CPU."""
 _STATE_BYTES = 16
 """Weight, gradient and two moments of a parameter, each in float32."""
 
-_WEIGHT_BYTES = 4
-"""Of a parameter, all that a model has which takes no step."""
+_FLOAT_BYTES = 4
+"""Of a parameter, all that a model has which takes no step; and of a probability that attention
+saves, whatever the training's precision."""
 
 
 def activation_bytes(experiment: Experiment) -> int:
@@ -101,7 +102,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
             on a GPU, one row.
     """
     if not experiment.training.steps:
-        return _WEIGHT_BYTES * parameter_count(experiment.model)
+        return _FLOAT_BYTES * parameter_count(experiment.model)
     on_gpu = experiment.resources.devices > 0
     rows = microbatch_rows(experiment, (memory or 0) if on_gpu else None)
     tokens = rows * experiment.model.block_size
@@ -163,9 +164,6 @@ MAX_BFLOAT16_LENGTH = 1024
 MAX_SAVED_BYTES = 128 * 2**20
 """Of one layer."""
 
-_ITEM_BYTES = 4
-"""float32, whatever the training's precision."""
-
 
 def find_tile_window(window: int | None, sink_tokens: int, *, has_documents: bool) -> int | None:
     """Return the window that tiles follow: none where each document has sinks somewhere."""
@@ -216,5 +214,5 @@ def saved_probability_bytes(
         (end - start) * (end - first + (sink_tokens if first else 0))
         for start, end, first in query_tiles(length, window, sink_tokens)
     )
-    saved = _ITEM_BYTES * rows * heads * pairs
+    saved = _FLOAT_BYTES * rows * heads * pairs
     return saved if has_sink or saved <= MAX_SAVED_BYTES else 0

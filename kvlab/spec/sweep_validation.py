@@ -212,7 +212,12 @@ def _find_source_problems(
     if source is None:
         yield field, f"{text}, which is not in the design; include it, or start from another cell"
         return
-    if _is_cyclic(cell, cells):
+    visited = set["CellKey"]()
+    current: Cell | None = cell
+    while current is not None and current.key not in visited:
+        visited.add(current.key)
+        current = None if current.source_key is None else cells.get(current.source_key)
+    if current is not None:
         rule = f"is circular for the cell {cell.label}; remove init_from from one of its cells"
         yield field, f" = {{{written}}} {rule}"
     if missing := sorted(set(cell.seeds) - set(source.seeds)):
@@ -225,17 +230,6 @@ def _find_source_problems(
     if own.model.n_embd != other.model.n_embd:
         rule = f"whose n_embd = {other.model.n_embd} is not {own.model.n_embd}, so no weight fits"
         yield field, f"{text}, {rule}; start from another cell"
-
-
-def _is_cyclic(cell: "Cell", cells: Mapping["CellKey", "Cell"]) -> bool:
-    """Return whether following the sources from ``cell`` leads back to a cell."""
-    visited = set["CellKey"]()
-    current: Cell | None = cell
-    while current is not None and current.key not in visited:
-        visited.add(current.key)
-        source = current.source_key
-        current = None if source is None else cells.get(source)
-    return current is not None
 
 
 def _find_tuning_problems(sweep: "Sweep", cell: "Cell", tokens: int | None) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
@@ -18,7 +17,7 @@ def _validate_init_from(value: Any) -> Any:
     elif value is None or (isinstance(value, str) and value):
         return value
     text = "is not a folder, a repository or factor levels; write one such as ./weights,"
-    raise PydanticCustomError("start", f"{text} openai-community/gpt2 or {{heads: mha}}")
+    return spec.raise_problems([("", f"{text} openai-community/gpt2 or {{heads: mha}}")])
 
 
 Int8Product = Literal["output", "grad_input", "grad_weight"]
@@ -28,7 +27,7 @@ INT8_PRODUCTS: tuple[Int8Product, ...] = get_args(Int8Product)
 
 def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
     if len(set(value)) < len(value):
-        raise PydanticCustomError("twice", "names a product twice; name each once")
+        spec.raise_problems([("", "names a product twice; name each once")])
     return tuple(name for name in INT8_PRODUCTS if name in value)
 
 

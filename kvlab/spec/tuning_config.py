@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
-from pydantic_core import PydanticCustomError
 
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.seeds_config import Seed
-from kvlab.spec.spec_model import Name, PositiveInt, Problems, SpecModel, TupleOf
+from kvlab.spec.spec_model import Name, PositiveInt, Problems, SpecModel, TupleOf, raise_problems
 from kvlab.spec.training_config import TrainingConfig
 from kvlab.spec.validation_errors import list_field_errors
 
@@ -25,8 +24,7 @@ TUNED_KEY = "training.learning_rate"
 
 def _check_rising(rates: tuple[float, ...]) -> tuple[float, ...]:
     if any(high <= low for low, high in pairwise(rates)):
-        text = "is not rising; write each rate once, the lowest first"
-        raise PydanticCustomError("rates", "{text}", {"text": text})
+        raise_problems([("", "is not rising; write each rate once, the lowest first")])
     return rates
 
 

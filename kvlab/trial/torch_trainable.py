@@ -106,15 +106,13 @@ class TorchTrainable:
         if record["steps"]:  # tables of the text that was trained on, scored as the one-shot loss
             scored, _ = select_scored_text(dataset.validation, experiment)
             tokens = experiment.training.steps * experiment.training.batch_tokens
-            tables = score_tables(
+            measurements |= score_tables(
                 dataset.train,
                 scored,
                 seed=self._trial.seed,
                 windows=tokens // scored.block_size,
                 vocab_size=experiment.data.vocab_size,
             )
-            measurements |= {"loss_unigram": tables.unigram, "loss_bigram": tables.bigram}
-            measurements["bigram_tokens"] = tables.tokens
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if self._timing_lock is None:  # beside other trials on the device a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from kvlab.data.dataset_preparation import (
     set_aside_dataset,
 )
 from kvlab.data.shards import verify_dataset
-from kvlab.data.token_pieces import token_dtype
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
@@ -147,6 +145,23 @@ def test_the_split_has_its_share_stays_when_text_is_added_and_grows_with_its_fra
     assert abs(len(large) / 1000 - 0.7) < 4 * (0.7 * 0.3 / 1000) ** 0.5
 
 
+@pytest.mark.parametrize(("unit", "limit"), [("max_bytes", 80_000), ("max_tokens", 20_000)])
+def test_a_limit_is_a_fair_mixture_of_whole_documents(tmp_path, unit, limit):
+    everything = [*stories(300), *stories(300, seed=1)]
+    write_jsonl(tmp_path / "in" / "a.jsonl", everything[:300])
+    write_jsonl(tmp_path / "in" / "b.jsonl", everything[300:])
+    dataset = prepare_dataset(config(tmp_path / "in", validation_fraction=0.5, **{unit: limit}))
+    texts = [*chain(*read_splits(dataset))]
+    sizes = {
+        "max_bytes": sum(len(text.encode()) for text in texts),
+        "max_tokens": len(dataset.train) + len(dataset.validation),
+    }
+    assert limit <= sizes[unit] < limit + 1 + max(len(text.encode()) for text in texts)
+    from_first = sum(text.startswith("Story 0-") for text in texts)
+    assert 0.3 < from_first / len(texts) < 0.7
+    assert set(texts) < set(everything)
+
+
 def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
     texts = stories(120)
     write_jsonl(tmp_path / "one" / "all.jsonl", texts)
@@ -161,29 +176,6 @@ def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
             digests.add((prepare_dataset(config(tmp_path / folder, **more), workers=workers).digest,
                          *more))  # fmt: skip
     assert len(digests) == 3
-
-
-def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
-    path, last = write_jsonl(tmp_path / "a.jsonl", stories(100)), []
-    longest = max(len(text.encode()) for text in stories(100)) + 1
-    for count in (2_000, 6_000):
-        dataset = prepare_dataset(config(path, max_tokens=count, validation_fraction=0.5))
-        assert count <= len(dataset.train) + len(dataset.validation) < count + longest
-        texts = [*chain(*read_splits(dataset))]
-        assert set(last) < set(texts), "more tokens, the same documents first"
-        last = texts
-
-
-def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
-    everything = [*stories(300), *stories(300, seed=1)]
-    write_jsonl(tmp_path / "in" / "a.jsonl", everything[:300])
-    write_jsonl(tmp_path / "in" / "b.jsonl", everything[300:])
-    texts = [*chain(*read_splits(prepare_dataset(config(tmp_path / "in", max_bytes=80_000))))]
-    size = sum(len(text.encode()) for text in texts)
-    assert 80_000 <= size < 80_000 + max(len(text.encode()) for text in texts)
-    from_first = sum(text.startswith("Story 0-") for text in texts)
-    assert 0.3 < from_first / len(texts) < 0.7
-    assert set(texts) < set(everything)
 
 
 @pytest.mark.parametrize(
@@ -275,13 +267,6 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
             preparing.result(timeout=60)
     assert find_tokenizing_processes() == []
     assert list_prepared_datasets() == []
-
-
-def test_a_daemonic_process_prepares_alone(tmp_path):
-    path = write_jsonl(tmp_path / "a.jsonl", stories(300))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        dataset = pool.apply(prepare_dataset, (config(path),), {"workers": 2})
-    assert verify_dataset(dataset.folder) == []
 
 
 def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
@@ -451,8 +436,3 @@ def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
             read()
     with pytest.raises(DatasetDamaged, match="one sha256 for each"):
         shards.CheckedTokens(path, values.dtype, hashes[32:])
-
-
-@pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])
-def test_the_token_dtype_is_the_smallest_that_fits(vocabulary, size):
-    assert np.dtype(token_dtype(vocabulary)).itemsize == size

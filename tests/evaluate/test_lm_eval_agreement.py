@@ -36,31 +36,22 @@ def task(tmp_path_factory):
         yield lm_eval_reference.hellaswag_task(folder / "items.jsonl", ITEMS)
 
 
-@pytest.fixture(scope="module")
-def theirs(model, task):
+@pytest.mark.filterwarnings("ignore")
+def test_our_evaluation_and_our_model_inside_lm_eval_predict_the_same(model, task):
     words = lm_eval_reference.gpt2_words()
     lm = huggingface.HFLM(pretrained=transformers_model(model), tokenizer=words, batch_size=4)
-    return lm_eval_reference.samples(lm, task)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_our_evaluation_predicts_the_same(model, theirs):
+    theirs = lm_eval_reference.samples(lm, task)
+    predictions = [lm_eval_reference.prediction(sample) for sample in theirs]
+    assert len(set(predictions)) > 2, "not all alike"
     records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"), conventions=("lmeval",))
-    for record, sample in zip(records, theirs, strict=True):
-        scored = record["lmeval"]["one_shot"]
-        assert scored["scores"] == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)
-        assert (scored["prediction"], scored["prediction_norm"]) == lm_eval_reference.prediction(
-            sample
-        )
-    assert len({lm_eval_reference.prediction(sample) for sample in theirs}) > 2, "not all alike"
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("served", [False, True])
-def test_our_model_inside_lm_eval_predicts_the_same(model, task, theirs, served):
-    adapted = harness_model(OpenedModel("made", model, ServingConfig(), "gpt2"), served=served)
-    for ours, sample in zip(lm_eval_reference.samples(adapted, task), theirs, strict=True):
-        assert lm_eval_reference.scores(ours) == pytest.approx(
-            lm_eval_reference.scores(sample), abs=2e-3
-        )
-        assert lm_eval_reference.prediction(ours) == lm_eval_reference.prediction(sample)
+    scored = [record["lmeval"]["one_shot"] for record in records]
+    scores = {"ours": [one["scores"] for one in scored]}
+    assert [(one["prediction"], one["prediction_norm"]) for one in scored] == predictions
+    for served in (False, True):
+        opened = OpenedModel("made", model, ServingConfig(), "gpt2")
+        ours = lm_eval_reference.samples(harness_model(opened, served=served), task)
+        scores[served] = [lm_eval_reference.scores(sample) for sample in ours]
+        assert [lm_eval_reference.prediction(sample) for sample in ours] == predictions
+    for found in scores.values():
+        for one, sample in zip(found, theirs, strict=True):
+            assert one == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)

@@ -7,7 +7,7 @@ import torch
 from kvlab.evaluate import forward_passes
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
-from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
+from kvlab.model.generate import StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from tests.support.compiled_steps import watch_compiled_steps
@@ -81,29 +81,6 @@ def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served(kv
     nats = [[score.nats for score in scores] for scores in (one_shot, served, exact)]
     assert nats[0] == pytest.approx(nats[1], abs=1e-5)
     assert nats[0] != pytest.approx(nats[2], abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    "serving",
-    [
-        {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 2},
-        {"evict": {"keep": 6, "by": "recency", "sinks": 2}},
-        {"evict": {"keep": 6, "by": "heavy_hitters", "recent": 2, "sinks": 1}},
-    ],
-)
-def test_nor_does_one_that_is_decoded_without_fixed_shapes(serving):
-    """Blocks of tokens, eviction, rows that differ: what is stored where follows from lengths,
-    which are known."""
-    windows = {"attention_pattern": "GL", "window": 6, "sink_tokens": 2}
-    config = ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16, **windows)
-    model = GPT(config, device="meta")
-    tokens = torch.zeros(2, 5, dtype=torch.int64, device="meta")
-    with torch.inference_mode():
-        cache = model.new_cache(2, 24, ServingConfig.model_validate(serving))
-        prefill(model, tokens, cache, [5, 2])
-        step = EagerDecoder(model, cache)
-        for _ in range(4):
-            assert step(tokens[:, 0]).shape == (2, 60)
 
 
 def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypatch):

@@ -4,7 +4,7 @@ from kvlab.data.hellaswag_dataset import HellaSwagItem
 
 
 def item(ind, label, activity, a, b, *endings):
-    return HellaSwagItem(ind, activity, f"{a} {b}".strip(), a, b, endings, label, f"made~{ind}")
+    return HellaSwagItem(ind, activity, f"{a} {b}".strip(), a, b, endings, label)
 
 
 ITEMS = [
