@@ -180,10 +180,7 @@ def make_needle_rows(
     """
     body = length - (NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS - 1)
     starts = np.linspace(0, len(text) - body, count).astype(np.int64)
-    frequencies = np.zeros(vocabulary, np.int64)
-    for first in range(0, len(text), 2**20):  # without a copy of a text that lies on disk
-        chunk = text[first : first + 2**20]
-        frequencies += np.bincount(chunk, minlength=vocabulary)[:vocabulary]
+    frequencies = np.bincount(text[:], minlength=vocabulary)[:vocabulary]
     rows, answers = [], []
     for number, start in enumerate(starts.tolist()):
         haystack = text[start : start + body].astype(np.int64)
@@ -265,8 +262,7 @@ def needle_lines(
         line: dict[str, Any] = {"length": rows.length, "depth": depth, "rows": len(rows.answers)}
         for name, by_row in values.items():
             line[name] = float(by_row.mean())
-            if len(by_row) > 1:
-                line[f"{name}_stderr"] = float(by_row.std(ddof=1) / len(by_row) ** 0.5)
+            line[f"{name}_stderr"] = float(by_row.std(ddof=1) / len(by_row) ** 0.5)
         lines.append({**line, "chance": rows.chance})
     return lines
 

@@ -174,8 +174,8 @@ def _describe_type(field: Schema, definitions: Schema) -> str:
             if entries is None:
                 return "mapping"
             return f"mapping[name, {_describe_type(entries, definitions)}]"
-        case "integer" | "number" as kind:
-            return _describe_number(field, "whole number" if kind == "integer" else "number")
+        case "integer" | "number":
+            return _describe_number(field)
     words = {"boolean": "`true` or `false`", "string": "text", "null": "`null`"}
     return words.get(str(field.get("type")), "any value")
 
@@ -188,7 +188,8 @@ def _find_entry_schema(mapping: Schema) -> Schema | None:
     return entries
 
 
-def _describe_number(field: Schema, kind: str) -> str:
+def _describe_number(field: Schema) -> str:
+    kind = "whole number" if field["type"] == "integer" else "number"
     bounds = {"minimum": "at least", "exclusiveMinimum": "above",
               "maximum": "at most", "exclusiveMaximum": "below"}  # fmt: skip
     limits = {text: field[name] for name, text in bounds.items() if name in field}
