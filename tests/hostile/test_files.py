@@ -18,7 +18,6 @@ from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.data.text_formats import read_documents
 from kvlab.errors import DataError, SpecError, StoreError
-from kvlab.report.table_export import rows_to_csv
 from kvlab.spec import DataConfig, load_experiment
 from kvlab.store import Store
 from kvlab.store.gc import find_garbage, remove_garbage
@@ -217,14 +216,6 @@ def test_a_spec_that_means_harm_is_refused_at_its_place(tmp_path, text, place):
 
 
 # Tables and pages
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r\n="])
-def test_no_cell_begins_as_a_formula(start):
-    text = f"{start}HYPERLINK(1)"
-    rows = rows_to_csv([text, "b"], [{text: [text], "b": text}, {text: text, "b": -1.5}])
-    assert not [cell for cell in rows.split(",") if cell.strip('"')[:1] in tuple("=+@\t\r")]
-    assert rows.rstrip().endswith(",-1.5")
 
 
 @pytest.mark.parametrize(

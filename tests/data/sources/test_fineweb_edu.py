@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub.hf_api import RepoFile
 
 from kvlab.data.dataset_preparation import dataset_identity, prepare_dataset
 from kvlab.errors import DataError
@@ -85,74 +85,33 @@ def test_identity_follows_the_files_and_their_listed_sizes_hold(data_home):
         prepare_dataset(DATA)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as listing and downloading a public dataset takes."""
-
-    root: Path
-    served: list[str]
-    api = "/api/datasets/HuggingFaceFW/fineweb-edu"
-    files = f"/datasets/HuggingFaceFW/fineweb-edu/resolve/{REVISION}/"
-
-    def do_HEAD(self):
-        self._answer(body=False)
-
-    def do_GET(self):
-        self._answer(body=True)
-
-    def _answer(self, body):
-        path = self.path.split("?")[0].replace("%2F", "/")
-        if path == f"{self.api}/tree/{REVISION}/sample/10BT":
-            found = sorted((self.root / "sample" / "10BT").glob("*.parquet"))
-            entries = [{"type": "file", "path": f"sample/10BT/{file.name}", "oid": "0" * 40,
-                        "size": file.stat().st_size} for file in found]  # fmt: skip
-            self._send(json.dumps(entries).encode(), body)
-        elif path in (self.api, f"{self.api}/revision/main"):
-            about = {"id": "HuggingFaceFW/fineweb-edu", "sha": REVISION, "siblings": []}
-            self._send(json.dumps(about).encode(), body)
-        elif path.startswith(self.files):
-            name = path.removeprefix(self.files)
-            if body:
-                self.served.append(name)
-            self._send((self.root / name).read_bytes(), body)
-        else:
-            self.send_error(404)
-
-    def _send(self, raw, body):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.send_header("ETag", f'"{len(raw):x}"')
-        self.send_header("X-Repo-Commit", REVISION)
-        self.end_headers()
-        if body:
-            self.wfile.write(raw)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def hub(tmp_path):
-    published = write_local_sample(tmp_path / "published")
-    handler = type("ThisHub", (Hub,), {"root": published.parent.parent, "served": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler.served
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def served(tmp_path, monkeypatch):
+    """A hub in place of the library's, and the files that it served."""
+    root, names = write_local_sample(tmp_path / "published").parent.parent, []
+
+    def list_tree(_api, _repository, folder, **_):
+        files = sorted((root / folder).glob("*.parquet"))
+        return [
+            RepoFile(path=f"{folder}/{file.name}", size=file.stat().st_size, oid="0")
+            for file in files
+        ]
+
+    def download(_repository, name, *, revision, local_dir, **_):
+        assert revision == REVISION
+        names.append(name)
+        target = Path(local_dir, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, target)
+
+    info = SimpleNamespace(sha=REVISION)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: info)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_tree", list_tree)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return names
 
 
-def set_endpoint(monkeypatch, endpoint):
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-
-
-def test_hub_files_are_listed_downloaded_and_kept(hub, data_home, monkeypatch):
-    endpoint, served = hub
-    set_endpoint(monkeypatch, endpoint)
+def test_hub_files_are_listed_downloaded_and_kept(served, data_home, monkeypatch):
     prepare_dataset(DATA.model_copy(update={"max_bytes": 10_000}))
     assert served == ["sample/10BT/000_00000.parquet"], "more is not needed"
     first = prepare_dataset(DATA)
@@ -160,12 +119,9 @@ def test_hub_files_are_listed_downloaded_and_kept(hub, data_home, monkeypatch):
     folder = data_home / "fineweb-edu" / "sample" / "10BT"
     assert json.loads((folder / "listing.json").read_text())["revision"] == REVISION
     shutil.rmtree(data_home / "datasets")
-    set_endpoint(monkeypatch, "http://127.0.0.1:9")  # no hub any more
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", None)  # no hub any more
     assert prepare_dataset(DATA).digest == first.digest
     assert len(served) == 2
-
-
-def test_without_hub_or_files_the_error_gives_a_hint(monkeypatch):
-    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    shutil.rmtree(data_home)
     with pytest.raises(DataError, match=r"cannot be reached.*sample/10BT/\*\.parquet"):
         prepare_dataset(DATA)
