@@ -62,8 +62,9 @@ class KVCache:
             per_byte = DTYPES[name].numbers_per_item
             return KIVIBuffer(*shape, self.layout.blocks, per_byte, self.dtype, self.device)
         stored_dtype = self.layout.storage_dtype(str(self.dtype).removeprefix("torch."))
-        kv_format, rule = get_format(stored_dtype, group), self.layout.eviction
-        if rule is None or not self.layout.evicts(layer, self.max_length):
+        kv_format = get_format(stored_dtype, group)
+        rule = self.layout.find_eviction(layer, self.max_length)
+        if rule is None:
             return KVBuffer(*shape, kv_format, self.dtype, self.device)
         kind = EvictingBuffer if rule.prompt is None else PromptBuffer
         return kind(*shape, kv_format, self.dtype, self.device, rule)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from kvlab.data.token_pieces import DOCUMENT_DTYPE, DocumentTable, PieceJob
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.sealed_files import write_sealed_json
-from kvlab.humanize import format_bytes, format_count
+from kvlab.humanize import format_count
 from kvlab.spec import DataConfig
 
 _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<u8")])
@@ -177,11 +176,6 @@ def write_dataset(
         table, is_held_out, gap_bytes = split_parts(table, data.validation_fraction)
     _check_counts(data, len(table), int(is_held_out.sum()))
     dtype = np.dtype(token_pieces.token_dtype(data.vocab_size))
-    required = int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize
-    if (free := shutil.disk_usage(folder).free) < required:
-        text = f"{folder} has {format_bytes(free)} free, and the tokens need"
-        hint = "free some, or set KVLAB_DATA to another disk"
-        raise DataError(f"{text} {format_bytes(required)}; {hint}")
     held_out = table[is_held_out]
     try:
         splits = {"train": _write_split(folder / "train.bin", table[~is_held_out], jobs)}
@@ -194,7 +188,8 @@ def write_dataset(
             raise DataError(message, field="data.validation_fraction")
         splits["validation"] = _write_split(folder / "validation.bin", kept, jobs)
     except OSError as error:
-        raise DataError(f"{folder} cannot be written ({error.strerror})") from None
+        hint = "free some space, or set KVLAB_DATA to another disk"
+        raise DataError(f"{folder} cannot be written ({error.strerror}); {hint}") from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
     scale = 4 if data.ranks == 256 else 1  # tokens are bytes
     overlap = {

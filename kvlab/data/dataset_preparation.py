@@ -213,8 +213,7 @@ def _build_dataset(
 
 
 # Disk space. The estimates are made from the size of the text, since documents are not counted
-# before they are read. They are high for English. The final tokens are checked again, exactly,
-# when they are written.
+# before they are read. They are high for English.
 
 _BYTES_PER_DOUBLING = 0.4
 """Bytes of text per token that each doubling of the ranks adds; GPT-2's 50,256 ranks give 4.0.

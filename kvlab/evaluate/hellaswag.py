@@ -16,7 +16,7 @@ comparing two percentages.
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvlab.data.hellaswag_dataset import HellaSwagItem
 from kvlab.data.tokenizers import Tokenizer
@@ -27,20 +27,6 @@ from kvlab.spec import ServingConfig
 
 CONVENTIONS = {"completion": "hellaswag", "lmeval": "hellaswag_lmeval"}
 """Convention -> prefix of its metrics' names."""
-
-
-class Question(NamedTuple):
-    """One item in one convention, as token ids.
-
-    Attributes:
-        groups: one, or one per ending if the context was shortened.
-        divisors: tokens or characters of each ending.
-        is_shortened: the context lost its beginning to fit the model.
-    """
-
-    groups: list[Continuations]
-    divisors: list[int]
-    is_shortened: bool
 
 
 def score_hellaswag(
@@ -70,24 +56,29 @@ def score_hellaswag(
     questions = [
         _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
     ]
-    groups = [group for question in questions for group in question.groups]
+    groups = [group for own, _, _ in questions for group in own]
     scores = {"one_shot": iter(score_continuations(model, groups, None, on_progress))}
     if serving is not None:
         scores["served"] = iter(score_continuations(model, groups, serving, on_progress))
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
     keys = [(record, name) for name in conventions for record in records]
-    for (record, name), question in zip(keys, questions, strict=True):
-        record[name] = {"shortened": question.is_shortened, "divisors": question.divisors}
+    for (record, name), (own, divisors, is_shortened) in zip(keys, questions, strict=True):
+        record[name] = {"shortened": is_shortened, "divisors": divisors}
         for mode, by_group in scores.items():
-            nats = [score.nats for _ in question.groups for score in next(by_group)]
-            record[name][mode] = _predict([-one for one in nats], question.divisors)
+            nats = [score.nats for _ in own for score in next(by_group)]
+            record[name][mode] = _predict([-one for one in nats], divisors)
     return records
 
 
 def _make_question(
     item: HellaSwagItem, convention: str, tokenizer: Tokenizer, block_size: int
-) -> Question:
-    """Encode an item. What does not fit is cut from the left of the context."""
+) -> tuple[list[Continuations], list[int], bool]:
+    """Encode an item. What does not fit is cut from the left of the context.
+
+    Returns:
+        One group, or one for each ending if the context was cut; tokens or characters of each
+        ending; whether the context was cut.
+    """
     if convention == "lmeval":
         text = _strip_markup(f"{item.activity_label}: {item.ctx_a} {item.ctx_b.capitalize()}")
         endings = [_strip_markup(ending) for ending in item.endings]
@@ -103,8 +94,8 @@ def _make_question(
     context = context or [tokenizer.end_of_text]
     fitted = [fit_to_block(context, ending, block_size) for ending in encoded]
     if all(one == context for one, _ in fitted):
-        return Question([Continuations(context, encoded)], divisors, False)
-    return Question([Continuations(one, [ending]) for one, ending in fitted], divisors, True)
+        return [Continuations(context, encoded)], divisors, False
+    return [Continuations(one, [ending]) for one, ending in fitted], divisors, True
 
 
 def _strip_markup(text: str) -> str:

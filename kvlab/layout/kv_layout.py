@@ -62,11 +62,8 @@ class KVLayout:
             eviction=serving.resolve_eviction(model, slots),
         )
 
-    def evicts(self, layer: LayerConfig, context_length: int) -> bool:
-        """Return whether the slot of such a layer drops tokens of a context."""
-        return self._find_eviction(layer, context_length) is not None
-
-    def _find_eviction(self, layer: LayerConfig, context_length: int) -> EvictionRule | None:
+    def find_eviction(self, layer: LayerConfig, context_length: int) -> EvictionRule | None:
+        """Return which tokens of a context the slot of such a layer keeps; None for all."""
         rule = self.eviction
         drops = rule is not None and layer.window is None and rule.drops(context_length)
         return rule if drops else None
@@ -88,13 +85,13 @@ class KVLayout:
     def slot_length(self, layer: int, context_length: int) -> int:
         """Return how many tokens of a context a layer's slot holds: all, the last ``window``, or
         those that eviction keeps."""
-        rule = self._find_eviction(self.layers[layer], context_length)
+        rule = self.find_eviction(self.layers[layer], context_length)
         count = self.layers[layer].visible_tokens if rule is None else rule.count_entries
         return count(context_length)
 
     def seen_tokens(self, layer: int, context_length: int) -> int:
         """Return how many tokens of a context the query of the newest one attends to."""
-        rule = self._find_eviction(self.layers[layer], context_length)
+        rule = self.find_eviction(self.layers[layer], context_length)
         count = self.layers[layer].visible_tokens if rule is None else rule.count_held
         return count(context_length)
 
@@ -116,7 +113,7 @@ class KVLayout:
         if self.blocks is not None:
             blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
             return blocks * self._block_bytes(layer) + full * self._full_token_bytes(layer, dtype)
-        rule = self._find_eviction(self.layers[layer], context_length)
+        rule = self.find_eviction(self.layers[layer], context_length)
         scores = rule.slot_score_bytes * self.layers[layer].stored[0].count if rule else 0
         return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype) + scores
 
@@ -138,7 +135,7 @@ class KVLayout:
         return self.blocks is None and not any(
             layer.sink_tokens or layer.window > 1
             if layer.window is not None
-            else self.evicts(layer, context_length)
+            else self.find_eviction(layer, context_length)
             for layer in (self.layers[slot] for slot in self.slots)
         )
 
@@ -153,7 +150,7 @@ class KVLayout:
         total = 0
         for slot in self.slots:
             layer = self.layers[slot]
-            if layer.window is not None or self.evicts(layer, context_length):
+            if layer.window is not None or self.find_eviction(layer, context_length):
                 continue
             if self.blocks is None:
                 total += (end - start) * self.token_bytes(slot, dtype)
@@ -170,7 +167,7 @@ class KVLayout:
         total = 0
         for slot in self.slots:
             layer = self.layers[slot]
-            rule = self._find_eviction(layer, context_length)
+            rule = self.find_eviction(layer, context_length)
             if self.blocks is not None:
                 blocks, full = self.blocks.snapshot(length, layer.window)
                 total += len(blocks) * self._block_bytes(slot)
@@ -212,7 +209,7 @@ class KVLayout:
         """
         total = 0
         for number, layer in enumerate(self.layers):
-            rule = self._find_eviction(layer, context_length)
+            rule = self.find_eviction(layer, context_length)
             if self.blocks is not None:
                 blocks, full = self.blocks.seen(context_length, layer.window)
                 total += blocks * self._block_bytes(number)
@@ -269,7 +266,7 @@ class KVLayout:
                 continue
             text = f"{count} x {self.slot_length(slots[0], context_length)} tokens"
             token = self._token_formula(slots[0], dtype)
-            rule, heads = self._find_eviction(layer, context_length), layer.stored[0].count
+            rule, heads = self.find_eviction(layer, context_length), layer.stored[0].count
             if rule is not None and rule.prompt is not None:
                 votes = f"{rule.prompt - rule.recent} tokens x {VOTE_BYTES} bytes of votes"
                 of_votes.append(f"{count} x {heads} heads x {votes}")

@@ -1,10 +1,7 @@
 """Experiments and sweeps as the user writes them, read from YAML and checked. No torch."""
 
-from kvlab.spec.benchmark_config import BenchmarkConfig as BenchmarkConfig
 from kvlab.spec.data_config import DataConfig as DataConfig
-from kvlab.spec.evaluation_config import EvaluationConfig as EvaluationConfig
 from kvlab.spec.experiment import Experiment as Experiment
-from kvlab.spec.experiment import ServedModel as ServedModel
 from kvlab.spec.model_config import ModelConfig as ModelConfig
 from kvlab.spec.overrides import parse_override as parse_override
 from kvlab.spec.resources_config import ResourcesConfig as ResourcesConfig

@@ -19,6 +19,7 @@ from kvlab.spec.spec_model import Name, Problems, SpecModel, TextRule, TupleOf, 
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
 Text = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, TextRule(r"https?://[^\s()|]+", "is no address; write https://...")]
 CellLevels = dict[Name, Annotated[Name, BeforeValidator(normalize_level_name)]]
 
 KINDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -92,9 +93,7 @@ class Article(SpecModel):
 
     article: Text
     """Its title."""
-    address: Annotated[str, TextRule(r"https?://[^\s()|]+", "is no address; write https://...")] | (
-        None
-    ) = None
+    address: Address | None = None
     """Its address."""
     claims: Annotated[TupleOf[Claim], Field(min_length=1)]
 

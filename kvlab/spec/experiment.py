@@ -95,8 +95,7 @@ class Experiment(SpecModel):
         if bench.prompt_tokens + bench.new_tokens > block_size:
             text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {block_size}"
             yield "benchmark.new_tokens", f"{text}; shorten one"
-        longest = max(bench.context_lengths, default=0)
-        if longest + bench.new_tokens > block_size:
+        if bench.context_lengths and max(bench.context_lengths) + bench.new_tokens > block_size:
             text = f"and new_tokens = {bench.new_tokens} exceed block_size = {block_size}"
             yield "benchmark.context_lengths", f"{text}; shorten one"
         if "task" in bench.parts and block_size < TASK_TOKENS:

@@ -3,8 +3,9 @@
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import EvaluationConfig, load_sweep
 from kvlab.spec import evaluation_config as module
+from kvlab.spec import load_sweep
+from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.trial import Trial
 
 TASK = "task: letters\ndataset_path: json\n"

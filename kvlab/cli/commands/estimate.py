@@ -9,8 +9,9 @@ from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table,
 from kvlab.humanize import format_number
 from kvlab.layout import KVLayout, serving_estimate
 from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
-from kvlab.spec import ServedModel, load_served_model
+from kvlab.spec import load_served_model
 from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.experiment import ServedModel
 
 CONTEXTS = (1024, 8192, 65_536)
 BATCHES = (1, 8, 64)
