@@ -35,8 +35,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvlab.data.batches import Tokens
 from kvlab.evaluate.forward_passes import OnCount, iter_states_at
-from kvlab.evaluate.validation_loss import Floats, Tokens
+from kvlab.evaluate.validation_loss import Floats
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig

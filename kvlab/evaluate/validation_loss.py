@@ -207,7 +207,7 @@ def compare_serving(
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         passes = [
             model.hidden_states(part, document_start=document_start)
-            for part in inputs.split(one_shot_rows)
+            for part in torch.split(inputs, one_shot_rows)
         ]
         states = {
             "served": hidden_states(model, inputs, serving, on_progress, document_start),
