@@ -1,6 +1,5 @@
 """HellaSwag's file, from the data folder and from every origin."""
 
-import json
 import lzma
 import os
 import zipfile
@@ -112,13 +111,6 @@ def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
     assert get_hellaswag_file() == path
     assert load_hellaswag(7) == items[:7]
     assert load_hellaswag(0) == []
-
-
-@needs_file
-def test_rows_of_the_real_set_are_formatted_byte_for_byte(tmp_path):
-    records = [json.loads(line) for line in read_local_file().splitlines()]
-    rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
-    assert convert(tmp_path, rows) == read_local_file()
 
 
 def read_local_file():
