@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from kvlab.data import token_pieces
-from kvlab.sweep.planning import machine_speed
+from kvlab.sweep.planning import budget
 from tests.support.mlflow_template import copy_new_databases
 
 
@@ -46,9 +46,9 @@ def _known_machine_speed(tmp_path_factory):
     """Plans take the machine's speed as known, and not that of this one: to measure it takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.getbasetemp() / "no rates are remembered"
-        patch.setattr(machine_speed, "get_data_dir", lambda: folder)
-        patch.setattr(machine_speed, "_measure", lambda *_: dict(SPEED))
-        patch.setattr(machine_speed, "write_json", lambda _path, _rates: None)
+        patch.setattr(budget, "get_data_dir", lambda: folder)
+        patch.setattr(budget, "_measure", lambda *_: dict(SPEED))
+        patch.setattr(budget, "write_json", lambda _path, _rates: None)
         yield
 
 

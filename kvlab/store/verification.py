@@ -38,7 +38,7 @@ _REMEDIES = {
 
 Rebuild = Callable[[Store, str, Path], dict[str, Any] | None]
 """Returns the description of a sweep from a damaged one at a path; None if it cannot be made. See
-`kvlab.sweep.planning.description_repair.rebuild_description`."""
+`kvlab.sweep.planning.stages.rebuild_description`."""
 
 
 @dataclass(frozen=True)

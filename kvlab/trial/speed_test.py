@@ -1,7 +1,7 @@
 """Measure how fast this machine trains a model: ``python -m kvlab.trial.speed_test``.
 
 A plan starts it in a process of its own, because it needs torch; see
-`kvlab.sweep.planning.machine_speed`.
+`kvlab.sweep.planning.budget`.
 """
 
 import json

@@ -13,9 +13,9 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.store import Store
 from kvlab.store.verification import heal_damage, heal_description, verify_record
-from kvlab.sweep.planning import description_repair
-from kvlab.sweep.planning.description_repair import rebuild_description
+from kvlab.sweep.planning import stages
 from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.stages import rebuild_description
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import searching
 from tests.support.stub_trials import StubRun, drive, identify, tiny_plan
@@ -132,7 +132,7 @@ def test_a_submit_alone_heals_what_it_needs(store, name):
 def test_a_description_is_written_again_from_the_yaml_in_it_or_nothing_is_collected(
     store, where, monkeypatch
 ):
-    monkeypatch.setattr(description_repair, "find_text", identify)
+    monkeypatch.setattr(stages, "find_text", identify)
     path = store.sweep_directory("s") / "sweep.json"
     before, data, files = store.sweep("s"), path.read_bytes(), sorted(store.path.glob("tr*/*/*"))
     is_yaml = where in ("seed", "n_layer")

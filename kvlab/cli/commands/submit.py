@@ -32,7 +32,7 @@ from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_pol
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.planning import budget, description_repair, planner, texts
+from kvlab.sweep.planning import budget, planner, stages, texts
 from kvlab.sweep.search import search_history, searcher
 from kvlab.trial.run import run_task
 
@@ -81,7 +81,7 @@ def _submit(options: argparse.Namespace) -> int:
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
     for line in verification.heal_description(
-        store, sweep.name, description_repair.rebuild_description
+        store, sweep.name, stages.rebuild_description
     ):
         print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:

@@ -11,7 +11,7 @@ from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
 from kvlab.store.verification import Damage, Verification, heal_damage, verify_record
-from kvlab.sweep.planning.description_repair import rebuild_description
+from kvlab.sweep.planning.stages import rebuild_description
 
 IN_USE = "left, because a process uses it now"
 PREPARED_AGAIN = "the text is prepared again when a trial needs it"

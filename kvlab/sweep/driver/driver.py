@@ -7,7 +7,7 @@ end is read from the record. The driver keeps ids and states in memory, never re
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,11 @@ from kvlab.store.provenance import Origin
 from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
-from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
+from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
+from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial import finalize
 from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 
@@ -42,7 +43,7 @@ class Driver:
         on_event: Called with every event, such as the start and the end of a trial.
         on_result: Called with the id of every trial that ran here and has been recorded.
         retry_failed: Run the trials that failed before, too.
-        source: Supplies more trials, as a search does. Then this must be the only driver.
+        source: A search, which supplies more trials. Then this must be the only driver.
 
     Attributes:
         remote_trials: The trials that other processes run.
@@ -58,7 +59,7 @@ class Driver:
     on_event: Callable[[Event], None] = lambda _: None
     on_result: Callable[[str], None] = lambda _: None
     retry_failed: bool = False
-    source: TrialSource | None = None
+    source: Searcher | None = None
 
     def __post_init__(self) -> None:
         plan, store = self.plan, self.store
@@ -101,7 +102,8 @@ class Driver:
             StoreError: The store cannot be written; everything that ran has been stopped.
         """
         sweep = self.plan.sweep.name
-        self._check_requests(planner.trials_to_run(self.plan, self.retry_failed))
+        missing = planner.trials_to_run(self.plan, self.retry_failed)
+        self.executor.check_requests({planned.trial.resources for planned in missing})
         exclusive = self.source is not None
         with join_sweep(self.store, sweep, self.description, exclusive=exclusive):
             try:
@@ -159,10 +161,6 @@ class Driver:
             else:
                 self._record_end(planned, status, 0.0)
 
-    def _check_requests(self, trials: Iterable[PlannedTrial]) -> None:
-        """Raise ResourceError if a trial asks for more than there is."""
-        self.executor.check_requests({planned.trial.resources for planned in trials})
-
     def _read_status(self, planned: PlannedTrial) -> str | None:
         """Return how a trial of this sweep has ended, by pruning too; None if it has not."""
         pruning = planner.uses_pruning(self.plan.sweep)
@@ -189,7 +187,7 @@ class Driver:
                 self._states[trial_id] = status
                 self.source.tell(planned, status)
             elif not is_known:
-                self._check_requests([planned])
+                self.executor.check_requests([planned.trial.resources])
                 self._queue.push(planned)
 
     def _requeue(self, planned: PlannedTrial) -> None:
@@ -200,10 +198,10 @@ class Driver:
 
     def _has_ended_remotely(self, planned: PlannedTrial) -> bool:
         """Return whether another process has ended a trial; then count it."""
-        status = ended_status(self.store, planned.trial.id)
-        if status is not None:
-            self._finish(planned, status, None)
-        return status is not None
+        if (status := ended_status(self.store, planned.trial.id)) is None:
+            return False
+        self._finish(planned, status, None)
+        return True
 
     # Start
 
@@ -252,11 +250,8 @@ class Driver:
         source = planned.trial.source_training
         assert source is not None, "checked by is_source_missing"
         training_id = source.training_id
-        states = {
-            self._states.get(p.trial.id)
-            for p in self.plan.trials
-            if p.trial.training_id == training_id
-        }
+        sharing = [p.trial.id for p in self.plan.trials if p.trial.training_id == training_id]
+        states = {self._states.get(trial_id) for trial_id in sharing}
         if None in states or self._trainings.is_running(training_id):
             self._trainings.wait_for(training_id, planned)
         elif "done" in states:
@@ -282,7 +277,7 @@ class Driver:
         if blocked is not None:  # a machine has left the cluster, or others use it
             text = "its resources are in use by others; it starts when there is room"
             try:
-                self._check_requests([blocked])
+                self.executor.check_requests([blocked.trial.resources])
             except ResourceError as error:
                 text = f"{error}; it starts if such a machine joins"
             self._say_once("waiting", blocked, text)
@@ -370,22 +365,20 @@ class Driver:
         self.on_event(Event("retried", retry.planned, message=retry.reason))
 
     def _record_end(self, planned: PlannedTrial, status: str, seconds: float | None) -> None:
-        is_remote = seconds is None
         self._states[planned.trial.id] = status
         if self.source is not None and status != "pruned":
             self.source.tell(planned, status)
-        if not is_remote:
+        if seconds is not None:
             self._trials_run += 1
             self.on_result(planned.trial.id)
-        self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=is_remote))
+        self.on_event(Event("ended", planned, status, seconds or 0.0, is_remote=seconds is None))
 
     def _summarize(self) -> Summary:
         states: Counter[str] = Counter()
         for trial_id, status in self._states.items():
-            if status != "failed":
-                states[status] += 1
-            elif current := ended_status(self.store, trial_id):  # retried by another driver since
-                states[current] += 1
+            # what failed, another driver may have retried since
+            current = ended_status(self.store, trial_id) if status == "failed" else status
+            states.update([current] if current else [])
         states["missing"] = len(self._trials) - states.total()
         has_more = self.source is not None and not self.source.stop_reason
         return Summary(states, self._trials_run, self.is_stopping, self._halt_reason, has_more)

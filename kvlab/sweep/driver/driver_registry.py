@@ -63,7 +63,7 @@ def join_sweep(
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
             stack.callback(leave)
-            own: Any = description and description.get("stages")
+            own: Any = (description or {}).get("stages")
             other: Any = recorded.get("stages")
             # another driver of the same stages may have gone on since this one was planned
             has_gone_on = _are_of_one_sweep(own, other) and other["number"] > own["number"]
@@ -95,13 +95,12 @@ def _check_can_join(
     exclusive_lock: Lock,
 ) -> Mapping[str, Any]:
     """Return the sweep's description in the record, empty if there is none that can be read."""
-    others, recorded = store.held_driver_locks(name), dict[str, Any]()
+    others = store.held_driver_locks(name)
+    recorded: dict[str, Any] = {}
     try:
         recorded = store.sweep(name)
-    except UsageError:
-        pass  # its first driver
-    except StoreError:
-        if others:
+    except (UsageError, StoreError) as error:  # its first driver, or one that writes it anew
+        if others and isinstance(error, StoreError):
             raise
     if not others:
         return recorded
@@ -112,10 +111,10 @@ def _check_can_join(
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")
     if description is not None:
-        ours, theirs = description.get("stages"), recorded.get("stages")
-        is_same = _are_of_one_sweep(ours, theirs)  # cells grow from stage to stage
-        if not ours and not theirs:
-            is_same = _as_json(description.get("cells")) == recorded.get("cells")
+        ours, theirs = _as_json(description), recorded
+        is_same = _are_of_one_sweep(ours.get("stages"), theirs.get("stages"))
+        if "stages" not in ours and "stages" not in theirs:  # else cells grow from stage to stage
+            is_same = ours.get("cells") == theirs.get("cells")
         if not is_same:
             raise UsageError(f"{text} with other cells than this file's; {hint}")
     return recorded

@@ -99,11 +99,9 @@ class SmokeTests:
             groups.setdefault(smoke_test_key(planned), []).append(planned)
         is_worthwhile = self.requested
         if is_worthwhile is None:  # one architecture is tested as well by its first trial
-            is_worthwhile = len(groups) > 1 and any(
-                estimate_training_seconds(planned, self.flops_per_second) > MIN_TRAINING_SECONDS
-                for planned in missing
-                if planned.trains
-            )
+            rate, trainings = self.flops_per_second, (one for one in missing if one.trains)
+            longest = max((estimate_training_seconds(one, rate) for one in trainings), default=0.0)
+            is_worthwhile = len(groups) > 1 and longest > MIN_TRAINING_SECONDS
         if not is_worthwhile:  # only what `gpus: auto` measures
             groups = {k: own for k, own in groups.items() if own[0].trial.resources.gpus == "auto"}
         if not groups:
@@ -117,10 +115,17 @@ class SmokeTests:
             failure = result.failure
             if failure is not None and failure.kind not in _HANDLED_BY_TRIAL:
                 broken += 1
-                trace = result.traceback or ""
-                for planned in group:
-                    record_failure(planned.trial, self.store, self.origin, failure, trace)
-            changes = _choose_gpu_share(result) if group[0].trial.resources.gpus == "auto" else {}
+                for one in group:
+                    trace = result.traceback or ""
+                    record_failure(one.trial, self.store, self.origin, failure, trace)
+            changes: dict[str, object] = {}
+            if group[0].trial.resources.gpus == "auto":
+                count = 1
+                if result.peak_bytes and result.device_bytes:
+                    count = trials_per_device(result.peak_bytes, result.device_bytes)
+                    # as measured, since a part of the device would get a smaller one
+                    changes["microbatch_tokens"] = result.microbatch_tokens
+                changes["gpus"] = device_share(count)
             prepared |= {planned.trial.id: planned.with_resources(**changes) for planned in group}
         peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
         peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
@@ -177,15 +182,6 @@ def estimate_training_seconds(planned: PlannedTrial, flops_per_second: float | N
     return planned.flops / (flops_per_second or MAX_TRAINING_FLOPS[kind] * count)
 
 
-def _choose_gpu_share(result: SmokeResult) -> dict[str, object]:
-    """Return the resources that the measured memory allows; a whole GPU if none was."""
-    if not result.peak_bytes or not result.device_bytes:
-        return {"gpus": device_share(1)}
-    share = device_share(trials_per_device(result.peak_bytes, result.device_bytes))
-    # as measured, since a part of the device would get a smaller one
-    return {"gpus": share, "microbatch_tokens": result.microbatch_tokens}
-
-
 # Whether all machines share the store
 
 
@@ -199,7 +195,6 @@ def check_store_is_shared(
     store: Path,
     folder: Path,
     run_on_all_machines: Callable[[Callable[[str], str], str], Mapping[str, str | Exception]],
-    timeout: float = PATIENCE_SECONDS,
 ) -> None:
     """Write and read a few bytes in ``folder`` from here and from every machine.
 
@@ -207,7 +202,6 @@ def check_store_is_shared(
         store: The store's path, for the message.
         folder: Inside of it. Nothing stays there.
         run_on_all_machines: Calls a function of a path on every machine.
-        timeout: Seconds to wait here for a file from there.
 
     Raises:
         UsageError: A machine does not share the store.
@@ -223,7 +217,7 @@ def check_store_is_shared(
                 failed.append(f"{machine} cannot run kvlab: {last_line}")
             elif answer.startswith(" "):
                 failed.append(f"{machine}{answer}")
-            elif not _file_arrives(probe / answer, probe.name, timeout):
+            elif not _file_arrives(probe / answer):
                 failed.append(f"{machine} writes files that do not arrive here")
     finally:
         shutil.rmtree(probe, ignore_errors=True)
@@ -242,7 +236,7 @@ def answer_probe(probe: str) -> str:
         starts.
     """
     folder = Path(probe)
-    if not _file_arrives(folder / _DRIVER_FILE, folder.name, PATIENCE_SECONDS):
+    if not _file_arrives(folder / _DRIVER_FILE):
         return f" has no {folder.parent}, or another one than the driver"
     name = uuid.uuid4().hex
     try:
@@ -252,13 +246,11 @@ def answer_probe(probe: str) -> str:
     return name
 
 
-def _file_arrives(path: Path, text: str, timeout: float) -> bool:
-    """Return whether a file with this content is there, or appears in time."""
-    started = time.monotonic()
-    while True:
-        with contextlib.suppress(OSError):
-            if path.read_text() == text:
-                return True
-        if time.monotonic() - started >= timeout or not path.parent.parent.exists():
+def _file_arrives(path: Path) -> bool:
+    """Return whether a file that contains the name of its folder is there, or appears in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists() or path.read_text() != path.parent.name:
+        if time.monotonic() >= deadline or not path.parent.parent.exists():
             return False
         time.sleep(0.1)
+    return True

@@ -105,10 +105,10 @@ def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
             shared = [benchmark.identity(), resources.cpus, resources.devices > 0, data]
             key = fingerprint({"benchmark": shared})
             layout = KVLayout.of(experiment.model, experiment.serving)
-            prompt = max(benchmark.prompt_tokens, *benchmark.context_lengths, 0)
-            length, rows = prompt + benchmark.new_tokens, max(benchmark.batch_sizes)
-            cache = layout.stored_bytes(rows, length, MODEL_DTYPE)
-            own = 4 * parameter_count(experiment.model) + cache
+            length = max(benchmark.prompt_tokens, *benchmark.context_lengths, 0)
+            length += benchmark.new_tokens
+            own = layout.stored_bytes(max(benchmark.batch_sizes), length, MODEL_DTYPE)
+            own += 4 * parameter_count(experiment.model)
             if key not in groups or sizes[key] + own > MAX_SESSION_BYTES:
                 groups.setdefault(key, []).append({})
                 sizes[key] = 0
@@ -224,13 +224,6 @@ def _read_session(
         seal = store.result_seal(trial)
         timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
     now = utc_now()
-    return TimingSession(
-        seed,
-        started=answer.get("started", now),
-        finished=answer.get("finished", now),
-        device=answer.get("device", ""),
-        threads=answer.get("threads", 0),
-        commit=origin.commit,
-        trials=timed,
-        failure=failure,
-    )
+    facts: dict[str, Any] = {"started": now, "finished": now, "device": "", "threads": 0}
+    facts = {key: answer.get(key, default) for key, default in facts.items()}
+    return TimingSession(seed, **facts, commit=origin.commit, trials=timed, failure=failure)

@@ -133,8 +133,7 @@ class RetryPolicy:
         """Return what is recorded of an error after which the trial is not started again."""
         if not isinstance(error, WorkerKilled):
             return Failure.from_error(error)
-        kills = self._kills.get(planned.trial.id, 0)
-        message = f"{error}, {kills} times; the last attempt has its log"
+        message = f"{error}, {self._kills[planned.trial.id]} times; the last attempt has its log"
         return Failure("killed", type(error).__name__, message)
 
     def reason_to_halt(self, planned: PlannedTrial) -> str | None:

@@ -57,8 +57,8 @@ def architecture_key(planned: PlannedTrial) -> str:
     """Return a key of the model and how its K/V are stored, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    serving = [layout.owners, layout.writers, layout.kv_dtype, layout.kv_group]
-    serving.append(repr((layout.blocks, layout.eviction)))
+    others = repr((layout.blocks, layout.eviction))
+    serving = [layout.owners, layout.writers, layout.kv_dtype, layout.kv_group, others]
     trained = experiment.training.kv.identity(experiment.model)
     return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 
@@ -236,8 +236,7 @@ class RemoteTrials:
             trial, own = planned.trial, self._store.trial_directory(planned.trial.id)
             training = self._store.training_directory(trial.training_id)
             new = StallWatch((own, training, training / "checkpoints"))
-            watch = self._stall_watches.setdefault(trial.id, new)
-            watch.check(Lock(self._held_lock(trial)))
+            self._stall_watches.setdefault(trial.id, new).check(Lock(self._held_lock(trial)))
 
     def _held_lock(self, trial: Trial) -> Path:
         path = self._store.trial_directory(trial.id) / "lock"

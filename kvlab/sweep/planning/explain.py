@@ -17,16 +17,14 @@ from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import trial_identity
 from kvlab.trial.trial import Trial
 
+_ROTATION = ("model.rope_theta", "model.rotary_share", "model.rope_scaling")
+_KINDS = ("model.local", "model.global", "model.kinds")
 _REASONS = {
     "model.window": "a window of the block size or more is global attention",
     "model.attention_pattern": "the same layers are global and local",
     "model.kv_sharing": "the same layers own their K/V",
-    "model.rope_theta": "nothing is rotated",
-    "model.rotary_share": "nothing is rotated",
-    "model.rope_scaling": "nothing is rotated",
-    "model.local": "every layer has the same settings",
-    "model.global": "every layer has the same settings",
-    "model.kinds": "every layer has the same settings",
+    **dict.fromkeys(_ROTATION, "nothing is rotated"),
+    **dict.fromkeys(_KINDS, "every layer has the same settings"),
     "serving.tie": "the same cache slots",
     "serving.tie_rule": "nothing is tied",
     "evaluation.served_tokens": "as many tokens are scored",
@@ -102,7 +100,7 @@ def find_unmatched_trials(plan: Plan, store: Store) -> list[UnmatchedTrials]:
         return []
     planned = {one.trial.id: one.trial for one in plan.trials}
     cells = {frozenset(cell.levels.items()): cell.trials for cell in plan.cells}
-    counts: Counter[tuple[Difference, ...] | None] = Counter()
+    counts = Counter[tuple[Difference, ...] | None]()
     for cell in recorded:
         own = cells.get(frozenset(cell["levels"].items()), {})
         lost = {

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.data.shards import DatasetFacts
@@ -13,6 +12,7 @@ from kvlab.errors import UsageError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.dtypes import MODEL_DTYPE
+from kvlab.spec.experiment import Experiment
 from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, CellKey, Sweep
 from kvlab.store import Store
@@ -237,18 +237,37 @@ class Stage:
         )
 
 
-@dataclass(frozen=True)
+_Found = tuple[Trial, list[Mapping[str, str]], dict[str, Any]]
+"""A trial, the levels of its cells, since several cells may compute the same, and its costs."""
+
+
+def _estimate_costs(experiment: Experiment) -> dict[str, Any]:
+    """Return the costs of a `PlannedTrial`."""
+    model, training = experiment.model, experiment.training
+    layout = KVLayout.of(model, experiment.serving)
+    return {
+        "parameters": parameter_count(model),
+        "kv_bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
+        "kv_bytes": layout.stored_bytes(1, model.block_size, MODEL_DTYPE),
+        "flops": training_flops(experiment),
+        "tokens": training.steps * training.batch_tokens,
+    }
+
+
 class SweepPlanner:
     """Plan cells of one sweep: what the planners of its stages share; see `plan`."""
 
-    sweep: Sweep
-    store: Store | None
-    identify: IdentifyDataset | None = None
-    provisional: bool = False
-
-    def plan(self, cells: Sequence[Cell]) -> Plan:
-        found, is_provisional = self.identify, self.provisional
-        return plan(self.sweep, self.store, identify=found, provisional=is_provisional, cells=cells)
+    def __init__(
+        self,
+        sweep: Sweep,
+        store: Store | None,
+        identify: IdentifyDataset | None = None,
+        provisional: bool = False,
+    ):
+        self.sweep, self.store, self.provisional = sweep, store, provisional
+        self.identify = identify or (
+            planned_texts.find_text if provisional else planned_texts.prepare_text
+        )
 
     def read_record(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``; nothing before the first submit."""
@@ -257,113 +276,45 @@ class SweepPlanner:
         except UsageError:
             return {}
 
+    def plan(self, cells: Sequence[Cell]) -> Plan:
+        sweep, store = self.sweep, self.store
+        resolver = InitialWeightsResolver(sweep, cells, provisional=self.provisional)
+        known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
+        texts = PlannedTexts(sweep, self.identify, self.provisional, known)
+        texts.check(cells)
+        made: dict[tuple[CellKey, int], Trial] = {}
 
-def plan(
-    sweep: Sweep,
-    store: Store | str | Path | None = None,
-    *,
-    identify: IdentifyDataset | None = None,
-    provisional: bool = False,
-    cells: Sequence[Cell] | None = None,
-) -> Plan:
-    """Plan the trials of every cell and seed of a sweep.
+        def make_trial(cell: Cell, seed: int) -> Trial:
+            if (cell.key, seed) not in made:
+                experiment = texts.fit(planned_texts.with_absolute_paths(cell.experiment))
+                dataset_id = texts.identity(experiment.data)
+                initial_weights = resolver.resolve(cell, seed, make_trial)
+                made[cell.key, seed] = Trial.of(experiment, dataset_id, seed, initial_weights)
+            return made[cell.key, seed]
 
-    A trial's id contains the digest of its text's tokens, so the text is prepared first. Every
-    text is checked against what the cells ask of it.
+        planned_cells, found = [], dict[str, _Found]()
+        for cell in cells:
+            trials, costs = {}, _estimate_costs(cell.experiment)
+            for seed in cell.seeds:
+                trial = make_trial(cell, seed)
+                trials[seed] = trial.id
+                found.setdefault(trial.id, (trial, [], costs))[1].append(cell.levels)
+            planned_cells.append(PlannedCell(cell.levels, trials, cell.off))
+        planned = self._plan_trials(found)
+        absent = (*texts.absent, *resolver.absent)
+        notes = (*texts.notes, *([] if store is None else describe_lost_sources(planned, store)))
+        return Plan(sweep, planned, tuple(planned_cells), absent, notes, texts.facts())
 
-    Args:
-        sweep: From `kvlab.spec.load_sweep`.
-        store: Where finished trials are looked up; None takes all trials as new.
-        identify: Returns the facts of a dataset; by default those of `kvlab.data.prepare_dataset`,
-            or of `kvlab.data.find_dataset` if ``provisional``.
-        provisional: Plan even if a text is not prepared or a checkpoint is not here, as before a
-            download; see ``Plan.absent``.
-        cells: Plan these cells instead of the sweep's own.
-
-    Raises:
-        SpecError: A cell is impossible, asks for more text than there is, or names text that
-            cannot be read; or a checkpoint to start from is unavailable.
-        DataError: A dataset is unavailable, and ``provisional`` is not set.
-    """
-    if store is not None and not isinstance(store, Store):
-        store = Store(store)
-    cells = sweep.cells() if cells is None else cells
-    resolver = InitialWeightsResolver(sweep, cells, provisional=provisional)
-    if identify is None:
-        identify = planned_texts.find_text if provisional else planned_texts.prepare_text
-    known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
-    texts = PlannedTexts(sweep, identify, provisional, known)
-    texts.check(cells)
-    builder = _PlanBuilder(store, texts, resolver)
-    planned_cells = tuple(builder.add(cell) for cell in cells)
-    trials = builder.build_trials()
-    absent = (*texts.absent, *resolver.absent)
-    notes = (*texts.notes, *([] if store is None else describe_lost_sources(trials, store)))
-    return Plan(sweep, trials, planned_cells, absent, notes, texts.facts())
-
-
-def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Iterator[str]:
-    """Yield a line for each training that is made again, since others start from its weights."""
-    done = {planned.trial.training_id for planned in trials if planned.state == "done"}
-    sources = [
-        planned.trial.source_training
-        for planned in trials
-        if planned.trains and is_source_missing(planned.trial, store)
-    ]
-    lost = Counter(
-        (one.training_id, one.name) for one in sources if one and one.training_id in done
-    )
-    for (training, name), count in lost.items():
-        text = f"the weights of training {training} ({name}) are damaged or gone;"
-        reason = f"{format_count(count, 'training')} to come would start from them"
-        yield f"{text} they are made again, because {reason}"
-
-
-def uses_pruning(sweep: Sweep) -> bool:
-    """Return whether a pruned trial counts as ended in this sweep."""
-    return sweep.search is not None and sweep.search.pruning is not None
-
-
-def trials_to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
-    """Return the trials that have not ended; with ``retry_failed`` the failed ones, too."""
-    return [p for p in plan.trials if not p.has_ended or (retry_failed and p.state == "failed")]
-
-
-class _PlanBuilder:
-    """Collect trials by id, since several cells may compute the same."""
-
-    def __init__(self, store: Store | None, texts: PlannedTexts, resolver: InitialWeightsResolver):
-        self._store, self._texts, self._resolver = store, texts, resolver
-        self._uses_pruning = uses_pruning(texts.sweep)
-        self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
-        # trial id -> the trial, the levels of its cells, and what it costs
-        self._found: dict[str, tuple[Trial, list[Mapping[str, str]], dict[str, Any]]] = {}
-
-    def add(self, cell: Cell) -> PlannedCell:
-        model, training = cell.experiment.model, cell.experiment.training
-        layout = KVLayout.of(model, cell.experiment.serving)
-        costs = {
-            "parameters": parameter_count(model),
-            "kv_bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
-            "kv_bytes": layout.stored_bytes(1, model.block_size, MODEL_DTYPE),
-            "flops": training_flops(cell.experiment),
-            "tokens": training.steps * training.batch_tokens,
-        }
-        trial_ids = {}
-        for seed in cell.seeds:
-            trial = self._make_trial(cell, seed)
-            trial_ids[seed] = trial.id
-            self._found.setdefault(trial.id, (trial, [], costs))[1].append(cell.levels)
-        return PlannedCell(cell.levels, trial_ids, cell.off)
-
-    def build_trials(self) -> tuple[PlannedTrial, ...]:
+    def _plan_trials(self, found: dict[str, _Found]) -> tuple[PlannedTrial, ...]:
+        """Return the trials with their states, which trainings they share, and their branches."""
         # training id -> the first trial of this plan that has it
-        first_trial = {one.training_id: one.id for one, *_ in reversed(self._found.values())}
-        store, planned_trainings, planned = self._store, set[str](), list[PlannedTrial]()
-        for trial, cells, costs in self._found.values():
+        first_trial = {one.training_id: one.id for one, *_ in reversed(found.values())}
+        store, is_pruned = self.store, uses_pruning(self.sweep)
+        planned_trainings, planned = set[str](), list[PlannedTrial]()
+        for trial, cells, costs in found.values():
             state: TrialState | None = None
             if store is not None:
-                state = ended_status(store, trial.id, pruned=self._uses_pruning)
+                state = ended_status(store, trial.id, pruned=is_pruned)
             if state is None:
                 is_trained = trial.training_id in planned_trainings or (
                     store is not None and store.is_trained(trial.training_id)
@@ -390,14 +341,60 @@ class _PlanBuilder:
                 planned[number] = replace(one, trial=trial, branch=own)
         return tuple(planned)
 
-    def _make_trial(self, cell: Cell, seed: int) -> Trial:
-        key = (cell.key, seed)
-        if key not in self._trial_of_cell:
-            experiment = self._texts.fit(planned_texts.with_absolute_paths(cell.experiment))
-            dataset_id = self._texts.identity(experiment.data)
-            initial_weights = self._resolver.resolve(cell, seed, self._make_trial)
-            self._trial_of_cell[key] = Trial.of(experiment, dataset_id, seed, initial_weights)
-        return self._trial_of_cell[key]
+
+def plan(
+    sweep: Sweep,
+    store: Store | None = None,
+    *,
+    identify: IdentifyDataset | None = None,
+    provisional: bool = False,
+    cells: Sequence[Cell] | None = None,
+) -> Plan:
+    """Plan the trials of every cell and seed of a sweep.
+
+    A trial's id contains the digest of its text's tokens, so the text is prepared first. Every
+    text is checked against what the cells ask of it.
+
+    Args:
+        sweep: From `kvlab.spec.load_sweep`.
+        store: Where finished trials are looked up; None takes all trials as new.
+        identify: Returns the facts of a dataset; by default those of `kvlab.data.prepare_dataset`,
+            or of `kvlab.data.find_dataset` if ``provisional``.
+        provisional: Plan even if a text is not prepared or a checkpoint is not here, as before a
+            download; see ``Plan.absent``.
+        cells: Plan these cells instead of the sweep's own.
+
+    Raises:
+        SpecError: A cell is impossible, asks for more text than there is, or names text that
+            cannot be read; or a checkpoint to start from is unavailable.
+        DataError: A dataset is unavailable, and ``provisional`` is not set.
+    """
+    planner = SweepPlanner(sweep, store, identify, provisional)
+    return planner.plan(sweep.cells() if cells is None else cells)
+
+
+def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Iterator[str]:
+    """Yield a line for each training that is made again, since others start from its weights."""
+    done = {planned.trial.training_id for planned in trials if planned.state == "done"}
+    lost = Counter[tuple[str, str]]()
+    for planned in trials:
+        source = planned.trial.source_training
+        if source is not None and source.training_id in done and planned.trains:
+            lost[source.training_id, source.name] += is_source_missing(planned.trial, store)
+    for (training, name), count in (+lost).items():
+        text = f"the weights of training {training} ({name}) are damaged or gone;"
+        reason = f"{format_count(count, 'training')} to come would start from them"
+        yield f"{text} they are made again, because {reason}"
+
+
+def uses_pruning(sweep: Sweep) -> bool:
+    """Return whether a pruned trial counts as ended in this sweep."""
+    return sweep.search is not None and sweep.search.pruning is not None
+
+
+def trials_to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
+    """Return the trials that have not ended; with ``retry_failed`` the failed ones, too."""
+    return [p for p in plan.trials if not p.has_ended or (retry_failed and p.state == "failed")]
 
 
 def baseline_first(sweep: Sweep) -> dict[str, tuple[str, ...]]:

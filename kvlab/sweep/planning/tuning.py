@@ -41,10 +41,6 @@ class Architecture:
     optimum: Optimum | None = None
 
     @property
-    def label(self) -> str:
-        return self.tuned_cell.label
-
-    @property
     def recipe(self) -> float:
         """The rate of the recipe."""
         return self.tuned_cell.experiment.training.learning_rate
@@ -112,10 +108,8 @@ class TuningPlanner:
             self.architectures = self._read_losses(planned, rates)
             if not all(one.has_ended for one in planned.trials):
                 break
-            proposals = [
-                tuning.propose_value(one.points, len(self._tune.learning_rates))
-                for one in self.architectures
-            ]
+            count = len(self._tune.learning_rates)
+            proposals = [tuning.propose_value(one.points, count) for one in self.architectures]
             if proposals == [None] * len(proposals):
                 self.architectures = tuple(
                     replace(one, optimum=tuning.find_optimum(one.points))
@@ -245,7 +239,8 @@ def _describe_decisions(architectures: Sequence[Architecture], seeds: int) -> It
         assert one.optimum is not None, "the tuning is over"
         failed = sum(seeds - len(point.losses) for point in one.points)
         note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
-        yield f"{one.label}: {TUNED_KEY} = {tuning.describe_optimum(one.optimum, one.recipe)}{note}"
+        found = tuning.describe_optimum(one.optimum, one.recipe)
+        yield f"{one.tuned_cell.label}: {TUNED_KEY} = {found}{note}"
 
 
 def _describe_proposals(
@@ -253,7 +248,6 @@ def _describe_proposals(
 ) -> Iterator[str]:
     for one, rate in zip(architectures, proposals, strict=True):
         if rate is not None:
-            values = [point.value for point in one.points]
-            is_outside = not values[0] < rate < values[-1]
-            why = "the best so far is at the edge" if is_outside else "beside a divergence"
-            yield f"{one.label}: next {TUNED_KEY} = {rate:g}, as {why}"
+            is_inside = one.points[0].value < rate < one.points[-1].value
+            why = "beside a divergence" if is_inside else "the best so far is at the edge"
+            yield f"{one.tuned_cell.label}: next {TUNED_KEY} = {rate:g}, as {why}"

@@ -211,8 +211,11 @@ def _make_frozen_trial(
 # What a search may ask for
 
 
-PLANNED_METRICS = ("parameters", "kv_bytes", "kv_bytes_per_token", "training_flops")
-"""Metrics that are known before a trial runs; lower is better."""
+PLANNED_METRICS = {
+    **{name: name for name in ("parameters", "kv_bytes", "kv_bytes_per_token")},
+    "training_flops": "flops",
+}
+"""Metrics that are known before a trial runs, as attributes of it; lower is better."""
 
 
 def check_search(sweep: Sweep) -> None:
@@ -279,12 +282,7 @@ def objective_direction(objective: str) -> Direction:
 
 def planned_metrics(planned: PlannedTrial) -> dict[str, float]:
     """Return the values of `PLANNED_METRICS` for one trial."""
-    return {
-        "parameters": planned.parameters,
-        "kv_bytes": planned.kv_bytes,
-        "kv_bytes_per_token": planned.kv_bytes_per_token,
-        "training_flops": planned.flops,
-    }
+    return {name: getattr(planned, attribute) for name, attribute in PLANNED_METRICS.items()}
 
 
 def limit_violations(limits: Mapping[str, Limit], metrics: Mapping[str, float]) -> dict[str, float]:

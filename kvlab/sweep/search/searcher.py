@@ -38,7 +38,7 @@ MIN_IMPORTANCE_TRIALS = 10
 class Searcher:
     """Supply the driver with suggested trials, and learn from how they end.
 
-    It is a `kvlab.sweep.driver.sweep_progress.TrialSource`.
+    The driver's thread calls all methods.
 
     Args:
         base: The plan of the base experiment alone.

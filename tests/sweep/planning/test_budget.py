@@ -11,7 +11,7 @@ from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import Experiment
-from kvlab.sweep.planning import machine_speed
+from kvlab.sweep.planning import budget
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.trial import speed_test
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
@@ -65,9 +65,9 @@ def test_trials_at_once_divide_the_time_but_not_the_hours(planned):
 def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     planned, announced, asked = tiny_plan(tmp_path), [], []
     rate = {"flops_per_second": 1e6, "is_scaled": False}
-    monkeypatch.setattr(machine_speed, "get_data_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr(machine_speed, "write_json", write_json)
-    monkeypatch.setattr(machine_speed, "_measure", lambda *of: asked.append(of) or rate)
+    monkeypatch.setattr(budget, "get_data_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(budget, "write_json", write_json)
+    monkeypatch.setattr(budget, "_measure", lambda *of: asked.append(of) or rate)
     assert estimate_budget(planned, None).rate is None, "nothing is measured unless allowed"
     costs = estimate_budget(planned, None, on_calibration=lambda: announced.append(1))
     assert (costs.rate.source, costs.rate.flops_per_second) == ("machine", 1e6)
@@ -85,7 +85,7 @@ def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
 
 def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch):
     """Threads that wait for each other while others use the cores would give a tenth of it."""
-    facts = machine_speed.make_short_training(tiny_plan(tmp_path).trials[0].trial.experiment)
+    facts = budget.make_short_training(tiny_plan(tmp_path).trials[0].trial.experiment)
     short_training = Experiment.model_validate_json(json.dumps(facts))
     set_threads = []
     monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
