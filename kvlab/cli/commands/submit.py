@@ -95,13 +95,12 @@ def _submit(options: argparse.Namespace) -> int:
             next_line = time.monotonic() + PREPARATION_SECONDS
 
     def prepare(data: DataConfig) -> DatasetFacts:
-        with contextlib.ExitStack() as stack:
-            if texts.find_text(data) is None:  # as a driver, so that `kvlab stop` can stop it
-                stack.enter_context(
-                    driver_registry.join_sweep(store, sweep.name, None, exclusive=False)
-                )
-                stack.enter_context(driver_registry.interrupt_on_stop(store.stop_flag(sweep.name)))
-            return texts.prepare_text(data, print_slowly)
+        work = partial(texts.prepare_text, data, print_slowly)
+        if texts.find_text(data) is not None:
+            return work()
+        # as a driver, so that `kvlab stop` can stop it
+        with driver_registry.join_sweep(store, sweep.name, None, exclusive=False):
+            return driver_registry.run_until_stopped(work, store.stop_flag(sweep.name))
 
     try:
         stage = plan_stage(sweep, store, identify=prepare)

@@ -14,10 +14,12 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.lease import lease_seconds
@@ -179,43 +181,29 @@ class StopRequest:
             self._own_flag.unlink(missing_ok=True)
 
 
-@contextmanager
-def interrupt_on_stop(flag: Path) -> Iterator[None]:
-    """Interrupt the block as Ctrl-C does, once a file asks to stop.
+T = TypeVar("T")
 
-    For work that looks for no request itself, such as a download. Only for the main thread, where
-    Python handles signals. The signal is SIGUSR1, since shells let programs in the background
-    ignore SIGINT.
+
+def run_until_stopped(work: Callable[[], T], flag: Path) -> T:
+    """Return what ``work`` returns, which looks for no request to stop itself, as a download.
 
     Raises:
-        Stopped: The file was there.
+        Stopped: A file asks to stop. The thread of the work is left behind; it ends with the
+            process.
     """
-    thread, is_over, is_asked = threading.get_ident(), threading.Event(), threading.Event()
+    future = Future[T]()
 
-    def watch() -> None:
-        while not is_over.wait(POLL_SECONDS):
-            if flag.exists():
-                is_asked.set()
-                signal.pthread_kill(thread, signal.SIGUSR1)
-                return
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (Python's signature)
-        if not is_over.is_set():
-            raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGUSR1, interrupt)
-    watcher = threading.Thread(target=watch, name="kvlab-stop", daemon=True)
-    watcher.start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not is_asked.is_set():
-            raise
-        raise Stopped("asked to stop") from None
-    finally:
-        is_over.set()
-        watcher.join()
-        signal.signal(signal.SIGUSR1, previous)
+    threading.Thread(target=run, name="kvlab-work", daemon=True).start()
+    while not futures.wait([future], POLL_SECONDS).done:
+        if flag.exists():
+            raise Stopped("asked to stop")
+    return future.result()
 
 
 @contextmanager

@@ -157,8 +157,7 @@ def time_again(
             for seed, trials in sessions:
                 label = f"timing {format_count(len(trials), 'trial')} of seed {seed} again"
                 started = time.monotonic()
-                answer = _run_session(seed, trials, directory, executor, stop)
-                session = _read_session(seed, trials, answer, store, origin)
+                session = _run_session(seed, trials, store, directory, executor, stop, origin)
                 kept = [  # others, and times that a session which failed does not replace
                     one
                     for one in read_timings(directory)
@@ -181,11 +180,16 @@ def time_again(
 def _run_session(
     seed: int,
     trials: dict[str, Experiment],
+    store: Store,
     directory: Path,
     executor: Executor,
     stop: StopRequest,
-) -> dict[str, Any]:
-    """Return what a worker measured, or its ``error``; see `kvlab.trial.joint_timing`.
+    origin: Origin,
+) -> TimingSession:
+    """Time trials in a worker; see `kvlab.trial.joint_timing` for its answer.
+
+    Returns:
+        The session, without times if something disturbed it.
 
     Raises:
         Stopped: the driver has been asked to stop.
@@ -204,26 +208,17 @@ def _run_session(
     try:
         stop.check()
         error = ended[0].error
-        if error is not None and not isinstance(error, StoreError):
-            return {"error": str(error)}
-        answer: dict[str, Any] = read_answer(ended[0], path)
-        return answer
+        is_broken = error is not None and not isinstance(error, StoreError)
+        answer: dict[str, Any] = {"error": str(error)} if is_broken else read_answer(ended[0], path)
     finally:
         path.unlink(missing_ok=True)
-
-
-def _read_session(
-    seed: int, trials: dict[str, Experiment], answer: dict[str, Any], store: Store, origin: Origin
-) -> TimingSession:
-    """Return the session of a worker's answer, without times if something disturbed it."""
     failure = answer.get("error") or answer.get("disturbance") or ""
     timed = dict[str, TimedTrial]()
     for trial in trials:
-        nothing: dict[str, Any] = {"measurements": {}, "benchmark": ()}
-        times = nothing if failure else answer["trials"][trial]
+        times = {"measurements": {}, "benchmark": ()} if failure else answer["trials"][trial]
         seal = store.result_seal(trial)
         timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
-    now = utc_now()
-    facts: dict[str, Any] = {"started": now, "finished": now, "device": "", "threads": 0}
+    facts: dict[str, Any] = dict.fromkeys(("started", "finished"), utc_now())
+    facts |= {"device": "", "threads": 0}
     facts = {key: answer.get(key, default) for key, default in facts.items()}
     return TimingSession(seed, **facts, commit=origin.commit, trials=timed, failure=failure)

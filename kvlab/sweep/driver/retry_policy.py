@@ -144,7 +144,13 @@ class RetryPolicy:
         error = self._read_error(planned)
         if error is None or not self._config.same_error or error["class"] == "killed":
             return None
-        trials = self._failed_at.setdefault(self._error_location(planned, error), set())
+        frames = list[str]()
+        if error.get("traceback"):
+            path = self._store.trial_directory(planned.trial.id) / error["traceback"]
+            with contextlib.suppress(OSError):
+                frames = _FRAME.findall(read_regular(path, _MAX_TRACEBACK).decode(errors="replace"))
+        location = (error["class"], error["type"], *(frames or [error["message"]]))
+        trials = self._failed_at.setdefault(location, set())
         trials.add(planned.trial.id)
         if len(trials) < self._config.same_error:
             return None
@@ -159,15 +165,6 @@ class RetryPolicy:
             return (self._store.result(planned.trial.id) or {}).get("error")
         except StoreError:
             return None
-
-    def _error_location(self, planned: PlannedTrial, error: dict[str, Any]) -> tuple[str, ...]:
-        """Return a key of where an error was raised: its stack frames, else its message."""
-        frames = list[str]()
-        if error.get("traceback"):
-            path = self._store.trial_directory(planned.trial.id) / error["traceback"]
-            with contextlib.suppress(OSError):
-                frames = _FRAME.findall(read_regular(path, _MAX_TRACEBACK).decode(errors="replace"))
-        return (error["class"], error["type"], *(frames or [error["message"]]))
 
 
 def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:

@@ -6,13 +6,14 @@ the events of one driver.
 """
 
 import contextlib
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import mean
-from typing import Any, Literal
+from typing import Literal
 
 from kvlab.errors import StoreError
 from kvlab.store import Store
@@ -122,21 +123,17 @@ def estimate_pace(
     for trial_id in sorted(ended_at, key=ended_at.__getitem__, reverse=True)[:MAX_RESULTS_READ]:
         with contextlib.suppress(StoreError):
             if (result := store.result(trial_id)) is not None:
-                durations.append(_trial_seconds(result))
+                provenance, training = result["provenance"], result["training_record"] or {}
+                times = (datetime.fromisoformat(provenance[k]) for k in ("finished", "started"))
+                durations.append(max(1.0, operator.sub(*times).total_seconds()))
+                if provenance["attempts"] > 1:  # it was trained in the attempts before
+                    durations[-1] = max(durations[-1], training.get("seconds", 0.0))
     if not durations or not running:
         return SweepPace(tokens_per_second, None, None)
     duration = mean(durations)
     left = [min(state.get("seconds_left") or duration / 2, duration) for state in progress]
     seconds_left = (missing * duration + sum(left)) / len(running)
     return SweepPace(tokens_per_second, len(running) * 3600 / duration, seconds_left)
-
-
-def _trial_seconds(result: dict[str, Any]) -> float:
-    """Return the seconds of the last attempt, and of training in the attempts before."""
-    provenance, training = result["provenance"], result["training_record"] or {}
-    started, finished = (datetime.fromisoformat(provenance[key]) for key in ("started", "finished"))
-    seconds = max(1.0, (finished - started).total_seconds())
-    return max(seconds, training.get("seconds", 0.0)) if provenance["attempts"] > 1 else seconds
 
 
 class RemainingTime:

@@ -36,10 +36,9 @@ def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     for planned in trials:
         first_of_architecture.setdefault(architecture_key(planned), planned)
         trainers.setdefault(planned.trial.training_id, planned)
-    longest_first = sorted(
-        trainers.values(), key=lambda p: p.trial.experiment.training.stable_steps, reverse=True
-    )
-    for planned in longest_first:
+    for planned in sorted(
+        trainers.values(), key=lambda p: -p.trial.experiment.training.stable_steps
+    ):
         if planned.trial.trunk_id is not None:
             trunks.setdefault(planned.trial.trunk_id, planned)
     shuffled = sorted(trials, key=lambda planned: planned.trial.id)

@@ -241,14 +241,21 @@ def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> Trai
     needed = missing[0].trial.resources
     size = median(planned.parameters for planned in missing)
     rates, measure_seconds = [], []
-    for result in _read_results(plan, store):
-        used = result["experiment"]["resources"]
-        if (used["gpus"], used["cpus"]) != (needed.gpus, needed.cpus):
+    own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
+    for trial_id in dict.fromkeys((*own, *store.trial_ids()[:_MAX_TRIALS_SCANNED])):
+        try:
+            result = store.result(trial_id) if store.status(trial_id) == "done" else None
+        except StoreError:
             continue
-        if not 1 / SIMILAR_SIZE <= result["model"]["parameters"] / size <= SIMILAR_SIZE:
+        training = (result or {}).get("training_record") or {}
+        if result is None or not training.get("seconds") or not result["model"]["training_flops"]:
             continue
-        training, provenance = result["training_record"], result["provenance"]
+        used, parameters = result["experiment"]["resources"], result["model"]["parameters"]
+        is_alike = (used["gpus"], used["cpus"]) == (needed.gpus, needed.cpus)
+        if not is_alike or not 1 / SIMILAR_SIZE <= parameters / size <= SIMILAR_SIZE:
+            continue
         rates.append(result["model"]["training_flops"] / training["seconds"])
+        provenance = result["provenance"]
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
             start, end = (datetime.fromisoformat(provenance[k]) for k in ("started", "finished"))
             measure_seconds.append((end - start).total_seconds() - training["seconds"])
@@ -258,19 +265,6 @@ def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> Trai
         return None
     measured = max(0.0, median(measure_seconds)) if measure_seconds else None
     return TrainingRate(median(rates), "measured", len(rates), measured, MEASURED_UNCERTAINTY)
-
-
-def _read_results(plan: Plan, store: Store) -> Iterator[dict[str, Any]]:
-    """Yield the readable results of done trials that trained, those of the plan first."""
-    own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
-    for trial_id in dict.fromkeys((*own, *store.trial_ids()[:_MAX_TRIALS_SCANNED])):
-        try:
-            result = store.result(trial_id) if store.status(trial_id) == "done" else None
-        except StoreError:
-            continue
-        training = (result or {}).get("training_record") or {}
-        if result is not None and training.get("seconds") and result["model"]["training_flops"]:
-            yield result
 
 
 # How fast this machine trains, measured once and remembered in the user's cache folder. What is

@@ -254,20 +254,14 @@ def _estimate_costs(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
 class SweepPlanner:
     """Plan cells of one sweep: what the planners of its stages share; see `plan`."""
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        store: Store | None,
-        identify: IdentifyDataset | None = None,
-        provisional: bool = False,
-    ):
-        self.sweep, self.store, self.provisional = sweep, store, provisional
-        self.identify = identify or (
-            planned_texts.find_text if provisional else planned_texts.prepare_text
-        )
+    sweep: Sweep
+    store: Store | None = None
+    identify: IdentifyDataset | None = None
+    provisional: bool = False
 
     def read_record(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``; nothing before the first submit."""
@@ -280,7 +274,8 @@ class SweepPlanner:
         sweep, store = self.sweep, self.store
         resolver = InitialWeightsResolver(sweep, cells, provisional=self.provisional)
         known = {} if store is None else planned_texts.read_known_texts(store, sweep.name)
-        texts = PlannedTexts(sweep, self.identify, self.provisional, known)
+        default = planned_texts.find_text if self.provisional else planned_texts.prepare_text
+        texts = PlannedTexts(sweep, self.identify or default, self.provisional, known)
         texts.check(cells)
         made: dict[tuple[CellKey, int], Trial] = {}
 
@@ -348,7 +343,6 @@ def plan(
     *,
     identify: IdentifyDataset | None = None,
     provisional: bool = False,
-    cells: Sequence[Cell] | None = None,
 ) -> Plan:
     """Plan the trials of every cell and seed of a sweep.
 
@@ -362,15 +356,13 @@ def plan(
             or of `kvlab.data.find_dataset` if ``provisional``.
         provisional: Plan even if a text is not prepared or a checkpoint is not here, as before a
             download; see ``Plan.absent``.
-        cells: Plan these cells instead of the sweep's own.
 
     Raises:
         SpecError: A cell is impossible, asks for more text than there is, or names text that
             cannot be read; or a checkpoint to start from is unavailable.
         DataError: A dataset is unavailable, and ``provisional`` is not set.
     """
-    planner = SweepPlanner(sweep, store, identify, provisional)
-    return planner.plan(sweep.cells() if cells is None else cells)
+    return SweepPlanner(sweep, store, identify, provisional).plan(sweep.cells())
 
 
 def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Iterator[str]:

@@ -102,7 +102,7 @@ def plan_at_most(planner: SweepPlanner) -> Plan | None:
         tuning = TuningPlanner(planner)
         if tuning.plan().is_tuning:
             rounds = tuning.plan_most()
-            planner = SweepPlanner(sweep, None, planner.identify, planner.provisional)
+            planner = replace(planner, store=None)
         cells = tuning.tuned_cells()
     if sweep.looks is not None:
         design = looks.LookPlanner(planner, cells).plan_most()

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from kvlab.analysis import tuning
@@ -115,16 +115,21 @@ class TuningPlanner:
                     replace(one, optimum=tuning.find_optimum(one.points))
                     for one in self.architectures
                 )
-                lines = tuple(_describe_decisions(self.architectures, len(self._tune.seeds)))
+                lines = tuple(map(self._describe_decision, self.architectures))
                 return self._make_stage(planned, number, lines, is_over=True)
-            lines = tuple(_describe_proposals(self.architectures, proposals))
-            rates = [
-                own if new is None else tuple(sorted((*own, new)))
-                for own, new in zip(rates, proposals, strict=True)
-            ]
+            new = list(zip(self.architectures, rates, proposals, strict=True))
+            lines = tuple(_describe_proposal(one, rate) for one, _, rate in new if rate is not None)
+            rates = [own if rate is None else tuple(sorted((*own, rate))) for _, own, rate in new]
         cells = tuple(PlannedCell(cell.levels, {}, cell.off) for cell in self._sweep.cells())
         stage = self._make_stage(planned, number, lines, is_over=False)
         return replace(stage, plan=replace(planned, cells=cells))
+
+    def _describe_decision(self, one: Architecture) -> str:
+        assert one.optimum is not None, "the tuning is over"
+        failed = sum(len(self._tune.seeds) - len(point.losses) for point in one.points)
+        note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
+        found = tuning.describe_optimum(one.optimum, one.recipe)
+        return f"{one.tuned_cell.label}: {TUNED_KEY} = {found}{note}"
 
     def _restore(self) -> Stage | None:
         """Return the end of the tuning as ``sweep.json`` has it; None if it has not, or another."""
@@ -178,10 +183,11 @@ class TuningPlanner:
         return Stage(planned, f"tuning {number}", number, False, *kept, lines)
 
     def _plan_rates(self, rates: Sequence[Sequence[float]]) -> Plan:
+        both = zip(self.architectures, rates, strict=True)
         return self._planner.plan(
             [
                 _make_tuning_cell(one.tuned_cell, rate, self._tune)
-                for one, own in zip(self.architectures, rates, strict=True)
+                for one, own in both
                 for rate in own
             ]
         )
@@ -234,20 +240,7 @@ def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
     return Cell(levels, experiment, tune.seeds, cell.off)
 
 
-def _describe_decisions(architectures: Sequence[Architecture], seeds: int) -> Iterator[str]:
-    for one in architectures:
-        assert one.optimum is not None, "the tuning is over"
-        failed = sum(seeds - len(point.losses) for point in one.points)
-        note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
-        found = tuning.describe_optimum(one.optimum, one.recipe)
-        yield f"{one.tuned_cell.label}: {TUNED_KEY} = {found}{note}"
-
-
-def _describe_proposals(
-    architectures: Sequence[Architecture], proposals: Sequence[float | None]
-) -> Iterator[str]:
-    for one, rate in zip(architectures, proposals, strict=True):
-        if rate is not None:
-            is_inside = one.points[0].value < rate < one.points[-1].value
-            why = "beside a divergence" if is_inside else "the best so far is at the edge"
-            yield f"{one.tuned_cell.label}: next {TUNED_KEY} = {rate:g}, as {why}"
+def _describe_proposal(one: Architecture, rate: float) -> str:
+    is_inside = one.points[0].value < rate < one.points[-1].value
+    why = "beside a divergence" if is_inside else "the best so far is at the edge"
+    return f"{one.tuned_cell.label}: next {TUNED_KEY} = {rate:g}, as {why}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.sealed_files import set_aside, write_sealed_json
+from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
 from kvlab.store.record_forms import read_record
@@ -113,22 +113,6 @@ class Suggestion:
         return cls(Observation.from_json(data["past"]), *(data[key] for key in _SUGGESTION_KEYS))
 
 
-def save_history(directory: Path, config: SearchConfig, *, seconds: float, flops: float) -> None:
-    """Write what the suggestions of a search depend on, and what was spent on it so far.
-
-    Args:
-        directory: Of the sweep. The suggestions lie there in files of their own.
-        seconds: Spent searching.
-        flops: Spent training.
-
-    Raises:
-        StoreError: The history cannot be written.
-    """
-    spent = {"seconds": seconds, "flops": flops}
-    content = {"schema": 2, "search": _search_identity(config), **spent}
-    write_sealed_json(directory / HISTORY_FILE, content)
-
-
 def load_history(
     directory: Path, points: SearchPoints, config: SearchConfig, *, heal: bool = False
 ) -> tuple[list[Suggestion], float]:
@@ -154,7 +138,7 @@ def load_history(
         history, is_damaged = {}, bool(list_point_files(directory))
     except RecordDamaged:
         history, is_damaged = {}, True
-    if history and history["search"] != _search_identity(config):
+    if history and history["search"] != search_identity(config):
         text = f"{directory / HISTORY_FILE} is the history of another search of this name"
         raise StoreError(f"{text}; give the sweep another name, or remove that file")
     if is_damaged and heal:
@@ -199,6 +183,6 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
     return max(0, min(allowed, default=0)) + unfinished
 
 
-def _search_identity(config: SearchConfig) -> dict[str, Any]:
+def search_identity(config: SearchConfig) -> dict[str, Any]:
     """Return what suggestions depend on: with a larger budget the same history goes on."""
     return config.model_dump(mode="json", exclude={"trials", "flops", "hours", "parallel"})

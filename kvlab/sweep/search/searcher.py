@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.errors import SpecError, StoreError, UsageError
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.humanize import summarize_error
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
@@ -21,7 +22,7 @@ from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, plan
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, SweepPlanner
 from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.search import optuna_sampler as sampler
 from kvlab.sweep.search import search_history as histories
@@ -246,7 +247,7 @@ class Searcher:
         try:
             experiment = Experiment.model_validate(data)
             cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
-            return plan(sweep, self._store, identify=self._identify, cells=(cell,))
+            return SweepPlanner(sweep, self._store, self._identify).plan((cell,))
         except SpecError as error:
             reason = summarize_error(error)
         except ValidationError as error:
@@ -356,6 +357,6 @@ class Searcher:
         for suggestion in changed:
             self._points.write(suggestion.to_json())
         self._saved_seconds = self.seconds
-        histories.save_history(
-            self._directory, self._config, seconds=self._saved_seconds, flops=self.flops
-        )
+        content = {"schema": 2, "search": histories.search_identity(self._config)}
+        content |= {"seconds": self._saved_seconds, "flops": self.flops}
+        write_sealed_json(self._directory / histories.HISTORY_FILE, content)

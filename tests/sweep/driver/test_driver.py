@@ -3,20 +3,13 @@
 import pytest
 
 from kvlab.errors import ResourceError, StoreError
-from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.sweep import Driver, plan
+from kvlab.sweep import Driver
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support import stub_trials as stub
 from tests.support.driver_process import read_logged_steps
-from tests.support.stub_trials import (
-    EXPERIMENT,
-    StubRun,
-    drive,
-    identify,
-    tiny_plan,
-    write_sweep,
-)
+from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 
 def ids(planned):
@@ -54,12 +47,12 @@ def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path
     assert store.result(bad)["provenance"]["attempts"] == 2
 
 
-def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path, store):
-    path = write_sweep(tmp_path)
-    (tmp_path / "e.yaml").write_text(EXPERIMENT + "resources: {cpus: 4000}\n")
-    planned = plan(load_sweep(path), store, identify=identify)
+def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(
+    tmp_path, store, monkeypatch
+):
+    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
     with pytest.raises(ResourceError, match="resources.cpus = 4000"):
-        drive(planned, store, StubRun(store.path))
+        drive(tiny_plan(tmp_path), store, StubRun(store.path))
     assert not store.path.exists()
 
 
@@ -78,15 +71,11 @@ def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path, store, plann
     assert drive(tiny_plan(tmp_path, store), store, StubRun(store.path)).states["done"] == 8
 
 
-def test_a_stop_before_there_is_a_store_starts_nothing(tmp_path, store):
-    driver = Driver(tiny_plan(tmp_path), store, InlineExecutor(StubRun(store.path)))
-    driver.stop()
+def test_a_stop_ends_the_preparation_and_one_before_it_starts_nothing(tmp_path, store):
+    early = Driver(tiny_plan(tmp_path), store, InlineExecutor(StubRun(store.path)))
+    early.stop()
     assert not store.path.exists()
-    summary = driver.run()
-    assert (summary.exit_code, summary.trials_run) == (130, 0)
-
-
-def test_a_stop_ends_the_preparation(tmp_path, store):
+    assert early.run().exit_code == 130
 
     def before(missing, check_stop):  # noqa: ARG001
         store.stop_flag("s").touch()  # as `kvlab stop` does
@@ -94,6 +83,7 @@ def test_a_stop_ends_the_preparation(tmp_path, store):
         pytest.fail("it should have ended")
 
     summary = drive(tiny_plan(tmp_path), store, StubRun(store.path), prepare=before)
+    assert summary.trials_run == 0
     assert (summary.exit_code, summary.states["missing"]) == (130, 8)
     assert not store.stop_flag("s").exists()
 

@@ -1,19 +1,27 @@
-"""The preparation: smoke tests with real steps of tiny models, and datasets."""
+"""The preparation: smoke tests with real steps of tiny models, datasets, and a store that all share.
+
+Machines of a cluster are other folders here.
+"""
 
 import json
+import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from kvlab.errors import DataError, StoreError
+from kvlab.errors import DataError, StoreError, UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.spec import load_sweep
 from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver, plan
+from kvlab.sweep.driver import preparation
 from kvlab.sweep.driver.preparation import (
     MAX_TRAINING_FLOPS,
     SmokeTests,
+    check_store_is_shared,
     estimate_training_seconds,
     prefetch_evaluation_sets,
     smoke_test_key,
@@ -25,32 +33,25 @@ from tests.support.stub_trials import EXPERIMENT, StubRun, identify, tiny_plan, 
 from tests.support.tiny_sweep import write_tiny_sweep
 
 
-def cuda():
-    import torch
-
-    return torch.cuda.is_available()
-
-
 class Run:
-    """Run smoke tests for real, and trials with the stub."""
+    """Run smoke tests for real, and trials with the stub.
 
-    def __init__(self, store):
-        self.stub, self.seen = StubRun(store.path), []
+    Args:
+        broken: Smoke tests of multi-query attention ask for a GPU, which is not there.
+    """
+
+    def __init__(self, store, *, broken=False):
+        self.stub, self.broken, self.seen = StubRun(store.path), broken, []
 
     def __call__(self, trial):
         self.seen.append(trial)
-        return run_smoke_test(trial) if isinstance(trial, SmokeTest) else self.stub(trial)
-
-
-class MqaIsBroken(Run):
-    """Smoke tests of multi-query attention ask for a GPU, which is not there."""
-
-    def __call__(self, trial):
+        if not isinstance(trial, SmokeTest):
+            return self.stub(trial)
         experiment = trial.experiment
-        if isinstance(trial, SmokeTest) and experiment.model.n_kv_head == 1:
+        if self.broken and experiment.model.n_kv_head == 1:
             wrong = experiment.resources.model_copy(update={"gpus": 1.0})
             trial = replace(trial, experiment=experiment.model_copy(update={"resources": wrong}))
-        return super().__call__(trial)
+        return run_smoke_test(trial)
 
 
 def smoke(store, executor, **options):
@@ -58,13 +59,12 @@ def smoke(store, executor, **options):
     return SmokeTests(store, "s", executor, Origin(), said.append, **options), said
 
 
-def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path, store):
-    planned = list(tiny_plan(tmp_path).trials)
-    run = Run(store)
+def test_every_architecture_is_tested_once_and_the_baseline_first(store, planned):
+    run, trials = Run(store), list(planned.trials)
     test, said = smoke(store, InlineExecutor(run), requested=True)
-    assert test(planned, lambda: None) == planned
+    assert test(trials, lambda: None) == trials
     assert len(run.seen) == 4  # 2 heads x 2 servings, whatever the seeds
-    assert run.seen[0].id == f"smoke-{planned[0].trial.id}"
+    assert run.seen[0].id == f"smoke-{trials[0].trial.id}"
     assert said[0] == "smoke test: one step of 4 architectures"
     assert said[1].startswith("smoke test: none broken")
     assert not list(store.path.rglob("*.json")), "nothing is recorded of what works"
@@ -73,7 +73,7 @@ def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path, stor
 def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(
     tmp_path, store, planned
 ):
-    run, results = MqaIsBroken(store), []
+    run, results = Run(store, broken=True), []
     executor = InlineExecutor(run)
     test, said = smoke(store, executor, requested=True)
     summary = Driver(planned, store, executor, prepare=test, on_result=results.append).run()
@@ -94,45 +94,42 @@ def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(
     tested = [trial for trial in run.seen if isinstance(trial, SmokeTest)]
     assert run.seen[: len(tested)] == tested, "before the long work"
     # broken ones are tested again when they are asked for again
-    again = plan(load_sweep(tmp_path / "s.yaml"), store, identify=identify)
-    test, said = smoke(store, executor, requested=True)
+    again, test = tiny_plan(tmp_path, store), smoke(store, executor, requested=True)[0]
     summary = Driver(again, store, executor, prepare=test, retry_failed=True).run()
     assert (summary.trials_run, summary.states["failed"]) == (4, 4)
 
 
 def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_device(
-    tmp_path, store
+    store, planned
 ):
-    planned = list(tiny_plan(tmp_path).trials)
-    flops = planned[0].flops
-    assert estimate_training_seconds(planned[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
-    assert MAX_TRAINING_FLOPS["gpu"] > 4.5e14, "an H200 was measured to do that"
-    for rate, tests in ((None, 0), (flops / 299, 0), (flops / 301, 4)):
+    trials = list(planned.trials)
+    flops = trials[0].flops
+    assert estimate_training_seconds(trials[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
+    long = [replace(one, flops=10**15) for one in trials]
+    alone = [one for one in long if smoke_test_key(one) == smoke_test_key(long[0])]
+    for missing, options, tests in (
+        (trials, {}, 0),
+        (trials, {"flops_per_second": flops / 299}, 0),
+        (trials, {"flops_per_second": flops / 301}, 4),
+        (long, {}, 4),
+        (alone, {}, 0),  # its first trial shows it as soon
+        (long, {"requested": False}, 0),
+    ):
         run = Run(store)
-        smoke(store, InlineExecutor(run), flops_per_second=rate)[0](planned, lambda: None)
-        assert len(run.seen) == tests
-    long = [replace(one, flops=10**15) for one in planned]
-    run = Run(store)
-    smoke(store, InlineExecutor(run))[0](long, lambda: None)
-    assert len(run.seen) == 4
-    one_architecture = [one for one in long if smoke_test_key(one) == smoke_test_key(long[0])]
-    smoke(store, InlineExecutor(run))[0](one_architecture, lambda: None)
-    smoke(store, InlineExecutor(run), requested=False)[0](long, lambda: None)
-    assert len(run.seen) == 4, "the first trial shows it as soon; and it was not wanted"
+        smoke(store, InlineExecutor(run), **options)[0](missing, lambda: None)
+        assert len(run.seen) == tests, options
 
 
 def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
     text = EXPERIMENT.replace("batch_tokens: 16}", "batch_tokens: 4096}").replace("320", "8192")
     text = text.replace("vocab_size: 257", "vocab_size: 50000").replace("n_embd: 8", "n_embd: 64")
-    write_sweep(tmp_path)
-    (tmp_path / "e.yaml").write_text(f"{text}resources: {{microbatch_tokens: 32}}\n")
-    planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
+    [first, *_] = packed(tmp_path, f"{text}resources: {{microbatch_tokens: 32}}\n")
     answer = tmp_path / "answer.json"
-    assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.of(first.trial, answer)) == "done"
     result = json.loads(answer.read_text())
     assert (result["microbatch_tokens"], result["failure"]) == (32, None)
     # at the least weights, gradients and AdamW's two moments, of 4 bytes each
-    assert result["peak_bytes"] > 0.9 * 16 * planned.trials[0].parameters
+    assert result["peak_bytes"] > 0.9 * 16 * first.parameters
 
 
 class Ends(InlineExecutor):
@@ -151,25 +148,25 @@ class Ends(InlineExecutor):
         return [EndedTask(trial.id, outcome=None if self.error else "done", error=self.error)]
 
 
-def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path, store):
-    planned = list(tiny_plan(tmp_path).trials)
+def test_memory_and_deaths_are_left_to_the_trials_own_policies(store, planned):
+    trials = list(planned.trials)
     for error in (MemoryError("none left"), RuntimeError("its process died")):
         test, said = smoke(store, Ends(error), requested=True)
-        assert test(planned, lambda: None) == planned
+        assert test(trials, lambda: None) == trials
         assert said[-1] == "smoke test: none broken"
     assert store.trial_ids() == []
     with pytest.raises(StoreError, match="no room"):
-        smoke(store, Ends(StoreError("no room")), requested=True)[0](planned, lambda: None)
+        smoke(store, Ends(StoreError("no room")), requested=True)[0](trials, lambda: None)
 
 
-def packed(tmp_path, gpus="auto"):
-    write_sweep(tmp_path)
-    (tmp_path / "e.yaml").write_text(f"{EXPERIMENT}resources: {{gpus: {gpus}}}\n")
-    return plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
+def packed(folder, experiment=f"{EXPERIMENT}resources: {{gpus: auto}}\n"):
+    write_sweep(folder)
+    (folder / "e.yaml").write_text(experiment)
+    return list(plan(load_sweep(folder / "s.yaml"), identify=identify).trials)
 
 
 def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path, store):
-    planned = list(packed(tmp_path).trials)
+    planned = packed(tmp_path)
     # also where the tests were not wanted: what is shared must be known
     settled = smoke(store, Ends(), requested=False)[0](planned, lambda: None)
     for before, after in zip(planned, settled, strict=True):
@@ -181,18 +178,15 @@ def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path, store):
     # nothing measured: a GPU of its own
     test, _ = smoke(store, Ends(RuntimeError("died")), requested=False)
     assert {p.trial.experiment.resources.gpus for p in test(planned, lambda: None)} == {1.0}
-    fixed = list(packed(tmp_path, 0.25).trials)
+    fixed = packed(tmp_path, f"{EXPERIMENT}resources: {{gpus: 0.25}}\n")
     assert smoke(store, Ends(), requested=False)[0](fixed, lambda: None) == fixed
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not cuda(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
-    import torch
-
-    planned = packed(tmp_path)
     answer = tmp_path / "answer.json"
-    assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.of(packed(tmp_path)[0].trial, answer)) == "done"
     result = json.loads(answer.read_text())
     assert result["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
     assert 2**20 < result["peak_bytes"] < 2**32
@@ -200,12 +194,49 @@ def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
 
 def test_hellaswag_is_had_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    folder = tmp_path
-    (folder / "data").mkdir()
-    (folder / "data" / "hellaswag_val.jsonl").write_text("not the set")
-    path = write_tiny_sweep(folder)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "hellaswag_val.jsonl").write_text("not the set")
+    path, experiment = write_tiny_sweep(tmp_path), tmp_path / "e.yaml"
     prefetch_evaluation_sets(plan(load_sweep(path)).trials, print)
-    experiment = folder / "e.yaml"
     experiment.write_text(experiment.read_text().replace("loss_tokens: 64", "hellaswag: 5"))
     with pytest.raises(DataError, match="is not HellaSwag"):
         prefetch_evaluation_sets(plan(load_sweep(path)).trials, print)
+
+
+def stale(task, probe):
+    """Answer from a copy of what was there, as a stale mount shows it."""
+    folder = Path(probe.replace("runs", "stale"))
+    folder.mkdir(parents=True)
+    (folder / "driver").write_text((Path(probe) / "driver").read_text())
+    return task(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("far", "problem"),
+    [
+        (lambda task, probe: task(probe), ""),
+        (lambda task, probe: task(probe.replace("runs", "nowhere")), "far has no "),
+        (lambda task, probe: task(probe.replace("runs", "local")), "another one than the driver"),
+        (stale, "far writes files that do not arrive here"),
+        (lambda *_: RuntimeError("Traceback:\n  deep\nNo module named 'kvlab'"),
+         "far cannot run kvlab: No module named 'kvlab'"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_does_not_share_the_store_is_named_with_the_reason(
+    tmp_path, monkeypatch, far, problem
+):
+    monkeypatch.setattr(preparation, "PATIENCE_SECONDS", 0.3)
+    folder = tmp_path / "runs" / "sweeps" / "s"
+    (tmp_path / "local" / "sweeps" / "s").mkdir(parents=True)
+
+    def everywhere(task, probe):
+        return {"near": task(probe), "far": far(task, probe)}
+
+    if not problem:
+        check_store_is_shared(tmp_path / "runs", folder, everywhere)
+    else:
+        with pytest.raises(UsageError, match="is not shared by 1 of 2 machines") as caught:
+            check_store_is_shared(tmp_path / "runs", folder, everywhere)
+        assert problem in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert os.listdir(folder) == []

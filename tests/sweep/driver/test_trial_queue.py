@@ -4,7 +4,6 @@ import pytest
 
 from kvlab.errors import ResourceError
 from kvlab.spec import load_sweep
-from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.trial_queue import TrainingWaitlist, order_trials
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -23,16 +22,15 @@ class Crowded(InlineExecutor):
         return self.refusals < 0 and super().has_room(resources)
 
 
-def test_a_driver_waits_for_room_and_says_so_once(tmp_path, planned):
-    store, told = Store(tmp_path / "runs"), []
+def test_a_driver_waits_for_room_and_says_so_once(store, planned):
+    told = []
     driver = Driver(planned, store, Crowded(StubRun(store.path)), on_event=told.append)
-    summary = driver.run()
-    assert (summary.exit_code, summary.states["done"]) == (0, 8)
+    assert driver.run().states["done"] == 8
     waiting = [event.message for event in told if event.kind == "waiting"]
     assert waiting == ["its resources are in use by others; it starts when there is room"]
 
 
-def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
+def test_what_waits_for_a_machine_that_left_can_be_stopped(store, planned):
     class Shrunk(Crowded):
         refusals = 10**9
         has = True
@@ -42,13 +40,13 @@ def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
                 raise ResourceError("resources.cpus = 1, and no machine here has more than 0")
             self.has = False
 
-    store, told = Store(tmp_path / "runs"), []
+    told = []
 
     def tell(event):
         told.append(event)
         driver.stop()
 
-    driver = Driver(tiny_plan(tmp_path), store, Shrunk(StubRun(store.path)), on_event=tell)
+    driver = Driver(planned, store, Shrunk(StubRun(store.path)), on_event=tell)
     assert driver.run().exit_code == 130
     assert [event.kind for event in told] == ["waiting"]
     assert told[0].message.startswith("resources.cpus = 1, and no machine here has more than 0;")

@@ -56,14 +56,6 @@ class TestInline(ExecutorContract):
         driver.kill()
         assert psutil.wait_procs(processes, timeout=20)[1] == []
 
-    def test_closing_forgets_what_has_not_begun(self, run):
-        begun = []
-        executor = make_executor("inline", begun.append)
-        executor.start(run.ask(some_trial(1), "done"))
-        executor.close()
-        assert executor.wait(1.0) == []
-        assert begun == []
-
 
 def wait_for_trial(run, trial):
     executor = make_executor("inline", run)

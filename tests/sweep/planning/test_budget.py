@@ -26,6 +26,10 @@ def test_hours_and_money_from_a_stated_rate(planned):
     assert costs.money == pytest.approx(2.5 * costs.hours)
     with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
         estimate_budget(planned, None, price=3.0)
+    alone, pairs, many = (estimate_budget(planned, None, rate=1e6, at_once=n) for n in (1, 2, 100))
+    assert pairs.hours == alone.hours == pytest.approx(alone.wall_seconds / 3600)
+    assert pairs.wall_seconds == pytest.approx(alone.wall_seconds / 2)
+    assert many.wall_seconds == pytest.approx(flops / 1e6), "one trial is not divided"
 
 
 def test_a_rate_is_measured_from_finished_trials(tmp_path, store):
@@ -53,15 +57,6 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path, store):
     assert estimate_budget(tiny_plan(tmp_path, store, wide), store).rate is None, "another size"
 
 
-def test_trials_at_once_divide_the_time_but_not_the_hours(planned):
-    alone, pairs = (estimate_budget(planned, None, rate=1e6, at_once=n) for n in (1, 2))
-    assert pairs.hours == alone.hours == pytest.approx(alone.wall_seconds / 3600)
-    assert pairs.wall_seconds == pytest.approx(alone.wall_seconds / 2)
-    longest = max(p.flops / 1e6 for p in planned.trials if p.trains)
-    many = estimate_budget(planned, None, rate=1e6, at_once=100)
-    assert many.wall_seconds == pytest.approx(longest), "one trial is not divided"
-
-
 def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     planned, announced, asked = tiny_plan(tmp_path), [], []
     rate = {"flops_per_second": 1e6, "is_scaled": False}
@@ -79,6 +74,11 @@ def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     wide = SWEEP.replace("plain: {}", "plain: {model.n_embd: 64, training.precision: bfloat16}")
     wide = wide.replace("tied: {", "tied: {model.n_embd: 64, training.precision: bfloat16, ")
     estimate_budget(tiny_plan(tmp_path, None, wide), None, on_calibration=lambda: None)
+    items = SWEEP.replace("{}", "{evaluation.hellaswag: 1000}").replace(
+        '"adjacent:2"}', '"adjacent:2", evaluation.hellaswag: 1000}'
+    )
+    scored = estimate_budget(tiny_plan(tmp_path, None, items), None, on_calibration=lambda: None)
+    assert scored.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
     assert asked[1][0]["model"]["n_embd"] == 64, "a rate is that of the planned shape"
     assert asked[1][0]["training"]["precision"] == "bfloat16"
 
@@ -94,18 +94,6 @@ def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch)
     monkeypatch.setattr(NoiseWatch, "read_noise", lambda _: Noise(0.9))
     found = speed_test.measure_training_rate(short_training, 4)
     assert (found, set_threads) == ({"flops_per_second": 20.0, "is_scaled": True}, [1])
-
-
-def test_measuring_counts_the_items_of_hellaswag(tmp_path, planned):
-    with_items = tiny_plan(
-        tmp_path, None, SWEEP.replace("{}", "{evaluation.hellaswag: 1000}").replace(
-            '"adjacent:2"}', '"adjacent:2", evaluation.hellaswag: 1000}'
-        ),
-    )  # fmt: skip
-    costs, more = (
-        estimate_budget(one, None, on_calibration=lambda: None) for one in (planned, with_items)
-    )
-    assert more.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
 
 
 def test_the_memory_of_the_largest_trial_is_compared(planned):

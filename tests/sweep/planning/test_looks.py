@@ -18,28 +18,26 @@ def driven(tmp_path_factory):
     return folder, lines
 
 
-def test_only_what_is_undecided_gets_more_seeds_with_its_partner(tmp_path):
+def test_what_is_declared_before_the_first_trial_decides_who_gets_more_seeds(tmp_path, store):
+    """Only what is undecided does, with its partner."""
     text = LOOKS.replace("seeds: {looks: [3, 5, 7]}", "seeds: {looks: [2, 5, 7]}")
-    stages, store = [], Store(tmp_path / "runs")
-    drive_looks(load_looks(tmp_path, text), store, on_stage=stages.append)
+    stages = []
+
+    def note(stage):
+        declared = stage.declaration["looks"]
+        assert declared == store.sweep("s")["stages"]["declared"]["looks"]
+        assert stages or not store.trial_ids()
+        stages.append(stage)
+
+    drive_looks(load_looks(tmp_path, text), store, on_stage=note)
+    declared = stages[0].declaration["looks"]
+    assert declared["seeds"] == {"looks": [2, 5, 7], "first": 0}
+    assert declared["decide"]["claims"] == ["heads=mqa", "position=rope"]
     seeds, taken = read_decisions(store)
     assert [stage.name for stage in stages][:2] == ["look 1 of 3", "look 2 of 3"]
     assert seeds["mqa learned"] == 5 < seeds["mha rope"] == seeds["mha learned"]
     outcomes = [look["states"]["heads=mqa"]["outcome"] for look in taken]
     assert outcomes[:2] == ["", "worse"]
-
-
-def test_the_record_declares_the_looks_before_the_first_trial(tmp_path):
-    store, sweep = Store(tmp_path / "runs"), load_looks(tmp_path)
-
-    def stop(stage):
-        raise InterruptedError(stage.declaration["looks"])
-
-    with pytest.raises(InterruptedError) as caught:
-        drive_looks(sweep, store, on_stage=stop)
-    assert caught.value.args[0]["seeds"] == {"looks": [3, 5, 7], "first": 0}
-    assert caught.value.args[0]["decide"]["claims"] == ["heads=mqa", "position=rope"]
-    assert store.sweep("s")["stages"]["declared"]["looks"] == caught.value.args[0]
 
 
 def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
@@ -52,25 +50,19 @@ def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
     assert any("heads=mqa worse: +0.2" in line for line in lines)
 
 
-def run_failed_again(store):
-    """Let failed trials run again, as `kvlab submit --retry-failed` does."""
-    for trial in store.sweep_trials("s"):
-        if store.status(trial) == "failed":
-            store.archive_result(trial)
-
-
 @pytest.mark.parametrize("seeds", [range(3), [6]])
-def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, seeds):
+def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, store, seeds):
     """All of a claim's first trials fail, which ends the sweep; or one at the last look."""
     calm, _ = driven
-    text = LOOKS + "failures: {same_error: 0}\n"
-    sweep, store = load_looks(tmp_path, text), Store(tmp_path / "runs")
+    sweep = load_looks(tmp_path, LOOKS + "failures: {same_error: 0}\n")
     every = plan_at_most(SweepPlanner(sweep, None, identify)).trials
     level = ("heads", "mqa") if len(seeds) > 1 else ("position", "rope")
     bad = [p.trial.id for p in every if p.levels[level[0]] == level[1] and p.trial.seed in seeds]
     drive_looks(sweep, store, script={(trial, "measure", 0): "bug" for trial in bad})
     before = read_decisions(store)[1]
-    run_failed_again(store)
+    for trial in bad:  # as `kvlab submit --retry-failed` does
+        if store.status(trial) == "failed":
+            store.archive_result(trial)
     drive_looks(sweep, store)
     after = read_decisions(store)[1]
     assert after[: len(before)] == before
@@ -109,22 +101,20 @@ def test_the_most_is_every_seed_of_the_last_look(tmp_path):
     assert plan_at_most(SweepPlanner(first, None, identify)) is None
 
 
-def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path):
+def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path, store):
     text = LOOKS.replace(
         "{model.n_kv_head: 1}", "{model.n_kv_head: 1, training.init_from: {heads: gqa}}"
     ).replace("    mqa:", "    gqa: {training.learning_rate: 1e-4}\n    mqa:")
     text = text.replace("[3, 5, 7]", "[2, 5, 8]") + "decide: {claims: [heads=mqa]}\n"
-    store = Store(tmp_path / "runs")
     drive_looks(load_looks(tmp_path, text), store)
     seeds, _ = read_decisions(store)
     assert seeds["gqa learned"] == seeds["mqa learned"] == seeds["mha learned"] == 5
     assert seeds["mha rope"] == 2
 
 
-def test_a_level_that_diverged_is_given_up_instead_of_called_better(tmp_path):
+def test_a_level_that_diverged_is_given_up_instead_of_called_better(tmp_path, store):
     """At -0.3 the better level would be called at the second look."""
-    text = LOOKS.replace("seeds:", "baseline: {heads: mqa}\nseeds:")
-    sweep, store = load_looks(tmp_path, text), Store(tmp_path / "runs")
+    sweep = load_looks(tmp_path, LOOKS.replace("seeds:", "baseline: {heads: mqa}\nseeds:"))
     planned = plan_stage(sweep, store, identify=identify).plan
     bad = [p for p in planned.trials if p.levels["heads"] == "mha" and p.trial.seed == 2]
     drive_looks(sweep, store, script={(bad[0].trial.id, "train", 3): "diverge"})

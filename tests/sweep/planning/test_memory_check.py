@@ -29,8 +29,9 @@ factors:
 """
 
 
-def planned(tmp_path, resources="cpus: 1.0, resources.microbatch_tokens: 256"):
-    return tiny_plan(tmp_path, text=ONE % f", resources.{resources}").trials
+def planned(tmp_path, resources="cpus: 1.0"):
+    resources = f", resources.{resources}, resources.microbatch_tokens: 256"
+    return tiny_plan(tmp_path, text=ONE % resources).trials
 
 
 def peaks(trials):
@@ -42,55 +43,45 @@ def peaks(trials):
     return training_peak_bytes(experiment) + own, training_peak_bytes(least) + own
 
 
+def lines(trials, *machines, alone=False):
+    return list(check_memory(trials, [MachineMemory(*one) for one in machines], alone))
+
+
 def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_of(tmp_path):
     trials = planned(tmp_path)
     peak, least = peaks(trials)
     assert peak > least
-
-    def lines(host):
-        return list(check_memory(trials, [MachineMemory(host, 0, 1)], True))
-
-    assert lines(peak) == []
-    [line] = lines(peak - 1)
+    assert lines(trials, (peak, 0, 1)) == []
+    [line] = lines(trials, (peak - 1, 0, 1))
     assert "memory may run out" in line
     assert "lower resources.microbatch_tokens" in line
-    assert len(lines(int(LOWER_BOUND_FACTOR * least) + 1)) == 1
+    assert len(lines(trials, (int(LOWER_BOUND_FACTOR * least) + 1, 0, 1))) == 1
+    too_small = (int(LOWER_BOUND_FACTOR * least) - 1, 0, 1)
     with pytest.raises(ResourceError, match=r"cannot be trained here.*one row of 16 tokens"):
-        lines(int(LOWER_BOUND_FACTOR * least) - 1)
+        lines(trials, too_small)
+    assert lines(trials, too_small, (2 * peak, 0, 1)) == [], "the largest machine decides"
+    assert lines(trials) == [], "none has answered"
+    assert lines([one for one in trials if not one.trains], too_small) == []
 
 
 def test_trials_that_run_at_once_share_the_memory(tmp_path):
     trials = planned(tmp_path)
-    peak, _ = peaks(trials)
-    machine = MachineMemory(3 * peak, 0, 4)
-    [line] = check_memory(trials, [machine], False)
+    machine = (3 * peaks(trials)[0], 0, 4)
+    [line] = lines(trials, machine)
     assert "4 such trials at once" in line
     assert "raise resources.cpus so that fewer run at once" in line
-    assert list(check_memory(trials, [machine], True)) == []
-    wider = planned(tmp_path, "cpus: 2.0, resources.microbatch_tokens: 256")
-    assert list(check_memory(wider, [machine], False)) == []
-
-
-def test_the_largest_machine_decides_and_trials_without_training_do_not_count(tmp_path):
-    trials = planned(tmp_path)
-    small, large = MachineMemory(1000, 0, 1), MachineMemory(2 * peaks(trials)[0], 0, 1)
-    assert list(check_memory(trials, [small, large], False)) == []
-    assert list(check_memory(trials, [], False)) == []  # none has answered
-    trained = [one for one in trials if not one.trains]
-    assert list(check_memory(trained, [small], False)) == []
+    assert lines(trials, machine, alone=True) == []
+    assert lines(planned(tmp_path, "cpus: 2.0"), machine) == []
 
 
 def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
-    trials = planned(tmp_path, "gpus: 1.0, resources.microbatch_tokens: 256")
+    trials = planned(tmp_path, "gpus: 1.0")
     peak, least = peaks(trials)
-    fits = MachineMemory(1, peak, 1)
-    assert list(check_memory(trials, [fits], False)) == []
-    small = MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) - 1, 1)
+    assert lines(trials, (1, peak, 1)) == []
     with pytest.raises(ResourceError, match="and a GPU has"):
-        list(check_memory(trials, [small], True))
-    assert list(check_memory(trials, [MachineMemory(1, 0, 1)], False)) == []  # not known
-    shared = planned(tmp_path, "gpus: 0.25, resources.microbatch_tokens: 256")
-    [line] = check_memory(shared, [fits], False)
+        lines(trials, (10**15, int(LOWER_BOUND_FACTOR * least) - 1, 1), alone=True)
+    assert lines(trials, (1, 0, 1)) == []  # not known
+    [line] = lines(planned(tmp_path, "gpus: 0.25"), (1, peak, 1))
     assert "4 such trials at once" in line
     assert "raise resources.gpus" in line
 
@@ -101,9 +92,8 @@ def test_a_machine_says_what_it_has(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(sizes))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetMemoryInfo", lambda index: SimpleNamespace(total=sizes[index])
-    )
+    memory = lambda index: SimpleNamespace(total=sizes[index])  # noqa: E731
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
     machine = MachineMemory(**json.loads(measure_machine_memory()))
     assert machine.device == 143771 * 2**20
     assert 0 < machine.host == host_memory() <= psutil.virtual_memory().total

@@ -38,12 +38,9 @@ def test_states_follow_the_store(tmp_path, store, planned):
     first, _, third = (one.trial for one in planned.trials[:3])
     StubRun(store.path)(first)
     assert tiny_plan(tmp_path, store).tokens == 3 * 320
-    StubRun(store.path, script={(planned.trials[1].trial.id, "train", 0): "bug"})(
-        planned.trials[1].trial
-    )
-    StubRun(store.path, script={(planned.trials[4].trial.id, "train", 0): "diverge"})(
-        planned.trials[4].trial
-    )
+    for number, act in ((1, "bug"), (4, "diverge")):
+        trial = planned.trials[number].trial
+        StubRun(store.path, script={(trial.id, "train", 0): act})(trial)
     again = tiny_plan(tmp_path, store)
     # what shares the training of a failed trial has to train it after all
     assert states(again) == [

@@ -55,6 +55,9 @@ def test_budgets_share_the_stable_phase_of_the_longest_at_every_seed(tmp_path):
     assert planned.flops < sum(one.flops for one in planned.trials)
     text = "4 trainings branch from a shared stable phase, which saves 704 tokens"
     assert text in planned.format_totals()
+    other_decay = BUDGETS.replace("decay_tokens: 64, training.warmup_tokens: 32}", "decay_tokens: 32,"
+        " training.warmup_tokens: 32, training.final_learning_rate: 0}", 1)  # fmt: skip
+    assert branches(tiny_plan(tmp_path, text=other_decay))["short", 0] == ((8,), "long", 8)
 
 
 def test_ids_are_those_of_budgets_that_are_planned_alone(tmp_path):
@@ -84,12 +87,6 @@ def test_what_differs_before_the_decay_is_not_shared(tmp_path, change, why):
     assert not any(one.trial.shared_steps for one in planned.trials)
     is_warmup = "warm-up" in why
     assert count_split_by_warmup(one.trial for one in planned.trials) == (4 if is_warmup else 0)
-
-
-def test_the_decay_may_differ(tmp_path):
-    text = BUDGETS.replace("decay_tokens: 64, training.warmup_tokens: 32}", "decay_tokens: 32,"
-        " training.warmup_tokens: 32, training.final_learning_rate: 0}", 1)  # fmt: skip
-    assert branches(tiny_plan(tmp_path, text=text))["short", 0] == ((8,), "long", 8)
 
 
 def test_the_longest_budget_starts_first_and_the_others_wait_for_their_branch_points(
@@ -148,6 +145,6 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
         longer = sweep + "    t1600: {training.tokens: 1600}\n"
         (tmp_path / "s.yaml").write_text(longer)
         assert "branches from the store after step 12" in run_kvlab("plan", "s.yaml")[1]
-        garbage = [item for item in find_garbage(store) if item.path.name == trunk]
-        assert remove_garbage(garbage[0])
+        [garbage] = [item for item in find_garbage(store) if item.path.name == trunk]
+        assert remove_garbage(garbage)
         assert store.trunk_steps(trunk) == []

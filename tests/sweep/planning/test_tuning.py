@@ -1,5 +1,6 @@
 """`tune`: rounds of rates from the record alone, and the cells at the rates that were found."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,11 @@ from tests.support.stub_trials import identify, write_sweep
 from tests.support.stub_tuning import SURFACES, TUNED, SurfaceRun
 
 
-def submit(folder: Path, surfaces, text: str = TUNED, stop_at: int = 0):
-    """Run the stages of a sweep; return its store and the stages.
-
-    Args:
-        surfaces: By ``n_kv_head``.
-        stop_at: Number of the event at which the driver is asked to stop.
-    """
+def submit(folder: Path, surfaces, text: str = TUNED):
+    """Run the stages of a sweep, with surfaces by ``n_kv_head``; return its store and the stages."""
+    folder.mkdir(exist_ok=True)
     sweep, store, stages = load_looks(folder, text), Store(folder / "runs"), []
-    drive_looks(
-        sweep, store, run=SurfaceRun, script=surfaces, on_plan=stages.append, stop_at=stop_at
-    )
+    drive_looks(sweep, store, run=SurfaceRun, script=surfaces, on_plan=stages.append)
     return store, stages
 
 
@@ -66,24 +61,6 @@ def test_a_best_at_the_edge_widens_the_grid_of_that_architecture(widened):
     assert [one["optimum"]["flag"] for one in architectures(store)] == ["", ""]
 
 
-def test_a_best_out_of_reach_is_flagged(tmp_path):
-    store, stages = submit(tmp_path, {**SURFACES, 1: {"best": 1.0}})
-    assert len(stages) == 5
-    found = architectures(store)[1]
-    assert (found["optimum"]["value"], found["optimum"]["flag"]) == (3.2e-2, "edge")
-    assert stages[-1].lines[1].endswith("0.032 (the least measured, at the edge of what was tried)")
-
-
-def test_a_rate_that_diverges_is_worse_than_any(tmp_path):
-    cliffs = {2: {"best": 1.7e-3, "cliff": 3e-3}, 1: {"best": 1.7e-3, "cliff": 0.0}}
-    store, stages = submit(tmp_path, cliffs)
-    found = architectures(store)
-    assert found[0]["points"][-1]["losses"] == {"100": None, "101": None}
-    assert rates(stages[-1])[2] == pytest.approx(1.7e-3, rel=0.15)
-    assert found[1]["optimum"]["flag"] == "diverged"
-    assert rates(stages[-1])[1] == min(point["value"] for point in found[1]["points"])
-
-
 @pytest.fixture(scope="module")
 def widened(tmp_path_factory):
     """Return the folder, the store and the stages of a sweep that was driven to its end."""
@@ -91,8 +68,24 @@ def widened(tmp_path_factory):
     return folder, *submit(folder, SURFACES)
 
 
-def test_what_was_decided_stays_decided(tmp_path):
-    store, stages = submit(tmp_path, SURFACES)
+def test_a_rate_that_diverges_is_worse_than_any_and_a_best_out_of_reach_is_flagged(tmp_path):
+    cliffs = {2: {"best": 1.7e-3, "cliff": 3e-3}, 1: {"best": 1.7e-3, "cliff": 0.0}}
+    store, stages = submit(tmp_path / "a", cliffs)
+    found = architectures(store)
+    assert found[0]["points"][-1]["losses"] == {"100": None, "101": None}
+    assert rates(stages[-1])[2] == pytest.approx(1.7e-3, rel=0.15)
+    assert found[1]["optimum"]["flag"] == "diverged"
+    assert rates(stages[-1])[1] == min(point["value"] for point in found[1]["points"])
+    store, stages = submit(tmp_path / "b", {**SURFACES, 1: {"best": 1.0}})
+    assert len(stages) == 5
+    found = architectures(store)[1]["optimum"]
+    assert (found["value"], found["flag"]) == (3.2e-2, "edge")
+    assert stages[-1].lines[1].endswith("0.032 (the least measured, at the edge of what was tried)")
+
+
+def test_what_was_decided_stays_decided(tmp_path, widened):
+    shutil.copytree(widened[0], tmp_path, dirs_exist_ok=True)
+    store, stages = Store(tmp_path / "runs"), widened[2]
     lost = stages[0].plan.trials[0].trial.id
     store.archive_result(lost)
     _, again = submit(tmp_path, SURFACES)
@@ -105,10 +98,10 @@ def test_what_was_decided_stays_decided(tmp_path):
     assert other[0].name == "tuning 1"  # another declaration is tuned anew
 
 
-def test_a_tuning_trial_that_failed_is_said_with_what_was_found_without_it(tmp_path):
+def test_a_tuning_trial_that_failed_is_said_with_what_was_found_without_it(tmp_path, store):
     tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}"
     text = LOOKS.replace("seeds: {looks: [3, 5, 7]}", f"seeds: [0, 1]\n{tune}")
-    sweep, store, lines = load_looks(tmp_path, text), Store(tmp_path / "runs"), []
+    sweep, lines = load_looks(tmp_path, text), []
     bad = plan_stage(sweep, store, identify=identify).plan.trials[0].trial.id
     summary = drive_looks(sweep, store, script={(bad, "measure", 0): "bug"}, lines=lines)
     assert summary.states["done"] == 6

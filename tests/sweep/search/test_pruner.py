@@ -6,10 +6,11 @@ from functools import partial
 
 import pytest
 
-from kvlab.errors import SpecError
+from kvlab.errors import RecordDamaged, SpecError
 from kvlab.spec import load_sweep
 from kvlab.spec.search_config import PruningConfig, SearchConfig
 from kvlab.store import Store
+from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
@@ -126,16 +127,21 @@ def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(halved
 def test_a_history_that_is_made_again_is_the_same(halved, tmp_path, damaged):
     shutil.copytree(halved[0], tmp_path, dirs_exist_ok=True)
     store = Store(tmp_path / "runs")
-    before, files = history(store), read_logged_steps(store)
-    flops = halved[2].flops
+    before = history(store), read_logged_steps(store)
     path = store.sweep_directory("s") / damaged
     path.write_text(path.read_text().replace("0", "1", 1))
+    with pytest.raises(RecordDamaged, match=r"is damaged.*submit the sweep again"):
+        store.sweep("s")
+    [damage] = verify_record(store, "s").damaged
+    assert damage.path == f"sweeps/s/{damaged}"
+    heal_damage(damage)
     _, search, driver = searching(tmp_path)
     summary = driver.run()
-    assert (summary.trials_run, summary.exit_code) == (0, 0)
-    assert history(store) == before
-    assert (read_logged_steps(store), search.flops) == (files, flops)
-    assert summary.states["pruned"] == [one[1] for one in before].count("pruned")
+    assert (summary.trials_run, summary.exit_code) == (0, 0), "the results are there"
+    assert (history(store), read_logged_steps(store)) == before
+    assert search.flops == halved[2].flops
+    assert summary.states["pruned"] == [one[1] for one in before[0]].count("pruned")
+    assert not verify_record(store, "s").damaged
 
 
 def test_flops_are_those_really_spent(tmp_path, halved):

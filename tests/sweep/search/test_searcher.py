@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.errors import RecordDamaged, SpecError, StoreError
-from kvlab.store import Store
-from kvlab.store.verification import heal_damage, verify_record
+from kvlab.errors import SpecError, StoreError
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
@@ -36,19 +34,12 @@ def test_the_best_is_found_and_everything_is_in_the_record(searched):
     assert all(store.status(t) == "done" for c in sweep["cells"] for t in c["trials"].values())
 
 
-def test_several_objectives_give_a_front(tmp_path):
-    text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]")
-    _, search, driver = searching(tmp_path, text)
-    driver.run()
-    front = sorted(p.observation.values for p in search.best())
-    assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
-    assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
-
-
-def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
+def test_what_is_impossible_or_breaks_a_known_limit_is_never_trained(tmp_path):
     text = SEARCH.replace("trials: 12", "trials: 6\n  limits: {kv_bytes_per_token: {at_most: 64}}")
-    store, search, driver = searching(tmp_path, text)
-    driver.run()
+    store, search, driver = searching(tmp_path, text.replace("[1, 2]", "[1, 2, 3]"))
+    assert driver.run().exit_code == 0
+    impossible = [p for p in search.suggestions if p.skip_reason.startswith("is not possible")]
+    assert "model.n_kv_head = 3 does not divide n_head = 2" in impossible[0].skip_reason
     beyond = [p for p in search.suggestions if p.skip_reason == "is beyond a limit"]
     assert beyond
     assert all(p.patch["model.n_kv_head"] == 2 and not p.trial_id for p in beyond)
@@ -67,16 +58,6 @@ def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch)
     assert search.stop_reason == "the last 12 suggestions led to nothing new"
     assert sum(p.has_trial for p in search.suggestions) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
-
-
-def test_impossible_and_failed_suggestions_do_not_end_the_search(tmp_path):
-    text = SEARCH.replace("[1, 2]", "[1, 2, 3]")
-    _, search, driver = searching(tmp_path, text)
-    assert driver.run().exit_code == 0
-    impossible = [p for p in search.suggestions if p.skip_reason.startswith("is not possible")]
-    assert impossible
-    assert "model.n_kv_head = 3 does not divide n_head = 2" in impossible[0].skip_reason
-    assert {p.patch["model.n_kv_head"] for p in search.best()} <= {1, 2}
 
 
 @pytest.fixture
@@ -114,29 +95,17 @@ def test_hours_end_it_counted_over_all_runs_and_not_between_them(tmp_path, clock
     assert history(rough) == history(calm)
 
 
-def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path, searched):
-    shutil.copytree(searched[0], tmp_path, dirs_exist_ok=True)
-    store = Store(tmp_path / "runs")
-    before = history(store)
-    path = store.sweep_directory("s") / "points" / "p0004.json"
-    path.write_text(path.read_text().replace("0", "1", 1))
-    with pytest.raises(RecordDamaged, match=r"p0004\.json is damaged.*submit the sweep again"):
-        store.sweep("s")
-    [damage] = verify_record(store, "s").damaged
-    assert damage.path == "sweeps/s/points/p0004.json"
-    heal_damage(damage)
-    _, search, driver = searching(tmp_path)
-    assert driver.run().trials_run == 0, "the results are there"
-    assert history(store) == before
-    assert len(store.sweep("s")["search"]["suggestions"]) == len(search.suggestions) == 12
-    assert not verify_record(store, "s").damaged
-
-
-def test_several_in_flight_are_all_different(tmp_path):
-    _, search, _ = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 12\n  parallel: 4"))
+def test_several_objectives_give_a_front_and_several_in_flight_are_all_different(tmp_path):
+    text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]\n  parallel: 4")
+    _, search, _ = searching(tmp_path / "a", text)
     suggested = [search.ask() for _ in range(5)]
     assert suggested[4] is None
     assert len({one.trial.id for one in suggested[:4]}) == 4
+    _, search, driver = searching(tmp_path / "b", text)
+    driver.run()
+    front = sorted(p.observation.values for p in search.best())
+    assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
+    assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
 
 
 def remaining(folder, text=SEARCH):
