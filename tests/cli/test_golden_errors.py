@@ -2,8 +2,8 @@
 
 Each block of these files is a command, after ``==``, and its output: of a wrong file or command in
 `errors.txt`, of a right one in `answers.txt`. A mistake may also be a change of ``e.yaml``
-(``experiment: OLD ==> NEW``) or ``s.yaml`` (``sweep: OLD ==> NEW``; ``sweep: + TEXT`` at its end),
-which `kvlab plan s.yaml` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes the answers again, also those
+(``experiment: OLD ==> NEW``), ``s.yaml`` (``sweep: OLD ==> NEW``; ``sweep: + TEXT`` at its end) or
+``q.yaml`` (``search: OLD ==> NEW``), which `kvlab plan` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes the answers again, also those
 of new blocks, which need their first line alone.
 """
 
@@ -22,6 +22,7 @@ from tests.support.record_factory import Record
 from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
+FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}
 WIDE = {**HEADS, "position": ("learned", "rope"), "sharing": ("none", "trained", "tied")}
@@ -77,7 +78,7 @@ class MoreOfTheBaseline(Record):
 def folder(tmp_path_factory):
     """A folder with specs, records, a trained trial and a checkpoint; and that trial."""
     folder = tmp_path_factory.mktemp("golden")
-    for name in ("e.yaml", "s.yaml"):
+    for name in FILES:
         shutil.copy(FOLDER / name, folder)
     small, four = {**HEADS, "sharing": ("none", "tied")}, (0, 1, 2, 3)
     more = {"heads": ("mha", "gqa", "mqa", "one")}
@@ -99,7 +100,7 @@ def folder(tmp_path_factory):
 def split(mistake, trial):
     """Return the files that a mistake changes, and the command that meets it."""
     kind, _, change = mistake.partition(": ")
-    name = {"experiment": "e.yaml", "sweep": "s.yaml"}.get(kind)
+    name = {"experiment": "e.yaml", "sweep": "s.yaml", "search": "q.yaml"}.get(kind)
     if name is None:
         return {}, [trial if word == "TRIAL" else word for word in shlex.split(mistake)[1:]]
     text = (FOLDER / name).read_text()
@@ -107,13 +108,14 @@ def split(mistake, trial):
     if not arrow:
         return {name: text + old.removeprefix("+ ") + "\n"}, ["plan", "s.yaml"]
     assert old in text, f"{mistake}: {name} has no such text"
-    return {name: text.replace(old, new.removeprefix(" "), 1)}, ["plan", "s.yaml"]
+    command = ["plan", "q.yaml" if kind == "search" else "s.yaml"]
+    return {name: text.replace(old, new.removeprefix(" "), 1)}, command
 
 
 def answer(folder, trial, mistake, capsys, *, is_wrong):
     """Return what a command prints, without the usage that argparse puts before an error."""
     files, command = split(mistake, trial)
-    for name in ("e.yaml", "s.yaml"):
+    for name in FILES:
         (folder / name).write_text(files.get(name, (FOLDER / name).read_text()))
     before = sorted(folder.rglob("*"))
     try:

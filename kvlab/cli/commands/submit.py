@@ -80,9 +80,7 @@ def _submit(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
-    for line in verification.heal_description(
-        store, sweep.name, stages.rebuild_description
-    ):
+    for line in verification.heal_description(store, sweep.name, stages.rebuild_description):
         print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:
         retry_policy.reopen_tuning(store, sweep.name)

@@ -69,19 +69,10 @@ def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, interrupte
     assert attempts(store, planned) == [[1]] * 8
     with closing(sqlite3.connect(store.path / "mlflow.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        living = "select run_uuid, name, status from runs where lifecycle_stage = 'active'"
-        runs = database.execute(living).fetchall()
-        assert sorted(name for _, name, _ in runs) == sorted(
-            ["s", *(f"{cell} seed {seed}" for cell in CELLS for seed in (0, 1))]
-        )
-        assert {status for _, _, status in runs} == {"FINISHED"}
-        points = "select count(*) from metrics where run_uuid = ? group by key, step"
-        for run, _, _ in runs:
-            counts = [count for (count,) in database.execute(points, (run,))]
-            assert set(counts) == {1}, "a point is there twice"
-
-
-CELLS = ("baseline", "mqa", "tied", "mqa+tied")
+        living = "select name, status from runs where lifecycle_stage = 'active'"
+        cells = ("baseline", "mqa", "tied", "mqa+tied")
+        names = ["s", *(f"{cell} seed {seed}" for cell in cells for seed in (0, 1))]
+        assert sorted(database.execute(living)) == sorted((name, "FINISHED") for name in names)
 
 
 def test_a_stop_reaches_all_drivers_and_the_next_one_goes_on(tmp_path, interrupted_sweep):
@@ -97,54 +88,43 @@ def test_a_stop_reaches_all_drivers_and_the_next_one_goes_on(tmp_path, interrupt
     assert not list((store.sweep_directory("s") / "drivers").iterdir())
 
 
-def cell(number):
-    return {"levels": {}, "trials": {"1": f"{number:016x}"}}
+def describe(number, **declared):
+    """Describe a sweep of one cell, with a stage of this number if anything is declared."""
+    cells = [{"levels": {}, "trials": {"1": f"{number:016x}"}}]
+    stages = {"stages": {"declared": declared, "number": number}} if declared else {}
+    return {"name": "s", "factors": {}, "cells": cells, **stages}
 
 
-def describe_stage(number, **declared):
-    stages = {"declared": declared, "number": number}
-    return {"name": "s", "factors": {}, "cells": [cell(number)], "stages": stages}
+def refused(store, match, description=None, *, exclusive=False):
+    """Check that a driver which would join now is refused."""
+    with (
+        pytest.raises(UsageError, match=match),
+        join_sweep(store, "s", description, exclusive=exclusive),
+    ):
+        pytest.fail("it has joined")
 
 
 def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(store):
-    tuning, look = describe_stage(1, tune="a"), describe_stage(2, tune="a", looks="b")
+    tuning, look = describe(1, tune="a"), describe(2, tune="a", looks="b")
     with join_sweep(store, "s", tuning, exclusive=False):
         with join_sweep(store, "s", look, exclusive=False):
             pass
         with join_sweep(store, "s", tuning, exclusive=False):
             assert store.sweep("s")["stages"] == look["stages"]
-        other = describe_stage(2, tune="c", looks="b")
-        with (
-            pytest.raises(UsageError, match="other cells than this file's"),
-            join_sweep(store, "s", other, exclusive=False),
-        ):
-            pytest.fail("it is tuned otherwise")
+        refused(store, "other cells than this file's", describe(2, tune="c", looks="b"))
 
 
 def test_who_cannot_join_is_told_why(store, planned):
-    described = {"name": "s", "factors": {}, "cells": [cell(1)]}
-    with join_sweep(store, "s", described, exclusive=False):
-        with (
-            pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
-            join_sweep(store, "s", None, exclusive=True),
-        ):
-            pytest.fail("it is not alone")
-        with (
-            pytest.raises(UsageError, match="other cells than this file's"),
-            join_sweep(store, "s", {"name": "s", "factors": {}, "cells": []}, exclusive=False),
-        ):
-            pytest.fail("its plan is another")
-        with join_sweep(store, "s", described, exclusive=False):
+    with join_sweep(store, "s", describe(1), exclusive=False):
+        refused(store, r"run by process \d+ since .*a search has one driver", exclusive=True)
+        refused(store, "other cells than this file's", describe(2))
+        with join_sweep(store, "s", describe(1), exclusive=False):
             store.stop_flag("s").touch()
         assert store.stop_flag("s").exists(), "the first has not seen it yet"
-        with pytest.raises(UsageError, match="asked to stop"):
-            drive(planned, store, StubRun(store.path))
+        refused(store, "asked to stop")
     assert not store.stop_flag("s").exists()
-    with (
-        join_sweep(store, "s", None, exclusive=True),
-        pytest.raises(UsageError, match="kvlab stop s"),
-    ):
-        drive(planned, store, StubRun(store.path))
+    with join_sweep(store, "s", None, exclusive=True):
+        refused(store, "kvlab stop s")
     assert drive(planned, store, StubRun(store.path)).states["done"] == 8
 
 

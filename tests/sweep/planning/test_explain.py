@@ -44,9 +44,12 @@ def test_equal_cells_are_one_trial(tmp_path, other, why):
     assert why in explain_equality(one, other)
 
 
-def run_stubs(planned, store):
+@pytest.fixture
+def driven(store, planned):
+    """Return the store of a sweep that was driven to its end."""
     description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
     drive(planned, store, StubRun(store.path), description=description)
+    return store
 
 
 @pytest.mark.parametrize(
@@ -56,22 +59,16 @@ def run_stubs(planned, store):
         ("mha: {}", "mha: {training.learning_rate: 1e-3}",
          {"training.learning_rate": (1e-3, 6e-4), "training.final_learning_rate": (1e-4, 6e-5)}),
         ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model"), "serving.compared_with": ("float32", None)}),
-        ("plain: {}", "plain: {resources.cpus: 0.5}", None),
     ],
 )  # fmt: skip
 def test_the_fields_that_differ_from_the_nearest_finished_trial(
-    tmp_path, old, new, expected, store, planned
+    tmp_path, old, new, expected, driven
 ):
-    assert find_nearest_trial(planned.trials[0].trial, store) is None
-    drive(planned, store, StubRun(store.path))
-    changed = tiny_plan(tmp_path, store, SWEEP.replace(old, new))
-    first = changed.trials[0]
-    if expected is None:
-        assert first.state == "done"
-        return
-    nearest = find_nearest_trial(first.trial, store)
+    first = tiny_plan(tmp_path, driven, SWEEP.replace(old, new)).trials[0].trial
+    nearest = find_nearest_trial(first, driven)
     assert {key: (here, there) for key, here, there in nearest.differences} == expected
-    assert store.status(nearest.trial) == "done"
+    assert driven.status(nearest.trial) == "done"
+    assert find_nearest_trial(first, Store(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize(
@@ -82,11 +79,11 @@ def test_the_fields_that_differ_from_the_nearest_finished_trial(
     ],
 )
 def test_finished_trials_that_no_longer_match_are_counted_with_the_reason(
-    tmp_path, old, new, count, field, store
+    tmp_path, old, new, count, field, driven
 ):
-    run_stubs(tiny_plan(tmp_path), store)
-    assert find_unmatched_trials(tiny_plan(tmp_path, store), store) == []
-    groups = find_unmatched_trials(tiny_plan(tmp_path, store, SWEEP.replace(old, new)), store)
+    same = tiny_plan(tmp_path, driven, SWEEP.replace("{}", "{resources.cpus: 0.5}", 1))
+    assert find_unmatched_trials(same, driven) == []
+    groups = find_unmatched_trials(tiny_plan(tmp_path, driven, SWEEP.replace(old, new)), driven)
     assert sum(group.count for group in groups) == count
     for group in groups:
         keys = None if group.differences is None else {key for key, _, _ in group.differences}
@@ -97,7 +94,9 @@ def test_another_text_is_named_with_the_key_that_selects_it(tmp_path, monkeypatc
     monkeypatch.setattr("kvlab.data.dataset_preparation.SMALL_TEXT_BYTES", 0)  # none is prepared
     with tiny_sweep_folder(tmp_path) as folder:
         store = Store(folder / "runs")
-        run_stubs(plan(load_sweep(folder / "s.yaml")), store)
+        planned = plan(load_sweep(folder / "s.yaml"))
+        described = describe_sweep(planned, yaml="", experiment_yaml="", command="")
+        drive(planned, store, StubRun(store.path), description=described)
         prepared = get_data_dir() / "datasets"
         prepared.rename(folder / "away")
         assert "State: 2 done." in run_kvlab("plan", "s.yaml")[1], "the record knows the text"

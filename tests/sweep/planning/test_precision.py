@@ -112,19 +112,11 @@ def test_one_seed_decides_nothing_and_levels_of_serving_alone_have_no_width(tmp_
     assert (say(expected), expected.to_json()["half_widths_in_spreads"]) == ("", {})
     looks = expect(tmp_path, Store(tmp_path), text.replace("[0, 1]", "{looks: [2, 8]}"))
     assert say(looks).startswith("Looks: a level is called only from |t| of ")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("metric: loss", "metric: tpot_ms_p50"),
-        ("{}\n    mqa: {", "{training.tokens: 0}\n    mqa: {training.tokens: 0, "),
-    ],
-)
-def test_what_no_training_varies_has_no_spread(tmp_path, old, new):
-    text = (SWEEP + DECIDE).replace(old, new)
-    assert text != SWEEP + DECIDE
-    assert expect(tmp_path, Store(tmp_path), text) is None
+    timed = (SWEEP + DECIDE).replace("metric: loss", "metric: tpot_ms_p50")
+    assert expect(tmp_path, Store(tmp_path), timed) is None
+    given = "{training.tokens: 0}\n    mqa: {training.tokens: 0, "
+    untrained = (SWEEP + DECIDE).replace("{}\n    mqa: {", given)
+    assert expect(tmp_path, Store(tmp_path), untrained) is None
 
 
 LOOKS = SWEEP.replace("seeds: [0, 1]", "seeds: {looks: [2, 4, 6]}") + DECIDE

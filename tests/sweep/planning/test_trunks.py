@@ -134,12 +134,13 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
         planned = plan(load_sweep("s.yaml"), store)
         summary = stub.drive(planned, store, lambda trial: run_task(trial, store.path))
         assert summary.states["done"] == 3
-        store.write_sweep(describe_sweep(planned, yaml=sweep, experiment_yaml="", command=""))
-        records = {r["experiment"]["training"]["tokens"]: r for r in store.results("s")}
-        records = {tokens: record["training_record"] for tokens, record in records.items()}
+        records = {
+            one.tokens: store.result(one.trial.id)["training_record"] for one in planned.trials
+        }
         branched = {tokens: one["branched_at"] for tokens, one in records.items()}
         assert branched == {640: 7, 960: 12, 1280: None}
         assert [len(one["resumed_from"]) for one in records.values()] == [1, 0, 1]
+        store.write_sweep(describe_sweep(planned, yaml=sweep, experiment_yaml="", command=""))
         trunk = next((tmp_path / "runs" / "trunks").iterdir()).name
         assert store.trunk_steps(trunk) == [7, 12]
         longer = sweep + "    t1600: {training.tokens: 1600}\n"

@@ -10,7 +10,6 @@ from kvlab.store import Store
 from kvlab.sweep import plan_stage
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
-from tests.support.spec_files import sweep_errors
 from tests.support.stub_looks import LOOKS, drive_looks, load_looks
 from tests.support.stub_trials import identify, write_sweep
 from tests.support.stub_tuning import SURFACES, TUNED, SurfaceRun
@@ -136,23 +135,3 @@ def test_a_cell_that_starts_from_another_keeps_its_own_rate(tmp_path):
     found = [one for one in stages[-1].plan.trials if one.trial.experiment.model.n_kv_head == 2]
     starts = {one.starts_from for one in stages[-1].plan.trials} - {None}
     assert starts == {one.trial.id for one in found if one.shares_with is None}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("[100, 101]", "[1, 101]", "tune.seeds = [1, 101] has 1 in common with the seeds of the cells"),
-        ("[1e-3, 2e-3, 4e-3]", "[1e-3, 2e-3]",
-         "s.yaml:11:32: tune.training.learning_rate = [0.001, 0.002] has too few entries; give at least 3"),
-        ("[1e-3, 2e-3, 4e-3]", "[1e-3, 4e-3, 2e-3]", "is not rising; write each rate once"),
-        ("101]}", "101], tokens: 100}", "is less than a step of training.batch_tokens = 256"),
-        ("101]}", "101], share: [head]}", "tune.share = ['head'] names head, which is not a factor"),
-        ("101]}", "101], tokens: 10e3}",
-         "s.yaml:11:79: tune.tokens = 10000 is not below training.tokens = 10000; leave it out"),
-        ("n_kv_head: 1", "n_kv_head: 1, training.learning_rate: 1e-4",
-         "s.yaml:6:55: training.learning_rate = 0.0001 is set by a level, and tune sets it; remove one"),
-        ("n_kv_head: 1", "n_kv_head: 1, training.tokens: 0", "trains nothing, so no rate is better"),
-    ],
-)  # fmt: skip
-def test_refusals(tmp_path, old, new, message):
-    assert message in sweep_errors(tmp_path, TUNED.replace(old, new))
