@@ -14,7 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.sweep.planning import budget
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.trial import speed_test
-from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
+from tests.support.stub_trials import SWEEP, tiny_plan
 
 
 def test_hours_and_money_from_a_stated_rate(planned):
@@ -32,8 +32,7 @@ def test_hours_and_money_from_a_stated_rate(planned):
     assert many.wall_seconds == pytest.approx(flops / 1e6), "one trial is not divided"
 
 
-def test_a_rate_is_measured_from_finished_trials(tmp_path, store):
-    drive(tiny_plan(tmp_path), store, StubRun(store.path))
+def test_a_rate_is_measured_from_finished_trials(tmp_path, store, driven):  # noqa: ARG001
     planned = tiny_plan(tmp_path, store)
     for one in planned.trials:
         path = store.trial_directory(one.trial.id) / "result.json"

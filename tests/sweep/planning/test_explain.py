@@ -44,14 +44,6 @@ def test_equal_cells_are_one_trial(tmp_path, other, why):
     assert why in explain_equality(one, other)
 
 
-@pytest.fixture
-def driven(store, planned):
-    """Return the store of a sweep that was driven to its end."""
-    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
-    drive(planned, store, StubRun(store.path), description=description)
-    return store
-
-
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

@@ -5,11 +5,11 @@ import pytest
 
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import SweepPlanner, describe_sweep
+from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_stage
 from tests.support.stub_looks import drive_looks
-from tests.support.stub_trials import SWEEP, StubRun, drive, identify, tiny_plan, write_sweep
+from tests.support.stub_trials import SWEEP, identify, tiny_plan, write_sweep
 
 DECIDE = "decide: {metric: loss, margin: 0.05}\n"
 
@@ -24,21 +24,6 @@ def say(expected):
     return "\n".join(expected.describe())
 
 
-@pytest.fixture
-def recorded(tmp_path):
-    """A store in which the two seeds of a sweep have ended, and its losses by heads and seed."""
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path, store)
-    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
-    drive(planned, store, StubRun(store.path), description=description)
-    losses = {}
-    for cell in planned.cells:
-        if cell.levels["serving"] == "plain":
-            found = [store.result(trial)["measurements"]["loss"] for trial in cell.trials.values()]
-            losses[cell.levels["heads"]] = found
-    return store, losses
-
-
 def test_without_a_record_only_the_design_speaks(tmp_path):
     expected = expect(tmp_path, Store(tmp_path / "none"))
     assert expected.spread is None
@@ -48,34 +33,37 @@ def test_without_a_record_only_the_design_speaks(tmp_path):
     assert expect(tmp_path, Store(tmp_path / "none"), SWEEP).margin is None
 
 
-def test_the_spread_of_the_own_record_is_used_and_trainings_count_once(tmp_path, recorded):
-    store, losses = recorded
+def test_the_spread_of_the_own_record_is_used_and_trainings_count_once(tmp_path, planned, driven):
+    losses = [
+        [driven.result(trial)["measurements"]["loss"] for trial in cell.trials.values()]
+        for cell in planned.cells
+        if cell.levels["serving"] == "plain"
+    ]
     text = (SWEEP + DECIDE).replace("seeds: [0, 1]", "seeds: 4")
-    expected = expect(tmp_path, store, text)
-    pooled = np.mean([np.var(own, ddof=1) for own in losses.values()]) ** 0.5
+    expected = expect(tmp_path, driven, text)
+    pooled = np.mean([np.var(own, ddof=1) for own in losses]) ** 0.5
     assert expected.spread.value == pytest.approx(pooled)
     assert (expected.spread.sweep, expected.spread.trainings) == ("s", 4)
     reach = expected.design.half_widths()["heads=mqa"] * pooled
     assert reach > 0.05, "stubs have losses at random"
     assert f"about {reach:.2g} nats/token, more than the margin of 0.05" in say(expected)
     assert '"costs less than 0.05" is unlikely to be shown' in say(expected)
-    wide = expect(tmp_path, store, text.replace("0.05", f"{2 * reach}"))
+    wide = expect(tmp_path, driven, text.replace("0.05", f"{2 * reach}"))
     assert "within the margin" in say(wide)
     assert wide.to_json()["seeds_within_margin"] <= 4
-    assert expect(tmp_path, store) is None, "a sweep that is done needs no word"
+    assert expect(tmp_path, driven) is None, "a sweep that is done needs no word"
 
 
-def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_path, recorded):
-    store, _ = recorded
+def test_the_spread_of_another_sweep_is_used_if_its_models_are_of_the_size(tmp_path, driven):
     text = (SWEEP + DECIDE).replace("[0, 1]", "[7, 8, 9]")
-    other = expect(tmp_path, store, text, "other.yaml")
+    other = expect(tmp_path, driven, text, "other.yaml")
     assert other.spread.sweep == "s"
     assert "trainings of s: " in say(other)
     for change in ("{model.n_layer: 6}", "{training.tokens: 640}"):
         larger = text.replace("mha: {}", f"mha: {change}").replace(
             "{model.n_kv_head: 1}", f"{change[:-1]}, model.n_kv_head: 1}}"
         )
-        assert expect(tmp_path, store, larger, "larger.yaml").spread is None, change
+        assert expect(tmp_path, driven, larger, "larger.yaml").spread is None, change
 
 
 def test_a_report_tells_the_spread_where_the_store_has_none(tmp_path):
