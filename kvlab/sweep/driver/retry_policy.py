@@ -178,7 +178,7 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
     return ended_status(store, trial_id)
 
 
-def reopen_tuning(store: Store, sweep: str) -> int:
+def reopen_tuning(store: Store, sweep: str) -> None:
     """Set the failures of tuning trials aside, and have the rates decided again.
 
     Not after a look at the data: its error holds for the rates that it was taken at. Nor while a
@@ -186,25 +186,20 @@ def reopen_tuning(store: Store, sweep: str) -> int:
 
     Args:
         sweep: Name of a sweep, which may not have been submitted yet.
-
-    Returns:
-        The number of tuning trials that will run again.
     """
-    try:
+    recorded: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):
         recorded = store.sweep(sweep)
-    except UsageError:
-        return 0
     tuning = recorded.get("tuning") or {}
-    if recorded.get(RECORD_KEY, {}).get("taken") or store.is_driven(sweep):
-        return 0
     trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
     failed = [trial for trial in sorted(trials) if store.status(trial) == "failed"]
-    if not tuning.get("is_over") or not failed:
-        return 0
-    reopened = [trial for trial in failed if forget_failure(store, trial) is None]
+    is_looked_at = recorded.get(RECORD_KEY, {}).get("taken")
+    if not failed or not tuning["is_over"] or is_looked_at or store.is_driven(sweep):
+        return
+    for trial in failed:
+        forget_failure(store, trial)
     stages = {**recorded["stages"], "number": 0}  # those that follow replace it
     store.write_sweep({**recorded, "tuning": {**tuning, "is_over": False}, "stages": stages})
-    return len(reopened)
 
 
 def smaller_microbatch(experiment: Experiment) -> int | None:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
-from kvlab.errors import ResourceError, WorkerKilled
+from kvlab.errors import WorkerKilled
 from kvlab.spec import ResourcesConfig
-from kvlab.sweep.executors.capacity import cpu_count
+from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.trial.run import Outcome, Task
 
@@ -32,16 +32,12 @@ class InlineExecutor:
         return "this process, one trial at a time"
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
-        for request in requests:
-            offers = [("cpus", request.cpus, cpu_count())]
-            if request.devices:
-                import torch  # such a trial needs torch in this process anyway
+        requests, gpus = list(requests), 0
+        if any(request.devices for request in requests):
+            import torch  # such a trial needs torch in this process anyway
 
-                offers.append(("gpus", request.devices, torch.cuda.device_count()))
-            for field, needed, here in offers:
-                if needed > here:
-                    text = f"resources.{field} = {needed:g}, and this machine has {here}"
-                    raise ResourceError(f"{text}; lower it")
+            gpus = torch.cuda.device_count()
+        Capacity(lambda: [{"CPU": cpu_count(), "GPU": gpus}]).check_requests(requests)
 
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
         return self._task is None

@@ -58,7 +58,7 @@ def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, 
     monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
     _, search, driver = searching(tmp_path)
     assert search.plan.trials[0].state == "done"
-    with pytest.raises(ResourceError, match=r"resources.cpus = 4000, and this machine has"):
+    with pytest.raises(ResourceError, match="resources.cpus = 4000 and"):
         driver.run()
     assert store.trial_ids() == [base.trials[0].trial.id]
     assert not store.stop_flag("s").exists()
