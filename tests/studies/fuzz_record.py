@@ -49,8 +49,8 @@ from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE, TimedTrial, TimingSession, write_timings
 from kvlab.store.verification import heal_description
 from kvlab.sweep import plan
-from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.trial.run import run_task
 from tests.report.full_record import FullRecord
 from tests.studies import read_options
