@@ -18,11 +18,10 @@ from kvlab.store.provenance import Origin
 from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
-from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary
+from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
-from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial import finalize
 from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 
@@ -43,7 +42,7 @@ class Driver:
         on_event: Called with every event, such as the start and the end of a trial.
         on_result: Called with the id of every trial that ran here and has been recorded.
         retry_failed: Run the trials that failed before, too.
-        source: A search, which supplies more trials. Then this must be the only driver.
+        source: Supplies more trials, as a search does. Then this must be the only driver.
 
     Attributes:
         remote_trials: The trials that other processes run.
@@ -59,7 +58,7 @@ class Driver:
     on_event: Callable[[Event], None] = lambda _: None
     on_result: Callable[[str], None] = lambda _: None
     retry_failed: bool = False
-    source: Searcher | None = None
+    source: TrialSource | None = None
 
     def __post_init__(self) -> None:
         plan, store = self.plan, self.store

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import mean
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvlab.errors import StoreError
 from kvlab.store import Store
@@ -49,6 +49,32 @@ class Event:
     seconds: float = 0.0
     message: str = ""
     is_remote: bool = False
+
+
+class TrialSource(Protocol):
+    """Supply a driver with more trials while it runs, as a search does.
+
+    All methods are called by the driver's thread.
+
+    Attributes:
+        stop_reason: Why there will be no more trials; empty as long as there may be.
+    """
+
+    stop_reason: str
+
+    def ask(self) -> PlannedTrial | None:
+        """Return one more trial, which may have ended before; None if there is none for now."""
+
+    def tell(self, planned: PlannedTrial, status: str) -> None:
+        """Take how a trial ended. Trials of another source are ignored."""
+
+    def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
+        """Decide about a trial that has reached the step at which it was to pause.
+
+        Returns:
+            The trial with its next ``until``, to go on; None if it is pruned for now. `ask` may
+            return it again.
+        """
 
 
 @dataclass

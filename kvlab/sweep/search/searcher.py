@@ -39,7 +39,7 @@ MIN_IMPORTANCE_TRIALS = 10
 class Searcher:
     """Supply the driver with suggested trials, and learn from how they end.
 
-    The driver's thread calls all methods.
+    It is a `kvlab.sweep.driver.sweep_progress.TrialSource`.
 
     Args:
         base: The plan of the base experiment alone.
