@@ -244,10 +244,13 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         raise DataError(message, field="data.paths" if data.paths else "data.source")
     if held_out in (0, documents):
         share, change = ("all", "lower it") if held_out else ("none", "raise it")
-        text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
-        more = "give more, smaller documents: a file each, or a line of .jsonl each"
-        hint = more if documents == 1 else f"{change}, or {more}"
-        message = f"{text} of {format_count(documents, 'document')}; {hint}"
+        rule = f"holds out {share} of {format_count(documents, 'document')}; {change}"
+        if documents == 1:
+            rule = "is too little of a text of one short document; raise it"
+        text = (
+            f"data.validation_fraction = {data.validation_fraction} {rule}, or give more, smaller"
+        )
+        message = f"{text} documents: a file each, or a line of .jsonl each"
         raise DataError(message, field="data.validation_fraction")
 
 

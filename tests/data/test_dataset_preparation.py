@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-from kvlab.data import shards, text_formats
+from kvlab.data import dataset_preparation, shards, text_formats
 from kvlab.data.dataset_preparation import (
+    ThroughputMeter,
     find_dataset,
     list_prepared_datasets,
     prepare_dataset,
@@ -292,17 +293,6 @@ def find_tokenizing_processes(parent=None):
     return found
 
 
-def test_a_damaged_file_is_refused_and_leaves_no_dataset(tmp_path):
-    write_jsonl(tmp_path / "text" / "a.jsonl", stories(20))
-    bad = write_jsonl(tmp_path / "text" / "b.jsonl", stories(20, seed=1))
-    bad.write_bytes(bad.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"b\.jsonl, line 20: is not JSON"):
-        prepare_dataset(config(tmp_path / "text"))
-    assert list_prepared_datasets() == []
-    write_jsonl(bad, stories(20, seed=1))
-    assert prepare_dataset(config(tmp_path / "text", validation_fraction=0.4))
-
-
 @pytest.mark.parametrize(
     ("name", "between"),
     [("bytes", "\n \n"), ("bytes", "\n"), ("bytes", ""), ("gpt2:2048", "\n"), ("gpt2:2048", " ")],
@@ -358,7 +348,9 @@ def test_one_file_in_parts_is_split_at_its_end_and_its_example_plans(tmp_path, m
 @pytest.mark.parametrize("texts", [[], ["", "  "], ["one"], ["one", "two"]])
 def test_too_little_text_is_refused(tmp_path, texts):
     path = write_jsonl(tmp_path / "a.jsonl", texts)
-    with pytest.raises(DataError, match=r"no text|empty files|holds out (none|all)"):
+    with pytest.raises(
+        DataError, match=r"no text|empty files|one short document|holds out (none|all)"
+    ):
         prepare_dataset(config(path, validation_fraction=0.001))
 
 
@@ -436,3 +428,25 @@ def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
             read()
     with pytest.raises(DatasetDamaged, match="one sha256 for each"):
         shards.CheckedTokens(path, values.dtype, hashes[32:])
+
+
+def test_rate_and_time_left_without_the_units_of_an_earlier_run(monkeypatch):
+    moment, lines = [50.0], []
+    monkeypatch.setattr(dataset_preparation.time, "monotonic", lambda: moment[0])
+    meter = ThroughputMeter("tokens", 2_000_000, lines.append)
+    moment[0] += 0.5
+    meter.add({"bytes": 1_000_000, "tokens": 200_000}, is_new=True)
+    assert lines == [], "not more than one line a second"
+    moment[0] += 0.5
+    meter.add({"bytes": 8_000_000, "tokens": 400_000}, is_new=False)
+    assert lines[0] == "tokenizing: 9.0 MB of text, 1.0 MB/s, 0.6 million tokens, about 7s left"
+    moment[0] += 1
+    meter.add({"bytes": 3_000_000, "tokens": 700_000}, is_new=True)
+    assert lines[1] == "tokenizing: 12.0 MB of text, 2.0 MB/s, 1.3 million tokens, about 2s left"
+    moment[0] += 2
+    meter.add({"bytes": 0, "tokens": 700_000}, is_new=True)
+    assert "left" not in lines[2]
+    unknown = ThroughputMeter("bytes", None, lines.append)
+    moment[0] += 2
+    unknown.add({"bytes": 2_000_000, "tokens": 0}, is_new=False)
+    assert lines[3] == "tokenizing: 2.0 MB of text, 0.0 million tokens"

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.errors import Stopped
 from kvlab.evaluate import evaluate
 from kvlab.spec import Experiment
 from tests.support.random_model import random_model
@@ -141,15 +140,6 @@ def test_bytes_to_score_give_the_loss_of_whole_documents():
     of_int8 = evaluate(model, SimpleNamespace(validation=text), coarse).measurements
     change = of_int8["loss_served"] - measured["loss_served"]
     assert of_int8["kv_dtype_loss_change"] == pytest.approx(change, rel=1e-4)
-
-
-def test_what_the_listener_raises_ends_it():
-    def stop(update):
-        raise Stopped(update["note"])
-
-    of = experiment()
-    with pytest.raises(Stopped, match="validation loss"):
-        evaluate(random_model(of.model, dtype=torch.float32), DATA, of, on_progress=stop)
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16"])

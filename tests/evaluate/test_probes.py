@@ -1,15 +1,27 @@
+"""The probes, the needle by a model whose weights look up what followed a token: its reach is known."""
+
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kvlab.data.batches import spread_windows
+from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import measure_probes
-from kvlab.evaluate.probes import make_recall_rows, recall_measurements, score_recall
+from kvlab.evaluate.probes import (
+    make_needle_rows,
+    make_recall_rows,
+    needle_lines,
+    recall_measurements,
+    score_needles,
+    score_recall,
+)
 from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.store.metrics import METRICS
+from kvlab.store.metrics import METRICS, collect_metrics
 from tests.support.random_model import random_model
 from tests.support.tiny_training import experiment
 
@@ -99,3 +111,152 @@ def test_probes_are_measured_as_asked(position, served):
     assert measurements["recall_rows"] == 4
     plain = of.model_copy(update={"evaluation": type(of.evaluation)()})
     assert measure_probes(GPT(of.model), TEXT, plain, progress) == ({}, [])
+
+
+WORDS, LENGTH = 60, 39
+BODY = LENGTH - 7
+PLACES = BODY - 8
+"""The last place of the needle, of 8 tokens, in a text of `BODY` tokens."""
+EVERYWHERE = tuple(place / PLACES for place in range(PLACES + 1))
+WORDS_TEXT = np.random.default_rng(5).integers(0, WORDS, 3000).astype(np.uint16)
+PLAIN = ServingConfig()
+
+
+def rows(depths=EVERYWHERE, count=4, length=LENGTH):
+    return make_needle_rows(WORDS_TEXT, length, depths, count, WORDS)
+
+
+def copier(**changes):
+    """Induction (arXiv 2209.11895): layer 0 stores the token before each, layer 1 looks it up.
+
+    The residual stream has one dimension for each token, position, token before, and prediction.
+    """
+    width = 3 * WORDS + LENGTH
+    token, place, before, out = (start + torch.arange(n) for start, n in (
+        (0, WORDS), (WORDS, LENGTH), (WORDS + LENGTH, WORDS), (2 * WORDS + LENGTH, WORDS)
+    ))  # fmt: skip
+    shape = {"vocab_size": WORDS, "block_size": LENGTH, "n_layer": 2, "n_head": 1,
+             "n_embd": width, "norm": "rmsnorm", "bias": False, "tie_embeddings": False}  # fmt: skip
+    model = GPT(ModelConfig(**{**shape, **changes}))
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.fill_(1.0 if "norm" in name else 0.0)
+        parameters["token_embedding.weight"][range(WORDS), token] = 1
+        parameters["position_embedding.weight"][range(LENGTH), place] = 1
+        for layer, (query, key, value, target, ones) in enumerate((
+            (place[1:], place[:-1], token, before, 2), (token, before, token, out, 3)
+        )):  # fmt: skip
+            unit = (ones / width) ** 0.5  # of the stream after its norm, inverted
+            sharp = 40**0.5 * width**0.25 * unit  # a match scores 40
+            name = f"blocks.{layer}.attention."
+            q, k, v = parameters[f"{name}qkv.weight"].split(width)
+            q[range(len(query)), query] = sharp
+            k[range(len(key)), key] = sharp
+            v[range(WORDS), value] = unit
+            parameters[f"{name}proj.weight"][target, range(WORDS)] = 1
+        parameters["lm_head.weight"][range(WORDS), out] = 20 * (4 / width) ** 0.5
+    return model.eval()
+
+
+def test_rows_differ_in_the_needle_alone():
+    made = rows((0.0, 0.5, 1.0), count=5)
+    assert made.tokens.shape == (4, 5, LENGTH)
+    starts = np.linspace(0, len(WORDS_TEXT) - BODY, 5).astype(int)
+    for r, start in enumerate(starts):
+        text = WORDS_TEXT[start : start + BODY]
+        question = made.tokens[3, r, BODY:]
+        assert (made.tokens[3, r, :BODY] == text).all()
+        needle = np.concatenate([question[:4], made.answers[r]])
+        assert (question[4:] == made.answers[r, :3]).all()
+        assert len({*needle}) == 8
+        assert not {*needle} & {*text.tolist()}, "what the key recalls stands in the needle alone"
+        for depth, place in enumerate((0, PLACES // 2, PLACES)):
+            expected = text.copy()
+            expected[place : place + 8] = needle
+            assert (made.tokens[depth, r, :BODY] == expected).all()
+            assert (made.tokens[depth, r, BODY:] == question).all()
+    again = rows((0.0, 0.5, 1.0), count=5)
+    assert (again.tokens == made.tokens).all()
+    counts = np.bincount(WORDS_TEXT, minlength=WORDS) + 1
+    assert made.chance == pytest.approx(-np.log(counts / counts.sum())[made.answers].mean())
+
+
+def test_needles_follow_the_text_s_words_and_a_text_of_few_words_has_some_too():
+    frequent = np.where(np.arange(3000) % 7 == 0, np.arange(3000) % WORDS, 7).astype(np.uint16)
+    drawn = make_needle_rows(frequent, LENGTH, (0.5,), 200, 200).answers
+    assert drawn.max() < WORDS, "tokens that never occur are not drawn"
+    few = make_needle_rows(np.full(100, 3, np.uint16), LENGTH, (0.5,), 2, WORDS)
+    assert {len({*answer}) for answer in few.answers.tolist()} == {4}
+
+
+@pytest.mark.parametrize("serving", [None, PLAIN])
+def test_it_is_lost_exactly_where_the_window_ends(serving):
+    everywhere = score_needles(copier(), rows(), serving, ignore)
+    assert (everywhere.accuracies[:-1] == 1).all()
+    assert everywhere.losses[:-1].max() < 1e-4
+    assert everywhere.losses[-1].min() > 1, "without a needle there is nothing to copy"
+    assert everywhere.accuracies[-1].max() == 0
+    window = 10
+    scores = score_needles(copier(attention_pattern="GL", window=window), rows(), serving, ignore)
+    for place in range(PLACES + 1):
+        distance = (LENGTH - 4) - (place + 4)  # from a question's token back to its answer's
+        if distance < window:
+            assert (scores.accuracies[place] == 1).all()
+        else:
+            assert scores.accuracies[place].max() < 1
+            assert scores.losses[place].min() > 1
+        if distance >= window + 8:  # nor does any token see the needle's end
+            assert scores.losses[place] == pytest.approx(scores.losses[-1], abs=1e-5)
+
+
+def test_a_tie_at_serving_loses_it_though_one_shot_finds_it():
+    made, model = rows((0.0, 1.0)), copier()
+    tied = ServingConfig(tie="adjacent:2", tie_rule="owner")
+    ways = (score_needles(model, made, serving, ignore) for serving in (None, tied))
+    for line in needle_lines(made, *ways):
+        assert (line["accuracy"], line["accuracy_served"]) == (1, 0)
+        assert line["loss_change"] == pytest.approx(line["loss_served"] - line["loss"])
+        assert line["loss_change"] > 5 * line["loss_change_stderr"]
+        assert line["gain"] > 1 > abs(line["gain_served"])
+
+
+def test_scores_are_those_of_the_logits_and_lines_their_means():
+    model = random_model(ModelConfig(vocab_size=WORDS, block_size=LENGTH, n_layer=2, n_head=2,
+                                     n_embd=16))  # fmt: skip
+    made = rows((0.25, 0.75), count=6)
+    scores = score_needles(model, made, None, ignore)
+    losses = np.zeros((3, 6, 4))
+    for d in range(3):
+        logits = model(torch.from_numpy(made.tokens[d])).detach()[:, -4:]
+        targets = torch.from_numpy(made.answers)
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        losses[d] = nats.view(6, 4).numpy()
+        hits = (logits.argmax(-1) == targets).double().mean(1)
+        assert scores.accuracies[d] == pytest.approx(hits.numpy())
+    assert scores.losses == pytest.approx(losses.mean(2))
+    line = needle_lines(made, scores, None)[1]
+    gains = (losses[2] - losses[1]).mean(1)
+    assert line["gain"] == pytest.approx(gains.mean())
+    assert line["gain_stderr"] == pytest.approx(gains.std(ddof=1) / 6**0.5)
+    assert (line["length"], line["depth"], line["rows"]) == (LENGTH, 0.75, 6)
+    assert not [name for name in line if "served" in name or "change" in name]
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_an_evaluation_records_a_line_for_each_length_and_depth(served):
+    needle = {"lengths": [32, 64], "depths": [0.0, 1.0], "rows": 3}
+    evaluation = {"loss_tokens": 64, "served": served, "needle": needle}
+    of = experiment({"block_size": 64}, evaluation=evaluation)
+    evaluation = evaluate(GPT(of.model), SimpleNamespace(validation=WORDS_TEXT), of)
+    places = [(line["length"], line["depth"]) for line in evaluation.needle]
+    assert places == [(32, 0.0), (32, 1.0), (64, 0.0), (64, 1.0)]
+    measured = {name for name in evaluation.measurements if name.startswith("needle")}
+    assert measured <= set(METRICS)
+    assert ("needle_loss_served" in measured) == served
+    metrics = collect_metrics({"measurements": evaluation.measurements})
+    mean = np.mean([line["loss"] for line in evaluation.needle])
+    assert metrics["needle_loss"] == pytest.approx(mean)
+    if served:
+        changes = [line["loss_change"] for line in evaluation.needle]
+        assert metrics["needle_loss_change"] == pytest.approx(np.mean(changes), abs=1e-9)

@@ -1,9 +1,14 @@
-"""Sweeps: cells, baselines, exclusions, and problems placed at the level that causes them."""
+"""Sweeps: cells, baselines, scales, cells that start from others; problems placed where they arise."""
+
+import json
+import os
 
 import pytest
 
+from kvlab.cli.main import main
 from kvlab.errors import SpecError
-from tests.support.spec_files import load_sweep_text, sweep_errors
+from kvlab.spec import load_experiment, load_sweep
+from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
 
 SWEEP = """\
 question: What does it cost?
@@ -56,3 +61,120 @@ def test_a_search_chooses_its_own_cells(tmp_path):
     assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [{"point": "base"}]
     for key in ("cells: [{point: base}]", "match: parameters"):
         assert "cannot be combined with search" in sweep_errors(tmp_path, f"{text}{key}\n")
+
+
+SCALED = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+  horizon:
+    global: {}
+    hybrid: {model.window: 8, model.attention_pattern: GL}
+seeds: [0, 1]
+"""
+
+SCALES = """\
+scales:
+  wide:
+    experiment: wide.yaml
+    factors: {horizon: {hybrid: {model.window: 32, model.attention_pattern: GLL}}}
+    seeds: 3
+"""
+
+
+def load_scaled(folder, text, scale=""):
+    write_spec(folder, EXPERIMENT)
+    write_spec(folder, EXPERIMENT.replace("n_embd: 64", "n_embd: 128"), "wide.yaml")
+    return load_sweep(write_spec(folder, text, "s.yaml"), scale)
+
+
+def scale_errors(folder, text, scale):
+    with pytest.raises(SpecError) as caught:
+        load_scaled(folder, text, scale)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_a_scale_replaces_levels_and_keys_and_is_named_after_both(tmp_path, capsys):
+    sweep = load_scaled(tmp_path, SCALED + SCALES, "wide")
+    assert (sweep.name, sweep.seeds, sweep.source.scale) == ("s-wide", (0, 1, 2), "wide")
+    cells = {tuple(cell.levels.values()): cell.experiment.model for cell in sweep.cells()}
+    assert {model.n_embd for model in cells.values()} == {128}
+    assert cells["mqa", "hybrid"].n_kv_head == 1
+    assert cells["mha", "hybrid"].window == 32
+    assert cells["mha", "global"].window is None
+
+    command = ["plan", str(tmp_path / "s.yaml"), "--json", "--rate", "1e9", "--scale", "wide"]
+    assert main([*command, "--store", str(tmp_path / "runs")]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["sweep"], len(facts["trials"])) == ("s-wide", 4 * 3)
+    plain, own = load_scaled(tmp_path, SCALED), load_scaled(tmp_path, SCALED + SCALES)
+    assert (plain.name, plain.seeds) == (own.name, own.seeds) == ("s", (0, 1))
+    assert [cell.experiment for cell in plain.cells()] == [cell.experiment for cell in own.cells()]
+
+
+def test_a_problem_is_placed_at_the_scale_that_causes_it(tmp_path):
+    text = SCALED + SCALES.replace("GLL", "GXX")
+    load_scaled(tmp_path, text)  # the file's own scale has no such problem
+    assert scale_errors(tmp_path, text, "wide").startswith("s.yaml:14:")
+    missing = scale_errors(tmp_path, SCALED + SCALES.replace("wide.yaml", "no.yaml"), "wide")
+    assert missing.startswith("s.yaml:13:17: experiment = no.yaml cannot be read")
+    key = SCALES.replace("hybrid: {model.window", "hybrid: {window")
+    assert scale_errors(tmp_path, SCALED + key, "wide").startswith("s.yaml:14:34: factors.horizon")
+    of_the_file = SCALED.replace("n_kv_head: 1", "n_kv_head: 3") + SCALES
+    assert scale_errors(tmp_path, of_the_file, "wide").startswith("s.yaml:6:")
+
+
+STARTED = """\
+question: Does it help to start from full heads?
+experiment: e.yaml
+factors:
+  start:
+    scratch: {}
+    uptrained: {training.init_from: {heads: mha, start: scratch}}
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+exclude:
+  - {start: uptrained, heads: mha}
+"""
+
+
+def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
+    cells = load_sweep_text(tmp_path, STARTED).cells()
+    sources = {cell.label: cell.source_levels for cell in cells}
+    assert sources == {
+        "start=scratch heads=mha": None,
+        "start=scratch heads=mqa": None,
+        "start=uptrained heads=mqa": {"start": "scratch", "heads": "mha"},
+    }
+
+
+def test_a_cell_starts_from_one_of_its_tokenizer_that_does_not_start_from_it(tmp_path):
+    text = STARTED.replace("scratch: {}", "scratch: {evaluation.loss_bytes: 64}")
+    text = text.replace("uptrained: {", "uptrained: {evaluation.loss_bytes: 64, ")
+    tokenizer = 'data.tokenizer: "gpt2:300", model.vocab_size: 400'
+    text = text.replace("n_kv_head: 1", f"n_kv_head: 1, {tokenizer}")
+    assert "give both cells one tokenizer" in sweep_errors(tmp_path, text)
+    text = STARTED.replace("scratch: {}", "scratch: {training.init_from: {start: uptrained}}")
+    text = text.replace("{heads: mha, start: scratch}", "{start: scratch}")
+    message = sweep_errors(tmp_path, text.split("exclude")[0])
+    assert "training.init_from = {start: uptrained} is circular" in message
+    assert "s.yaml:5:35" in message
+
+
+def test_a_folder_is_found_beside_the_yaml_and_a_repository_stays(tmp_path, monkeypatch):
+    (tmp_path / "weights").mkdir()
+    monkeypatch.chdir(os.sep)
+    for written, resolved in {
+        "weights": str(tmp_path / "weights"),
+        "./missing": str(tmp_path / "missing"),
+        "openai-community/gpt2": "openai-community/gpt2",
+    }.items():
+        write_spec(tmp_path, EXPERIMENT.replace("{tokens", f"{{init_from: {written}, tokens"))
+        assert load_experiment(tmp_path / "e.yaml").training.init_from == resolved
+    sweep = load_sweep_text(tmp_path, STARTED.replace("{heads: mha, start: scratch}", "weights"))
+    sources = {cell.experiment.training.init_from for cell in sweep.cells()}
+    assert sources == {None, str(tmp_path / "weights")}

@@ -1,17 +1,74 @@
-"""`match`: every cell gets the baseline's parameters or FLOPs by the width of its MLP."""
+"""`size` and `match` of a sweep: what is counted, and cells of the size of the baseline."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 from kvlab.spec.flops import forward_flops, parameter_count
-from kvlab.spec.size_config import SIZES, find_matching_width
+from kvlab.spec.size_config import SIZES, count_size_parameters, find_matching_width
 from kvlab.sweep import plan
-from tests.support.spec_files import load_sweep_text
+from tests.support.spec_files import load_sweep_text, sweep_errors
 from tests.support.stub_trials import identify
 
 SWEEP = """\
+question: Does it shrink?
+experiment: e.yaml
+factors:
+  model:
+    tiny: {model.n_layer: 2}
+    base: {}
+    wide: {model.n_embd: 128, model.tie_embeddings: false}
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+size: {factor: model, predict: [1e6]}
+"""
+
+
+def test_sizes_count_the_weights_that_multiply_every_token(tmp_path):
+    sweep = load_sweep_text(tmp_path, SWEEP)
+    sizes = count_size_parameters(sweep, sweep.cells())
+    assert sweep.size.predict == (1e6,)
+    for cell in sweep.cells():
+        if cell.levels["heads"] == "mha":
+            names = dict(GPT(cell.experiment.model).named_parameters())
+            tied = cell.experiment.model.tie_embeddings
+            embeddings = ("position",) if tied else ("position", "token")
+            counted = [p.numel() for n, p in names.items() if not n.startswith(embeddings)]
+            assert sizes[cell.levels["model"]] == sum(counted)
+
+
+def test_matched_cells_have_the_parameters_of_the_baseline_of_their_size(tmp_path):
+    plain = load_sweep_text(tmp_path, SWEEP)
+    sweep = load_sweep_text(tmp_path, SWEEP + "match: parameters\n")
+    counts = {
+        tuple(cell.levels.values()): parameter_count(cell.experiment.model)
+        for cell in sweep.cells()
+    }
+    for cell in plain.cells():
+        size, heads = cell.levels.values()
+        assert counts[size, heads] == pytest.approx(counts[size, "mha"], rel=0.005)
+        if heads == "mha":
+            assert counts[size, heads] == parameter_count(cell.experiment.model)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("size: {factor: model,", "exclude: [{model: tiny, heads: mqa}, {model: wide, heads: [mha, mqa]}]\nsize: {factor: model,",
+         "s.yaml:12:16: size.factor = model has cells of 2 sizes, and a trend needs 3"),
+        ("  heads:\n    mha: {}\n    mqa: {model.n_kv_head: 1}\n", "",
+         "s.yaml:8:16: size.factor = model is the only factor"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_trend_is_refused_where_it_is_written(tmp_path, old, new, message):
+    assert old in SWEEP
+    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new))
+
+
+MATCHED = """\
 question: What does it cost at equal size?
 experiment: e.yaml
 factors:
@@ -36,8 +93,8 @@ BOTH = "match: [none, parameters]\n"
     ("match", "size"), [("parameters", parameter_count), ("flops", lambda m: forward_flops(m, 128))]
 )
 def test_every_cell_has_the_baselines_size_within_half_a_percent(tmp_path, match, size):
-    cells = load_sweep_text(tmp_path, f"{SWEEP}match: {match}\n").cells()
-    plain = load_sweep_text(tmp_path, SWEEP).cells()
+    cells = load_sweep_text(tmp_path, f"{MATCHED}match: {match}\n").cells()
+    plain = load_sweep_text(tmp_path, MATCHED).cells()
     target = size(cells[0].experiment.model)
     assert cells[0].experiment == plain[0].experiment
     assert all(abs(size(cell.experiment.model) / target - 1) <= 0.005 for cell in cells)
@@ -71,8 +128,8 @@ def test_no_other_width_comes_nearer(n_kv_head, mlp, bias, n_layer, name, share)
 
 
 def test_several_ways_are_a_factor_and_unchanged_cells_are_the_same_trials(tmp_path):
-    planned = plan(load_sweep_text(tmp_path, SWEEP + BOTH), identify=identify)
-    alone = plan(load_sweep_text(tmp_path, SWEEP), identify=identify)
+    planned = plan(load_sweep_text(tmp_path, MATCHED + BOTH), identify=identify)
+    alone = plan(load_sweep_text(tmp_path, MATCHED), identify=identify)
     trials = {tuple(cell.levels.values()): cell.trials[0] for cell in planned.cells}
     assert len(trials) == 2 * len(alone.cells)
     assert [trials[*cell.levels.values(), "none"] for cell in alone.cells] == [
@@ -83,6 +140,6 @@ def test_several_ways_are_a_factor_and_unchanged_cells_are_the_same_trials(tmp_p
         assert trials[*base, sharing, "none"] == trials[*base, sharing, "parameters"]
     mqa = ("mqa", *base[1:], "none")
     assert trials[*mqa, "none"] != trials[*mqa, "parameters"]
-    planned = plan(load_sweep_text(tmp_path, SWEEP + "match: parameters\n"), identify=identify)
+    planned = plan(load_sweep_text(tmp_path, MATCHED + "match: parameters\n"), identify=identify)
     assert len(planned.trials) == 24
     assert len({one.trial.training_id for one in planned.trials}) == 16, "ties share a training"
