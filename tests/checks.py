@@ -173,8 +173,8 @@ def _check_plan(name: str, words: list[str], sweep: Path, expected: str) -> Iter
 
 
 def _hide_what_differs(text: str) -> str:
-    """Hide ids, which follow from the text of this machine, and its time."""
-    text = re.sub(r"^Time: about .*", "Time: about", text, flags=re.MULTILINE)
+    """Hide ids, which follow from the text of this machine, and its time, memory and cores."""
+    text = re.sub(r"^(Time|Predicted peak|Timings).*", r"\1", text, flags=re.MULTILINE)
     return re.sub(r"\b[0-9a-f]{8}\b", "<id>", text)
 
 

@@ -74,7 +74,7 @@ STEPS = {
 TUTORIAL_STEPS = {
     "plan": Step((r"\d+ trials, \d+ trainings",)),
     "submit": Step(
-        (r"16 done, 0 failed", r"reports/one-head/report\.html$"),
+        (r"12 done, 0 failed", r"reports/one-head/report\.html$"),
         ("reports/one-head/report.html", "reports/one-head/report.md"),
     ),
     "explain": Step((r"(?m)^mean over 4 seeds = ",)),
