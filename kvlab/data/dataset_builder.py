@@ -247,10 +247,8 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         rule = f"holds out {share} of {format_count(documents, 'document')}; {change}"
         if documents == 1:
             rule = "is too little of a text of one short document; raise it"
-        text = (
-            f"data.validation_fraction = {data.validation_fraction} {rule}, or give more, smaller"
-        )
-        message = f"{text} documents: a file each, or a line of .jsonl each"
+        text = f"data.validation_fraction = {data.validation_fraction} {rule}, or give more,"
+        message = f"{text} smaller documents: a file each, or a line of .jsonl each"
         raise DataError(message, field="data.validation_fraction")
 
 

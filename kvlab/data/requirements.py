@@ -63,8 +63,7 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
         return experiment, None
     changed = {"training": training, "evaluation": evaluation}
     counts = " and ".join(f"{key} = {count:,}" for key, count in lowered.items())
-    verb = "is lowered from its default" if len(lowered) == 1 else "are lowered from their defaults"
-    note = f"the text has {held:,} held-out tokens, so {counts} {verb}"
+    note = f"the text has {held:,} held-out tokens, so {counts}, less than by default"
     return experiment.model_copy(update=changed), note
 
 

@@ -120,10 +120,8 @@ def hellaswag_measurements(records: Sequence[dict[str, Any]]) -> dict[str, float
     """Return shares of correct predictions by the names of `kvlab.store.metrics`."""
     count = len(records)
     shortened = sum(any(record[name]["shortened"] for name in CONVENTIONS) for record in records)
-    measurements: dict[str, float | int] = {
-        "hellaswag_items": count,
-        "hellaswag_shortened": shortened,
-    }
+    measurements: dict[str, float | int]
+    measurements = {"hellaswag_items": count, "hellaswag_shortened": shortened}
     for name, prefix in CONVENTIONS.items():
         for mode, suffix in (("one_shot", ""), ("served", "_served")):
             if mode not in records[0][name]:

@@ -75,7 +75,7 @@ def test_a_default_is_lowered_to_a_small_text_with_one_note(folder, held):
         assert one.trial.experiment.training.evaluate_tokens == largest
         assert one.trial.experiment.evaluation.loss_tokens == largest
     counts = f"training.evaluate_tokens = {largest:,} and evaluation.loss_tokens = {largest:,}"
-    note = f"the text has {held:,} held-out tokens, so {counts} are lowered from their defaults"
+    note = f"the text has {held:,} held-out tokens, so {counts}, less than by default"
     assert planned.notes == (note,)
     assert f"Note: {note}." in run_kvlab("plan", "s.yaml")[1]
 
