@@ -70,7 +70,8 @@ class LivePage:
     """
 
     def __init__(self, store: Store, reports: Path):
-        self.store, self._reports = store, reports.resolve()
+        self.store, self.reports = store, reports.resolve()
+        self.reports.mkdir(parents=True, exist_ok=True)
         self._facts: dict[str, tuple[float, dict[str, Any]]] = {}  # until when, what
         self._ended: dict[str, dict[str, Any]] = {}  # of trials that are done, which do not change
         self._reading = threading.Lock()
@@ -160,29 +161,21 @@ class LivePage:
             by_training.setdefault(kept["training"], {**curve, "validation": kept["points"]})
         return list(by_training.values())[:MAX_ENDED_CURVES]
 
-    def find_report_file(self, name: str, path: str) -> Path:
-        """Return a file of a sweep's report, written again if a trial has ended since.
+    def find_report(self, name: str) -> Path:
+        """Return the page of a sweep's report, written again if a trial has ended since.
 
         Raises:
-            UsageError: The store has no such sweep, or the report no such file.
+            UsageError: The store has no such sweep.
         """
         from kvlab.report import write_report
 
         self.describe_sweep(name)  # an unknown name writes nothing
-        if path == "report.html":
-            with self._writing:
-                states = tuple(map(self.store.status, self.store.sweep_trials(name)))
-                if self._written.get(name) != states:
-                    write_report(self.store, name, self._reports)
-                    self._written[name] = states
-        folder = self._reports / name
-        try:
-            found = (folder / path).resolve()
-            if found.is_relative_to(folder) and found.is_file():
-                return found
-        except (ValueError, OSError):  # a zero byte, a name that is too long
-            pass
-        raise UsageError("the report has no such file")
+        with self._writing:
+            states = tuple(map(self.store.status, self.store.sweep_trials(name)))
+            if self._written.get(name) != states:
+                write_report(self.store, name, self.reports)
+                self._written[name] = states
+        return self.reports / name / "report.html"
 
 
 def _describe(trial: dict[str, Any]) -> dict[str, Any]:
@@ -233,9 +226,6 @@ def make_app(page: LivePage, host: str) -> Starlette:
     def show_page(_: Request) -> Response:
         return Response((assets / "live.html").read_bytes(), media_type="text/html")
 
-    def show_report(request: Request) -> Response:
-        return FileResponse(page.find_report_file(**request.path_params))
-
     def say_error(_: Request, error: Exception) -> Response:
         if isinstance(error, OSError):
             text = error.strerror or type(error).__name__
@@ -259,11 +249,15 @@ def make_app(page: LivePage, host: str) -> Starlette:
             Route(
                 "/api/sweep/{name}", lambda r: JSONResponse(page.describe_sweep(**r.path_params))
             ),
-            Route("/report/{name}/{path:path}", show_report),
+            Route(
+                "/report/{name}/report.html",
+                lambda r: FileResponse(page.find_report(**r.path_params)),
+            ),
+            Mount("/report", StaticFiles(directory=str(page.reports))),
             Mount("/", StaticFiles(directory=str(assets))),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
-        exception_handlers={KvlabError: say_error, OSError: say_error},
+        exception_handlers={KvlabError: say_error, OSError: say_error, ValueError: say_error},
     )
 
 

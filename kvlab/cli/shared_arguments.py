@@ -93,10 +93,6 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reports", default=project_path("reports"), metavar="DIR", help=text)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    add_flag(parser, "--json", "print facts as JSON")
-
-
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import read_regular, write_atomic
 from kvlab.fs.lock import Lock
-from kvlab.track.start_page import APP_NAME, START_VARIABLE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -240,20 +239,16 @@ def _hint(uri: str) -> str:
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 
-def serve_ui(store: Path, uri: str | None, port: int, start: str = "") -> int:
+def serve_ui(store: Path, uri: str | None, port: int) -> None:
     """Replace this process by MLflow's server, on the loopback interface.
 
     Args:
         uri: of the database, see `tracking_uri`.
-        start: part of an address after ``#`` that the page opens at first.
 
     Raises:
         UsageError: the port is taken.
     """
     silence_mlflow()
-    # This variable would override the arguments below.
-    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-    environment[START_VARIABLE] = start
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -262,16 +257,17 @@ def serve_ui(store: Path, uri: str | None, port: int, start: str = "") -> int:
             text = f"--port = {port} cannot be used ({error.strerror})"
             raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None
     sys.stdout.flush()
+    # This variable would override the arguments below.
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     command = server_command(tracking_uri(store, uri), store, port)
     os.execve(sys.executable, command, environment)
-    return 1
 
 
 def server_command(uri: str, store: Path, port: int) -> list[str]:
     """Return the command that serves a database and the artifacts beside it."""
     root = (store.absolute() / "mlartifacts").as_uri()
     return [
-        sys.executable, "-m", "mlflow", "server", "--app-name", APP_NAME,
+        sys.executable, "-m", "mlflow", "server",
         "--backend-store-uri", uri, "--default-artifact-root", root,
         "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip

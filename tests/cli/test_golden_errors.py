@@ -18,14 +18,14 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
-from tests.support.record_factory import Record
+from tests.support.record_factory import FACTORS, Record, ServedRecord
 from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
 FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}
-WIDE = {**HEADS, "position": ("learned", "rope"), "sharing": ("none", "trained", "tied")}
+WIDE = {name: FACTORS[name] for name in ("heads", "position", "sharing")}
 HALF = {**HEADS, "position": ("learned", "rope"), "mlp": ("gelu", "swiglu")}
 
 
@@ -41,7 +41,7 @@ def status_of_lost(levels, seed):
     return {1: "diverged", 2: "failed", 3: "missing"}.get(seed, "done")
 
 
-class Later(Record):
+class Later(ServedRecord):
     """Made by other code on another text, with better heads, and an interaction with sharing."""
 
     def result(self, levels, seed, status):
@@ -84,7 +84,7 @@ def folder(tmp_path_factory):
     more = {"heads": ("mha", "gqa", "mqa", "one")}
     records = {
         "runs": Record(factors=small, seeds=(0, 1)),
-        "wide": Record(factors=WIDE, seeds=four),
+        "wide": ServedRecord(factors=WIDE, seeds=four),
         "later": Later(factors=WIDE, seeds=(0, 1, 2), effects={"mqa": -0.1}),
         "half": Record(factors=HALF, seeds=four, exclude=is_in_other_half),
         "lost": Record(factors={**WIDE, "sharing": ("none",)}, seeds=four, status=status_of_lost),

@@ -91,7 +91,13 @@ def test_the_report_is_partial_and_follows_the_record(page, get):
     assert get("/report/now/results.csv")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/report/none/report.html", "/api/sweep/none", "http://[/", "*"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/report/none/report.html", "/api/sweep/none", "http://[/", "*", f"/report/now/{'x' * 300}",
+        "/report/now/%2e%2e/%2e%2e/runs/sweeps/now/sweep.json",
+    ],
+)  # fmt: skip
 def test_other_paths_and_methods_are_not_served(get, path):
     status, kind, text = get(path)
     assert (status, kind.partition(";")[0]) == (404, "text/plain")

@@ -68,14 +68,6 @@ def test_a_project_is_found_from_any_folder_below_it(tmp_path, monkeypatch):
     assert default_store() == "runs"
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["submit", "x.yaml", "--nosuch"]])
-def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert "usage: kvlab" in capsys.readouterr().err
-
-
 def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "kvlab.cli.commands.submit.run_task", lambda task, store, **_: KnownRun(store)(task)

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from kvlab.cli.main import main
-from kvlab.errors import Stopped
-from kvlab.fs.lock import Lock
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
@@ -18,7 +16,6 @@ from kvlab.store.verification import verify_record
 from kvlab.sweep import plan
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
-from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.stub_trials import drive
 from tests.support.trained_trial import make_random_model
 
@@ -175,21 +172,6 @@ def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
     store = Store(folder / "runs")
     assert run_task(trial, store.path) == "failed"
     assert "its files are not those planned with" in store.result(trial.id)["error"]["message"]
-
-
-def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
-    write_sweep(folder, tokens=512)
-    trial = plan_sweep(folder).trials[0].trial
-    whole, halves = (folder / name / trial.training_id for name in ("whole", "halves"))
-    stop_at_fourth_step = iter([False, False, False, True])
-    with Lock(folder / "lock").hold() as fence:
-        TorchTrainable(trial, lambda _: None).train(whole, lambda: False, fence)
-        stages = TorchTrainable(trial, lambda _: None)
-        with pytest.raises(Stopped):
-            stages.train(halves, lambda: next(stop_at_fourth_step), fence)
-        TorchTrainable(trial, lambda _: None).train(halves, lambda: False, fence)
-    once, twice = read_final_weights(whole), read_final_weights(halves)
-    assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
 @pytest.mark.parametrize("loss", ["flip", "collected"])

@@ -1,4 +1,4 @@
-"""Beside a running sweep: MLflow follows it; at its end a command is run."""
+"""The command that is run when a sweep has ended; `tests/track/test_outage.py` has MLflow."""
 
 import json
 import os
@@ -6,48 +6,10 @@ import time
 from collections import Counter
 
 import pytest
-from mlflow import MlflowClient
 
-from kvlab.cli.sweep_callbacks import (
-    MLflowCallback,
-    collect_outcome,
-    notify_at_end,
-    run_notify_command,
-)
+from kvlab.cli.sweep_callbacks import collect_outcome, notify_at_end, run_notify_command
 from kvlab.errors import StoreError, UsageError
 from kvlab.sweep import Summary
-from tests.support.record_factory import Record
-
-
-def runs(store):
-    """Trial ids of the runs in MLflow, and the status of their parent."""
-    client = MlflowClient(f"sqlite:///{store.path}/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("made").experiment_id])
-    trials = sorted(run.data.tags["kvlab.trial"] for run in found if "kvlab.trial" in run.data.tags)
-    return trials, [run.info.status for run in found if "kvlab.trial" not in run.data.tags]
-
-
-def test_mlflow_shows_results_while_the_sweep_runs_and_a_stopped_one_as_killed(tmp_path):
-    store = Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1)).write(tmp_path / "runs")
-    trials, warned = store.sweep_trials("made"), []
-    later = {trial: store.trial_directory(trial) / "result.json" for trial in trials[1:]}
-    hidden = {path: path.read_bytes() for path in later.values()}
-    for path in hidden:
-        path.unlink()
-    mirror = MLflowCallback(store, "made", None, warned.append)
-    with store.driver_lock("made").hold():
-        mirror.on_result(trials[0])
-        assert runs(store) == (trials[:1], ["RUNNING"])
-    mirror.finish(None)
-    assert runs(store) == (trials[:1], ["KILLED"])
-    with store.driver_lock("made").hold():
-        for number, (trial, path) in enumerate(later.items(), 2):
-            path.write_bytes(hidden[path])
-            mirror.on_result(trial)
-            assert runs(store)[0] == sorted(trials[:number])
-    assert mirror.finish(None) == {"uri": f"sqlite:///{store.path}/mlflow.db", "error": None}
-    assert (*runs(store), warned) == (sorted(trials), ["FINISHED"], [])
-
 
 FACTS = {"sweep": "s", "store": "runs", "outcome": "done", "exit_code": 0}
 SAVE = 'cat > notice.json; echo "$KVLAB_SWEEP $KVLAB_OUTCOME $KVLAB_EXIT_CODE $KVLAB_STORE" > env'

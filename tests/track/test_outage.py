@@ -85,21 +85,29 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
 
 def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path):
     """Also for when the sweep began: the first trial to end need not be the first to start."""
-    trials = store.sweep_trials("made")
-    end = hide(store, trials)
-    mirror = MLflowCallback(store, "made", None, pytest.fail)
+    trials, uri = store.sweep_trials("made"), f"sqlite:///{store.path}/mlflow.db"
+    end, mirror = hide(store, trials), MLflowCallback(store, "made", None, pytest.fail)
+
+    def read_statuses():
+        runs = read_contents(uri, "made")
+        return runs.pop("made")[0][0], len(runs)
+
     with store.driver_lock("made").hold():
-        for trial in trials:
+        for number, trial in enumerate(trials, 1):
             end(trial)
             mirror.on_result(trial)
+            assert read_statuses() == ("RUNNING", number)
+    end = hide(store, trials[-1:])
     mirror.finish(None)
+    assert read_statuses() == ("KILLED", 3), "nobody drives it, and it is not complete"
+    end(trials[-1])
+    assert mirror.finish(None) == {"uri": uri, "error": None}
+    assert read_statuses() == ("FINISHED", 4)
     shutil.copytree(store.path, tmp_path / "other", ignore=shutil.ignore_patterns("mlflow.db"))
     Tracker(tmp_path / "other").mirror("made")
-    along, after = (
-        read_contents(f"sqlite:///{folder}/mlflow.db", "made")
-        for folder in (store.path, tmp_path / "other")
+    assert read_contents(uri, "made") == read_contents(
+        f"sqlite:///{tmp_path}/other/mlflow.db", "made"
     )
-    assert along == after
 
 
 def test_submit_without_its_server_ends_with_one_warning_and_sync_catches_up(

@@ -1,21 +1,16 @@
 """A real MLflow server with a database on loopback: as a page, and as a remote tracker."""
 
-import re
 import shutil
-import subprocess
 
 import pytest
 from mlflow import MlflowClient
 
 from kvlab.cli.main import main
 from kvlab.report import write_report
-from kvlab.track import Tracker, view_address
-from kvlab.track.start_page import START_VARIABLE, create_app
+from kvlab.track import Tracker
 from tests.support.mlflow_contents import read_files
 from tests.support.mlflow_server import Server, get
 from tests.support.record_factory import Record
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -55,38 +50,3 @@ def test_mirroring_to_a_server(server, tmp_path, capsys):
     command = ["report", "made", "--tracking-uri", server, "--reports", str(tmp_path / "again")]
     assert main(command) == 0
     assert read_files(tmp_path / "again") == read_files(tmp_path / "reports")
-
-
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page with")
-def test_the_page_opens_on_runs_with_filled_columns(server, tmp_path):
-    """As `kvlab ui` prints its address: columns of factor, loss and cache."""
-    record = Record(name="shown", factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    tracker = Tracker(record.write(tmp_path / "store").path, server)
-    address = view_address(server, tracker.mirror("shown").experiment)
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    options += [f"--user-data-dir={tmp_path}/profile", "--window-size=1600,900"]
-    shown = subprocess.run(
-        [BROWSER, *options, "--virtual-time-budget=30000", "--dump-dom", address],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    text = re.sub(r"<style.*?</style>|<script.*?</script>", "", shown.stdout, flags=re.DOTALL)
-    words = [word.strip() for word in re.sub(r"<[^>]+>", "\n", text).split("\n")]
-    for expected in ("heads", "mqa", "seed", "quality/loss_served", "kv/bytes", str(2**18)):
-        assert expected in words
-
-
-def test_the_first_page_starts_with_model_training(monkeypatch):
-    """Asked of the app that `kvlab ui` serves; what a browser has chosen before stays."""
-    from mlflow.server import app as pages
-
-    monkeypatch.setattr(pages, "after_request_funcs", {**pages.after_request_funcs, None: []})
-    monkeypatch.setenv(START_VARIABLE, "/experiments/1/runs?a=b</script>")
-    create_app()
-    answer = pages.test_client().get("/")
-    text = answer.get_data(as_text=True)
-    head = text[text.index("<head>") : text.index("</script>")]
-    assert '"mlflow.workflowType_v1": "machine_learning"' in head
-    assert "getItem(name) === null" in head
-    assert "/experiments/1/runs?a=b<" in head
-    assert text.index("localStorage") < text.index("static/js/main")
-    assert "ETag" not in answer.headers, "a browser may have the page as it was"

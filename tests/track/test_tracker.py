@@ -1,6 +1,8 @@
 """MLflow as a projection of the record: complete, idempotent, rebuilt alike, repaired."""
 
+import json
 import math
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -10,6 +12,7 @@ import pytest
 
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
+from kvlab.report.formatting import round_to_shared_digits
 from kvlab.store import Store
 from kvlab.track import Tracker
 from kvlab.track.run_description import MAX_CURVE_POINTS, describe_run, flatten_settings, truncate
@@ -18,6 +21,8 @@ from tests.support.mlflow_contents import read_contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record
 
+OF_THE_MACHINE = ("kvlab.digest", "kvlab.report.digest", "kvlab.store", "mlflow.user")
+GOLDEN = Path(__file__).with_name("golden_runs.json")
 HEADS = {"heads": ("mha", "mqa")}
 SMALL = {**HEADS, "sharing": ("none", "tied")}
 
@@ -30,14 +35,10 @@ def read_contents(store: Path):
     return mlflow_contents(f"sqlite:///{store}/mlflow.db", "made")
 
 
-def database(store: Path) -> dict[str, list]:
+def database(store: Path) -> list[str]:
     """Every row of every table."""
     with sqlite3.connect(store / "mlflow.db") as connection:
-        tables = connection.execute("select name from sqlite_master where type='table'").fetchall()
-        return {
-            name: sorted(map(repr, connection.execute(f"select * from {name}")))
-            for (name,) in tables
-        }
+        return sorted(connection.iterdump())
 
 
 @pytest.fixture(scope="module")
@@ -66,41 +67,19 @@ def copy(made, tmp_path):
     return tmp_path / "store"
 
 
-def test_what_a_run_holds(runs):
+def test_what_a_run_and_its_parent_hold(runs):
+    """`golden_runs.json`, written again by KVLAB_WRITE_GOLDEN=1; review its diff."""
     assert len(runs) == 1 + 8
-    info, params, history, tags, files, datasets = runs["mqa+tied seed 1"]
-    record, levels = small(), {"heads": "mqa", "sharing": "tied"}
-    result = record.result(levels, 1, "done")
-    assert (info[0], info[2] - info[1]) == ("FINISHED", 30_000)
-    assert params["model.n_kv_head"] == "1"
-    assert params["model.kv_sharing"] == "[[0, 1], [2, 3]]"
-    assert (params["heads"], params["sharing"], params["seed"]) == ("mqa", "tied", "1")
-    assert [(value, step) for value, _, step in history["train/validation_loss"]] == [
-        (loss, step) for step, _, loss in result["curves"]["validation_loss"]
-    ]
-    times = [time for _, time, _ in history["train/validation_loss"]]
-    assert times == sorted(times)
-    assert info[1] < times[0] <= times[-1] <= info[2]
-    assert history["quality/loss_served"] == [(result["measurements"]["loss_served"], info[2], 150)]
-    assert (tags["kvlab.trial"], tags["parent"]) == (record.trial(levels, 1), "made")
-    assert set(files) == {"result.json", "items.jsonl.gz"}
-    assert datasets == ["e" * 36]
-
-
-def test_the_parent_run(runs):
-    info, _, history, tags, files, _ = runs["made"]
-    assert info[0] == "FINISHED"
-    assert (tags["kvlab.states"], tags["kvlab.best"]) == ("8 done", "baseline")
-    assert tags["mlflow.note.content"].startswith("What does each reduction cost?")
-    values = {name: value for name, [(value, _, _)] in history.items()}
-    base = [small().loss({"heads": "mha", "sharing": "none"}, seed) for seed in (0, 1)]
-    assert values.pop("sweep/best_loss_served") == pytest.approx(sum(base) / 2)
-    assert values.pop("sweep/kv_bytes_within_noise") in (2**20, 2**19, 2**18, 2**17)
-    assert values == {
-        "sweep/trials_done": 8, "sweep/trials_failed": 0, "sweep/trials_diverged": 0,
-        "sweep/trials_missing": 0, "sweep/kv_bytes_baseline": 2**20,
-    }  # fmt: skip
-    assert {*files} == {"record/sweep.json", "report/report.md", "report/figures/pareto.svg"}
+    shown = {}
+    for name in ("made", "mqa+tied seed 1"):
+        info, params, history, tags, files, datasets = runs[name]
+        tags = {k: v for k, v in tags.items() if k not in OF_THE_MACHINE}
+        parts = {"params": params, "metrics": history, "tags": tags, "datasets": datasets}
+        shown[name] = {"info": info, **parts, "files": sorted(files)}
+    text = json.dumps(round_to_shared_digits(shown), indent=1, sort_keys=True)
+    if os.environ.get("KVLAB_WRITE_GOLDEN"):
+        GOLDEN.write_text(f"{text}\n")
+    assert f"{text}\n" == GOLDEN.read_text()
 
 
 def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):
@@ -231,30 +210,6 @@ def test_failures_and_text_that_no_database_takes(tmp_path):
     assert "attempts/1/traceback.txt" in files
 
 
-def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path):
-    """After a kill the steps since the last checkpoint are trained again; the later value holds."""
-
-    class Resumed(Record):
-        def result(self, levels, seed, status):
-            result = super().result(levels, seed, status)
-            curve = result["curves"]["validation_loss"]
-            again = [[step, tokens, loss + 0.5] for step, tokens, loss in curve[1:]]
-            result["curves"]["validation_loss"] = [*curve[:3], *again]
-            result["training_record"]["resumed_from"] = [curve[0][0]]
-            return result
-
-    record = Resumed(factors={"heads": ("mha",)}, seeds=(0,))
-    store = record.write(tmp_path / "store")
-    Tracker(store.path).mirror("made")
-    (run,) = (run for run in store_runs(store.path) if run.info.run_name == "baseline seed 0")
-    store_client(store.path).delete_tag(run.info.run_id, "kvlab.digest")  # a driver was killed, too
-    Tracker(store.path).mirror("made")
-    plain = Record.result(record, {"heads": "mha"}, 0, "done")["curves"]["validation_loss"]
-    expected = [(step, loss if n == 0 else loss + 0.5) for n, (step, _, loss) in enumerate(plain)]
-    history = read_contents(store.path)["baseline seed 0"][2]["train/validation_loss"]
-    assert [(step, value) for value, _, step in history] == expected
-
-
 def test_a_trial_of_two_sweeps_is_in_both(tmp_path):
     store = Record(factors=HEADS, seeds=(0,)).write(tmp_path / "store")
     other = {**store.sweep("made"), "name": "other", "question": "Again?"}
@@ -296,17 +251,20 @@ def test_what_is_no_id_of_the_store_is_an_outage(tmp_path, target):
         Tracker(tmp_path)
 
 
-def test_a_long_curve_is_thinned_and_losses_that_are_no_numbers_left_out():
+def test_a_curve_is_thinned_has_a_step_once_and_no_losses_that_are_no_numbers():
     record = Record(factors=SMALL, seeds=(0,), points=5)
     levels = {"heads": "mqa", "sharing": "none"}
     result = record.result(levels, 0, "done")
     result["curves"]["train_loss"] = [[step, step, 9.0 - step / 1e4] for step in range(1, 10_001)]
-    result["curves"]["validation_loss"][-1][2] = float("nan")
+    *_, again, last = result["curves"]["validation_loss"]
+    last[2] = float("nan")
+    result["curves"]["validation_loss"] += [[*again[:2], 7.5]]  # a step since the last checkpoint
     run = describe_run(record.description(record.cells()), levels, result, Path())
     steps = [step for name, _, _, step in run.points if name == "train/loss"]
     assert (len(steps), steps[0], steps[-1]) == (MAX_CURVE_POINTS, 1, 10_000)
     validation = [value for name, value, _, _ in run.points if name == "train/validation_loss"]
     assert len(validation) == record.points - 1
+    assert validation[-1] == 7.5, "after a kill the later value of a step holds"
     assert all(math.isfinite(value) for _, value, _, _ in run.points)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.shared_arguments import add_json, positive_int
+from kvlab.cli.shared_arguments import add_flag, parse_number, positive_int
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.data import hellaswag_dataset
 from kvlab.data.data_dir import get_data_dir
@@ -64,7 +64,7 @@ def _add_action(
     actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int | None]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=line, description=line)
-    add_json(parser)
+    add_flag(parser, "--json", "print facts as JSON")
     parser.set_defaults(action=function)
     return parser
 
@@ -202,10 +202,7 @@ def _print_progress(line: str) -> None:
 def _parse_token_count(text: str) -> int:
     """Parse ``10B``, ``500M``, ``2k`` or a number such as 10e9."""
     scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
-    try:
-        count = float(text if scale == 1 else text[:-1]) * scale
-    except ValueError:
-        count = 0.0
+    count = parse_number(text if scale == 1 else text[:-1]) * scale
     if not (1 <= count <= 10**15 and count.is_integer()):
         raise UsageError(f"--tokens = {text} is not a count of tokens; write 10B, 500M or 2e6")
     return int(count)

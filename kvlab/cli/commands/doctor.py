@@ -78,15 +78,12 @@ def run_checks(store: Path) -> Iterator[Check]:
     yield _check_folder("store", store, "--store or KVLAB_STORE")
     yield _check_folder("data folder", get_data_dir().absolute(), "KVLAB_DATA")
     yield _check_mlflow(store)
-    datasets, hellaswag = list_prepared_datasets(), find_hellaswag_file()
-    hint = "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
-    found = f"{len(datasets)} prepared in {get_data_dir()}"
-    yield Check("text", "ok", found) if datasets else Check("text", "note", "none here", hint)
-    hint = "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
-    if hellaswag:
-        yield Check("HellaSwag", "ok", f"in {hellaswag.parent}")
-    else:
-        yield Check("HellaSwag", "note", "not here", hint)
+    count, hellaswag = len(list_prepared_datasets()), find_hellaswag_file()
+    hint = "" if count else "prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
+    yield Check("text", "ok" if count else "note", f"{count} prepared in {get_data_dir()}", hint)
+    hint = "" if hellaswag else "needed by evaluation.hellaswag: `kvlab data get hellaswag`"
+    place = f"in {hellaswag.parent}" if hellaswag else "not here"
+    yield Check("HellaSwag", "ok" if hellaswag else "note", place, hint)
 
 
 def _check_torch() -> Iterator[Check]:
@@ -152,18 +149,17 @@ def _check_folder(name: str, folder: Path, setting: str) -> Check:
     except (OSError, StoreError) as error:
         hint = f"choose another with {setting}, or change its permissions"
         return Check(name, "wrong", f"{folder} cannot be used: {error}", hint)
+    is_full = free < MIN_FREE_BYTES
+    hint = "free some space: checkpoints take three times a model" if is_full else ""
     finding = f"{folder} is writable, {format_bytes(free)} free"
-    if free < MIN_FREE_BYTES:
-        return Check(name, "note", finding, "free some space: checkpoints take three times a model")
-    return Check(name, "ok", finding)
+    return Check(name, "note" if is_full else "ok", finding, hint)
 
 
 def _check_mlflow(store: Path) -> Check:
     """Check that MLflow is there, and that the file system of the store carries its database."""
     if importlib.util.find_spec("mlflow") is None:
         return Check("MLflow", "note", "not installed; the record and the reports do without it")
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri is not None:
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
         return Check("MLflow", "note", f"MLFLOW_TRACKING_URI = {uri}; `kvlab sync` tries it")
     try:
         with (

@@ -21,12 +21,11 @@ from kvlab.report.table_columns import mean_and_spread
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_forms import refuse_malformed
+from kvlab.store.result import flatten
 from kvlab.store.verification import list_trial_files
 
 MAX_NAMES = 12
 """Names that a message lists."""
-
-NOT_RECORDED = "not recorded"
 
 EPILOG = """\
 TRIAL is an id or its first digits. CELL is the name of a cell in the report, or its levels that
@@ -67,7 +66,7 @@ Origin = dict[str, Any]
 def run(options: argparse.Namespace) -> int:
     store, text = open_store(options.store), options.what.strip()
     studies = _load_studies(store, options.sweep)
-    trial = _find_trial(store, studies, text, in_sweep=options.sweep is not None)
+    trial = _find_trial(store, studies, text, options.sweep)
     if trial is not None:
         about, lines = _explain_trial(store, studies, _read_origin(store, trial))
         print_result(options, [about], "\n".join(lines))
@@ -117,14 +116,14 @@ def _load_studies(store: Store, sweep: str | None) -> list[Study]:
     return studies
 
 
-def _find_trial(store: Store, studies: Sequence[Study], text: str, *, in_sweep: bool) -> str | None:
+def _find_trial(store: Store, studies: Sequence[Study], text: str, sweep: str | None) -> str | None:
     """Return the trial whose id begins with a text; None if there is none.
 
     Raises:
         UsageError: Several do, and no cell or level has this name.
     """
     ids = {row.trial for study in studies for row in study.rows if row.trial}
-    ids |= set() if in_sweep else set(store.trial_ids())
+    ids |= set() if sweep else set(store.trial_ids())
     matches = sorted(one for one in ids if one.startswith(text.lower()))
     if len(matches) > 1 and not any(_look_up(study, text) for study in studies):
         shown = ", ".join(matches[:3]) + (", ..." if len(matches) > 3 else "")
@@ -233,53 +232,27 @@ def _read_origin(store: Store, trial: str) -> Origin:
         result = store.result(trial) or {}
     except StoreError:
         result = {}
-    made = result.get("provenance") or {}
-    origin = {
+    made = dict(result.get("provenance") or {})
+    if made:
+        made["text"] = (result["experiment"].get("data") or {}).get("source")
+        made["weights"] = ((result.get("training_record") or {}).get("start") or {}).get("source")
+    return {
         "trial": trial,
         "training": str(result.get("training") or ""),
         "status": store.status(trial) or "not ended",
-        "started": str(made.get("started") or ""),
-        "finished": str(made.get("finished") or ""),
+        "made": {name: value for name, value in flatten(made) if value is not None},
         "files": [asdict(file) for file in files],
         "notes": list(notes),
     }
-    if not made:
-        return origin
-    if start := (result.get("training_record") or {}).get("start"):
-        origin["start"] = f"weights of {start['source']}, {start['identity']}"
-    origin["command"] = str(made.get("command") or NOT_RECORDED)
-    changes = "with uncommitted changes" if made.get("dirty") else "no uncommitted changes"
-    outside = f"commit {NOT_RECORDED}: kvlab ran outside of a checkout"
-    origin["code"] = f"commit {made['commit']}, {changes}" if made.get("commit") else outside
-    versions = {"kvlab": made.get("kvlab"), "Python": made.get("python")}
-    versions |= made.get("versions") or {}
-    origin["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
-    threads, timings = made.get("threads"), made.get("timings")
-    parts = [
-        made.get("device"),
-        threads and format_count(threads, "thread"),
-        made.get("platform"),
-        "CPU kernels turned off (KVLAB_PLAIN)" if made.get("kernels") is False else "",
-        timings and f"timings {timings}",
-    ]
-    origin["machine"] = ", ".join(str(part) for part in parts if part) or NOT_RECORDED
-    origin["text"] = NOT_RECORDED
-    if data := made.get("data"):
-        source = ((result.get("experiment") or {}).get("data") or {}).get("source", "")
-        name = f"{source} in tokens of {data.get('tokenizer')}".strip()
-        origin["text"] = f"{name}, digest {data.get('digest')}"
-    return origin
 
 
 def _format_origin(one: Origin) -> Iterator[str]:
     """Yield what a trial was made from, and its files."""
-    if "command" in one:
-        times = [one[key].replace("T", " ").removesuffix("Z") for key in ("started", "finished")]
-        yield f"when      {' to '.join(times)} UTC"
-        topics = ("training", "start", "command", "code", "versions", "machine", "text")
-        yield from (f"{topic:<9} {one[topic]}" for topic in topics if topic in one)
-    else:
-        yield f"origin    {NOT_RECORDED}, as there is no whole result"
+    if one["training"]:
+        yield f"training  {one['training']}"
+    yield f"made      {'by' if one['made'] else 'not recorded, as there is no whole result'}"
+    width = max(map(len, one["made"]), default=0)
+    yield from (f"  {name:<{width}}  {value}" for name, value in one["made"].items())
     yield from (f"note      {note}" for note in one["notes"])
     yield from _format_damage(_list_problems([one]))
     yield "files     verified now; of .json files the seal at their end"

@@ -6,7 +6,7 @@ from kvlab.cli.shared_arguments import add_flag, add_record
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.humanize import format_bytes
 from kvlab.store import Store
-from kvlab.store.gc import find_garbage, remove_garbage
+from kvlab.store.gc import Garbage, find_garbage, remove_garbage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,22 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    def show(item: Garbage) -> str:
+        return str(item.path.relative_to(options.store))
+
     garbage = find_garbage(
         Store(options.store), weights=options.weights, unused=options.unused, pruned=options.pruned
     )
-    paths = {id(item): str(item.path.relative_to(options.store)) for item in garbage}
     busy = [item for item in garbage if options.apply and not remove_garbage(item)]
     removable = [item for item in garbage if item not in busy]
     total = sum(item.bytes for item in removable)
     facts = {
         "applied": options.apply,
         "bytes": total,
-        "items": [
-            {"path": paths[id(item)], "bytes": item.bytes, "why": item.reason} for item in removable
-        ],
-        "in_use": [paths[id(item)] for item in busy],
+        "items": [{"path": show(i), "bytes": i.bytes, "why": i.reason} for i in removable],
+        "in_use": list(map(show, busy)),
     }
-    rows = [[format_bytes(item.bytes), paths[id(item)], item.reason] for item in removable]
+    rows = [[format_bytes(item.bytes), show(item), item.reason] for item in removable]
     verb = "removed" if options.apply else "could go; add --apply to remove it"
     lines = [format_table([["size", "what", "why"], *rows], right="r"), ""]
     lines.append(f"{format_bytes(total)} {verb}")

@@ -5,7 +5,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.shared_arguments import add_flag
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
@@ -14,14 +14,20 @@ from kvlab.spec.key_reference import json_schema
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="made if it does not exist")
-    add_json(parser)
+    add_flag(parser, "--json", "print facts as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"DIR = {folder} is a file; name a folder")
-    starter = _read_starter()
+    source = Path(str(files("kvlab.cli") / "starter"))
+    starter = {
+        path.relative_to(source).as_posix(): path.read_text(encoding="utf-8")
+        for path in source.rglob("*")
+        if path.is_file()
+    }
+    starter[".gitignore"] = starter.pop("gitignore")  # which would act on the package itself
     for kind in ("experiment", "sweep"):
         starter[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
     existing = sorted(name for name in starter if (folder / name).exists())
@@ -33,14 +39,3 @@ def run(options: argparse.Namespace) -> None:
     lines = [str(folder / name) for name in sorted(starter)]
     lines += ["", f"next: cd {folder} && kvlab plan sweeps/first.yaml"]
     print_result(options, {"folder": str(folder), "files": sorted(starter)}, "\n".join(lines))
-
-
-def _read_starter() -> dict[str, str]:
-    """Return relative path -> text of every file. A .gitignore would act on the package itself."""
-    folder = Path(str(files("kvlab.cli") / "starter"))
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    texts = {
-        name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()
-    }
-    texts[".gitignore"] = texts.pop("gitignore")
-    return texts

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from kvlab.cli.shared_arguments import add_json
+from kvlab.cli.shared_arguments import add_flag
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.humanize import suggest_name
@@ -16,7 +16,7 @@ HEAD = ("name", "what", "unit", "better", "in MLflow")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="*", help="metrics to describe (default: all)")
-    add_json(parser)
+    add_flag(parser, "--json", "print facts as JSON")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tracking-uri", metavar="URI", help="MLflow server or database")
     variable = callbacks.COPY_TO_VARIABLE
     text = f"copy the record to this URL or folder every ten minutes (default: {variable})"
-    place = os.environ.get(variable)
-    parser.add_argument("--copy-to", default=place, metavar="PLACE", help=text)
+    default = os.environ.get(variable)
+    parser.add_argument("--copy-to", default=default, metavar="PLACE", help=text)
     variable = callbacks.NOTIFY_VARIABLE
     text = f"shell command to run at the end, with the summary as JSON (default: {variable})"
     command = os.environ.get(variable)

@@ -23,12 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     names = store.sweep_names() if options.sweep is None else [sweep_name(options.sweep)]
-    for name in names:
-        store.sweep(name)  # refuse an unknown sweep before anything is written
-    mirrored: list[MirrorSummary] = []
-    if names:
-        has_report, models = not options.no_report, options.models
-        mirrored = sync_sweeps(store, names, options.tracking_uri, report=has_report, models=models)
+    has_report, models = not options.no_report, options.models
+    mirrored = sync_sweeps(store, names, options.tracking_uri, report=has_report, models=models)
     lines = [
         f"{one.sweep}: {one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
         + (f", {format_count(one.models, 'model')} logged" if options.models else "")
@@ -44,8 +40,11 @@ def sync_sweeps(
     from kvlab.report import write_report
     from kvlab.track import Tracker
 
-    tracker = Tracker(store.path, uri)
-    summaries = []
+    for name in names:
+        store.sweep(name)  # refuse an unknown sweep before anything is written
+    if not names:
+        return []
+    tracker, summaries = Tracker(store.path, uri), []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             made = write_report(store, name, Path(folder)) if report else None

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="ADDRESS", help=text)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     default = LIVE_PORT if options.live else MLFLOW_PORT
     port = default if options.port is None else options.port
     if not 1 <= port <= 65535:
@@ -37,23 +37,19 @@ def run(options: argparse.Namespace) -> int:
         from kvlab.cli.live_server import serve_live
 
         serve_live(store, options.host or "127.0.0.1", port, partial(print, flush=True))
-        return 0
+        return
     if options.host is not None:
         text = f"--host = {options.host} is read only with --live, as MLflow's page stays on this"
         raise UsageError(f"{text} machine; add --live, or leave it out")
     uri = tracking_uri(store.path, options.tracking_uri)
     if is_server(uri):
         print(f"the results are on {uri}; open it in a browser")
-        return 0
+        return
     names = store.sweep_names()
     if not names and not (store.path / "mlflow.db").exists():
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
-    mirrored = sync_sweeps(store, names, options.tracking_uri, report=True)
-    server = f"http://127.0.0.1:{port}"
-    for one in mirrored:
-        print(f"{one.sweep}: {view_address(server, one.experiment)}")
+    for one in sync_sweeps(store, names, options.tracking_uri, report=True):
+        print(f"{one.sweep}: {view_address(f'http://127.0.0.1:{port}', one.experiment)}")
     print("Ctrl-C ends it; `kvlab sync` brings it up to date while it runs", file=sys.stderr)
-    only = mirrored[0].experiment if len(mirrored) == 1 else None
-    start = "/experiments" if only is None else view_address("", only).removeprefix("/#")
-    return serve_ui(store.path, options.tracking_uri, port, start)
+    serve_ui(store.path, options.tracking_uri, port)
