@@ -6,7 +6,7 @@ import torch
 
 from kvlab.benchmark import decode_timing, session
 from kvlab.benchmark.benchmark_stage import benchmark
-from kvlab.benchmark.decode_timing import DecodeRun, DeviceClock
+from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.interleaving import run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.timing_statistics import compare_timings
@@ -14,7 +14,6 @@ from kvlab.errors import Stopped
 from kvlab.fs.atomic_files import read_json
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder
-from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import Experiment, ModelConfig
 from kvlab.store.metrics import METRICS
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
@@ -34,9 +33,9 @@ def experiment(**settings):
 
 
 def test_all_of_it_under_the_known_names():
-    of = experiment(batch_sizes=[1, 4], context_lengths=[4, 460])
-    updates = []
-    whole = benchmark(GPT(of.model), of, on_progress=updates.append)
+    of = experiment(batch_sizes=[1, 4], context_lengths=[4, 460], parts=["task"])
+    updates, text = [], [n % 257 for n in range(1000)]
+    whole = benchmark(GPT(of.model), of, on_progress=updates.append, tokens=text)
     measurements = whole.measurements
     assert set(measurements) < set(METRICS)
     assert len(measurements) == 12
@@ -51,6 +50,8 @@ def test_all_of_it_under_the_known_names():
         assert parsed == line
     assert {line.batch_size for line in whole.lines if line.part == "throughput"} == {1, 4}
     assert [line.prompt_tokens for line in whole.lines if line.metric == "ttft"] == [4, 460, 480]
+    rates = [line for line in whole.lines if line.metric == "tasks_per_second"]
+    assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 4)]
     timed = [line for line in whole.lines if line.rounds]
     assert {line.metric for line in timed} >= {"ttft", "tpot", "tokens_per_second"}
     assert {line.attention for line in timed} == {"flash_attention"}
@@ -154,25 +155,6 @@ def test_rounds_go_on_until_the_error_is_met_or_five_times_as_many():
             assert rounds == 5 or all(line.relative_error <= 0.05 for line in lines)
 
 
-def test_a_trial_may_measure_the_task_by_batch():
-    small = MODEL | {"n_layer": 1, "n_head": 2, "n_embd": 16}
-    lengths = {"prompt_tokens": 8, "new_tokens": 2, "repeats": 1, "batch_sizes": [1, 2]}
-    of = Experiment(
-        name="small", model=small, data={"tokenizer": "bytes"},
-        benchmark={**lengths, "parts": ["task"]},
-    )  # fmt: skip
-    text = [n % 257 for n in range(1000)]
-    whole = benchmark(GPT(of.model), of, tokens=text)
-    rates = [line for line in whole.lines if line.metric == "tasks_per_second"]
-    assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 2)]
-    figures = {
-        figure.name for figure in benchmark_figures([line.model_dump() for line in whole.lines])
-    }
-    assert "tasks-by-batch" in figures
-    plain = benchmark(GPT(of.model), of.model_copy(update={"benchmark": experiment().benchmark}))
-    assert not [line for line in plain.lines if line.part == "task"], "only where asked for"
-
-
 def test_what_the_listener_raises_ends_it():
     def stop(update):
         raise Stopped(update["note"])
@@ -180,15 +162,6 @@ def test_what_the_listener_raises_ends_it():
     of = experiment()
     with pytest.raises(Stopped, match="peak"):
         benchmark(GPT(of.model), of, on_progress=stop)
-
-
-def test_the_clock_measures_between_marks():
-    clock = DeviceClock(torch.device("cpu"))
-    for pause in (0.0, 0.02, 0.05):
-        time.sleep(pause)
-        clock.mark()
-    first, second = clock.intervals()
-    assert 0.02 <= first < 0.05 <= second < 0.5
 
 
 def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures import max_batch
 from kvlab.benchmark.measures.max_batch import DecodeAttempt, measure
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
-from kvlab.errors import MeasurementError, UsageError
+from kvlab.errors import MeasurementError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmark.attempts import Budget, Failing, Littered
@@ -77,55 +77,19 @@ def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
     assert limits == [0.25, 1.0]
 
 
-def session(device, shape=WIDE, **settings):
-    """Two variants, so that each search has another's weights to send away."""
-    new = shape["block_size"] - 8
-    lengths = {"prompt_tokens": 8, "new_tokens": new, "contexts": (8,), "batches": (1,)}
-    variants = [
-        Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
-        for name in ("one", "other")
-    ]
-    return Session(variants, BenchmarkSettings(**lengths, **settings, stop_rule=StopRule()))
-
-
 @pytest.mark.parametrize(("rest", "room"), [(80_000, 3), (4 * 24_576, 4), (-1, 0)])
 def test_room_is_what_the_weights_leave(rest, room, monkeypatch):
     """A cache of 32 tokens takes 24,576 bytes."""
     monkeypatch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 2)
     weights = sum(parameter.nbytes for parameter in GPT(ModelConfig(**TINY)).parameters())
-    made = session("cpu", TINY, memory=weights + rest)
+    lengths = {"prompt_tokens": 8, "new_tokens": 24, "contexts": (8,), "batches": (1,)}
+    variants = [
+        Variant(name, GPT(ModelConfig(**TINY)), ServingConfig()) for name in ("one", "other")
+    ]
+    settings = BenchmarkSettings(**lengths, memory=weights + rest, stop_rule=StopRule())
+    made = Session(variants, settings)
     found = {line.metric: line for line in measure(made) if line.variant == "one"}
     assert found["largest_batch_formula"].value == room
     assert found["largest_batch"].value == 2
     assert found["largest_batch"].note == f"{weights + rest:,} bytes given"
     assert made.largest_batches == {"one": 2, "other": 2}, "for the task"
-
-
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-
-
-@pytest.mark.gpu
-@gpu
-def test_on_cuda_the_search_has_the_whole_device():
-    """Weights and kept blocks of this process would leave less than is free without them."""
-    block = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    del block  # the allocator keeps the 2 GiB
-    made = session("cuda")
-    held = []
-    made.on_turn = lambda _note: held.append(torch.cuda.memory_reserved())
-    lines = {line.metric: line.value for line in measure(made) if line.variant == "other"}
-    assert set(held) == {0}, "nothing of this process is on the device while others try"
-    assert {variant.model.device.type for variant in made.variants} == {"cuda"}
-    assert lines["largest_batch"] >= 0.9 * lines["largest_batch_formula"]
-
-
-@pytest.mark.gpu
-@gpu
-def test_on_cuda_given_memory_is_a_limit():
-    """A cache of 16 MiB a sequence: three at most in 64 MiB."""
-    lines = list(measure(session("cuda", memory=2**26)))
-    largest = {line.value for line in lines if line.metric == "largest_batch"}
-    assert largest <= {1, 2, 3}
-    total = torch.cuda.get_device_properties(0).total_memory
-    with pytest.raises(UsageError, match="is over the device's"):
-        list(measure(session("cuda", memory=2 * total)))

@@ -21,9 +21,7 @@ from kvlab.benchmark.measures import (
 from kvlab.benchmark.measures.generation_task import read_book
 from kvlab.errors import DataError
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.model import GPT
 from tests.benchmark.sessions import PEAKS, lines_by_metric, make_session
-from tests.support.fake_cuda import FakeCuda
 
 
 def test_memory_is_split_into_what_it_holds():
@@ -161,22 +159,6 @@ def test_preparing_a_decode_step_is_reported_apart(monkeypatch, measure):
     assert (line.value, line.batch_size) == (30.0, 1 if measure is decode_latency else 2)
 
 
-def test_on_cuda_a_pass_into_a_cache_of_the_tasks_length_precedes_its_clock(monkeypatch):
-    """A shorter one would leave the allocator without the memory of the timed one."""
-    made, _ = make_session(batches=(1,), tokens=[1] * 300)
-    log = []
-    monkeypatch.setattr(GPT, "new_cache", lambda _model, *sizes: log.append(sizes[:2]))
-    monkeypatch.setattr(GPT, "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr(torch, "tensor", lambda rows, **_: rows)
-    clock = SimpleNamespace(perf_counter=lambda: log.append("clock") or len(log))
-    monkeypatch.setattr(generation_task, "time", clock)
-    monkeypatch.setattr(generation_task, "generate", lambda *_, **__: log.append("task"))
-    monkeypatch.setattr(generation_task, "prefill", lambda *_: log.append("prefill"))
-    variant = made.variants[0]
-    generation_task._time_cached({variant.name: 0.0}, variant, [1] * 300, 3)
-    assert log == [(3, 512), "prefill", "clock", "task", "clock"]
-
-
 def test_products_slower_than_the_bandwidth_say_so():
     made, _ = make_session()
     notes = []
@@ -186,13 +168,3 @@ def test_products_slower_than_the_bandwidth_say_so():
         notes.append(lines["product_bandwidth"].note if rate else "")
     assert "60% of the bandwidth" in notes[0]
     assert notes[1] == "measured on made, 1 thread, float32"
-
-
-def test_on_cuda_products_are_replayed_as_one_graph(monkeypatch):
-    cuda, runs = FakeCuda(monkeypatch), []
-    work = device_peaks.capture(lambda: runs.append(1), torch.device("cuda"))
-    assert len(runs) == 2, "warmed up, and captured"
-    assert cuda.log[1:] == ["replay"]
-    work()
-    assert (cuda.log[1:], len(runs)) == (["replay"] * 2, 2)
-    assert device_peaks.capture(max, torch.device("cpu")) is max

@@ -108,20 +108,6 @@ def test_a_steady_time_has_no_error_and_one_round_has_no_estimate():
     assert steady.totals.rounds.tolist() == [[4.0]] * 3
 
 
-def test_variants_take_turns_in_turning_order():
-    order = []
-
-    def work(name):
-        def turn():
-            order.append(name)
-            return {"steps": [1.0]}
-
-        return turn
-
-    run_interleaved({"a": work("a"), "b": work("b")}, StopRule(min_rounds=3, max_rounds=3))
-    assert "".join(order) == "ab" + "ab" + "ba" + "ab", "the first turns warm up"
-
-
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, 5), (0.5, 30)])
 def test_rounds_go_on_until_the_error_is_small(noise, rounds):
     machine = Machine(1, noise=noise, wander=noise, bursts=0.0)

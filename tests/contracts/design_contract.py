@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.spec.designs import DESIGNS
 from tests.support.design_requests import make_request
-from tests.support.spec_files import load_sweep_text, sweep_errors
+from tests.support.spec_files import load_sweep_text
 
 FACTORS = """\
 question: What does it cost?
@@ -46,6 +46,3 @@ class DesignContract:
         assert [cell.levels for cell in alone.cells()] == [c.levels for c in several.cells()]
         assert alone.cells()[0].levels == alone.baseline
         assert {cell.seeds for cell in several.cells()} == {(3,)}
-
-    def test_a_misspelt_design_is_told_its_name(self, tmp_path):
-        assert self.written() in sweep_errors(tmp_path, f"{FACTORS}design: half\n")

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from kvlab.errors import SpecError
 from kvlab.layout import parameter_count
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig, load_served_model
+from kvlab.spec import ModelConfig
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 24, "attention_pattern": "GL", "window": 5}  # fmt: skip
@@ -42,7 +41,3 @@ class PositionSchemeContract:
         swapped = tokens[:, [1, 0, *range(2, 24)]]
         difference = (model(tokens)[:, -1] - model(swapped)[:, -1]).abs().max().item()
         assert (difference > 1e-6) == self.sees_order
-
-    def test_a_misspelt_scheme_is_told_its_name(self):
-        with pytest.raises(SpecError, match=f"is not one of .*{self.name}"):
-            load_served_model("gpt2", {"model.position": "zigzag"})

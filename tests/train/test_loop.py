@@ -300,24 +300,6 @@ def test_another_trainings_checkpoint_is_refused(tmp_path):
             run(other, tmp_path, seed)
 
 
-def test_a_directory_that_cannot_be_written_is_said_so(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="file"):
-        run(experiment(), tmp_path / "file")
-    (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(StoreError, match="checkpoints cannot be written"):
-        run(experiment(), tmp_path)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_cuda_trains_as_the_cpu_does(tmp_path):
-    _, cpu = run(experiment(), tmp_path / "cpu")
-    _, cuda = run(experiment(), tmp_path / "cuda", device="cuda")
-    for a, b in zip(cpu.validation_curve, cuda.validation_curve, strict=True):
-        assert a == pytest.approx(b, abs=1e-2)
-
-
 def test_the_next_steps_text_is_read_beside_a_step(monkeypatch, tmp_path):
     """Each batch once, in order, by another thread; the losses are those without it."""
     of = experiment()
