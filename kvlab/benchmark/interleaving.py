@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import psutil
 import pynvml  # type: ignore[import-untyped]
 
@@ -177,7 +178,7 @@ def run_interleaved(
 
 
 def _make_samples(rounds: Mapping[tuple[str, str], list[list[float]]]) -> Samples:
-    return {key: TimingSamples.from_lists(times) for key, times in rounds.items()}
+    return {key: TimingSamples(np.array(times)) for key, times in rounds.items()}
 
 
 def _are_settled(samples: Samples, base: str, compared: Collection[str] | None) -> bool:

@@ -44,11 +44,6 @@ class TimingSamples:
 
     rounds: Floats
 
-    @classmethod
-    def from_lists(cls, rounds: list[list[float]]) -> "TimingSamples":
-        """Make samples from a list of equally long rounds."""
-        return cls(np.array(rounds, dtype=np.float64))
-
     @property
     def median(self) -> float:
         return float(np.median(self.rounds))

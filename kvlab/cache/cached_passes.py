@@ -200,7 +200,7 @@ class StaticPass(CachedPass):
         """
         self._cache.check_space(1)
         held = self._cache.list_lengths()
-        if held != self._held:  # it was reset, cropped or filled since the last step
+        if held != self._held:  # it was reset or filled since the last step
             self._row_positions.copy_(self._cache.row_lengths)
             self._held = held
 

@@ -72,13 +72,6 @@ class EvictingBuffer(KVBuffer):
     def tensors(self) -> tuple[Tensor, ...]:
         return (*super().tensors, self.scores, self.token_positions)
 
-    def find_crop_problem(self, length: int, longest: int) -> str | None:
-        if length in (0, longest) or (longest <= self.size and not self.rule.is_scored):
-            return None
-        if self.rule.is_scored:
-            return "has scores of later queries"
-        return f"has dropped all but {self.size} of {longest} tokens"
-
     def list_segment(self, start: int, end: int) -> list[EntryRange]:  # noqa: ARG002
         return []
 
@@ -115,13 +108,6 @@ class PromptBuffer(EvictingBuffer):
         dropped = self.prompt - self.rule.keep
         positions = torch.where(is_later, entries + dropped, entries)
         return positions.masked_fill(positions >= lengths[:, None], -1)
-
-    def find_crop_problem(self, length: int, longest: int) -> str | None:
-        if length in (0, longest) or length >= self.prompt:
-            return None
-        if longest >= self.prompt:
-            return f"has dropped all but {self.rule.keep} of the prompt's {self.prompt} tokens"
-        return "has votes of later queries" if self.rule.is_voting(length) else None
 
     def list_snapshot(self, length: int) -> list[EntryRange]:
         parts = tuple(tensor for part in self.parts for tensor in part)

@@ -131,11 +131,6 @@ class KIVIBuffer(SlotBuffer):
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.full, *self._block_tensors)
 
-    @property
-    def quantizes(self) -> bool:
-        """Whether the slot's layers ever see a token that is quantized."""
-        return self.rule.quantizes(self.window)
-
     def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
         """Encode the blocks (B, H, N, G, D) of each part."""
         return tuple(f.encode(part) for f, part in zip(self.formats, parts, strict=True))
@@ -145,16 +140,6 @@ class KIVIBuffer(SlotBuffer):
         dtype = self.full[0].dtype
         decoded = (f.decode(part, dtype) for f, part in zip(self.formats, encoded, strict=True))
         return tuple(blocks.flatten(2, 3) for blocks in decoded)
-
-    def find_crop_problem(self, length: int, longest: int) -> str | None:
-        kept, stored = (self.rule.first_full(n, self.window) for n in (length, longest))
-        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
-        if self.rule.snapshot(length, self.window)[1].start < min(length, longest - self.size):
-            return f"keeps the last {self.size} of {longest} tokens in full precision"
-        group = self.rule.group
-        if first_seen < kept and first_seen // group < stored // group - self.block_count:
-            return f"keeps the last {self.block_count} blocks of {group} tokens"
-        return None
 
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
         if self.window is not None:
@@ -311,7 +296,7 @@ class KIVIPass(CachedPass):
 
     def _first_full(self, buffer: KIVIBuffer, lengths: Tensor) -> Tensor:
         """Return the first position in full precision where rows hold ``lengths`` tokens."""
-        if not buffer.quantizes:
+        if not buffer.rule.quantizes(buffer.window):
             return torch.zeros_like(lengths)
         group, residual = buffer.rule.group, buffer.rule.residual
         return ((lengths - residual).clamp_min(0) // group) * group

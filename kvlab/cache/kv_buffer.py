@@ -58,14 +58,6 @@ class SlotBuffer(ABC):
         """Every tensor that is stored, in the order of the parts."""
 
     @abstractmethod
-    def find_crop_problem(self, length: int, longest: int) -> str | None:
-        """Return why a row cannot go on from its first ``length`` tokens; None if it can.
-
-        Args:
-            longest: tokens that the longest row has stored.
-        """
-
-    @abstractmethod
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
         """Return where the tokens from ``start`` to ``end`` are stored, if never overwritten."""
 
@@ -162,35 +154,26 @@ class KVBuffer(SlotBuffer):
         """Return the parts of the tokens before position ``end`` that are held, in token order."""
         if end <= self.size:
             return self.read(slice(0, end))
-        oldest = self.sinks + (end - self.sinks) % self.ring
-        parts = self.read(slice(oldest, self.size))
-        if oldest > self.sinks:
-            parts = concatenate_parts(parts, self.read(slice(self.sinks, oldest)))
-        return concatenate_parts(self.read(slice(0, self.sinks)), parts) if self.sinks else parts
+        held = torch.cat([torch.arange(self.sinks), torch.arange(end - self.ring, end)])
+        entries = self.find_entries(held).to(self.tensors[0].device)
+        return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
 
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
         """Store consecutive tokens from position ``start`` on, except those that would be
         overwritten at once."""
         count = encoded[0][0].shape[2]
-        if count == 1:
+        if count == 1 or start + count <= self.size:
             in_ring = self.sinks + (start - self.sinks) % self.ring
-            self._write_from(start if start < self.sinks else in_ring, encoded)
+            entry = start if start < self.size else in_ring
+            for stored, new in zip(chain(*self.parts), chain(*encoded), strict=True):
+                stored.narrow(2, entry, count).copy_(new)
             return
-        of_sinks = max(0, min(self.sinks - start, count))
-        if of_sinks:
-            self._write_from(start, slice_tokens(encoded, slice(0, of_sinks)))
-        if of_sinks == count:
-            return
-        skipped = max(of_sinks, count - self.ring)
-        entry = self.sinks + (start + skipped - self.sinks) % self.ring
-        wrap = min(count, skipped + self.size - entry)  # the first token stored as the ring begins
-        self._write_from(entry, slice_tokens(encoded, slice(skipped, wrap)))
-        if wrap < count:
-            self._write_from(self.sinks, slice_tokens(encoded, slice(wrap, count)))
-
-    def _write_from(self, entry: int, encoded: EncodedKV) -> None:
-        for stored, new in zip(chain(*self.parts), chain(*encoded), strict=True):
-            stored.narrow(2, entry, new.shape[2]).copy_(new)
+        positions = torch.arange(start, start + count)
+        is_kept = (positions < self.sinks) | (positions >= start + count - self.ring)
+        kept, device = positions[is_kept], self.tensors[0].device
+        tokens, entries = (kept - start).to(device), self.find_entries(kept).to(device)
+        places = (slice(None), slice(None))
+        self.write((*places, entries), index_kv(encoded, (*places, tokens)))
 
     def stored_positions(self, lengths: Tensor) -> Tensor:
         """Return the token position that each entry holds, (B, S), or -1 where it is empty.
@@ -206,13 +189,6 @@ class KVBuffer(SlotBuffer):
         positions = torch.where(entries < self.sinks, entries, positions)
         is_held = (positions <= last) & (positions >= entries.clamp_max(self.sinks))
         return torch.where(is_held, positions, -1)
-
-    def find_crop_problem(self, length: int, longest: int) -> str | None:
-        first_seen = max(self.sinks, length - (self.window or 0) + 1)
-        if self.window is None or length <= self.sinks or first_seen >= longest - self.ring:
-            return None
-        first = f"the first {self.sinks} and " if self.sinks else ""
-        return f"keeps {first}the last {self.ring} of {longest} tokens"
 
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
         return [] if self.is_ring else [(self.tensors, [slice(start, end)])]

@@ -123,7 +123,7 @@ class KVCache:
         longest = max(new + held for new, held in zip(added, self.list_lengths(), strict=True))
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
-            raise CacheError(f"{text}; make a longer cache, or crop this one")
+            raise CacheError(f"{text}; make a longer cache, or reset this one")
         return added, longest
 
     @property
@@ -149,23 +149,20 @@ class KVCache:
         """Return the tokens held by each row."""
         return list(self._ragged_lengths or [self.length] * self.batch_size)
 
-    def list_pass_starts(self, row: int) -> list[int]:
-        """Return the positions at which the passes over a row's tokens began.
+    def list_pass_starts(self) -> list[int]:
+        """Return the positions at which the passes over the first row's tokens began.
 
         The list is empty unless what tokens store depends on it (`KVLayout.depends_on_passes`).
         """
-        return list(self._pass_starts[row])
+        return list(self._pass_starts[0])
 
-    def fill_row(self, row: int, length: int, pass_starts: Sequence[int] = ()) -> None:
-        """Mark an empty row as holding ``length`` tokens, which have been copied into it.
+    def fill(self, length: int, pass_starts: Sequence[int]) -> None:
+        """Mark an empty cache of one row as holding ``length`` tokens, copied into it.
 
         Args:
             pass_starts: as `list_pass_starts` returns them.
         """
-        lengths = self.list_lengths()
-        lengths[row], self._pass_starts[row] = length, list(pass_starts)
-        self.length = max(lengths)
-        self._ragged_lengths = None if len({*lengths}) == 1 else lengths
+        self.length, self._pass_starts[0] = length, list(pass_starts)
 
     def advance(self, added: int | Sequence[int]) -> None:
         """Advance every row by ``added`` tokens, or each by its own number of them."""
@@ -186,25 +183,6 @@ class KVCache:
         """Forget every token; keep the memory."""
         self.length, self._ragged_lengths = 0, None
         self._pass_starts = [[] for _ in range(self.batch_size)]
-
-    def crop(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens of every row, to reuse a prefix.
-
-        Raises:
-            CacheError: a row is shorter, or a slot has dropped or quantized tokens that the next
-                token reads in full precision.
-        """
-        shortest, longest = min(self.list_lengths()), max(self.list_lengths())
-        if not 0 <= length <= shortest:
-            text = f"length = {length}: rows hold {shortest} tokens"
-            raise CacheError(f"{text}; use 0 to {shortest}")
-        for owner, buffer in self.buffers.items():
-            problem = buffer.find_crop_problem(length, longest)
-            if problem is not None:
-                text = f"length = {length}: the slot of layer {owner} {problem}"
-                raise CacheError(f"{text}; run the prefix again instead")
-        self.length, self._ragged_lengths = length, None
-        self._pass_starts = [[n for n in passes if n < length] for passes in self._pass_starts]
 
     def slice_rows(self, start: int, stop: int) -> "KVCache":
         """Return a cache of some rows that stores into this one; `advance` this one afterwards."""

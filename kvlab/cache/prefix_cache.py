@@ -17,9 +17,7 @@ conversation has a longer one; those go first.
 Shapes: B rows, H heads of a part, S entries of a buffer, U tokens or blocks of a segment, D width.
 """
 
-import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -31,7 +29,7 @@ from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_tree import Ids, Key, Node, PrefixTree, join_keys, path_to
 from kvlab.errors import CacheError
 
-Tokens = Sequence[int] | Ids | Tensor
+Tokens = Sequence[int] | Ids
 
 DEFAULT_SNAPSHOT_EVERY = 256
 
@@ -39,16 +37,13 @@ DEFAULT_SNAPSHOT_EVERY = 256
 class PrefixCache:
     """K/V of earlier texts, by their tokens, within a budget of bytes.
 
-    One object serves any weights and layouts: entries of one are never given to another. It may be
-    used by several threads. Token ids and the tree itself, some bytes a token, are not counted.
+    One object serves any weights and layouts: entries of one are never given to another. Token ids
+    and the tree itself, some bytes a token, are not counted.
 
     Args:
         bytes_budget: the most bytes of K/V that are held at any time.
         snapshot_every: tokens C between the snapshots of a prompt, see `list_pass_ends`; and the
             most tokens of one node.
-        in_host_memory: whether entries live in host memory; by default they live on the device
-            of the cache that they come from. Beside a GPU it is pinned, so that neither way of a
-            copy blocks the host.
 
     Attributes:
         evictions: snapshots, or segments where no snapshots are needed, dropped for their bytes.
@@ -57,50 +52,41 @@ class PrefixCache:
         ValueError: a number is outside its range.
     """
 
-    def __init__(
-        self,
-        bytes_budget: int,
-        *,
-        snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
-        in_host_memory: bool = False,
-    ):
+    def __init__(self, bytes_budget: int, *, snapshot_every: int = DEFAULT_SNAPSHOT_EVERY):
         if bytes_budget < 0:
             raise ValueError(f"bytes_budget = {bytes_budget} is below 0; 0 stores nothing")
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every = {snapshot_every} is below 1; use 1 or more")
         self.bytes_budget, self.snapshot_every = bytes_budget, snapshot_every
-        self.in_host_memory = in_host_memory
         self.evictions = 0
         self._trees: dict[tuple[Hashable, ...], PrefixTree] = {}
-        self._lock = threading.RLock()
         self._bytes = self._clock = 0
-        self._last_copy: torch.cuda.Event | None = None
         self._is_changing = False
 
     @property
     def bytes_held(self) -> int:
         """Bytes of K/V that it holds."""
-        with self._consistent():
-            return self._bytes
+        self._recover()
+        return self._bytes
 
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor that it holds."""
-        with self._consistent():
-            return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
+        self._recover()
+        return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
 
     def list_entries(self) -> list[Node]:
         """Return the nodes of the entries, in the order in which they would be dropped."""
-        with self._consistent():
-            entries = (node for node in self._walk() if node.is_entry and node.parent)
-            return sorted(entries, key=lambda node: node.priority)
+        self._recover()
+        entries = (node for node in self._walk() if node.is_entry and node.parent)
+        return sorted(entries, key=lambda node: node.priority)
 
     def _walk(self) -> Iterator[Node]:
         return (node for tree in self._trees.values() for node in tree.root.walk())
 
     @torch.no_grad()
-    def restore(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> int:
-        """Fill an empty row of ``cache`` with the longest stored prefix of ``tokens``.
+    def restore(self, tokens: Tokens, cache: KVCache, *, weights: Hashable) -> int:
+        """Fill an empty ``cache`` of one row with the longest stored prefix of ``tokens``.
 
         The prefix is shorter than ``tokens``, so that a token is left whose logits are computed.
 
@@ -109,61 +95,59 @@ class PrefixCache:
             weights: names the weights of the model, such as a training's fingerprint.
 
         Returns:
-            The tokens that the row now holds.
+            The tokens that the cache now holds.
 
         Raises:
-            CacheError: the row is not empty.
+            CacheError: the cache is not empty.
         """
-        if cache.list_lengths()[row]:
-            raise CacheError(f"row = {row} holds tokens already; restore into an empty row")
-        ids = _as_ids(tokens)
-        with self._consistent():
-            tree = self._find_tree(weights, cache)
-            node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
-            path = path_to(node)
-            with self._copies(cache.device):
-                for node in path[1:]:
-                    end = min(node.end, length)
-                    units = tree.count_units(node.start, end)
-                    ranges = _list_segment(cache, node.start, end)
-                    _write_entries(ranges, row, [t[:, :units] for t in node.segment])
-                if node.snapshot is not None and node.end == length:
-                    _write_entries(_list_snapshot(cache, length), row, node.snapshot)
-            _, pass_starts = tree.split_key(join_keys(path)[:length])
-            cache.fill_row(row, length, pass_starts)
-            self._is_changing = True
-            self._use(path)
-            self._is_changing = False
+        if cache.length:
+            raise CacheError(f"the cache holds {cache.length} tokens; restore into an empty one")
+        ids = np.asarray(tokens, dtype=np.int64)
+        self._recover()
+        tree = self._find_tree(weights, cache)
+        node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
+        path = path_to(node)
+        for node in path[1:]:
+            end = min(node.end, length)
+            units = tree.count_units(node.start, end)
+            ranges = _list_segment(cache, node.start, end)
+            _write_entries(ranges, [t[:, :units] for t in node.segment])
+        if node.snapshot is not None and node.end == length:
+            _write_entries(_list_snapshot(cache, length), node.snapshot)
+        _, pass_starts = tree.split_key(join_keys(path)[:length])
+        cache.fill(length, pass_starts)
+        self._is_changing = True
+        self._use(path)
+        self._is_changing = False
         return length
 
     @torch.no_grad()
-    def insert(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> None:
-        """Store what a row of ``cache`` holds: all its tokens, and a snapshot at their end.
+    def insert(self, tokens: Tokens, cache: KVCache, *, weights: Hashable) -> None:
+        """Store what a ``cache`` of one row holds: all its tokens, and a snapshot at their end.
 
         Nothing is stored, and nothing evicted, if it is more than the whole budget.
 
         Args:
-            tokens: of the row, prompt and generated alike; those that it does not hold yet, such
+            tokens: prompt and generated alike; those that it does not hold yet, such
                 as the last generated one, are left out.
             weights: names the weights of the model, such as a training's fingerprint.
 
         Raises:
-            CacheError: the row holds more tokens than ``tokens``.
+            CacheError: the cache holds more tokens than ``tokens``.
         """
-        ids, length = _as_ids(tokens), cache.list_lengths()[row]
+        ids, length = np.asarray(tokens, dtype=np.int64), cache.length
         if len(ids) < length:
-            text = f"row = {row} holds {length} tokens, and tokens are {len(ids)}"
+            text = f"the cache holds {length} tokens, and tokens are {len(ids)}"
             raise CacheError(f"{text}; give all that have been run")
-        with self._consistent():
-            tree = self._find_tree(weights, cache)
-            if not length or tree.state_bytes(length) > self.bytes_budget:
-                return
-            key = tree.make_key(ids[:length], cache.list_pass_starts(row))
-            self._is_changing = True
-            with self._copies(cache.device):
-                path = self._split_at_end(*tree.match_key(key))
-                self._store([tree.root, *path], key, cache, row)
-            self._is_changing = False
+        self._recover()
+        tree = self._find_tree(weights, cache)
+        if not length or tree.state_bytes(length) > self.bytes_budget:
+            return
+        key = tree.make_key(ids[:length], cache.list_pass_starts())
+        self._is_changing = True
+        path = self._split_at_end(*tree.match_key(key))
+        self._store([tree.root, *path], key, cache)
+        self._is_changing = False
 
     def list_pass_ends(
         self, tokens: Tokens, start: int, cache: KVCache, *, weights: Hashable
@@ -174,13 +158,13 @@ class PrefixCache:
         It pays every `snapshot_every` tokens, and where the text departs from a stored one: what
         two texts have in common may be common to more.
         """
-        ids = _as_ids(tokens)
-        with self._consistent():
-            tree = self._find_tree(weights, cache)
-            if tree.keeps_all_tokens:
-                return [len(ids)]
-            ends = {*range(0, len(ids), self.snapshot_every), len(ids)}
-            ends.add(max((depth for _, depth in tree.match_tokens(ids)), default=0))
+        ids = np.asarray(tokens, dtype=np.int64)
+        self._recover()
+        tree = self._find_tree(weights, cache)
+        if tree.keeps_all_tokens:
+            return [len(ids)]
+        ends = {*range(0, len(ids), self.snapshot_every), len(ids)}
+        ends.add(max((depth for _, depth in tree.match_tokens(ids)), default=0))
         return sorted(end for end in ends if end > start)
 
     def _find_tree(self, weights: Hashable, cache: KVCache) -> PrefixTree:
@@ -188,43 +172,13 @@ class PrefixCache:
         evicts = rule is not None and rule.drops(cache.max_length)
         return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
 
-    # Copies
-
-    def _copy(self, ranges: list[EntryRange], row: int) -> tuple[Tensor, ...]:
-        return tuple(self._keep(pieces) for pieces in _read_entries(ranges, row))
-
-    def _keep(self, pieces: list[Tensor]) -> Tensor:
-        """Return a copy of ``pieces`` (H, U, ...), joined along U, where entries live."""
-        joined = torch.cat([as_bytes(piece) for piece in pieces], 1).view(pieces[0].dtype)
-        if not self.in_host_memory or not joined.is_cuda:
-            return joined
-        kept = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
-        return kept.copy_(joined, non_blocking=True)
-
-    @contextmanager
-    def _copies(self, device: torch.device) -> Iterator[None]:
-        """Order copies after those before them, which other streams of the GPU may make."""
-        if device.type != "cuda":
-            yield
-            return
-        stream = torch.cuda.current_stream(device)
-        if self._last_copy is not None:
-            stream.wait_event(self._last_copy)
-        yield
-        self._last_copy = stream.record_event()
-
     # Changes of the tree. If one is interrupted, `_recover` finds every node whole.
 
-    @contextmanager
-    def _consistent(self) -> Iterator[None]:
-        """Hold the lock, after what an interrupted change has left is put right."""
-        with self._lock:
-            if self._is_changing:
-                self._recover()
-            yield
-
     def _recover(self) -> None:
-        """Count bytes anew, and drop segments that no snapshot needs."""
+        """Where a change was interrupted, count bytes anew, and drop segments that no snapshot
+        needs."""
+        if not self._is_changing:
+            return
         nodes = list(self._walk())  # of each tree, parents first
         for node in nodes:
             for child in node.children.values():
@@ -248,7 +202,7 @@ class PrefixCache:
         needed = node.tree.segment_bytes(node.start, node.end)
         while node.parent is not None and self._bytes + needed > self.bytes_budget:
             self._evict_one(whole)
-        # if the node was evicted itself, `_store` copies its tokens from the row
+        # if the node was evicted itself, `_store` copies its tokens from the cache
         return whole if node.parent is None else [*whole, self._split(node, depth)]
 
     def _split(self, node: Node, depth: int) -> Node:
@@ -257,7 +211,7 @@ class PrefixCache:
         assert parent is not None, "the root has no tokens"
         units = tree.count_units(node.start, depth)
         upper, lower = (
-            Node(tree, key.copy(), start, tuple(self._keep([t[:, part]]) for t in node.segment))
+            Node(tree, key.copy(), start, tuple(_join([t[:, part]]) for t in node.segment))
             for key, start, part in (
                 (node.key[:count], node.start, slice(0, units)),
                 (node.key[count:], depth, slice(units, None)),
@@ -272,8 +226,8 @@ class PrefixCache:
             child.parent = lower
         return upper
 
-    def _store(self, path: list[Node], key: Key, cache: KVCache, row: int) -> None:
-        """Store what the row has beyond ``path``, and a snapshot at its end if one is needed."""
+    def _store(self, path: list[Node], key: Key, cache: KVCache) -> None:
+        """Store what the cache has beyond ``path``, and a snapshot at its end if one is needed."""
         parent, tree, length = path[-1], path[-1].tree, len(key)
         is_new = parent.end < length or not parent.is_entry
         added = tree.segment_bytes(parent.end, length)
@@ -283,12 +237,13 @@ class PrefixCache:
         nodes = []
         for start in range(parent.end, length, self.snapshot_every):
             end = min(length, start + self.snapshot_every)
-            segment = self._copy(_list_segment(cache, start, end), row)
+            segment = tuple(map(_join, _read_entries(_list_segment(cache, start, end))))
             nodes.append(Node(tree, key[start:end].copy(), start, segment))
         for upper, lower in pairwise(nodes):
             lower.attach(upper)
         if is_new and not tree.keeps_all_tokens:
-            (nodes or path)[-1].snapshot = self._copy(_list_snapshot(cache, length), row)
+            snapshot = _read_entries(_list_snapshot(cache, length))
+            (nodes or path)[-1].snapshot = tuple(map(_join, snapshot))
         if nodes:
             nodes[0].attach(parent)
         self._bytes += added
@@ -335,10 +290,9 @@ class PrefixCache:
         return parent
 
 
-def _as_ids(tokens: Tokens) -> Ids:
-    if isinstance(tokens, Tensor):
-        tokens = tokens.tolist()
-    return np.asarray(tokens, dtype=np.int64)
+def _join(pieces: list[Tensor]) -> Tensor:
+    """Return a copy of ``pieces`` (H, U, ...), joined along U."""
+    return torch.cat([as_bytes(piece) for piece in pieces], 1).view(pieces[0].dtype)
 
 
 def _list_segment(cache: KVCache, start: int, end: int) -> list[EntryRange]:
@@ -349,19 +303,16 @@ def _list_snapshot(cache: KVCache, length: int) -> list[EntryRange]:
     return [r for buffer in cache.buffers.values() for r in buffer.list_snapshot(length)]
 
 
-def _read_entries(ranges: Iterable[EntryRange], row: int) -> Iterator[list[Tensor]]:
+def _read_entries(ranges: Iterable[EntryRange]) -> Iterator[list[Tensor]]:
     """Yield the entries (H, U, ...) of each tensor, in pieces along U."""
     for tensors, entries in ranges:
         for tensor in tensors:
-            yield [tensor[row][:, part] for part in entries]
+            yield [tensor[0][:, part] for part in entries]
 
 
-def _write_entries(ranges: Iterable[EntryRange], row: int, sources: Iterable[Tensor]) -> None:
-    """Copy ``sources`` (H, U, ...) into the entries of each tensor, without waiting for a GPU."""
-    for pieces, source in zip(_read_entries(ranges, row), sources, strict=True):
-        copied = source.to(pieces[0].device, non_blocking=True)
-        if copied.is_cuda:  # it may be evicted before this stream has read it
-            copied.record_stream(torch.cuda.current_stream(copied.device))
-        parts = torch.split(copied, [piece.shape[1] for piece in pieces], 1)
+def _write_entries(ranges: Iterable[EntryRange], sources: Iterable[Tensor]) -> None:
+    """Copy ``sources`` (H, U, ...) into the entries of each tensor."""
+    for pieces, source in zip(_read_entries(ranges), sources, strict=True):
+        parts = torch.split(source, [piece.shape[1] for piece in pieces], 1)
         for piece, part in zip(pieces, parts, strict=True):
             piece.copy_(part)

@@ -366,7 +366,7 @@ class StaticDecoder:
 
     `compute` reads tokens and positions from fixed tensors, so it may run any number of times
     without advancing: it writes the same cache entries again. The step follows its cache: after
-    `reset`, `crop` or a further pass it goes on from the tokens that the cache then holds.
+    `reset` or a further pass it goes on from the tokens that the cache then holds.
 
     Args:
         compiles: compile the step at its first use. It then reads all entries, since each number

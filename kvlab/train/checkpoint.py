@@ -115,6 +115,7 @@ def resume_identity(
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one training directory, which no other training uses meanwhile.
 
@@ -126,21 +127,17 @@ class Checkpoints:
         is_background: write from a thread.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        identity: str,
-        keep_last: int,
-        keep_best: int,
-        fence: Fence | None = None,
-        *,
-        is_background: bool = False,
-    ):
-        self._fence, self._is_background = fence, is_background
+    directory: Path
+    identity: str
+    keep_last: int
+    keep_best: int
+    fence: Fence | None
+    is_background: bool
+
+    def __post_init__(self) -> None:
+        self._folder = self.directory / "checkpoints"
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
-        self._folder, self._identity = directory / "checkpoints", identity
-        self._keep_last, self._keep_best = keep_last, keep_best
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
         """Write a checkpoint, then remove those that are not to be kept.
@@ -160,7 +157,7 @@ class Checkpoints:
             for key, value in optimizer.state[parameter].items()
         }
         tensors = parameters, moments
-        if not self._is_background:
+        if not self.is_background:
             self._write(tensors, asdict(state))
             return
         copies = [
@@ -195,12 +192,12 @@ class Checkpoints:
     def _write(self, tensors: Sequence[Mapping[str, Tensor]], state: dict[str, Any]) -> None:
         with self._new_folder(self._folder / _folder_name(state["step"])) as folder:
             for name, part in zip(_FILES, tensors, strict=True):
-                write_tensors(folder / name, part, self._fence)
+                write_tensors(folder / name, part, self.fence)
             files = {name: sealed_files.seal_file(folder / name) for name in _FILES}
-            content = {"schema": 1, "identity": self._identity, "files": files, "state": state}
-            sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+            content = {"schema": 1, "identity": self.identity, "files": files, "state": state}
+            sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self.fence)
             fsync_path(folder)
-        recent = self._list_newest_first()[: self._keep_last]
+        recent = self._list_newest_first()[: self.keep_last]
         self._remove_all_but(recent, state["validation_curve"])
 
     def share(self, step: int, trunk: Trunk) -> None:
@@ -233,11 +230,11 @@ class Checkpoints:
         try:
             content = read_checkpoint(source)
             own = {"resumed_from": [], "branched_at": content["state"]["step"]}
-            content |= {"identity": self._identity, "state": {**content["state"], **own}}
+            content |= {"identity": self.identity, "state": {**content["state"], **own}}
             with self._new_folder(self._folder / source.name) as folder:
                 for name in _FILES:
                     _link_or_copy(source / name, folder / name)
-                sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+                sealed_files.write_sealed_json(folder / _STATE_FILE, content, fence=self.fence)
         except RecordDamaged as error:
             aside = sealed_files.set_aside(trunk.directory, [source.name])
             _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
@@ -261,8 +258,8 @@ class Checkpoints:
                 prefix=".step-", dir=self._folder, ignore_cleanup_errors=True
             ) as temporary:
                 yield Path(temporary)
-                if self._fence is not None:
-                    self._fence.check()
+                if self.fence is not None:
+                    self.fence.check()
                 if not keep_other and path.exists():  # damaged, or this run had resumed from it
                     shutil.rmtree(path)
                 try:
@@ -293,10 +290,10 @@ class Checkpoints:
                 tensors = [read_tensors(folder / name) for name in _FILES]
             except (RecordDamaged, TypeError) as error:  # or of an older version of kvlab
                 names = [f"{self._folder.name}/{folder.name}"]
-                aside = sealed_files.set_aside(self._folder.parent, names, self._fence)
+                aside = sealed_files.set_aside(self._folder.parent, names, self.fence)
                 _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
                 continue
-            if content["identity"] != self._identity:
+            if content["identity"] != self.identity:
                 text = f"{folder} belongs to another training"
                 raise StoreError(f"{text}; remove {self._folder} or use another directory")
             copy_weights(model, tensors[0], folder / _FILES[0])
@@ -314,7 +311,7 @@ class Checkpoints:
         """Remove what a finished training does not keep."""
         self._remove_leftovers()
         self._remove_all_but([], validation_curve)
-        if not self._keep_best:
+        if not self.keep_best:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _remove_all_but(self, recent: list[Path], validation_curve: Curve) -> None:
@@ -322,7 +319,7 @@ class Checkpoints:
         folders = self._list_newest_first()
         losses = {_folder_name(int(step)): loss for step, _, loss in validation_curve}
         ranked = sorted((losses[one.name], one) for one in folders if one.name in losses)
-        kept = [*recent, *(folder for _, folder in ranked[: self._keep_best])]
+        kept = [*recent, *(folder for _, folder in ranked[: self.keep_best])]
         for folder in folders:
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)

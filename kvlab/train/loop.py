@@ -17,18 +17,11 @@ from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.kernels import malloc
 from kvlab.spec.experiment import Experiment
+from kvlab.train import training_record as records
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
 from kvlab.train.mfu import MfuMeter
 from kvlab.train.tensor_files import FINAL_WEIGHTS, load_final_weights, write_tensors
 from kvlab.train.train_step import WINDOW, TokenSplits, TrainStepper, check_finite, check_spike
-from kvlab.train.training_record import (
-    PROGRESS_POINTS,
-    TrainingRecord,
-    load_training_record,
-    mean_curve,
-    write_rung,
-    write_training_record,
-)
 
 CHECKPOINT_SECONDS = 600.0
 """The time between checkpoints without ``checkpoint_every``, unless writing one takes over a
@@ -71,7 +64,7 @@ def train(
     until: int | None = None,
     trunk: Trunk | None = None,
     fence: Fence | None = None,
-) -> TrainingRecord:
+) -> records.TrainingRecord:
     """Train ``model`` in place as ``experiment.training`` says.
 
     Resumes from the newest intact checkpoint in ``directory``. On CPU, with the same number of
@@ -108,7 +101,7 @@ def train(
     run = _Run(
         model.to(device), dataset, experiment, seed, directory, initial_weights, until, trunk, fence
     )
-    record = load_training_record(directory)
+    record = records.load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
         load_final_weights(model, directory)
     else:
@@ -146,11 +139,11 @@ class _Run:
             self.training.keep_last,
             self.training.keep_best,
             self.fence,
-            is_background=self.device.type in BACKGROUND_DEVICES,
+            self.device.type in BACKGROUND_DEVICES,
         )
         self.save_seconds = 0.0
 
-    def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> TrainingRecord:
+    def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> records.TrainingRecord:
         """Take all remaining steps and write the result."""
         self.mfu_meter = MfuMeter(self.experiment, self.device, self.workers.size)
         self.memory = _PeakMemory(self.model)
@@ -235,7 +228,7 @@ class _Run:
         self.save(state)
         self.checkpoints.wait()
         if self.workers.is_rank_zero:
-            write_rung(self.directory, self.until, state.step, loss, self.fence)
+            records.write_rung(self.directory, self.until, state.step, loss, self.fence)
         steps = f"{state.step} of {self.training.steps}"
         raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
 
@@ -287,19 +280,19 @@ class _Run:
         self.checkpoints.wait()
         state.checkpoint_seconds += time.monotonic() - start
 
-    def finish(self, state: TrainingState) -> TrainingRecord:
+    def finish(self, state: TrainingState) -> records.TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
         self.wait_for_checkpoints(state)
         # the first step of an attempt warms up, and counts only if there is no other
         timed = (state.timed_steps, state.timed_seconds)
         steps, seconds = timed if state.timed_steps else (state.step, state.seconds)
         rate = steps * self.training.batch_tokens / seconds if seconds else 0.0
-        record = TrainingRecord(
+        record = records.TrainingRecord(
             steps=state.step,
             tokens=state.step * self.training.batch_tokens,
             seconds=state.seconds,
             tokens_per_second=rate,
-            train_curve=mean_curve(state.losses, state.step, self.training.batch_tokens),
+            train_curve=records.mean_curve(state.losses, state.step, self.training.batch_tokens),
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             branched_at=state.branched_at,
@@ -315,7 +308,7 @@ class _Run:
         if self.workers.is_rank_zero:
             parameters = dict(self.model.named_parameters())
             write_tensors(self.directory / FINAL_WEIGHTS, parameters, self.fence)
-            write_training_record(self.directory, record, self.fence)
+            records.write_training_record(self.directory, record, self.fence)
         return record
 
     def progress(self, state: TrainingState, seconds_per_step: float) -> dict[str, Any]:
@@ -331,8 +324,8 @@ class _Run:
             "process_bytes": self.memory.process_bytes(),
             "seconds_left": seconds_per_step * (self.training.steps - state.step),
             "curves": {
-                "train_loss": mean_curve(
-                    state.losses, state.step, self.training.batch_tokens, PROGRESS_POINTS
+                "train_loss": records.mean_curve(
+                    state.losses, state.step, self.training.batch_tokens, records.PROGRESS_POINTS
                 ),
                 "validation_loss": list(state.validation_curve),
             },

@@ -11,7 +11,6 @@ from kvlab.benchmark.measures.decode_memory import (
     allocated_range,
     count_kv_bytes,
     measure_peaks,
-    round_up_to_blocks,
 )
 from kvlab.benchmark.peak_memory import measure_peak_memory
 from kvlab.errors import MeasurementError
@@ -172,19 +171,3 @@ def test_shared_keys_and_values_live_until_their_last_reader_and_without_the_que
 )
 def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
     assert allocated_range(sizes) == (least, most)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("length", [32, 1000, 4000])
-def test_on_cuda_the_allocator_agrees(length):
-    """To the byte, where no tensor is above 1 MiB: whole blocks of 512 bytes, and not one more."""
-    model = GPT(ModelConfig(**SHAPE | {"block_size": 4096, "n_embd": 256})).to("cuda")
-    counted = count_kv_bytes(model, ServingConfig(), 4, length)
-    tensor_bytes = 4 * length * 256 * 4
-    assert counted["kv_requested"] == counted["kv_formula"] == 12 * tensor_bytes
-    rest = 2**20 if tensor_bytes > 2**20 else 0
-    assert 0 <= counted["kv_allocated"] - 12 * round_up_to_blocks(tensor_bytes) <= 12 * rest
-    peak = measure_peaks(model, ServingConfig(), 8, 8, lambda: None)[True]
-    weights = sum(p.nbytes for p in model.parameters())
-    assert peak["peak"] >= weights + peak["peak_cache"]

@@ -82,7 +82,7 @@ def test_a_large_difference_needs_no_narrow_interval():
 def test_a_few_turns_in_which_something_else_ran_change_little():
     quiet = [[1.0 + 0.001 * (n % 3)] for n in range(20)]
     struck = [*([[30.0]] * 2), *quiet[2:]]
-    comparison = compare_timings(TimingSamples.from_lists(struck), TimingSamples.from_lists(quiet))
+    comparison = compare_timings(TimingSamples(np.array(struck)), TimingSamples(np.array(quiet)))
     assert comparison.verdict == "same"
     assert comparison.ratio == pytest.approx(1.0, abs=0.001)
 
@@ -100,10 +100,10 @@ def test_intervals_hold_the_truth():
 
 
 def test_a_steady_time_has_no_error_and_one_round_has_no_estimate():
-    steady = TimingSamples.from_lists([[2.0, 2.0]] * 3)
+    steady = TimingSamples(np.full((3, 2), 2.0))
     assert steady.relative_error == 0.0
     assert [quantile.value for quantile in steady.quantiles()] == [2.0, 2.0, 2.0]
-    assert TimingSamples.from_lists([[2.0, 2.0]]).relative_error == float("inf")
+    assert TimingSamples(np.full((1, 2), 2.0)).relative_error == float("inf")
     assert compare_timings(steady, steady) is None, "three rounds say nothing"
     assert steady.totals.rounds.tolist() == [[4.0]] * 3
 

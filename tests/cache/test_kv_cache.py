@@ -1,98 +1,69 @@
-"""Prefix reuse and copies of rows."""
+"""Slots of a cache: rows that go on apart, sinks, KIVI's blocks, and eviction, to the byte."""
 
 import pytest
 import torch
 
+from kvlab.cache import KVCache, PrefixCache
 from kvlab.cache.uncached_passes import TreePass
-from kvlab.errors import CacheError
+from kvlab.data.batches import spread_windows
+from kvlab.evaluate.validation_loss import compare_serving
 from kvlab.layout import KVLayout
 from kvlab.model.generate import StaticDecoder
-from kvlab.spec import ModelConfig
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
+from tests.evaluate.test_serving_comparison import TEXT
 from tests.support.random_model import random_model
 
-SHAPE = {"vocab_size": 29, "n_layer": 6, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
+SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 64, "position": "rope"}  # fmt: skip
 GLOBAL = ModelConfig(**SHAPE)
 HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-
-
-def text(rows=1, count=30, seed=0):
-    return torch.randint(0, 29, (rows, count), generator=torch.Generator().manual_seed(seed))
-
-
-def test_cropping_reuses_a_prefix():
-    model = random_model(GLOBAL)
-    first, second = text(seed=1), text(seed=2)
-    second[:, :12] = first[:, :12]
-    cache = model.new_cache(1, 40)
-    model(first, cache=cache)
-    cache.crop(12)
-    assert cache.length == 12
-    again = model(second[:, 12:], cache=cache)
-    assert (again - model(second)[:, 12:]).abs().max() < 1e-10
-
-
-def test_cropping_a_ring_works_until_it_has_dropped_what_is_needed():
-    model, words = random_model(HYBRID), text()
-    cache = model.new_cache(1, 40)
-    model(words[:, :6], cache=cache)  # six tokens: the ring of six has dropped none
-    cache.crop(2)
-    again = model(words[:, 2:], cache=cache)
-    assert (again - model(words)[:, 2:]).abs().max() < 1e-10
-    cache.crop(29)  # the last token alone can always go
-    assert (model(words[:, 29:], cache=cache) - model(words)[:, 29:]).abs().max() < 1e-10
-    with pytest.raises(CacheError, match="keeps the last 6 of 30 tokens"):
-        cache.crop(28)
-    with pytest.raises(CacheError, match="rows hold 30 tokens"):
-        cache.crop(31)
-    cache.reset()
-    assert (model(words, cache=cache) - model(words)).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
-def test_repeated_rows_go_on_apart(config):
-    model, words = random_model(config), text(rows=2, count=9)
-    cache = model.new_cache(2, 20)
-    model(words, cache=cache, lengths=[9, 4])
-    wide = cache.select_rows(torch.arange(cache.batch_size).repeat_interleave(3))
-    ends = text(rows=6, count=5, seed=3)
-    out = model(ends, cache=wide)
-    for row in range(6):
-        start = words[row // 3, : (9, 4)[row // 3]]
-        whole = model(torch.cat([start, ends[row]])[None])
-        assert (out[row] - whole[0, len(start) :]).abs().max() < 1e-10
-    assert cache.length == 9  # the original did not move
-    assert wide.nbytes == 3 * cache.nbytes
-
-
 SINKS = ModelConfig(**SHAPE, attention_pattern="GLL", window=6, sink_tokens=3, sink="learned")
+MODEL = random_model(GLOBAL)
+COUNT = 40
+WORDS = torch.randint(0, 29, (2, COUNT), generator=torch.Generator().manual_seed(0))
+KIVI2 = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=5)
+PROMPT = {"keep": 12, "by": "snapkv", "prompt": 24, "recent": 4, "pool": 3}
+SERVINGS = [
+    ServingConfig(),
+    KIVI2,
+    ServingConfig(evict={"keep": 12, "by": "recency", "sinks": 2}),
+    ServingConfig(evict={"keep": 12, "by": "heavy_hitters", "recent": 5, "sinks": 1}),
+    ServingConfig(evict=PROMPT),
+]
+
+
+@pytest.mark.parametrize("serving", SERVINGS)
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config, serving):
+    """In a cache that held other tokens before."""
+    model = random_model(config)
+    cache = model.new_cache(2, COUNT, serving)
+    with torch.inference_mode():
+        model(WORDS[:, :33], cache=cache)
+        cache.reset()
+        model(WORDS[:, :30], cache=cache, lengths=[30, 9])
+        copies = cache.select_rows(torch.tensor([1, 0, 1]))
+        ends = model(WORDS[[1, 0, 1]][:, 30:36], cache=copies)
+        for place, (row, length) in enumerate([(1, 9), (0, 30), (1, 9)]):
+            text = torch.cat([WORDS[row, :length], WORDS[row, 30:36]])[None]
+            alone = model(text, cache=model.new_cache(1, COUNT, serving))
+            assert (ends[place] - alone[0, length:]).abs().max() < 1e-10
+    assert cache.list_lengths() == [30, 9], "the original did not move"
+    assert 2 * copies.nbytes == 3 * cache.nbytes
 
 
 def test_sink_tokens_have_entries_of_their_own():
     """A ring of six beside three sinks; 20 tokens leave 11 of them behind."""
     cache, layout = random_model(SINKS).new_cache(2, 20), KVLayout.of(SINKS)
-    assert cache.nbytes == layout.stored_bytes(2, 20, "float64") == 2 * (2 * 20 + 4 * 9) * 256
+    assert cache.nbytes == layout.stored_bytes(2, 20, "float64") == 2 * (20 + 2 * 9) * 256
     positions = cache.buffers[1].stored_positions(torch.tensor([20, 7]))
     assert sorted(positions[0].tolist()) == [0, 1, 2, 14, 15, 16, 17, 18, 19]
     assert sorted(positions[1].tolist()) == [-1, -1, 0, 1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("start", [2, 3, 7, 9, 29])
-def test_a_ring_with_sinks_is_cropped_where_it_holds_what_is_seen(start):
-    model, words = random_model(SINKS), text()
-    cache = model.new_cache(1, 40)
-    model(words[:, : start + 1], cache=cache)
-    cache.crop(start)
-    again = model(words[:, start:], cache=cache)
-    assert (again - model(words)[:, start:]).abs().max() < 1e-10
-    with pytest.raises(CacheError, match="keeps the first 3 and the last 6 of 30 tokens"):
-        cache.crop(20)
-    cache.crop(2)  # which the sinks hold
-    assert (model(words[:, 2:], cache=cache) - model(words)[:, 2:]).abs().max() < 1e-10
-
-
 def test_a_static_step_and_a_tree_see_the_sinks():
-    model, words = random_model(SINKS), text()
+    model, words = random_model(SINKS), WORDS[:1, :30]
     cache = model.new_cache(1, 40)
     model(words[:, :1], cache=cache)
     decoder = StaticDecoder(model, cache)
@@ -104,3 +75,90 @@ def test_a_static_step_and_a_tree_see_the_sinks():
         tree = TreePass(SINKS.kv_owners, SINKS.layers, positions, branches, torch.float64)
         whole = model.compute_logits(model.run_pass(words, tree))
     assert (whole - expected).abs().max() < 1e-10
+
+
+def test_tokens_are_exact_until_their_block_is_billed_as_codes():
+    draw = torch.Generator().manual_seed(0)
+    kv = torch.randn(2, 3, 1, 2, 45, 8, generator=draw, dtype=torch.float64)  # as of a model
+    layout = KVLayout.of(GLOBAL, KIVI2)
+    full = 3 * 2 * 2 * 8 * 8  # layers, K and V, heads, head_dim, bytes of float64
+    block = 3 * 2 * (8 * 8 // 4 + 8 * 4 + 8 * (8 // 4 + 4))
+    for count in (1, 5, 12, 13, 20, 21, 45):
+        cache = KVCache(layout, 1, count, kv.dtype, torch.device("cpu"))
+        blocks = max(0, count - 5) // 8
+        assert cache.nbytes == layout.stored_bytes(1, count, "float64")
+        assert cache.nbytes == blocks * block + min(count, 13) * full
+        one_pass = cache.begin_pass(count)
+        one_pass.write_kv(0, *kv[:, 0, :, :, :count])
+        keys, values = one_pass.read_kv(0).parts
+        seen = one_pass.read_kv(0).mask[0, 0, -1]
+        assert int(seen.sum()) == count
+        exact = kv[:, 0, :, :, :count]
+        for part, whole in zip((keys, values), exact, strict=True):
+            changed = (part[:, :, seen] != whole).any(-1).any(1)[0]
+            assert changed.tolist() == [place < 8 * blocks for place in range(count)]
+
+
+@pytest.mark.parametrize(
+    "evict",
+    [{"by": "recency"}, {"by": "heavy_hitters"}, {"by": "snapkv", "prompt": 39, "recent": 4}],
+)
+def test_a_budget_for_the_whole_context_changes_no_bit(evict):
+    logits, bytes_held = [], set()
+    for serving in (None, ServingConfig(evict={"keep": COUNT, **evict})):
+        cache = MODEL.new_cache(2, COUNT, serving)
+        with torch.inference_mode():
+            logits.append(torch.cat([MODEL(part, cache=cache) for part in WORDS.split(1, 1)], 1))
+        bytes_held.add(cache.nbytes)
+    assert torch.equal(*logits)
+    assert len(bytes_held) == 1
+
+
+@pytest.mark.parametrize("length", [18, 22, 30])  # before votes, among them, after the prompt
+def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
+    how, prefix_cache = ServingConfig(evict=PROMPT), PrefixCache(10**6)
+    cache, other = (MODEL.new_cache(1, COUNT, how) for _ in range(2))
+    with torch.inference_mode():
+        MODEL(WORDS[:1, :length], cache=cache)
+        prefix_cache.insert(WORDS[0, :length], cache, weights="w")
+        assert prefix_cache.restore(WORDS[0], other, weights="w") == length
+        rest = MODEL(WORDS[:1, length:], cache=other)
+        assert torch.equal(rest, MODEL(WORDS[:1, length:], cache=cache))
+
+
+@pytest.mark.parametrize("serving", [{}, {"kv_dtype": "int4", "kv_group": 4}])
+@pytest.mark.parametrize("by", ["recency", "heavy_hitters"])
+def test_a_budget_of_bytes_keeps_what_fits_in_it(serving, by):
+    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+    layout = KVLayout.of(config, ServingConfig(**serving, evict={"bytes": 6000, "by": by}))
+    more = {"keep": layout.eviction.keep + 1, "by": by}
+    larger = KVLayout.of(config, ServingConfig(**serving, evict=more)).stored_bytes(1, 64)
+    assert layout.stored_bytes(1, 64) <= 6000 < larger or layout.eviction.keep == 64
+
+
+def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
+    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+    evict = {"by": "snapkv", "prompt": 40, "recent": 8, "bytes": 8000}
+    layout = KVLayout.of(config, ServingConfig(evict=evict))
+    # 128 bytes a token: two rings of 6, 4 bytes a vote of 32 tokens and 2 heads; 24 tokens follow
+    assert layout.eviction.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
+    assert layout.stored_bytes(1, 64) == 2 * 6 * 128 + 2 * 32 * 4 + (24 + 24) * 128 <= 8000
+    assert layout.read_bytes(1, 64) == 2 * 6 * 128 + (24 + 24) * 128
+    assert layout.read_bytes(1, 41) == 2 * 6 * 128 + (24 + 1) * 128
+    assert layout.stored_bytes(1, 41) == 2 * 6 * 128 + 2 * 32 * 4 + 40 * 128
+    assert layout.bytes_per_token_at_limit() == 128
+    assert "(1 global slot x 48 tokens + 2 local slots x 6 tokens) x" in layout.formula(1, 64)
+    assert "1 global slot x 2 heads x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
+
+
+def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
+    model = random_model(ModelConfig(**SCORED_SHAPE), dtype=torch.float32)
+    text = spread_windows(TEXT, 64, 16)
+    evict = {"bytes": 4 * 2 * 2 * (8 + 2) * 6, "by": "recency", "sinks": 1}  # int8: six tokens
+    how = ServingConfig(evict=evict, kv_dtype="int8")
+    measured = compare_serving(model, text, how, lambda _: None).measurements()
+    assert measured["evicted_share"] == pytest.approx(sum(range(11)) / sum(range(17)))
+    assert measured["serving_kl"] > 1e-3 > measured["kv_dtype_logit_rms"] ** 2 > 0
+    evict = {"by": "snapkv", "prompt": 10, "keep": 6, "recent": 2}
+    measured = compare_serving(model, text, ServingConfig(evict=evict), lambda _: None)
+    assert measured.evicted_share == pytest.approx(6 * 4 / sum(range(17)))

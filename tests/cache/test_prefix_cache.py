@@ -1,7 +1,6 @@
 """The prefix cache between turns: what it takes over, what it drops, and what cannot break it."""
 
 import sys
-import threading
 import weakref
 from functools import partial
 from pathlib import Path
@@ -42,15 +41,15 @@ def take_turn(model, prefix_cache, prompt, reply=(), serving=None):
     return turn.hit, logits
 
 
-def fill(config, tokens, rows=1, row=0):
-    """Return a cache whose row holds K and V that are functions of the tokens up to theirs."""
+def fill(config, tokens):
+    """Return a cache that holds K and V which are functions of the tokens up to theirs."""
     layout = KVLayout.of(config)
-    cache = KVCache(layout, rows, 40, torch.float64, torch.device("cpu"))
+    cache = KVCache(layout, 1, 40, torch.float64, torch.device("cpu"))
     prefixes = [hash(tuple(tokens[: end + 1])) % 10_000 for end in range(len(tokens))]
     values = torch.tensor(prefixes, dtype=torch.float64)[None, None, :, None]
-    one_pass = cache.begin_pass(len(tokens), [len(tokens) * (i == row) for i in range(rows)])
+    one_pass = cache.begin_pass(len(tokens), [len(tokens)])
     for layer in range(3):
-        parts = [values.expand(rows, 2, -1, 8) + 10_000 * (2 * layer + i) for i in range(2)]
+        parts = [values.expand(1, 2, -1, 8) + 10_000 * (2 * layer + i) for i in range(2)]
         one_pass.write_kv(layer, *parts)
         one_pass.end_layer(layer)
     one_pass.finish()
@@ -134,24 +133,12 @@ def test_no_budget_and_a_budget_of_one_text(config):
         PrefixCache(1, snapshot_every=0)
 
 
-def test_a_row_of_a_batch_is_filled_by_itself():
-    prefix_cache, text = PrefixCache(10**9), draw_tokens(20)
-    prefix_cache.insert(text, fill(HYBRID, text, rows=3, row=1), row=1, weights="w")
-    cache = KVCache(KVLayout.of(HYBRID), 3, 40, torch.float64, torch.device("cpu"))
-    assert prefix_cache.restore([*text, 5], cache, row=2, weights="w") == 20
-    assert cache.list_lengths() == [0, 0, 20]
-    again = PrefixCache(10**9)
-    again.insert(text, cache, row=2, weights="w")
-    for one, other in zip(prefix_cache.tensors, again.tensors, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_a_row_is_restored_into_an_empty_one_alone():
     text = draw_tokens(9)
     cache = fill(GLOBAL, text[:5])
-    with pytest.raises(CacheError, match="row = 0 holds tokens already"):
+    with pytest.raises(CacheError, match="the cache holds 5 tokens; restore"):
         PrefixCache(1).restore(text, cache, weights="w")
-    with pytest.raises(CacheError, match="row = 0 holds 5 tokens, and tokens are 4"):
+    with pytest.raises(CacheError, match="the cache holds 5 tokens, and tokens are 4"):
         PrefixCache(1).insert(text[:4], cache, weights="w")
 
 
@@ -281,51 +268,6 @@ def test_bytes_stay_within_the_budget_in_the_middle_of_an_insertion(config):
         prefix_cache.insert(text, cache, weights="w")
     assert prefix_cache.evictions > before, "it had to make room"
     assert prefix_cache.bytes_held <= live.peak <= prefix_cache.bytes_budget
-
-
-def test_threads_share_one_cache():
-    layout = KVLayout.of(HYBRID)
-    budget = 4 * layout.segment_bytes(0, 30, 40, "float64")
-    prefix_cache, failures = PrefixCache(budget, snapshot_every=7), []
-    texts = [[*draw_tokens(12, seed), *draw_tokens(18, 10 * seed + end)]
-             for seed in range(3) for end in range(4)]  # fmt: skip
-
-    def converse(offset):
-        try:
-            for i in range(60):
-                text = texts[(offset + 5 * i) % len(texts)]
-                hit = holds(HYBRID, prefix_cache, text)
-                prefix_cache.insert(text, fill(HYBRID, text), weights="w")
-                assert hit in (0, 12, 30)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=converse, args=(offset,)) for offset in (0, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors) <= budget
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("serving", [None, ServingConfig(kv_dtype="fp8")])
-def test_entries_of_a_gpu_are_pinned_and_come_back(serving):
-    model = random_model(HYBRID, dtype=torch.float32).to("cuda")
-    text, replies = draw_tokens(100), []
-    for in_host_memory in (False, True):
-        prefix_cache = PrefixCache(10**9, in_host_memory=in_host_memory)
-        take_turn(model, prefix_cache, text[:60], text[60:80], serving)
-        assert {t.is_pinned() or t.is_cuda for t in prefix_cache.tensors} == {True}
-        assert {t.is_cuda for t in prefix_cache.tensors} == {not in_host_memory}
-        with torch.cuda.stream(torch.cuda.Stream()):  # copies wait for those of other streams
-            hit, logits = take_turn(model, prefix_cache, text, serving=serving)
-            replies.append(logits.cpu())
-        assert hit == 80
-    assert torch.equal(*replies)
 
 
 def test_a_conversation_goes_to_the_end_of_learned_positions():

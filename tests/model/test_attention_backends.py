@@ -128,38 +128,11 @@ def test_heads_are_repeated_where_cuda_has_no_fused_kernel_of_groups(monkeypatch
         ("cpu", torch.float32, 12, 1, True, False),
     ):
         assert attention_backends.repeats_kv_heads(*sizes, has_mask=has_mask) == repeated
-    torch.manual_seed(0)
-    ours = [torch.randn(2, h, 30, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2)]
-    theirs = [t.detach().clone().requires_grad_() for t in ours]
-    expected = scaled_dot_product(*theirs, is_causal=True)
-    sdpa, heads = torch.nn.functional.scaled_dot_product_attention, []
-
-    def watch(q, k, v, **options):
-        heads.append((k.shape[1], v.shape[1], options["enable_gqa"]))
-        return sdpa(q, k, v, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
     monkeypatch.setattr(attention_backends, "repeats_kv_heads", lambda *_, **_mask: True)
-    out = scaled_dot_product(*ours, is_causal=True)
-    assert heads == [(4, 4, False)]
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    for left, right in zip([out, *(t.grad for t in ours)], [expected, *(t.grad for t in theirs)],
-                           strict=True):  # fmt: skip
-        assert (left - right).abs().max() < 1e-12
-
-
-def test_vectors_for_cuda_start_where_its_kernels_load_them():
-    """The memory-efficient kernel faults at others (case 1511 of the fuzzer on an H200)."""
-    rows = torch.randn(1, 5, 18)  # 8 of queries, 2 heads of 4 that are K and V, 2 of a rotary key
-    stored = rows[..., 8:16].view(1, 5, 2, 4).transpose(1, 2)
-    copy = attention_backends.align_vectors(stored)
-    assert torch.equal(copy, stored)
-    assert copy.is_contiguous()
-    shifted = torch.randn(8 * 5 + 1)[1:].view(1, 1, 5, 8)
-    assert attention_backends.align_vectors(shifted).storage_offset() == 0
-    aligned = torch.randn(1, 5, 24)[..., 8:16].view(1, 5, 2, 4).transpose(1, 2)
-    assert attention_backends.align_vectors(aligned) is aligned
+    q, k, v = (torch.randn(2, heads, 30, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    repeated = scaled_dot_product(q, k, v, is_causal=True)
+    monkeypatch.undo()
+    assert (repeated - scaled_dot_product(q, k, v, is_causal=True)).abs().max() < 1e-12
 
 
 def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch, recwarn):
@@ -173,20 +146,14 @@ def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch, re
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **o: compile(f, backend="eager", **o))
     monkeypatch.setattr(attention_backends.flex, "flex_attention", kernel)
+    monkeypatch.setattr(attention_backends, "FLEX_SHAPES", 10)
     attention_backends._compile_flex.cache_clear()
     torch.compiler.reset()
-    inputs = [torch.randn(1, 1, 32 + length, 8) for length in range(10)]
-    for x in inputs:
-        expected = attend_sdpa(x, x, x, mask)
-        assert (attend_flex(x, x, x, mask, compiles=True) - expected).abs().max() < 1e-6
-    assert is_compiled == [True] * 10
-    assert not [one for one in recwarn if "shapes" in str(one.message)]
-    monkeypatch.setattr(attention_backends, "FLEX_SHAPES", 10)
-    for length in (50, 60):
+    for length in range(32, 44):
         x = torch.randn(1, 1, length, 8)
         expected = attend_sdpa(x, x, x, mask)
         assert (attend_flex(x, x, x, mask, compiles=True) - expected).abs().max() < 1e-6
-    assert len(is_compiled) == 10, "not run without being compiled"
+    assert is_compiled == [True] * 10, "those beyond are not run without being compiled"
     messages = [str(one.message) for one in recwarn if "shapes" in str(one.message)]
     assert "over 10 shapes of attention" in messages[0]
     attention_backends._compile_flex.cache_clear()

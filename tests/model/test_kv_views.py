@@ -6,13 +6,12 @@ import torch
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.layout.serving_estimate import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
-from kvlab.model import generate as generation
 from kvlab.model.attention import VIEWS
 from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.decode_attention import Keys
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
 from kvlab.model.rope import apply_rope, make_rope_table
-from kvlab.spec import ModelConfig, ServingConfig, load_served_model
+from kvlab.spec import ModelConfig, load_served_model
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
@@ -59,8 +58,6 @@ def test_decoding_of_any_kind_gives_the_tokens_of_whole_passes(form):
         for step in tokens[:, 4:].T:
             eager, static = (decoder(step) for decoder in decoders)
             assert (eager - static).abs().max() < 1e-10
-        caches[0].crop(19)  # the last token again, after other reads
-        assert (model(tokens[:, 19:], cache=caches[0])[:, -1] - eager).abs().max() < 1e-10
 
 
 def test_a_step_attends_to_latents_themselves_and_training_expands_them():
@@ -132,28 +129,6 @@ def test_the_widest_latents_that_attend_by_the_fused_kernel(latent, rotary, fits
     q, latents = torch.randn(1, 1, 4, rotary + latent), torch.randn(1, 1, 9, latent)
     keys = Keys(latents, shared=torch.randn(1, 1, 9, rotary))
     assert decode_attention.attends_by_triton(q, keys, latents) == fits
-
-
-@pytest.mark.parametrize("kv", ["separate", {"latent": 8, "rotary": 4}])
-def test_a_compiled_step_with_codes_has_the_operations_of_few_blocks(kv, monkeypatch):
-    """Its graph does not grow with rows, as time to compile would."""
-    nodes = []
-
-    def backend(graph, _inputs):
-        nodes.append(len(graph.graph.nodes))
-        return graph.forward
-
-    model = GPT(ModelConfig(vocab_size=9, block_size=24, n_layer=1, n_head=2, n_embd=32,
-                            position="rope", kv=kv)).eval()  # fmt: skip
-    monkeypatch.setattr(decode_attention, "BLOCK_NUMBERS", 1)
-    for rows in (8, 64):
-        torch.compiler.reset()
-        step = torch.compile(generation._run_step, fullgraph=True, dynamic=False, backend=backend)
-        monkeypatch.setattr(generation, "_compile_step", lambda step=step: step)
-        with torch.inference_mode():
-            cache = model.new_cache(rows, 24, ServingConfig(kv_dtype="int8"))
-            StaticDecoder(model, cache, compiles=True)(torch.zeros(rows, dtype=torch.int64))
-    assert nodes[1] < 1.2 * nodes[0]
 
 
 def test_shared_numbers_of_half_precision_keys_are_not_rounded_with_the_mask():

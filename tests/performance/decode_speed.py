@@ -86,7 +86,8 @@ def _kvlab(model: GPT, text: torch.Tensor, serving: ServingConfig | None = None)
 
     def once() -> torch.Tensor:
         if cache.length == cache.max_length:
-            cache.crop(text.shape[1])
+            cache.reset()
+            cache.advance(text.shape[1])
         return decoder(tokens)
 
     return once

@@ -89,12 +89,6 @@ def test_other_recipes_resume_bitwise_too(tmp_path, changes):
     )
 
 
-def test_the_same_sharing_in_other_words_goes_on(tmp_path):
-    stop_after(tmp_path, 5, experiment(model={"kv_sharing": "adjacent:2"}))
-    respelled = experiment(model={"kv_sharing": [[0, 1]], "attention_pattern": "GG"})
-    assert run(tmp_path, respelled).resumed_from == [5]
-
-
 @pytest.mark.parametrize("damage", ["flip", "gone", "state", "old state", "all"])
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, whole, damage, caplog):
     stop_after(tmp_path, 10)  # leaves steps 8 and 10

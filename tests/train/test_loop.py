@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from kvlab.data.batches import get_training_batch
 from kvlab.errors import DataError, Diverged, Stopped, StoreError
-from kvlab.model.kernels.cpu_kernel import is_plain_code_used, use_plain_code
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import TrainingConfig
 from kvlab.train import loop, train_step
 from kvlab.train.loop import train
@@ -70,19 +70,6 @@ def test_it_is_plain_training_whatever_the_microbatch(tmp_path):
         assert record.mfu == pytest.approx(record.flops_per_second / record.peak_flops_per_second)
         assert (record.workers, record.peak_flops_origin) == (1, "measured")
         assert 1e8 < record.peak_flops_per_second < 1e13
-
-
-def test_kernels_train_as_the_plain_code_does(tmp_path):
-    """A shape that every CPU kernel serves."""
-    shape = {"block_size": 256, "n_head": 2, "n_embd": 48, "position": "rope", "bias": False}
-    of = experiment(shape, {"tokens": 512 * 12, "batch_tokens": 512, "evaluate_tokens": 512})
-    _, fast = run(of, tmp_path / "fast")
-    with use_plain_code():
-        _, plain = run(of, tmp_path / "plain")
-    assert [p[2] for p in fast.train_curve] == pytest.approx(
-        [p[2] for p in plain.train_curve], abs=1e-4
-    )
-    assert is_plain_code_used() or fast.train_curve != plain.train_curve
 
 
 def test_it_learns_and_records_what_it_did(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from kvlab.spec import Experiment
-from kvlab.spec.presets import PRESETS
 from kvlab.trial import Trial
 from kvlab.trial.fingerprint import fingerprint, training_identity, trial_identity
 from kvlab.trial.initial_weights import CheckpointWeights
@@ -194,13 +193,6 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
 )  # fmt: skip
 def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
-
-
-def test_a_preset_is_its_spelled_out_model():
-    base = {"name": "x", "data": {"tokenizer": "bytes"}}
-    preset = experiment(base={**base, "model": {"preset": "gpt2", "n_layer": 6}})
-    spelled = experiment(base={**base, "model": {**PRESETS["gpt2"], "n_layer": 6}})
-    assert both(preset) == both(spelled)
 
 
 ELSEWHERE = """

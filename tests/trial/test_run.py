@@ -13,8 +13,6 @@ from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, S
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.store.result import Failure
-from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_task
 from tests.support.stub_trials import StubTrainable, tiny_plan
@@ -263,12 +261,3 @@ def test_what_a_trial_prints_and_warns_of_is_in_its_log(store, trial, capfd):
     for line in ("from native code", "from a child", "UserWarning: something odd"):
         assert log.count(line) == 1
     assert capfd.readouterr().out == "afterwards\n"
-
-
-def test_a_failure_that_the_trial_could_not_record_itself(store, trial):
-    failure = Failure("killed", "WorkerKilled", "its process died, 4 times")
-    assert record_failure(trial, store, Origin(), failure)
-    assert store.result(trial.id)["error"]["class"] == "killed"
-    before = store.result(trial.id)
-    assert not record_failure(trial, store, Origin(), Failure("bug", "x", "y")), "it has ended"
-    assert store.result(trial.id) == before

@@ -280,8 +280,8 @@ def _served_lines(
     timed = [turn for turn in turns if turn.seconds]
     if timed:
         samples = {
-            (variant.name, series): TimingSamples.from_lists(
-                [[turn.seconds[n][way] for turn in timed] for n in range(len(timed[0].seconds))]
+            (variant.name, series): TimingSamples(
+                np.array([one.seconds for one in timed])[..., way].T
             )
             for way, series in enumerate(("warm_ttft", "cold_ttft"))
         }

@@ -73,12 +73,10 @@ def _available_memory(device: torch.device, memory: int | None) -> tuple[int, st
         assert memory is not None
         return memory, f"{memory:,} bytes given"
     free, total = torch.cuda.mem_get_info(device)
-    if memory is None:
-        return free, f"{free:,} bytes free on the device"
-    if memory > total:
+    if memory is not None and memory > total:
         raise UsageError(f"--limit {memory:,} is over the device's {total:,}; give less")
-    if memory > free:
-        return free, f"{free:,} bytes free on the device, below the {memory:,} given"
+    if memory is None or memory > free:
+        return free, f"{free:,} bytes free on the device"
     return memory, f"{memory:,} bytes given"
 
 

@@ -1,0 +1,170 @@
+"""Parts of a recipe: the schedule, what counts as diverged, masked documents, int8 products."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.data.batches import get_training_batch
+from kvlab.errors import Diverged
+from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, select_int8_kernel
+from kvlab.model.kernels.linear import Linear
+from kvlab.train.loop import train
+from kvlab.train.optimizer import learning_rate
+from kvlab.train.train_step import WINDOW, TrainStepper, check_spike
+from kvlab.train.training_record import load_training_record
+from tests.support.tiny_training import dataset, experiment, model
+
+
+def rates(**training):
+    t = experiment(training={"tokens": 64 * 110, "warmup_tokens": 64 * 10, **training}).training
+    return [learning_rate(t, step) for step in range(t.steps)]
+
+
+def test_cosine_is_half_a_cosine_after_warm_up():
+    schedule_rates = rates(final_learning_rate=1e-3)
+    assert schedule_rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert schedule_rates[10] == pytest.approx(1e-2)
+    assert schedule_rates[60] == pytest.approx((1e-2 + 1e-3) / 2)
+    assert schedule_rates[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
+    assert 1e-3 < schedule_rates[-1] < 1.01e-3
+    assert sorted(schedule_rates[9:], reverse=True) == schedule_rates[9:]
+
+
+def test_wsd_is_flat_until_its_decay():
+    schedule_rates = rates(schedule="wsd", decay_tokens=64 * 40, final_learning_rate=1e-3)
+    assert schedule_rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert schedule_rates[10:71] == pytest.approx([1e-2] * 61)
+    assert schedule_rates[80] == pytest.approx(1e-3 + 9e-3 * 0.5), "a quarter of the decay"
+    assert schedule_rates[-1] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(39 / 40)))
+    assert sorted(schedule_rates[70:], reverse=True) == schedule_rates[70:]
+    schedule_rates = rates(schedule="wsd")  # decays over a fifth by default
+    assert [i for i, rate in enumerate(schedule_rates) if rate == 1e-2] == list(range(9, 89))
+
+
+TRAINING = experiment(training={"spike": 0.5}).training
+
+
+def fed(losses, training=TRAINING):
+    """The step at which the losses count as diverged, or None."""
+    lowest = None
+    for step in range(len(losses)):
+        recent = losses[max(0, step + 1 - WINDOW) : step + 1]
+        try:
+            lowest = check_spike(recent, lowest, training, step)
+        except Diverged:
+            return step
+    return None
+
+
+def test_a_spike_that_lasts_has_diverged():
+    falling = [5 - 0.02 * i for i in range(100)]  # the last 32 have the mean 3.33
+    assert fed(falling + [6.0] * 40) == 106
+    means = [(sum(falling[-25 - i :]) + (7 - i) * 6.0) / 32 for i in (0, 1)]
+    assert means[0] > 3.33 + 0.5 > means[1], "by hand"
+
+
+def test_a_spike_that_passes_or_is_allowed_has_not():
+    falling = [5 - 0.02 * i for i in range(100)]
+    assert fed([*falling, 6.0, 6.0, 5.0, *falling[80:]]) is None
+    assert fed(falling[::-1][:WINDOW]) is None, "nothing to compare with yet"
+    training = experiment(training={"spike": None}).training
+    assert fed([1.0] * 40 + [9.0] * 40, training) is None
+
+
+DOCUMENTS = dataset()
+DOCUMENTS.train[::11] = 256
+PLAIN = experiment()
+MASKED = PLAIN.model_copy(
+    update={"data": PLAIN.data.model_copy(update={"mask_documents": True})}
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("code_path")
+def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
+    stepper = TrainStepper(model(MASKED), DOCUMENTS, MASKED, seed=0)
+    reference, losses = model(MASKED), []
+    x, y = get_training_batch(DOCUMENTS.train, seed=0, step=0, batch_size=4, block_size=16)
+    for tokens, targets in zip(x, y, strict=True):
+        document = []
+        for token, target in zip(tokens, targets, strict=True):
+            document = [int(token)] if token == 256 else [*document, int(token)]
+            logits = reference(torch.tensor([document]))[0, -1].detach().log_softmax(-1)
+            losses.append(-float(logits[int(target)]))
+    assert stepper.step(0) == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+DATA = dataset()
+ALL = {"int8": ["output", "grad_input", "grad_weight"]}
+
+
+def run(of, directory):
+    return train(model(of), DATA, of, seed=0, directory=directory)
+
+
+def losses(record):
+    return [point[2] for point in record.train_curve]
+
+
+def test_int8_products_change_a_training_a_little(tmp_path):
+    exact = run(experiment(), tmp_path / "float")
+    coded = run(experiment(training=ALL), tmp_path / "int8")
+    assert losses(coded) != losses(exact)
+    assert losses(coded) == pytest.approx(losses(exact), abs=0.05)
+    assert exact.int8 is None
+
+
+def test_microbatches_change_the_gradient_of_the_weight_alone():
+    """Its scales are those of a pass; each row of the other products has its own."""
+    for products, largest in ((["output", "grad_input"], 1e-5), (ALL["int8"], 0.02)):
+        of = [
+            experiment(training={"int8": products}, resources={"microbatch_tokens": tokens})
+            for tokens in (16, 64)
+        ]
+        gradients = []
+        for one in of:
+            trained = model(one)
+            TrainStepper(trained, DATA, one, 0).accumulate_gradient(0)
+            gradients.append(torch.cat([p.grad.flatten() for p in trained.parameters()]))
+        change = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+        assert change < largest
+    assert change > 1e-4
+
+
+def test_a_compiled_layer_is_one_graph_and_the_same_layer():
+    layer = Linear(16, 24)
+    layer.int8 = Int8Linear(True, True, True, select_int8_kernel(torch.device("cpu")))
+    x, results = torch.randn(2, 20, 16), []
+    for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        inputs = x.clone().requires_grad_()
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(inputs)
+        out.float().square().sum().backward()
+        results.append((out, inputs.grad, layer.weight.grad, layer.bias.grad))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path, monkeypatch):
+    kernel = select_int8_kernel(torch.device("cpu"))
+    multiply, calls = INT8_KERNELS[kernel], []
+    monkeypatch.setitem(INT8_KERNELS, kernel, lambda a, b: calls.append(1) or multiply(a, b))
+    shape = {"position": "rope", "kv": {"latent": 8, "rotary": 4}}
+    of = experiment(shape, {"int8": ["grad_weight"], "tokens": 64})
+    record = run(of, tmp_path)
+    layers = len(model(of).linear_layers())
+    assert len(calls) == layers, "one step of one pass, and no product of the validation"
+    said = {"kernel": kernel, "products": ["grad_weight"], "layers": layers, "padded": []}
+    assert record.int8 == load_training_record(tmp_path).int8 == said
+
+
+def test_the_record_says_what_cublas_multiplies_in_place_of_a_shape_that_it_refuses():
+    of = experiment({"n_embd": 20, "ffn_dim": 24}, {"int8": ["output", "grad_weight"]})
+    stepper = TrainStepper(model(of), DATA, of, 0)
+    stepper.loss.int8 = type(stepper.loss.int8)(True, False, True, "cublas")
+    padded = stepper.describe_int8()["padded"]
+    assert ["output", "blocks.0.mlp.up", [64, 20, 24], [64, 24, 24]] in padded
+    assert ["grad_weight", "blocks.1.mlp.down", [20, 64, 24], [20, 64, 24]] not in padded
+    assert all(own != multiplied for *_, own, multiplied in padded)
