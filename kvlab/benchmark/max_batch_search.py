@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 
 from kvlab.errors import MeasurementError
@@ -51,11 +52,7 @@ def find_largest_batch(
             return MAX_BATCH
         low, high = high, min(high + step, MAX_BATCH)
         step *= 2
-    while high - low > 1:
-        middle = max(low + 1, high - step) if low == 0 else (low + high) // 2
-        step *= 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda batch: not fits(batch))
 
 
 def fits_in_new_process(attempt: Attempt, batch: int) -> bool:

@@ -4,7 +4,7 @@ from kvlab.cache.attention_pass import AttentionPass, DocumentMask, KVContext
 from kvlab.cache.formats import ScaledCodes, Stored
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_cache import PrefixCache
-from kvlab.cache.trained_storage import begin_one_shot_pass, make_rounding
+from kvlab.cache.uncached_passes import begin_one_shot_pass, make_rounding
 
 __all__ = [
     "AttentionPass",

@@ -17,6 +17,7 @@ from kvlab.cache.cached_passes import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT, check_positions
+from kvlab.model.kernels.compiled_libraries import remove_torn_libraries
 from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
@@ -434,6 +435,7 @@ def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool)
 
 @lru_cache(maxsize=1)
 def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
+    remove_torn_libraries()
     # Inductor's products of one row read weights at the memory's speed only when they are tuned
     return torch.compile(
         _run_step, fullgraph=True, dynamic=False, options={"coordinate_descent_tuning": True}

@@ -301,13 +301,9 @@ class Mistral(Llama):
         return {**super().read_config(hf_config), **local_layers}
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
-        windows = {layer.window for layer in config.layers}
-        problems = hf.list_differences(config, _ROTATED)
-        if None in windows:
-            problems.append("some layers are global")
-        elif len(windows) > 1:
-            problems.append("window differs between layers")
-        return problems
+        problems = hf.list_differences(config, _ROTATED, ("window",))
+        is_global = any(layer.window is None for layer in config.layers)
+        return [*problems, "some layers are global"] if is_global else problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {**super().write_config(config), "sliding_window": config.layers[0].window}

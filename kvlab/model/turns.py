@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, PrefixCache
-from kvlab.cache.prefix_tree import PrefixTree
+from kvlab.cache.prefix_cache import PrefixTree
 from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, prefill, sample
 from kvlab.model.gpt import GPT, check_positions
 from kvlab.spec import ServingConfig

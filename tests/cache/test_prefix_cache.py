@@ -175,8 +175,7 @@ def prepare_change(config):
 class InterruptAtLine:
     """Raise KeyboardInterrupt at the nth line of the prefix cache that is run."""
 
-    FILES = tuple(str(Path(kvlab.cache.__file__).parent / name)
-                  for name in ("prefix_cache.py", "prefix_tree.py"))  # fmt: skip
+    FILE = str(Path(kvlab.cache.__file__).parent / "prefix_cache.py")
 
     def __init__(self, line):
         self.left = line
@@ -188,7 +187,7 @@ class InterruptAtLine:
         sys.settrace(None)
 
     def _trace(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(self.FILES):
+        if frame.f_code.co_filename != self.FILE:
             return None
         if event == "line":
             self.left -= 1

@@ -25,7 +25,7 @@ from functools import partial
 import torch
 
 from kvlab.cache import KVCache, PrefixCache
-from kvlab.cache.prefix_tree import join_keys, path_to
+from kvlab.cache.prefix_cache import join_keys, path_to
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.turns import Turn, run_tokens

@@ -15,9 +15,8 @@ from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import TrainingConfig
 from kvlab.train import loop, train_step
 from kvlab.train.loop import train
-from kvlab.train.optimizer import learning_rate
 from kvlab.train.tensor_files import load_final_weights
-from kvlab.train.train_step import SummedLoss
+from kvlab.train.train_step import SummedLoss, learning_rate
 from kvlab.train.training_record import load_training_record, mean_curve
 from tests.support.tiny_training import dataset, experiment, model
 

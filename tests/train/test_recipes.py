@@ -11,8 +11,7 @@ from kvlab.errors import Diverged
 from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, select_int8_kernel
 from kvlab.model.kernels.linear import Linear
 from kvlab.train.loop import train
-from kvlab.train.optimizer import learning_rate
-from kvlab.train.train_step import WINDOW, TrainStepper, check_spike
+from kvlab.train.train_step import WINDOW, TrainStepper, check_spike, learning_rate
 from kvlab.train.training_record import load_training_record
 from tests.support.tiny_training import dataset, experiment, model
 
