@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from kvlab.spec.designs import DESIGNS, DesignError
+from kvlab.spec.designs import DESIGNS
 from tests.contracts.design_contract import DesignContract
 from tests.support.design_requests import make_request
 
@@ -27,18 +27,11 @@ class TestBaseline(DesignContract):
     name = "baseline"
 
 
-class NeedsTarget:
-    def test_a_factor_of_three_levels_needs_a_target(self):
-        with pytest.raises(DesignError, match="the level of b that is the reduction: b1 or b2"):
-            cells(self.name, 2, 3)
-        assert cells(self.name, 2, 3, target=(1, 2))[-1] in ("12", "10")
-
-
-class TestLeaveOneOut(DesignContract, NeedsTarget):
+class TestLeaveOneOut(DesignContract):
     name = "leave_one_out"
 
 
-class TestCumulative(DesignContract, NeedsTarget):
+class TestCumulative(DesignContract):
     name = "cumulative"
 
 
@@ -64,10 +57,6 @@ def test_each_design_selects_its_cells_once(name, sizes, expected):
 class TestCells(DesignContract):
     name = "cells"
     further_keys = "cells: [{heads: mqa}]\n"
-
-    def test_cells_have_to_be_listed(self):
-        with pytest.raises(DesignError, match="needs `cells:`"):
-            cells("cells", 2, 2)
 
 
 class TestFractional(DesignContract):

@@ -9,7 +9,7 @@ from kvlab.spec import ModelConfig
 from kvlab.spec.flops import forward_flops, parameter_count
 from kvlab.spec.size_config import SIZES, count_size_parameters, find_matching_width
 from kvlab.sweep import plan
-from tests.support.spec_files import load_sweep_text, sweep_errors
+from tests.support.spec_files import load_sweep_text
 from tests.support.stub_trials import identify
 
 SWEEP = """\
@@ -52,20 +52,6 @@ def test_matched_cells_have_the_parameters_of_the_baseline_of_their_size(tmp_pat
         assert counts[size, heads] == pytest.approx(counts[size, "mha"], rel=0.005)
         if heads == "mha":
             assert counts[size, heads] == parameter_count(cell.experiment.model)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("size: {factor: model,", "exclude: [{model: tiny, heads: mqa}, {model: wide, heads: [mha, mqa]}]\nsize: {factor: model,",
-         "s.yaml:12:16: size.factor = model has cells of 2 sizes, and a trend needs 3"),
-        ("  heads:\n    mha: {}\n    mqa: {model.n_kv_head: 1}\n", "",
-         "s.yaml:8:16: size.factor = model is the only factor"),
-    ],
-)  # fmt: skip
-def test_what_gives_no_trend_is_refused_where_it_is_written(tmp_path, old, new, message):
-    assert old in SWEEP
-    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new))
 
 
 MATCHED = """\

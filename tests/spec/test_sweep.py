@@ -8,7 +8,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.spec import load_experiment, load_sweep
-from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
+from tests.support.spec_files import EXPERIMENT, load_sweep_text, write_spec
 
 SWEEP = """\
 question: What does it cost?
@@ -59,8 +59,6 @@ def test_a_search_chooses_its_own_cells(tmp_path):
         "search: {choices: {model.n_kv_head: [1, 2]}, objectives: [loss], trials: 2}\n"
     )
     assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [{"point": "base"}]
-    for key in ("cells: [{point: base}]", "match: parameters"):
-        assert "cannot be combined with search" in sweep_errors(tmp_path, f"{text}{key}\n")
 
 
 SCALED = """\
@@ -150,19 +148,6 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
         "start=scratch heads=mqa": None,
         "start=uptrained heads=mqa": {"start": "scratch", "heads": "mha"},
     }
-
-
-def test_a_cell_starts_from_one_of_its_tokenizer_that_does_not_start_from_it(tmp_path):
-    text = STARTED.replace("scratch: {}", "scratch: {evaluation.loss_bytes: 64}")
-    text = text.replace("uptrained: {", "uptrained: {evaluation.loss_bytes: 64, ")
-    tokenizer = 'data.tokenizer: "gpt2:300", model.vocab_size: 400'
-    text = text.replace("n_kv_head: 1", f"n_kv_head: 1, {tokenizer}")
-    assert "give both cells one tokenizer" in sweep_errors(tmp_path, text)
-    text = STARTED.replace("scratch: {}", "scratch: {training.init_from: {start: uptrained}}")
-    text = text.replace("{heads: mha, start: scratch}", "{start: scratch}")
-    message = sweep_errors(tmp_path, text.split("exclude")[0])
-    assert "training.init_from = {start: uptrained} is circular" in message
-    assert "s.yaml:5:35" in message
 
 
 def test_a_folder_is_found_beside_the_yaml_and_a_repository_stays(tmp_path, monkeypatch):
