@@ -7,6 +7,8 @@ it.
 """
 
 import io
+import itertools
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -15,7 +17,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import format_bytes, sanitize_line, sanitize_text
-from kvlab.report.document import Line, Plot, Points
+from kvlab.report.document import Line, Plot, Point, Points
 from kvlab.report.formatting import MINUS, format_spread
 
 if TYPE_CHECKING:
@@ -28,11 +30,12 @@ FIGURE_WIDTH = 6.4
 
 COLORS = {
     "ink": "#1b1f24", "muted": "#8a9199",
-    "c0": "#0072b2", "c1": "#d55e00", "c2": "#bc819a", "c3": "#040716",
-    "c4": "#7d0064", "c5": "#002695", "c6": "#6d0004", "c7": "#768050",
+    "c0": "#0072b2", "c1": "#d55e00", "c2": "#155716", "c3": "#c569fe",
+    "c4": "#2a0302", "c5": "#9c8c74", "c6": "#88185f", "c7": "#2229f6",
 }  # fmt: skip
 """Colours by role. The first two series are those of Okabe and Ito, darkened for a white ground;
-the others maximize the smallest difference between any two under every kind of colour blindness."""
+the others maximize the smallest difference between any two, which colour-blind readers must be able
+to tell apart as well, and only one of them is nearly black."""
 
 GRID_COLOR = "#e6e8eb"
 
@@ -96,7 +99,7 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
     axes = figure.add_subplot()
-    _set_axes(axes, plot, width / inch, n_lines)
+    _set_axes(axes, plot, n_lines)
     for reference in plot.references:
         draw_line = axes.axvline if reference.axis == "x" else axes.axhline
         style, color = ("--", "muted") if reference.is_dashed else ("-", "ink")
@@ -106,6 +109,8 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
             _draw_line(axes, layer)
         else:
             _draw_points(axes, layer, plot.y.kind == "names")
+    if plot.x.kind in _POWERS:
+        _set_log_ticks(axes, plot.x.kind, max(3, int(width / inch / 6)))
     if len(named) > 1:
         figure.legend(loc="outside upper left", ncols=columns, borderpad=0.2, columnspacing=1.5)
     figure.draw_without_rendering()
@@ -114,30 +119,55 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     return figure
 
 
-def _set_axes(axes: "Axes", plot: Plot, width: float, height: float) -> None:
-    """Set titles, scales and ticks; sizes are in lines of text."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    def format_tick(value: float, _: int | None) -> str:
-        if plot.x.kind == "log":
-            return format_spread(value, 1)
-        return format_bytes(round(value)) if value >= 1 else ""
-
+def _set_axes(axes: "Axes", plot: Plot, height: float) -> None:
+    """Set titles, scales and the ticks of names; the height is in lines of text."""
     axes.set_xlabel(_literal(plot.x.title, 90))
     n_characters = int(2 * (height - 5))  # they are half as wide as a line is high
     axes.set_ylabel("\n".join(textwrap.wrap(_literal(plot.y.title, 90), n_characters)))
     axes.margins(0.06)
-    if plot.x.kind in ("bytes", "log"):
-        base = 2 if plot.x.kind == "bytes" else 10
-        axes.set_xscale("log", base=base)
-        axes.xaxis.set_major_locator(LogLocator(base, numticks=max(2, int(width / 9))))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
+    if plot.x.kind in _POWERS:
+        axes.set_xscale("log")
     if plot.y.kind == "names":
         lines = [textwrap.wrap(_literal(name), MAX_LINE) for name in plot.y.names]
         axes.set_yticks(range(len(lines)), ["\n".join(one) for one in lines])
         axes.set_ylim(len(plot.y.names) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
+
+
+_POWERS: dict[str, tuple[int, tuple[tuple[float, ...], ...]]] = {
+    "bytes": (2, ((1,), (1, 1.5))),
+    "log": (10, ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))),
+}
+"""The base of a logarithmic axis, and the multiples of its powers that can have ticks."""
+
+
+def _set_log_ticks(axes: "Axes", kind: str, most: int) -> None:
+    """Set ticks at powers, and between them where fewer than three powers are in view."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    low, high = axes.dataLim.intervalx
+    if high < 1.01 * low:  # all marks at one place, around which matplotlib may leave no space
+        axes.set_xlim(0.4 * low, 2.5 * high)
+    low, high = axes.get_xlim()
+    base, multiples = _POWERS[kind]
+    powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
+    choices = [[part * base**power for power in powers for part in parts] for parts in multiples]
+    for choice in (*choices, MaxNLocator(most).tick_values(low, high)):
+        ticks = [float(tick) for tick in choice if low <= tick <= high]
+        if len(ticks) > 2:
+            break
+    ticks = ticks[:: -(-len(ticks) // most)]
+    digits = next(
+        n for n in range(1, 18) if all(math.isclose(float(f"{t:.{n}g}"), t) for t in ticks)
+    )
+    axes.set_xticks(
+        ticks,
+        [
+            format_bytes(round(tick)) if kind == "bytes" else format_spread(tick, digits)
+            for tick in ticks
+        ],
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _draw_line(axes: "Axes", line: Line) -> None:
@@ -196,8 +226,8 @@ def _label(layer: Points | Line) -> str:
 def _draw_labels(axes: "Axes", plot: Plot) -> None:
     """Write each label beside its mark, where it overlaps no mark and no other label.
 
-    One that has no space close by is written further away, with a line to its mark. It may cross
-    error bars if it must.
+    Marks at one place have one label. It crosses a line or an error bar only if it would have to
+    move far from its mark, and is then joined to the mark by a thin line.
     """
     import matplotlib
     from matplotlib.patheffects import withStroke
@@ -207,18 +237,19 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
     is_text = matplotlib.rcParams["svg.fonttype"] == "none"  # the page's style gives it a halo
     halo = [] if is_text else [withStroke(linewidth=2, foreground="white")]
     points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
+    labels: dict[tuple[float, float], dict[str, None]] = {}
+    for point in points:
+        if point.label:
+            labels.setdefault((point.x, point.y), {})[point.label] = None
     places: Any = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    bars = []
-    for p in points:
-        for x, y in ((p.x_range or (p.x, p.x), (p.y, p.y)), ((p.x, p.x), p.y_range or (p.y, p.y))):
-            (x0, y0), (x1, y1) = axes.transData.transform(list(zip(x, y, strict=True)))
-            bars.append(Bbox.from_extents(x0 - 1, y0 - 1, x1 + 1, y1 + 1))
-    for point in points:
-        if not point.label:
-            continue
+    lines = [
+        Bbox(axes.transData.transform(ends)).padded(1)
+        for ends in _iter_segments(axes, plot, points)
+    ]
+    for place, names in labels.items():
         text = axes.annotate(
-            _literal(point.label), (point.x, point.y), (0, 0), textcoords="offset points",
+            _join_names(list(names)), place, (0, 0), textcoords="offset points",
             fontsize=0.85 * size, color=COLORS["ink"], zorder=4, verticalalignment="center",
             path_effects=halo,
         )  # fmt: skip
@@ -227,15 +258,48 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
         if not spots:
             text.remove()
             continue
-        (right, up, alignment), box = min(spots, key=lambda spot: spot[1].count_overlaps(bars) > 0)
+
+        def cost(spot: "tuple[tuple[float, float, str], Bbox]") -> float:
+            (right, up, _), box = spot
+            return max(abs(right), abs(up)) / size + 2 * box.count_overlaps(lines)
+
+        (right, up, alignment), box = min(spots, key=cost)
         text.set(position=(right, up), horizontalalignment=alignment)
         taken.append(box)
         if max(abs(right), abs(up)) > 1.5 * size:
             style = {"color": COLORS["muted"], "linewidth": 0.6, "zorder": 2.2}
             line = {"arrowstyle": "-", "shrinkA": 0, "shrinkB": 3, **style}
             axes.annotate(
-                "", (point.x, point.y), (right, up), textcoords="offset points", arrowprops=line
+                "", place, (right, up), textcoords="offset points", arrowprops=line
             ).set_in_layout(False)
+
+
+def _join_names(names: list[str]) -> str:
+    """Return the label of marks at one place; of many names the first."""
+    text = ", ".join(names)
+    more = f"{names[0]} and {len(names) - 1} more"
+    return _literal(text if len(names) == 1 or len(text) <= MAX_LINE else more)
+
+
+def _iter_segments(
+    axes: "Axes", plot: Plot, points: Iterable[Point]
+) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yield the ends of what labels should not cross: lines, error bars, references."""
+    for layer in plot.layers:
+        if isinstance(layer, Line):
+            for one, other in itertools.pairwise(layer.points):
+                yield (one.x, one.y), (other.x, other.y)
+    for point in points:
+        if point.x_range:
+            yield (point.x_range[0], point.y), (point.x_range[1], point.y)
+        if point.y_range:
+            yield (point.x, point.y_range[0]), (point.x, point.y_range[1])
+    for reference in plot.references:
+        at = reference.value
+        if reference.axis == "x":
+            yield (at, axes.get_ylim()[0]), (at, axes.get_ylim()[1])
+        else:
+            yield (axes.get_xlim()[0], at), (axes.get_xlim()[1], at)
 
 
 def _spots(axes: "Axes", text: Any, size: float) -> "list[tuple[tuple[float, float, str], Bbox]]":

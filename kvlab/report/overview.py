@@ -122,7 +122,7 @@ def _split_by_scale(
     low, high = min(heights) - room, max(heights) + room
     near = [p for p in beaten if low <= p.y <= high]
     far = [p for p in beaten if not low <= p.y <= high]
-    if not room or not far:
+    if room <= GAP_ROUNDING or not far:  # what is as good as equal gives no scale
         return beaten, []
     heights += [point.y for point in near]
     low, high = min(heights), max(heights)

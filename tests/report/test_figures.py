@@ -108,6 +108,42 @@ def test_every_label_of_a_front_is_written_and_meets_neither_others_nor_marks():
     assert not [1 for box in boxes for center in centers if box.contains(*center)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "ticks"),
+    [
+        ("bytes", (2**18, 2**18), ["128 KiB", "256 KiB", "512 KiB"]),
+        ("bytes", (70 * 2**10, 2**18), ["96 KiB", "128 KiB", "192 KiB", "256 KiB"]),
+        ("bytes", (2**10, 2**30), ["512 B", "32 KiB", "2 MiB", "128 MiB"]),
+        ("log", (0.4, 0.85), ["0.45", "0.60", "0.75"]),
+        ("log", (2e-3, 0.02), ["0.002", "0.005", "0.01", "0.02"]),
+        (
+            "log",
+            (1e-8, 0.01),
+            ["1e\N{MINUS SIGN}8", "1e\N{MINUS SIGN}6", "1e\N{MINUS SIGN}4", "0.01"],
+        ),
+    ],
+)
+def test_a_logarithmic_axis_has_three_ticks_or_more_and_shows_marks_at_one_place(
+    kind, values, ticks
+):
+    points = Points("", tuple(Point(x, y) for y, x in enumerate(values)))
+    _, axes = drawn(Plot(Axis("x", kind), Axis("y"), (points,)), 3.3)
+    low, high = axes.get_xlim()
+    assert low < min(values) <= max(values) < high
+    assert [label.get_text() for label in axes.get_xticklabels()] == ticks
+
+
+def test_marks_at_one_place_share_a_label_which_no_line_strikes_through():
+    crowd = (point(2.0, 1.0, "a", label="base"), point(2.0, 1.0, "b", label="other"))
+    steps = Line("", (Point(1.0, 1.0), Point(3.0, 1.0)), "c0")
+    lines = (Reference("y", 1.0),)
+    _, axes = drawn(Plot(Axis("x"), Axis("y"), (Points("", crowd), steps), lines))
+    (label,) = axes.texts
+    assert label.get_text() == "base, other"
+    box = label.get_window_extent()
+    assert not box.y0 < axes.transData.transform((2.0, 1.0))[1] < box.y1
+
+
 def test_names_are_listed_from_the_top_and_nothing_is_cut_off():
     long = Plot(
         Axis("difference"), Axis("", "names", ("a-rather-long-factor=a-long-level", "b")),

@@ -241,7 +241,7 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
             layers.append(doc.draw_series(number, name, points))
         if points and optimum.get("value") and optimum["loss"] is not None:
             mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
-            layers.append(doc.Points(f"{name}, best", (mark,), role, "diamond"))
+            layers.append(doc.Points("", (mark,), role, "diamond"))
         if optimum.get("value"):
             found.append(f"{name} {optimum['value']:g}")
     if not layers:
