@@ -19,13 +19,15 @@ from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.errors import RecordDamaged
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.store.record_forms import refuse_malformed
+from kvlab.store.record_forms import read_record, refuse_malformed
+from kvlab.store.timings import TIMINGS_FILE
 
 BASELINE_LABEL = "baseline"
 
@@ -128,6 +130,19 @@ class Study:
         """Numbers of seeds at which a report was written before seeds were added, from two on."""
         sizes = {len(seeds) for seeds in self.sweep.get("reported_seeds", ())}
         return tuple(sorted(size for size in sizes if 1 < size < len(self.seeds)))
+
+    @cached_property
+    def damaged_files(self) -> tuple[str, ...]:
+        """The sweep's own files, beside its description, that are not what was written."""
+        folder, damaged = self.store.sweep_directory(self.name), []
+        for path in (folder / TIMINGS_FILE, folder / "reported.json", folder / "search.json"):
+            try:
+                read_record(path)
+            except FileNotFoundError:
+                continue
+            except RecordDamaged:
+                damaged.append(path.name)
+        return tuple(damaged)
 
     @cached_property
     def done_rows(self) -> tuple[TrialRow, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from kvlab.humanize import format_bytes, format_duration
+from kvlab.humanize import format_bytes, format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
@@ -168,7 +168,7 @@ def format_outcome(store: Store, trial_id: str) -> str:
     if error := result.get("error"):
         message = (error["message"].splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
-        return f"{error.get('class')}: {error.get('type')}: {message} ({hint})"
+        return sanitize_line(f"{error.get('class')}: {error.get('type')}: {message} ({hint})")
     measurements, parts = result.get("measurements", {}), []
     if "loss" in measurements:
         parts.append(f"loss {measurements['loss']:.4f}")

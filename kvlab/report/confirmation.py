@@ -7,8 +7,9 @@ import yaml
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
-from kvlab.errors import SpecError, UsageError
+from kvlab.errors import RecordDamaged, SpecError, UsageError
 from kvlab.fs.atomic_files import write_atomic
+from kvlab.humanize import summarize_error
 from kvlab.spec import load_sweep
 from kvlab.store.metrics import METRICS
 
@@ -46,8 +47,12 @@ def sweep_yaml(study: Study, search: SearchResults) -> str:
     """
     if not search.eligible:
         return ""
-    document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
-    document |= document.get("scales", {}).get(study.sweep.get("scale"), {})
+    try:
+        document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
+        document |= document.get("scales", {}).get(study.sweep.get("scale"), {})
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
+        text = f"the record of {study.name} has no sweep as its text ({summarize_error(error)})"
+        raise RecordDamaged(f"{text}; submit the sweep again, which writes it anew") from error
     first = max(study.seeds, default=0) + 1
     lines = [
         f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?",

@@ -38,7 +38,10 @@ def report_overview(study: Study) -> list[doc.Content]:
         return contents
     figures = [front_figure(study), effects_figure(study)]
     contents += [replace(figure, is_half=True) for figure in figures if figure is not None]
-    return [*contents, ablation_table(study)]
+    contents.append(ablation_table(study))
+    if others := _list_other_verdicts(study):
+        contents.append(texts.write("verdicts of levels", others=others, most=MAX_NAMED))
+    return contents
 
 
 def _list_facts(study: Study) -> list[doc.Content]:
@@ -393,6 +396,34 @@ def _is_clearly_worse(study: Study, one: CellComparison | Effect) -> bool:
     """Return whether a cost is shown, and would be if the interval were a little wider."""
     least, most = _costs(study, one)
     return one.verdict_name in WORSE and least > FROM_ZERO * (most - least) / 2
+
+
+def list_close_to_margin(study: Study) -> list[tuple[str, str]]:
+    """Return the levels and cells whose interval ends close to the margin, on either side."""
+    margin, metric = study.decide.margin or 0.0, study.primary_metric
+    cells = [one for one in study.comparisons.values() if one.effect is None]
+    close = []
+    for one in (*study.effects(metric), *cells):
+        worst = _costs(study, one)[1]
+        if one.has_interval and abs(worst - margin) < FROM_MARGIN * margin:
+            name = one.name if isinstance(one, Effect) else study.label(one.levels)
+            sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+            close.append((name, fmt.format_difference(metric, sign * worst)))
+    return close
+
+
+def _list_other_verdicts(study: Study) -> list[tuple[str, str, str, str]]:
+    """Return the cells that are judged otherwise than the level in which they differ.
+
+    Each with its verdict, the level, and the level's verdict.
+    """
+    found = {study.cell_key(levels): one for levels, one in study.comparisons.items()}
+    others = []
+    for effect in study.effects(study.primary_metric):
+        cell = found.get(study.change_key((*effect.change, *effect.at)))
+        if cell and effect.estimate and cell.verdict and cell.verdict != effect.verdict:
+            others.append((study.label(cell.levels), cell.verdict, effect.name, effect.verdict))
+    return others
 
 
 def _list_costs(study: Study, free: set[str]) -> dict[str, str]:

@@ -183,7 +183,7 @@ def best_cells_by_budget(study: Study) -> list[BudgetBest]:
     smallest = min(point.cost for point in points.values())
     budget = 1 << (max(1, int(-(-base // 1))) - 1).bit_length() - 1
     fitting: dict[int, list[Levels]] = {}
-    while budget >= smallest:
+    while budget >= max(smallest, 1):  # a forged record may have less
         fitting[budget] = [c for c, point in points.items() if point.cost <= budget]
         budget //= 2
     ranking = study.ranking(study.primary_metric)

@@ -6,7 +6,18 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.report import texts
-from kvlab.report.document import Content, Span
+from kvlab.report.document import Content, Paragraph, Span
+from kvlab.report.table_columns import join_names
+
+
+def report_damage(study: Study) -> list[Paragraph]:
+    """Say which trials and files of the record are not what was written, if any."""
+    damaged = [row.levels for row in study.rows if row.status == "damaged"]
+    if not damaged and not study.damaged_files:
+        return []
+    cells = [study.label(levels) for levels in dict.fromkeys(damaged)]
+    return [texts.write("damaged", study=study, n=len(damaged), cells=join_names(cells))]
+
 
 Record = Mapping[str, Any]
 

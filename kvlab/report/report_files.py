@@ -86,7 +86,8 @@ def write_study_report(
         if path.suffix in (".csv", ".tex", ".svg", ".png") and path not in files:
             path.unlink()  # of an earlier report
     if paper is not None:
-        write_paper(study, document, paper)
+        with refuse_malformed(study.name):
+            write_paper(study, document, paper)
     if study.declared_looks is None and study.done_rows:
         store.note_report(study.name, study.seeds)
     return own

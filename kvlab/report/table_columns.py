@@ -215,7 +215,7 @@ def reference_entries(study: Study, levels: Levels) -> Entries:
     yield Column(with_unit(title, fmt.difference_unit(metric)), True, how), difference
     hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
     yield simultaneous_column(metric, study.decide.alpha, hint), interval
-    yield Column("verdict"), verdict
+    yield Column("verdict", hint="of this cell; a level's is in the table of effects"), verdict
 
 
 def size_factor(study: Study, levels: Levels) -> float | None:

@@ -5,6 +5,7 @@ import os
 
 from kvlab.cli.main import main
 from kvlab.fs.atomic_files import write_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.planning.planner import describe_sweep
@@ -34,6 +35,12 @@ def test_status_shows_counts_rate_time_left_failures_and_drivers(tmp_path, capsy
     assert facts["pace"]["tokens_per_second"] == 1234
     assert 0 < facts["pace"]["seconds_left"] <= 9
     assert facts["drivers"] == []
+    path = store.trial_directory(bad) / "result.json"
+    result = read_sealed_json(path)
+    forged = {**result["error"], "type": "Value\ndone    forged"}
+    write_sealed_json(path, {**result, "error": forged})
+    assert main(command) == 0
+    assert "\ndone    forged" not in capsys.readouterr().out, "no line of its own"
     with (
         join_sweep(store, "s", description, exclusive=False),
         join_sweep(store, "s", None, exclusive=False),

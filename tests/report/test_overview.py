@@ -6,6 +6,8 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import judge_interval
+from kvlab.report import answer_text
+from kvlab.report import formatting as fmt
 from kvlab.report.document import Figure, Line, Strong, Table
 from kvlab.report.overview import report_overview, select_cells, write_lead
 from kvlab.report.report_files import make_document
@@ -36,6 +38,20 @@ def test_the_lead_claims_nothing_that_was_not_measured(tmp_path):
     (lead, *_) = write_lead(load(Record(factors=HEADS, seeds=(0,)), tmp_path / "one"))
     assert lead.spans[0].text == "mqa"
     assert " to " not in lead.spans[-1], "one seed has no interval"
+
+
+@pytest.mark.parametrize(("share", "is_close"), [(0.8, False), (0.93, True), (1.07, True)])
+def test_the_answer_names_what_ends_close_to_the_margin(tmp_path, share, is_close):
+    """On either side, since another machine may move it to the other."""
+    record = Record(factors=HEADS, effects={"mqa": 0.03}, seeds=(0, 1, 2, 3), noise=0.002)
+    (effect,) = load(record, tmp_path / "first").effects("loss_served")
+    margin = {"margin": effect.high / share, "claims": ["heads=mqa"]}
+    study = load(record, tmp_path / "second", "answer", decide=margin)
+    close = [line for line in answer_text(study).splitlines() if line.startswith("Close to")]
+    ends = fmt.format_difference("loss_served", effect.high)
+    assert [f"heads=mqa (its interval ends at {ends})" in line for line in close] == [
+        True
+    ] * is_close
 
 
 def test_figures_pair_with_the_table(tmp_path):

@@ -10,13 +10,16 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
-from kvlab.errors import UsageError
+from kvlab.errors import RecordDamaged, UsageError
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report import answer_text, figures, write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
+from kvlab.report.paper import PaperFolder
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import table_to_latex
 from tests.performance.report_speed import big_record
+from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
@@ -134,6 +137,41 @@ def test_a_changed_number_is_not_taken(tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(UsageError, match="nosuch is not in the store"):
         write_report(store, "nosuch", tmp_path)
+
+
+@pytest.mark.parametrize("file", ["timings.json", "reported.json", "search.json"])
+def test_a_report_names_the_damaged_files_of_its_sweep(tmp_path, file):
+    store = full().write(tmp_path)
+    (store.sweep_directory("made") / file).write_text("{")
+    assert f"**This record does not verify.** `{file}` is not what was" in markdown(
+        Study.load(store, "made", ["answer"])
+    )
+
+
+def turn_negative(value):
+    match value:
+        case bool() | str() | None:
+            return value
+        case dict():
+            return {k: v if k == "owners" else turn_negative(v) for k, v in value.items()}
+        case list():
+            return [turn_negative(one) for one in value]
+    return -abs(value) - 1
+
+
+@pytest.mark.parametrize("part", ["curves", "measurements", "benchmark", "needle", "kv"])
+def test_forged_negative_numbers_end_in_a_report_or_a_refusal(tmp_path, part):
+    store = FullRecord().write(tmp_path / "store")
+    for path in (tmp_path / "store" / "trials").glob("*/result.json"):
+        result = read_sealed_json(path)
+        if part in result:
+            write_sealed_json(path, {**result, part: turn_negative(result[part])})
+    sections = ["answer", "curves", "equal-memory", "roofline", "probes", "interval-widths"]
+    paper = PaperFolder(tmp_path / "paper", 3.25)
+    try:
+        write_report(store, "made", tmp_path / "out", sections, paper)
+    except RecordDamaged as error:
+        assert "has a value that kvlab cannot read" in str(error)
 
 
 def calls(work) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.errors import UsageError
+from kvlab.errors import RecordDamaged, UsageError
 from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
 from kvlab.report.report_files import write_report
@@ -123,6 +123,28 @@ def test_a_search_without_an_answer_says_why(tmp_path, suggestions, search, word
     text = read(SearchRecord(suggestions=suggestions, search=search), tmp_path)
     assert words in section(text, "The answer")
     assert ("What to do next" in text) == ("stop_reason" in search)
+
+
+def test_a_damaged_best_trial_is_said(tmp_path):
+    store = EVERY_OUTCOME.write(tmp_path)
+    best = store.sweep("made")["search"]["suggestions"][1]["trial"]
+    (store.trial_directory(best) / "result.json").write_text("{}")
+    study = Study.load(store, "made")
+    words = "This record does not verify. 1 of 8 trials (of trial 2) is not what was written"
+    assert words in answer_text(study)
+    assert "is 3.2000 nats/token, of trial 2" in answer_text(study), "as the search noted it"
+
+
+@pytest.mark.parametrize("text", ['question: "a\x1b[31m"', "a: [", "- a", "scales: 5"])
+def test_a_forged_text_of_a_search_is_refused(tmp_path, text):
+    store = EVERY_OUTCOME.write(tmp_path)
+    description = {k: v for k, v in store.sweep("made").items() if k != "schema"}
+    store.write_sweep({**description, "yaml": text})
+    study = Study.load(store, "made")
+    with pytest.raises(RecordDamaged, match="the record of made has no sweep as its text"):
+        markdown(study)
+    with pytest.raises(RecordDamaged, match="the record of made has no sweep as its text"):
+        write_confirmation(study, tmp_path / "made-confirm.yaml")
 
 
 def test_what_a_table_of_sections_lacks_is_refused(tmp_path):

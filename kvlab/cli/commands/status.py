@@ -9,7 +9,7 @@ from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
-from kvlab.humanize import format_duration
+from kvlab.humanize import format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
@@ -104,5 +104,5 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     for trial in facts["trials"]:
         if trial["detail"]:
             label = f"{trial['trial'][:ID_DIGITS]} {trial['settings']} seed={trial['seed']}"
-            lines.append(f"{trial['state']:<8} {label}  {trial['detail']}")
+            lines.append(f"{trial['state']:<8} {sanitize_line(label)}  {trial['detail']}")
     return "\n".join(lines)

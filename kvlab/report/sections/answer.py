@@ -14,8 +14,8 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
-from kvlab.report.overview import report_overview
-from kvlab.report.record_warnings import list_confounds, list_warnings
+from kvlab.report.overview import list_close_to_margin, report_overview
+from kvlab.report.record_warnings import list_confounds, list_warnings, report_damage
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -32,8 +32,7 @@ def report_answer(study: Study) -> doc.Section:
     """Answer the sweep's question."""
     contents: list[doc.Content] = [doc.paragraph(doc.Strong(str(study.sweep["question"])))]
     counts = study.status_counts
-    if counts["damaged"]:
-        contents.append(texts.write("damaged", study=study))
+    contents += report_damage(study)
     overview = report_overview(study)
     if study.is_untrained:
         contents += [*overview, *_answer_untrained(study)]
@@ -69,7 +68,12 @@ def _describe_cost(study: Study) -> list[doc.Content]:
     for effect in sorted(effects, key=lambda effect: -abs(effect.value)):
         groups.setdefault(effect.verdict_name, []).append(effect)
     bullets = tuple(_name_levels(study, groups[name]) for name in VERDICTS if name in groups)
-    return [start, doc.Bullets(bullets)] if bullets else [start]
+    close = list_close_to_margin(study)
+    return [
+        start,
+        *([doc.Bullets(bullets)] if bullets else []),
+        *([texts.write("close to the margin", study=study, close=close)] if close else []),
+    ]
 
 
 def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:

@@ -126,8 +126,11 @@ def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.
     yield cols.with_unit("difference", unit), _difference_cell(effect, effect.value)
     interval = cols.simultaneous_column(metric, study.decide.alpha)
     yield interval, cols.simultaneous_cell(metric, effect)
-    yield "verdict", cols.verdict_cell(effect)
-    yield "p (corrected)", _p_cell(effect), "for all levels of this table"
+    yield "verdict", cols.verdict_cell(effect), "of the level, over all its settings"
+    hint = (
+        "of no difference, for all levels of this table; a cost below the margin needs no small p"
+    )
+    yield "p (corrected)", _p_cell(effect), hint
     if any(one.divergence is not None for one in effects):
         hint = "pairs in which only the level, and only its partner, diverged"
         column = doc.Column("diverged", True, hint, ("diverged", "partner diverged"))
@@ -290,8 +293,8 @@ def _other_entries(study: Study, effect: Effect) -> doc.Entries:
     title = f"simultaneous {fmt.format_confidence(study.decide.alpha)}"
     interval = cols.range_column(title, hint="in the unit of the difference")
     yield interval, cols.simultaneous_cell(metric, effect)
-    yield "verdict", cols.verdict_cell(effect)
-    yield "p (corrected)", _p_cell(effect), "for all rows of this table"
+    yield "verdict", cols.verdict_cell(effect), "of the level in this measurement"
+    yield "p (corrected)", _p_cell(effect), "of no difference, for all rows of this table"
     hint = "matched pairs, or seeds where there are none"
     yield "pairs", doc.cell(fmt.format_fixed(effect.pairs_used, 0), effect.pairs_used), hint
 
@@ -332,7 +335,8 @@ def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.Ent
     alpha, hint = SPLIT_SHARE * study.decide.alpha, "for all rows together"
     interval = cols.simultaneous_column(metric, alpha, hint)
     yield interval, cols.simultaneous_cell(metric, effect)
-    yield "verdict", doc.cell(_sum_verdict(effect), tone=VERDICTS[effect.verdict_name].tone)
+    tone = VERDICTS[effect.verdict_name].tone
+    yield "verdict", doc.cell(_sum_verdict(effect), tone=tone), "of the interaction"
     yield "p (corrected)", _p_cell(effect), "for all interactions"
     yield cols.groups_entry(effect)
     yield from _last_entries(effects, effect, "interaction")

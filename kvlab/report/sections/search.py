@@ -12,6 +12,7 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import search_tables as tables
 from kvlab.report import table_columns as cols
+from kvlab.report.record_warnings import report_damage
 from kvlab.spec.search_config import format_setting, format_settings, short_keys, split_sampler
 from kvlab.store.metrics import METRICS
 
@@ -27,6 +28,7 @@ def report_search_answer(study: Study, search: SearchResults) -> doc.Section:
     contents: list[doc.Content] = [doc.paragraph(doc.Strong(str(study.sweep["question"])))]
     n_measured = sum(one.is_measured for one in search.trials)
     limits = tables.describe_limits(search)
+    contents += report_damage(study)
     if search.eligible:
         contents += _describe_best(study, search, n_measured, limits)
     else:

@@ -71,7 +71,7 @@ def _gap_entries(study: Study, levels: Levels) -> doc.Entries:
     if test.is_found:
         is_worse = test.value > 0
         verdict = doc.cell("worse" if is_worse else "better", tone="bad" if is_worse else "good")
-    yield "verdict", verdict
+    yield "verdict", verdict, "of the gap"
 
 
 # Predictions

@@ -89,7 +89,7 @@ def _trend_entries(study: Study, trend: SizeTrend) -> doc.Entries:
     hint = f"simultaneous {confidence}, of the change per tenfold"
     yield cols.range_column("interval", unit, hint), interval
     is_claimed = trend.verdict in ("rises with size", "falls with size")
-    yield "verdict", doc.cell(trend.verdict, tone="" if is_claimed else "muted")
+    yield "verdict", doc.cell(trend.verdict, tone="" if is_claimed else "muted"), "of the trend"
     yield "p (corrected)", corrected, "of the slope, for all levels of this table"
     yield "own p", own, "of the slope's own t-test, uncorrected"
     yield f"miss at the largest ({unit})", off, "the line through the other sizes"
@@ -285,4 +285,4 @@ def _mode_entries(study: Study, mode: str, effect: Effect) -> doc.Entries:
     hint = "holds for all rows of the table"
     interval = cols.simultaneous_column(metric, study.decide.alpha, hint)
     yield interval, cols.simultaneous_cell(metric, effect)
-    yield "verdict", cols.verdict_cell(effect)
+    yield "verdict", cols.verdict_cell(effect), "of the level at sizes matched so"
