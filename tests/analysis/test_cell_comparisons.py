@@ -94,30 +94,6 @@ def test_against_a_plain_reference(decide, together):
             assert (found.low, found.high) == pytest.approx(low_high, abs=1e-12)
 
 
-def test_one_comparison_has_one_verdict():
-    """Where a cell differs from its reference as one level does, it has the level's interval."""
-    found = noisy_study(0).comparisons
-    ties = {cell: one.effect for cell, one in found.items() if cell[2] == "tied"}
-    assert ties["mha", "learned", "tied"].name == "sharing=tied at heads=mha, position=learned"
-    for cell, one in found.items():
-        if one.effect is not None:
-            assert one.effect.weights == {cell: 1.0, REFERENCES[cell]: -1.0}
-            assert (one.low, one.high) == (one.effect.low, one.effect.high)
-            assert one.verdict == one.effect.verdict
-    assert ties["mqa", "rope", "tied"] is None, "tied with one K/V head is two levels"
-
-
-def test_a_margin_and_sweeps_that_claim_something_else():
-    found = noisy_study(0, decide={"margin": 0.5}).comparisons
-    assert "worse, but less than 0.5" in {one.verdict for c, one in found.items() if c[0] == "mqa"}
-    bounded = [one for one in found.values() if one.verdict == "costs less than 0.5"]
-    assert bounded
-    assert all(one.low < 0 < one.high < 0.5 for one in bounded)
-    narrow = noisy_study(0, decide={"claims": ["heads=mqa"]})
-    assert all(one.is_explored for one in narrow.comparisons.values() if one.effect is None)
-    assert not any(one.is_explored for one in noisy_study(0).comparisons.values())
-
-
 def test_a_look_spends_a_part_of_the_error():
     """Four of eight declared seeds: each interval has the bound of that look, and no more."""
     looks = {"first": 0, "looks": [2, 4, 8]}

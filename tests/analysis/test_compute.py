@@ -11,7 +11,6 @@ from kvlab.store.record_archive import extract_archive
 from tests.support.record_factory import Record
 from tests.support.search_record import EVERY_OUTCOME
 
-SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 TUNED = Path(__file__).parents[2] / "reports" / "reductions" / "record.tar.xz"
 
 
@@ -31,13 +30,6 @@ class Timed(Record):
 
 def measure(record, folder):
     return measure_compute(Study.load(record.write(folder), "made"))[0]
-
-
-def test_a_training_that_trials_share_counts_once(tmp_path):
-    found = measure(Timed(factors=SMALL, seeds=(0, 1)), tmp_path)
-    assert (found.trials, found.trainings, found.flops) == (8, 4, 4e12)
-    assert found.hours == {"CPU core": pytest.approx(8 * 30 / 3600)}
-    assert (found.without_flops, found.without_hours, found.absent) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

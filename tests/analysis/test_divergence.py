@@ -149,14 +149,6 @@ def test_better_is_not_wrong_and_few_seeds_tell_nothing():
     assert list(find_wrong_trainings(make_cells({**many, "e": (1.1, 1.2, 90.0)}))) == ["e2"]
 
 
-def test_cells_that_share_a_training_count_it_once():
-    shared = dict.fromkeys("ab", (1.0, 1.1, 1.2)) | {"c": (1.0, 1.2, 1.3), "d": (1.1, 1.2, 9.0)}
-    alone = find_wrong_trainings(make_cells(shared))
-    again = find_wrong_trainings(make_cells(shared | {"d, tied": (1.1, 1.2, 9.0)}))
-    assert list(alone) == ["d2"]
-    assert again == alone
-
-
 BYTES = {"mha": 4, "mqa": 1}
 
 
@@ -193,28 +185,3 @@ def test_no_equivalence_is_claimed_of_a_level_with_a_training_that_went_wrong():
     interactions = {e.verdict_name for e in study.interactions("loss")}
     assert interactions <= {"unbounded", "undecided"}
     assert {e.verdict_name for e in whole.interactions("loss")} == {"equivalent"}
-
-
-def test_the_same_holds_for_the_cell_but_not_for_others():
-    found = make_study(BAD).comparisons
-    assert found["mqa", "rope"].verdict_name == "unbounded"
-    assert found["mqa", "learned"].verdict == "costs less than 0.2"
-    reference = make_study((("mha", "rope"), 2, 0.05)).comparisons
-    assert reference["mqa", "rope"].verdict_name == "unbounded", "its reference has one"
-
-
-def test_a_difference_that_is_found_stays_found():
-    """Worse is worse; that it is worse by less than the margin is not said."""
-    whole, study = (make_study(wrong, shift=0.05) for wrong in (None, (("mqa", "rope"), 2, 0.02)))
-    assert whole.effects("loss")[0].verdict == "worse, but less than 0.2"
-    assert study.wrong_trainings
-    assert study.effects("loss")[0].verdict == "worse"
-    assert study.comparisons["mqa", "rope"].verdict == "worse"
-
-
-def test_without_them_it_is_judged_as_if_they_never_ran():
-    study = make_study(BAD)
-    without = study.without_wrong
-    assert without.wrong_trainings == {}
-    assert {row.seed for row in without.cells["mqa", "rope"].values()} == {0, 1, 3, 4, 5}
-    assert {e.verdict for e in without.effects("loss")} == {"costs less than 0.2"}

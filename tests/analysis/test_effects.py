@@ -32,17 +32,6 @@ def test_known_effects_are_recovered(tmp_path):
         assert one.detectable == smallest_detectable(error.value, error.df, one.level) < 0.02
 
 
-def test_counts_of_matched_pairs(tmp_path):
-    found = study(tmp_path, exclude=no_learned_hybrid).effects("loss_served")
-    position = effect(found, "position=rope")
-    # Only at the global horizon: 2 heads x 3 sharings, at 3 seeds.
-    assert (position.pairs_used, position.pairs_designed, position.settings) == (18, 18, 6)
-    assert position.limits == (("horizon", ("global",)),)
-    # `none` and `tied` share their weights, so they are one condition.
-    assert position.groups == 4
-    assert effect(found, "sharing=tied").groups == 6
-
-
 @given(st.data())
 def test_the_block_has_every_pair_of_its_seeds(data):
     """Whatever is missing: all groups kept are whole, and no single seed or group has more."""
@@ -87,17 +76,6 @@ def test_one_seed_claims_nothing_and_two_quote_no_detectable_difference(tmp_path
     found = study(tmp_path / "two", seeds=(0, 1), factors={"heads": ("mha", "mqa")}).effects("loss")
     assert effect(found, "heads=mqa").is_tested
     assert effect(found, "heads=mqa").detectable is None
-
-
-def test_levels_without_a_partner_are_not_guessed(tmp_path):
-    """Two factors that always move together cannot be told apart."""
-
-    def exclude(levels):
-        return (levels["heads"] == "mqa") != (levels["position"] == "rope")
-
-    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
-    found = study(tmp_path, factors=factors, exclude=exclude).effects("loss")
-    assert {one.verdict for one in found} == {"no matched pair"}
 
 
 class Planted(Record):
@@ -147,15 +125,12 @@ def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):
     assert list(levels.values()) == pytest.approx([0.05 / 6] * 4)
 
 
-def test_a_level_of_serving_is_estimated_in_every_setting(tmp_path):
-    record = Record(seeds=tuple(range(4)), factors={"heads": ("mha", "mqa"), "sharing": ("none", "tied")})  # fmt: skip
-    store = record.write(tmp_path)
-    patches = {"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
-               "sharing": {"none": {}, "tied": {"serving.tie": [[0, 1]]}}}  # fmt: skip
-    store.write_sweep({**store.sweep("made"), "patches": patches})
-    found = {one.name: one for one in Study.load(store, "made").effects("loss_served")}
-    assert list(found) == ["heads=mqa", "sharing=tied at heads=mha", "sharing=tied at heads=mqa"]
-    heads = found["heads=mqa"]
-    assert heads.by_setting == ((("none",), pytest.approx(EFFECTS["mqa"], abs=0.02)),)
-    ties = [found[f"sharing=tied at heads={level}"] for level in ("mha", "mqa")]
-    assert [one.value for one in ties] == pytest.approx([TIED_GAP] * 2)
+def test_levels_without_a_partner_are_not_guessed(tmp_path):
+    """Two factors that always move together cannot be told apart."""
+
+    def exclude(levels):
+        return (levels["heads"] == "mqa") != (levels["position"] == "rope")
+
+    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
+    found = study(tmp_path, factors=factors, exclude=exclude).effects("loss")
+    assert {one.verdict for one in found} == {"no matched pair"}

@@ -137,19 +137,6 @@ def test_a_reference_that_is_declared_and_bytes_that_must_be_equal_in_every_sett
     assert estimand(kv_bytes=sizes).free_levels == frozenset(), "unknown is not equal"
 
 
-def test_without_the_cell_of_all_that_saves_nothing_it_is_the_one_with_most():
-    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "norm": ("layer", "rms")}
-    cells = [c for c in itertools.product(*factors.values()) if c != ("mha", "rope", "rms")]
-    sizes = {cell: BYTES[cell[0]] for cell in cells}
-    found = Estimand(cells, factors, {}, sizes)
-    assert found.reference(("mqa", "rope", "rms")) == ("mha", "rope", "layer")
-    alone = [c for c in cells if c not in (("mha", "rope", "layer"), ("mha", "layer", "rms"))]
-    few = Estimand([("mha", "learned", "layer"), ("mqa", "rope", "rms")], factors, {}, sizes)
-    assert few.reference(("mqa", "rope", "rms")) == ("mha", "learned", "layer")
-    found = Estimand(alone, factors, {}, sizes)
-    assert found.reference(("mqa", "rope", "rms")) == ("mha", "learned", "rms")
-
-
 def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
     """A budget is shared with the reference; where tokens differ all the same, it is told."""
     factors = {"store": ("plain", "half"), "budget": ("short", "long")}
@@ -166,13 +153,3 @@ def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
     assert study.comparisons["mqa", "rope", "none"].token_factor == 1.0
     assert study.comparisons["mqa", "rope", "trained"].size_factor == 24
     assert ("mha", "rope", "none") not in study.comparisons, "a reference is compared with nothing"
-
-
-def test_tokens_of_the_weights_that_a_training_starts_from_count():
-    """The levels are the sweep's own: another sweep, with other factors, may have run the trial."""
-    source = {"heads": "mha", "position": "learned", "sharing": "none"}
-    trained = {"training.tokens": 125, "training.init_from": source}
-    study = make_study(patches={**PATCHES, "sharing": {**PATCHES["sharing"], "trained": trained}})
-    for row in study.cells["mha", "learned", "trained"].values():
-        row.record["experiment"]["training"] = {"tokens": 125, "init_from": {"phase": "first"}}
-    assert study.trained_tokens(("mha", "learned", "trained")) == 1125

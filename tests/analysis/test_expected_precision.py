@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.expected_precision import (
     MAX_BOUND,
     DesignPrecision,
@@ -16,7 +15,6 @@ from kvlab.analysis.expected_precision import (
 )
 from kvlab.analysis.sequential import t_bounds
 
-TWO_LEVELS = dict.fromkeys("abc", ("0", "1"))
 ONE_FACTOR = {"store": ("base", "1", "2", "3", "4", "5")}
 
 
@@ -46,12 +44,6 @@ def test_a_single_claim_has_the_interval_of_a_t_test():
     assert found == {"heads=mqa": pytest.approx(stats.t.isf(0.025, 4) * math.sqrt(2 / 5))}
 
 
-def test_orthogonal_effects_share_all_degrees_of_freedom():
-    found = make_design(TWO_LEVELS, 3).half_widths()
-    expected = stats.t.isf(0.05 / 6, 3 * 2) * math.sqrt(8 * (1 / 4) ** 2 / 3)
-    assert found == dict.fromkeys(["a=1", "b=1", "c=1"], pytest.approx(expected))
-
-
 def test_levels_beside_one_baseline_share_fewer():
     """The baseline has half of the pool, each of K levels 1/(2K): worth 4K/(K+1) cells."""
     found = make_design(ONE_FACTOR, 5).half_widths()
@@ -65,27 +57,6 @@ def test_seeds_of_the_baseline_alone_tell_its_spread_and_its_mean():
     freedom = 1 / (0.5**2 / 11 + 5 * 0.1**2 / 3)
     expected = stats.t.isf(0.05 / 10, freedom) * math.sqrt(1 / 4 + 1 / 12)
     assert list(more.half_widths().values()) == pytest.approx([expected] * 5)
-
-
-def test_levels_of_serving_have_no_spread_of_trainings():
-    design = make_design({"heads": ("mha", "mqa"), "sharing": ("none", "tied")}, shared=("tied",))
-    assert list(design.weights) == ["heads=mqa"]
-    assert sorted(design.weights["heads=mqa"].values()) == pytest.approx([-1.0, 1.0])
-    assert design.claims == 2, "they are judged together all the same"
-
-
-def test_settings_that_are_served_otherwise_enter_no_width():
-    """Trainings that are served with ties in half of the settings are weighed in the others."""
-    factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "serve": ("plain", "tied")}
-    cells = list(product(*factors.values()))
-    patches = {"heads": {"mqa": {"model.n_kv_head": 1}}, "position": {"rope": {"model.position": 1}},
-               "serve": {"tied": {"serving.tie": "adjacent:2"}}}  # fmt: skip
-    trainings = {cell: " ".join(cell) for cell in cells}  # as if ties were trained apart
-    claims = ["heads=mqa", "position=rope"]
-    estimand = Estimand(cells, factors, patches)
-    found = weigh_trainings(trainings, factors, claims, "loss", estimand)
-    expected = {(h, p, "plain"): 0.5 if h == "mqa" else -0.5 for h, p, s in cells if s == "plain"}
-    assert found["heads=mqa"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("looks", [(3, 5), (3, 5, 7), (3, 5, 7, 10), (2, 3, 20), (2, 3)])

@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import combinations, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +9,9 @@ import pytest
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.interactions import SPLIT_SHARE, estimate_interactions
 from kvlab.analysis.matched_pairs import find_contrast
-from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.report.markdown import render_markdown
-from kvlab.report.report_files import make_document
-from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
 from tests.support.design_requests import make_request
-from tests.support.record_factory import Record
-
-EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 
 FACTORS = dict.fromkeys("abcd", ("off", "on"))
 
@@ -135,25 +127,6 @@ def test_single_levels_and_all_together_have_one_interaction():
         assert value == pytest.approx(loss(("on",) * 4, seed) - base - parts)
 
 
-def test_levels_that_never_ran_together_have_none_and_a_contrast_keeps_its_sign():
-    cells = sweep(np.random.default_rng(26), {}, 3, CORNER)
-    assert estimate_interactions(cells, FACTORS, "loss") == []
-    other = [levels for levels in product(("off", "on"), repeat=4) if not half(levels)]
-    cells = sweep(np.random.default_rng(27), {}, 3, other)
-    pair = estimate_interactions(cells, FACTORS, "loss")[0]
-    assert pair.change == change("a", "b")
-    assert pair.same_as == ((-1, change("c", "d")),)
-
-
-def test_a_missing_trial_takes_its_seed():
-    cells = sweep(np.random.default_rng(23), {"a": 0.1}, 3)
-    levels = HALF[2]
-    cells[levels][1] = TrialRow(levels, 1, "x", "failed")
-    one = estimate_main_effects(cells, FACTORS, "loss")[0]
-    assert one.seeds == (0, 2)
-    assert (one.pairs_used, one.pairs_designed) == (2, 3)
-
-
 @pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 4), (7, 8)])
 def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
     """Two columns of signs that are equal or opposite over the fraction's own cells."""
@@ -179,46 +152,3 @@ def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
             continue
         expected = [on(e) for e in pairs + triples if e != effect and mixed(effect, e)]
         assert list(found.aliases) == expected, effect
-
-
-def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
-    """From the sweep's own file to the page: planned cells, made-up results."""
-    path = tmp_path / "quarter.yaml"
-    path.write_text(
-        "question: Which?\n"
-        f"experiment: {EXPERIMENTS / 'quickstart.yaml'}\n"
-        "factors:\n"
-        "  heads: {mha: {}, mqa: {model.n_kv_head: 1}}\n"
-        "  position: {learned: {model.position: learned}, rope: {}}\n"
-        "  norm: {layer: {}, rms: {model.norm: rmsnorm}}\n"
-        '  sharing: {none: {}, trained: {model.kv_sharing: "adjacent:2"}}\n'
-        "design: fractional:2\n"
-        "seeds: [0, 1, 2]\n"
-    )
-    sweep = load_sweep(path)
-    chosen = [cell.levels for cell in sweep.selection.cells]
-    assert len(chosen) == 8
-    record = Record(
-        name="quarter",
-        factors={factor: tuple(levels) for factor, levels in sweep.factors.items()},
-        exclude=lambda levels: levels not in chosen,
-    )
-    store = record.write(tmp_path / "store")
-    frozen = {
-        "design": "fractional:2",
-        "rules": [str(rule) for rule in sweep.selection.rules],
-        "notes": sweep.selection.notes,
-    }
-    store.write_sweep({**store.sweep("quarter"), **frozen})
-    text = render_markdown(make_document(Study.load(store, "quarter"))).replace("\\", "")
-    assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
-    assert "resolution IV; defining relation: I = +heads*position*norm*sharing" in text
-    effects = text.split("## What each level does")[1].split("\n## ")[0]
-    assert "estimated by a contrast over all cells" in effects
-    heads = next(line for line in effects.splitlines() if line.startswith("| heads"))
-    assert "position=rope and norm=rms and sharing=trained" in heads
-    pairs = text.split("## Do the costs add up?")[1].split("\n## ")[0]
-    row = next(
-        line for line in pairs.splitlines() if line.startswith("| heads=mqa + position=rope")
-    )
-    assert "or norm=rms + sharing=trained |" in row

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from kvlab.analysis.precision import estimate_precision, measure_final_fall, text_error
+from kvlab.analysis.precision import estimate_precision, text_error
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
-from kvlab.report.sections.cells import report_interval_widths
 from tests.support.record_factory import Record
 
 DOCUMENTS, TOKENS = 200, 50
@@ -67,18 +66,6 @@ def test_the_widths_are_those_of_the_interval_that_is_shown(tmp_path):
     assert found.reach_with_seeds == pytest.approx(4 * fixed.reach_with_seeds)
 
 
-def test_noise_of_documents_at_each_seed_is_narrowed_by_both(tmp_path):
-    _, found = precision(tmp_path, seeds=10, by_seed=0.0, by_both=1.0)
-    assert found.reach_with_tokens < 0.9 * found.reach
-    assert found.reach_with_tokens >= found.reach / 2**0.5 * (1 - 1e-9)
-
-
-def test_without_losses_by_document_nothing_is_said(tmp_path):
-    study = Study.load(Record(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
-    assert estimate_precision(study, study.effects("loss_served")[0]) is None
-    assert report_interval_widths(study) is None
-
-
 @pytest.mark.parametrize("column", ["documents", "tokens"])
 def test_losses_of_other_text_are_not_paired(tmp_path, column):
     class Moved(Scored):
@@ -89,15 +76,6 @@ def test_losses_of_other_text_are_not_paired(tmp_path, column):
 
     study = Study.load(Moved(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
     assert estimate_precision(study, study.effects("loss_served")[0]) is None
-
-
-def test_steps_are_named_where_the_loss_still_falls(tmp_path):
-    """The record's curves fall by 2 nats over the training, evenly: 0.2 over its last tenth."""
-    study, _ = precision(tmp_path)
-    assert measure_final_fall(study) == pytest.approx(0.2)
-    parts = report_interval_widths(study).contents
-    texts = [part.spans[0] for part in parts if hasattr(part, "spans")]
-    assert any("still fell by 0.2000 nats/token" in text for text in texts)
 
 
 def test_the_error_over_texts_is_the_cluster_robust_one():

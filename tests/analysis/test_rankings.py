@@ -158,22 +158,3 @@ def test_null_sweeps(structure):
     """Of 200 sweeps 5% are 10, with a standard error of 3."""
     wrong = simulate_rankings(structure, cells=6, seeds=3, sweeps=200)
     assert max(wrong.values()) <= 0.05 + 2 * 0.0154, wrong
-
-
-def test_a_cell_that_is_served_with_noise_keeps_its_own_error():
-    """Its spread is ten times that of trainings, which the others' pooled error knows nothing of."""
-    random = np.random.default_rng(11)
-    table = random.normal(size=(5, 3))
-    table[4] = table[3] + 10 * random.normal(size=3)
-    values = {(f"c{n}",): dict(enumerate(map(float, row))) for n, row in enumerate(table)}
-    trainings = {(f"c{n}",): [str(min(n, 3))] for n in range(5)}
-    ranking = Ranking(values, ("c0",), trainings, noisy=[("c4",)])
-    for other in ("c0", "c3"):
-        found = ranking.difference(("c4",), (other,))
-        theirs = stats.ttest_rel(table[4], table[int(other[1])])
-        assert (found.df, found.p) == (2, pytest.approx(theirs.pvalue))
-    without = {cell: own for cell, own in values.items() if cell != ("c4",)}
-    plain = Ranking(without, ("c0",), trainings)
-    for cell in without.keys() - {("c0",)}:
-        pair = (cell, ("c0",))
-        assert ranking.difference(*pair) == plain.difference(*pair), "its noise is in no pool"

@@ -6,11 +6,8 @@ from scipy import stats
 
 from kvlab.analysis.scaling import SizeLaw
 from kvlab.analysis.study import Study
-from kvlab.store import Store
-from kvlab.sweep.planning.planner import describe_sweep
 from tests.studies.size_laws import NOISES, coverage
 from tests.support.record_factory import SIZES, SizedRecord
-from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 
 def trends_of(folder, **changes):
@@ -76,14 +73,6 @@ def test_synthetic_laws_are_covered(name):
     )
 
 
-def test_a_prediction_is_wider_than_the_line_and_its_interval_grows_with_the_distance(tmp_path):
-    law = trends_of(tmp_path)[0]["mqa"].law
-    widths = [law.predict(target).high - law.predict(target).low for target in (1e7, 3e7, 1e8)]
-    assert widths == sorted(widths)
-    near, line = law.predict(3e6), law.line(3e6)
-    assert near.low < line.low < near.value == line.value
-
-
 def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed():
     law = SizeLaw((1e6, 3e6, 1e7), ((0.1, 0.09, 0.08), (0.11, 0.08, 0.09)))
     assert law.predict(1e8).parameters == 1e8
@@ -102,39 +91,3 @@ def test_two_sizes_one_seed_and_diverged_trainings_are_no_trend(tmp_path):
     status = lambda *at: "diverged" if at == bad else "done"  # noqa: E731
     diverged = trends_of(tmp_path / "diverged", status=status)[0]
     assert (diverged["mqa"].verdict, diverged["mqa"].is_tested) == ("diverged", False)
-
-
-def test_seeds_without_all_sizes_are_left_out(tmp_path):
-    gone = ({"size": "middle", "heads": "mqa", "position": "rope"}, 2)
-    trend = trends_of(
-        tmp_path,
-        factors={"size": tuple(SIZES), "heads": ("mha", "mqa"), "position": ("rope",)},
-        status=lambda levels, seed: "missing" if (levels, seed) == gone else "done",
-    )[0]["mqa"]
-    assert trend.seeds == (0, 1, 3)
-
-
-def test_a_sweep_with_size_is_fitted_from_its_record(tmp_path):
-    text = """\
-question: Does it shrink?
-experiment: e.yaml
-factors:
-  model: {wide: {model.n_embd: 32}, narrow: {}, middle: {model.n_embd: 16}}
-  heads: {mha: {}, mqa: {model.n_kv_head: 1}}
-size: {factor: model}
-seeds: [0, 1]
-"""
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path, store, text)
-    drive(planned, store, StubRun(store.path))
-    store.write_sweep(describe_sweep(planned, yaml=text, experiment_yaml="", command=""))
-    study = Study.load(store, "s")
-    (trend,) = study.size_trends
-    assert trend.sizes == ("narrow", "middle", "wide"), "in the order of their parameters"
-    sizes = study.sweep["size"]["parameters"]
-    assert trend.law.parameters == tuple(sizes[size] for size in trend.sizes)
-    loss = {row.levels: row.measurements["loss"] for row in study.rows if row.seed == 1}
-    differences = [loss[size, "mqa"] - loss[size, "mha"] for size in trend.sizes]
-    assert trend.law.differences[1] == pytest.approx(differences)
-    assert trend.is_tested
-    assert study.claims == ("heads=mqa",), "that larger models are better is no question"

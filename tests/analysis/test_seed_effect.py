@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.analysis.standard_errors import measure_seed_effect, pool_errors, pool_variance
+from kvlab.analysis.standard_errors import measure_seed_effect, pool_variance
 
 
 def table(cells: int, seeds: int, *, common: float, number: int) -> np.ndarray:
@@ -58,13 +58,6 @@ def test_a_missing_training_changes_the_test_as_least_squares_does():
 @pytest.mark.parametrize("rows", [{}, {0: {1: 1.0, 2: 3.0}}, {0: {1: 1.0}, 1: {1: 2.0}}])
 def test_too_few_trainings_say_nothing(rows):
     assert measure_seed_effect(list(rows.values())) is None
-
-
-def test_a_single_difference_has_its_paired_t_test():
-    values = table(2, 5, common=0, number=2)
-    difference = dict(enumerate((values[1] - values[0]).tolist()))
-    (error,) = pool_errors([difference], [{1: 1.0, 0: -1.0}], by_seed(values))
-    assert (error.value, error.df) == (pytest.approx(stats.sem(values[1] - values[0])), 4)
 
 
 TWO = [{1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}]

@@ -42,10 +42,6 @@ def test_the_looks_spend_the_error_that_is_declared(sizes, alpha):
     assert spent == pytest.approx(alpha)
 
 
-def test_fewer_seeds_than_declared_spend_less():
-    assert t_bounds((3, 5), 10, 0.05) == t_bounds((3, 5, 7, 10), 10, 0.05)[:2]
-
-
 def test_the_same_level_at_every_look_errs_in_15_percent():
     assert repeated_test_error((2, 3, 5, 10)) == pytest.approx(0.154, abs=0.005)
     assert repeated_test_error((10,)) == pytest.approx(0.05, abs=0.004)

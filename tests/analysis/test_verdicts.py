@@ -108,19 +108,6 @@ def test_a_sweep_with_a_margin_concludes_that_a_cost_is_small(tmp_path):
     assert set(verdicts(nothing, "bits_per_byte").values()) <= {"within noise", "identical"}
 
 
-def test_fewer_claims_are_judged_together(tmp_path):
-    claims = ["heads=mqa", "horizon=hybrid"]
-    study = load(tmp_path, {"metric": "loss", "claims": claims, "alpha": 0.1})
-    found = {effect.name: effect for effect in study.effects("loss")}
-    assert {effect.level for effect in found.values() if effect.name in claims} == {0.1 / 2}
-    assert {effect.alpha for effect in found.values()} == {0.1}
-    assert found["position=rope"].verdict == "not claimed"
-    assert not found["position=rope"].has_interval
-    heads = found["heads=mqa"]
-    reach = t_quantile(1 - 0.1 / 4, heads.tested_error.df) * heads.tested_error.value
-    assert heads.high - heads.low == pytest.approx(2 * reach)
-
-
 @settings(max_examples=100, deadline=None)
 @given(FAMILIES, st.none() | st.lists(st.floats(0.05, 1), min_size=8, max_size=8))
 def test_weighted_holm_by_brute_force(family, raw):

@@ -1,9 +1,5 @@
 """A made-up record that every section of a report has something to say about."""
 
-from statistics import mean
-
-from scipy import stats
-
 from kvlab.spec import ServingConfig, load_served_model
 from tests.report.test_benchmark_sections import lines
 from tests.support.record_factory import Record
@@ -153,33 +149,3 @@ class FullRecord(Record):
 NEEDLE_DEPTHS = (0.0, 0.5, 1.0)
 NEEDLE_LENGTHS = (64,)
 RECORD = FullRecord()
-BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
-
-
-def levels_of(label):
-    """A cell's levels from its label."""
-    names = set(label.split("+"))
-    return {
-        factor: next((level for level in levels if level in names), levels[0])
-        for factor, levels in FACTORS.items()
-    }
-
-
-def values(levels, metric):
-    """Of one cell, straight from the record, by seed."""
-    done = [seed for seed in RECORD.seeds if status(levels, seed) == "done"]
-    return {seed: RECORD.measurements(levels, seed)[metric] for seed in done}
-
-
-def average(levels, metric):
-    return mean(values(levels, metric).values())
-
-
-def against(levels, other, metric):
-    """Mean and 95% interval of a paired difference, by scipy."""
-    one, two = values(levels, metric), values(other, metric)
-    differences = [one[seed] - two[seed] for seed in one.keys() & two.keys()]
-    if max(differences) - min(differences) < 1e-12:
-        return mean(differences), None, None  # exact, or at one seed
-    interval = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    return mean(differences), interval.low, interval.high

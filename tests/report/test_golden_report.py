@@ -11,6 +11,14 @@ import pytest
 
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
+from tests.support.record_factory import (
+    LmEvalRecord,
+    MatchedRecord,
+    QuantizedTrainingRecord,
+    Record,
+    SizedRecord,
+    TunedRecord,
+)
 from tests.support.search_record import EVERY_OUTCOME
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,11 +70,38 @@ class GoldenRecord(FullRecord):
         return found | {"stages": stages, "looks": {"taken": taken}}
 
 
-@pytest.mark.parametrize(
-    ("name", "record", "sections"),
-    [("report", GoldenRecord(), SECTIONS), ("search", EVERY_OUTCOME, SEARCH_SECTIONS)],
-)
-def test_the_report_is_the_golden_one(tmp_path, name, record, sections):
+EVEN = {"on": 0.02}
+
+
+def is_odd(levels):
+    """Half of a design of four factors: a pair of levels is the same contrast as the other."""
+    return [*levels.values()].count("on") % 2 == 1
+
+
+HEADS = {"heads": ("mha", "mqa")}
+FULL_SECTIONS = (
+    "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
+    "starts", "equal-memory", "interval-widths", "quantized-training",
+)  # fmt: skip
+RECORDS = {
+    "report": (GoldenRecord(), SECTIONS),
+    "search": (EVERY_OUTCOME, SEARCH_SECTIONS),
+    "full": (FullRecord(), FULL_SECTIONS),
+    "fraction": (
+        Record(factors=dict.fromkeys("abcd", ("off", "on")), effects=EVEN, exclude=is_odd),
+        ("effects", "interactions", "design"),
+    ),
+    "tuned": (TunedRecord(), ("tuned",)),
+    "matched": (MatchedRecord(), ("matched",)),
+    "tasks": (LmEvalRecord(factors=HEADS, seeds=(0,)), ("lm-eval",)),
+    "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),
+    "quantized": (QuantizedTrainingRecord(), ("quantized-training",)),
+}
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_the_report_is_the_golden_one(tmp_path, name):
+    record, sections = RECORDS[name]
     text, path = markdown(load(record, tmp_path, *sections)), GOLDEN / f"{name}.txt"
     if os.environ.get("KVLAB_REWRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

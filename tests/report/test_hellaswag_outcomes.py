@@ -96,13 +96,6 @@ def test_lines_that_are_not_alike_are_read_one_by_one(name):
     assert parse_outcomes(lines(items)) == expected(items)
 
 
-def test_without_the_last_lines_end_and_with_other_spacing():
-    items = made(30)
-    assert parse_outcomes(lines(items).rstrip()) == expected(items)
-    assert parse_outcomes(lines(items).replace(b": ", b":")) == expected(items)
-    assert parse_outcomes(b"") == {}
-
-
 @pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"label": 1}\n[]\n', mtime=0)])
 def test_of_a_whole_study_each_intact_trial_once(tmp_path, damage):
     record = Record(

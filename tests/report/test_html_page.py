@@ -197,16 +197,6 @@ def test_selecting_in_a_figure_selects_in_tables_and_other_figures(page):
     assert page.run('document.querySelectorAll("[aria-current]").length') == 0
 
 
-def test_selecting_in_a_table_selects_in_figures(page):
-    page.run('window.row = tableOf("effects").querySelector("tr[data-key]")')
-    page.click(page.run("middle(row.cells[1])"))
-    key = page.run("row.dataset.key")
-    for figure in ("effects", "pareto"):  # the cell that has the level alone
-        assert page.run(f'pickedIn(document.getElementById("figure-{figure}"))') == [key]
-    page.press("Escape")
-    assert page.run('document.querySelectorAll(".picked").length') == 0
-
-
 def test_a_button_and_a_printer_open_all_folds(page):
     counts = "[folds.length, folds.filter((fold) => fold.open).length]"
     page.run("window.folds = [...document.querySelectorAll('main details')]")
@@ -219,18 +209,6 @@ def test_a_button_and_a_printer_open_all_folds(page):
     assert page.run(counts) == [every, every]
     page.run("dispatchEvent(new Event('afterprint'))")
     assert page.run(counts) == [every, 0]
-
-
-def test_one_fold_is_open_at_a_time_and_what_is_pressed_stays(page):
-    page.run("window.folds = [...document.querySelectorAll('.appendix > details')]")
-    for number in (0, 2, 1):
-        point = page.run(f"middle(folds[{number}].querySelector('summary'))")
-        page.click(point)
-        opened = page.run("settled().then(() => folds.map((fold) => fold.open))")
-        assert opened == [other == number for other in range(len(opened))]
-        top = f"folds[{number}].querySelector('summary').getBoundingClientRect()"
-        assert page.run(f"{top}.y + {top}.height / 2") == pytest.approx(point["y"], abs=2)
-    page.run("folds[1].open = false")
 
 
 def test_the_quickstart_page_is_short_and_cuts_nothing_however_it_is_unfolded(tmp_path):
@@ -275,15 +253,3 @@ def test_keys_go_through_rows_and_tab_to_heads_and_one_row(page):
         ))  # fmt: skip
     assert all(one == ["BUTTON", "table-ablation"] for one in found[:-1])
     assert found[-1] == ["TR", "table-ablation"]
-
-
-def test_nothing_on_the_page_is_said_only_in_titles(page):
-    assert page.run('document.querySelectorAll("th[title], [aria-selected]").length') == 0
-    assert "trials measured" in page.run('document.getElementById("legend-cells").innerText')
-    assert page.run("[...document.querySelectorAll('figure svg')].every((svg) => svg.ariaLabel)")
-    hint = page.run(
-        'var box = tableOf("effects").parentNode;'
-        "var more = box.previousElementSibling.querySelector('.more');"
-        "[box.scrollWidth > box.clientWidth, seen(more)]"
-    )
-    assert hint[0] == hint[1], "that there is more to the side is said, where there is"

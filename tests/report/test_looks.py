@@ -26,15 +26,6 @@ def markdown(folder, *sections):
     return reading.markdown(Study.load(Store(folder / "runs"), "s", sections))
 
 
-def test_the_looks_say_what_was_decided_when_and_what_it_saved(folder):
-    text = markdown(folder, "looks")
-    assert "19 results of at most 21 were asked for: 2 fewer (10%)" in text
-    assert "| 2 | 5 | 0.020 | 5.01 | heads=mqa | 1 | 0 |" in text
-    row = next(line for line in text.splitlines() if line.startswith("| heads=mqa | 2 |"))
-    assert row.endswith("| **worse** |")
-    assert "| heads=mqa | 3 |" not in text, "it was decided"
-
-
 def test_effects_have_the_interval_and_the_seeds_of_their_decision(folder):
     study = Study.load(Store(folder / "runs"), "s")
     effects = {effect.name: effect for effect in study.effects("loss")}
@@ -88,16 +79,3 @@ def test_seeds_that_are_added_after_a_report_are_recognized(tmp_path):
     assert "`seeds: {looks: [2, 3, 5]}`" in text
     write_report(store, "s", reports, ["looks"])
     assert (reports / "s" / "report.md").read_text() == text
-
-
-def test_seeds_without_a_report_in_between_are_no_looks(tmp_path):
-    drive_seeds(tmp_path, [0, 1])
-    drive_seeds(tmp_path, [0, 1, 2])
-    assert "not declared" not in markdown(tmp_path)
-
-
-def test_reports_of_looks_are_no_undeclared_looks(folder):
-    store = Store(folder / "runs")
-    write_report(store, "s", folder / "reports", ["looks"])
-    drive_looks(load_looks(folder), store)
-    assert store.reported_seeds("s") == []

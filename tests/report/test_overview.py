@@ -9,7 +9,7 @@ from kvlab.analysis.verdicts import judge_interval
 from kvlab.report import answer_text
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Figure, Line, Strong, Table
-from kvlab.report.overview import report_overview, select_cells, write_lead
+from kvlab.report.overview import report_overview, write_lead
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.studies.null_answers import write_sentences
@@ -21,14 +21,6 @@ MARGIN = 0.05
 
 def contents(study, kind):
     return {c.name: c for c in report_overview(study) if isinstance(c, kind)}
-
-
-def test_of_many_cells_the_ablation_keeps_the_baseline_and_the_front(tmp_path):
-    study = load(Record(seeds=(0, 1)), tmp_path)
-    cells = select_cells(study, 6)
-    assert len(cells) == 6
-    assert cells[0] == study.baseline
-    assert min(map(study.kv_bytes, study.cells)) in map(study.kv_bytes, cells)
 
 
 def test_the_lead_claims_nothing_that_was_not_measured(tmp_path):

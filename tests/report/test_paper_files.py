@@ -20,7 +20,7 @@ from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
-from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest, two_objectives
+from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest
 from tests.support.search_record import settings as search_settings
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
@@ -101,33 +101,6 @@ def test_every_part_is_balanced_and_the_bibliography_holds_exactly_what_is_cited
     assert not {"ainslie2023gqa", "beltagy2020longformer", "zellers2019hellaswag"} & {*keys}
 
 
-def test_methods_hold_the_facts_of_the_record(paper):
-    text = write_methods(Study.load(paper[0], "made"))
-    for words in (
-        "6 layers", "64", "256 tokens", "614,400 tokens", "4,096 tokens",
-        "970,000 to 1,000,000 parameters",
-        "The 24 trials rest on 12 trainings, since",
-        "PyTorch 2.11.0",
-        "in some with one scale a token and head",
-        "in some keys have a scale and a minimum for each channel and block",
-        "reads keys and values as a cache in int4 gives them back",
-        r"received the most attention~\cite{zhang2023h2o}",
-    ):  # fmt: skip
-        assert words in text
-    assert "!!" not in text
-
-
-def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
-    study = Study.load(paper[0], "made")
-    narrow, wide = write_table(study, COLUMN_WIDTH), write_table(study, 6.75)
-    assert r"\ifdim\wd0>\columnwidth\resizebox" in narrow
-    assert r"\begin{table*}" in wide
-    assert "cell & served loss & difference & 95\\% CI & cache & smaller & params & gap" in narrow
-    mqa = next(line for line in narrow.splitlines() if line.startswith("mqa &"))
-    assert re.search(r"\\textbf\{\+0\.\d+\} & \+0\.\d+ to \+0\.\d+ & 256 KiB & 4\.00", mqa), mqa
-    assert "+1.5000" in narrow, "the gap of ties"
-
-
 def test_the_same_record_gives_the_same_bytes_with_figures_as_wide_as_a_column(paper, tmp_path):
     store, folder = paper
     write(store, tmp_path)
@@ -149,14 +122,6 @@ def test_names_cannot_be_commands(tmp_path):
         assert_balanced(text)
         assert r"\input{evil}" not in text
         assert r"50\%" in text
-
-
-def test_an_authors_document_is_kept(tmp_path):
-    store = Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1)).write(tmp_path / "store")
-    (tmp_path / "main.tex").write_text("mine")
-    write(store, tmp_path, ["cells"])
-    assert (tmp_path / "main.tex").read_text() == "mine"
-    assert (tmp_path / "made" / "ablation.tex").exists()
 
 
 def test_one_seed_claims_nothing_and_what_is_not_there_is_not_told(tmp_path):
@@ -199,12 +164,6 @@ def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(t
         "front-memory", "history-loss-served",
     }  # fmt: skip
     assert "the best 3.2000 nats/token, of trial 2" in (own / "figures.tex").read_text()
-
-
-def test_of_several_objectives_the_table_is_the_front(tmp_path):
-    table = write_table(load(two_objectives(), tmp_path), COLUMN_WIDTH)
-    assert "3 configurations on the front of served loss and KV cache" in table
-    assert re.findall(r"^(\d) & ", table, re.M) == ["1", "3", "4"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
 from tests.report.reading import load, markdown
-from tests.support.record_factory import Record, SizedRecord
+from tests.support.record_factory import Record
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +64,6 @@ def test_the_best_cell_in_every_budget_and_the_front(tmp_path):
     ]
 
 
-def test_a_budget_as_large_as_the_baseline_is_none(tmp_path):
-    class Even(Sized):
-        cost = {**Sized.cost, "a": 2048}  # noqa: RUF012
-
-    found = load(Even(factors={"size": tuple("ace")}), tmp_path)
-    assert [best.budget for best in best_cells_by_budget(found)] == [2**20, 2**19]
-
-
 def test_the_front_of_memory_is_of_differences_from_the_own_reference(tmp_path):
     """Rotary positions are 0.5 better and save nothing: no cell gets on the front by them."""
     costs = {("mqa", "learned"): 0.2, ("mqa", "rope"): 0.1, ("gqa", "learned"): 0.15,
@@ -94,17 +86,6 @@ def test_the_front_of_memory_is_of_differences_from_the_own_reference(tmp_path):
     on_front = {c for c, p in points.items() if p.is_on_front}
     assert on_front == {("mqa", "rope"), ("mha", "learned"), ("mha", "rope")}
     assert points["mqa", "rope"].mean == pytest.approx(4.1 - 0.5 + 0.1)
-
-
-def test_cells_of_several_sizes_are_placed_by_their_part_of_their_references_bytes(tmp_path):
-    class Sizes(SizedRecord):
-        def bytes(self, levels):
-            whole = {"small": 1000, "middle": 3000, "large": 9000}[levels["size"]]
-            return whole // (4 if levels["heads"] == "mqa" else 1)
-
-    points = memory_front(load(Sizes(), tmp_path))
-    assert len(points) == 12
-    assert all(p.cost == (0.25 if "mqa" in p.levels else 1.0) for p in points)
 
 
 def test_a_cell_without_its_reference_is_on_no_front(tmp_path):

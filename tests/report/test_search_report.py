@@ -72,22 +72,11 @@ def report(study):
     return markdown(study).replace("\\_", "_")
 
 
-def test_nothing_in_it_is_false_of_a_search(report):
-    assert [words for words in FALSE_OF_A_SEARCH if words in report] == []
-
-
 def test_the_answer_as_text_has_the_best_and_the_warning(study, empty_study, tmp_path):
     best, _ = answer_text(study).splitlines()
     assert "of trial 2: n_kv_head=2 learning_rate=0.002" in best
     assert answer_text(load(two_objectives(), tmp_path)).count("\n- ") == 2
     assert len(answer_text(empty_study).splitlines()) == 2
-
-
-def test_the_budget_counts_trainings_as_far_as_they_went(report):
-    rows = {row[0]: row[1:] for row in table_rows(report, first="what | used")}
-    assert rows["suggestions"] == ["10", ""]
-    assert rows["trials"] == ["7", "8"]
-    assert rows["training tokens"] == [f"{4 * 614400 + 38 * 4096:,}", ""]
 
 
 def test_several_objectives_have_a_front_and_a_best_under_each(tmp_path):

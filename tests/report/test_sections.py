@@ -47,14 +47,6 @@ def test_a_sweep_picks_its_sections_and_their_order(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_a_section_that_this_version_lacks_says_how_to_go_on(tmp_path):
-    store = Record(factors=HEADS).write(tmp_path / "store")
-    store.write_sweep({**store.sweep("made"), "report": {"sections": ["cells", "later"]}})
-    with pytest.raises(UsageError, match="report.sections = later is not a section.*--sections"):
-        write_report(store, "made", tmp_path)
-    assert write_report(store, "made", tmp_path, ["cells"]).is_dir()
-
-
 def sweep_file(folder: Path, report: str) -> Path:
     experiments = Path(__file__).parents[2] / "experiments"
     path = folder / "heads.yaml"
@@ -78,17 +70,6 @@ def test_wrong_sections_are_refused_with_their_place(tmp_path, capsys, report, s
     path = sweep_file(tmp_path, f"report: {report}")
     assert main(["plan", str(path), "--store", str(tmp_path / "store")]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
-    from kvlab.sweep.planning.planner import describe_sweep, plan
-
-    plain = plan(read_sweep(sweep_file(tmp_path, "seeds: [0]")), provisional=True)
-    sweep = read_sweep(sweep_file(tmp_path, "report: {sections: [answer, cells]}"))
-    picked = plan(sweep, provisional=True)
-    assert [one.trial.id for one in picked.trials] == [one.trial.id for one in plain.trials]
-    frozen = describe_sweep(picked, yaml="", experiment_yaml="", command="")
-    assert frozen["report"] == {"sections": ["answer", "cells"]}
 
 
 def worked_example(number: int) -> dict[str, object]:
@@ -177,9 +158,20 @@ def test_times_are_judged_only_of_trials_timed_alone_and_interleaved(tmp_path, c
         assert why in text.split("Speed is not judged.")[1][:100]
 
 
-def test_a_sweep_that_decides_by_a_time_judges_no_disturbed_one(tmp_path):
-    study = load(timed(timings="shared"), tmp_path, decide={"metric": "tpot_ms_p50"})
-    (effect,) = study.effects("tpot_ms_p50")
-    assert (effect.verdict, effect.has_interval) == ("not judged", False)
-    compared = study.comparisons["mqa",]
-    assert (compared.verdict_name, compared.has_interval) == ("disturbed", False)
+def test_a_section_that_this_version_lacks_says_how_to_go_on(tmp_path):
+    store = Record(factors=HEADS).write(tmp_path / "store")
+    store.write_sweep({**store.sweep("made"), "report": {"sections": ["cells", "later"]}})
+    with pytest.raises(UsageError, match="report.sections = later is not a section.*--sections"):
+        write_report(store, "made", tmp_path)
+    assert write_report(store, "made", tmp_path, ["cells"]).is_dir()
+
+
+def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
+    from kvlab.sweep.planning.planner import describe_sweep, plan
+
+    plain = plan(read_sweep(sweep_file(tmp_path, "seeds: [0]")), provisional=True)
+    sweep = read_sweep(sweep_file(tmp_path, "report: {sections: [answer, cells]}"))
+    picked = plan(sweep, provisional=True)
+    assert [one.trial.id for one in picked.trials] == [one.trial.id for one in plain.trials]
+    frozen = describe_sweep(picked, yaml="", experiment_yaml="", command="")
+    assert frozen["report"] == {"sections": ["answer", "cells"]}

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
-from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, table_to_csv, table_to_latex
+from kvlab.report.document import Cell, Column, Row, Table, cell
+from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, table_to_latex
 from tests.report.test_escaping import hostile_record
 
 PDFLATEX = shutil.which("pdflatex")
@@ -30,12 +30,6 @@ EVIL = [
 def test_escaped_text_is_literal(text):
     assert LITERAL.match(escape_latex(text)), escape_latex(text)
     assert not re.search("--|,,", escape_latex(text))
-
-
-def test_plain_numbers_read_as_a_paper_has_them():
-    text = "\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}"
-    assert escape_latex(text) == r"$-$0.0512 $\pm$ 0.01, 4$\times$"
-    assert escape_latex("50% of kv_bytes") == r"50\% of kv\_bytes"
 
 
 def test_a_table():
@@ -65,14 +59,6 @@ def test_a_table_longer_than_a_page_goes_over_several():
         r"\begin{longtable}{@{}r@{}}", r"\end{longtable}",
     ]  # fmt: skip
     assert len([line for line in lines if line.endswith(r"\\")]) == len(rows) + 1
-
-
-def test_a_cells_numbers_fill_its_columns_of_the_csv():
-    columns = (Column("a (ms)", True, csv=("a (ms)", "a sd (ms)")), Column("b", True))
-    rows = (Row((Cell("1 ± 2", 1.0, csv=(1.0, None)), cell("3", 3))), Row((EMPTY_CELL, EMPTY_CELL)))
-    assert table_to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
-    with pytest.raises(AssertionError, match="a"):
-        table_to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY_CELL)),)))
 
 
 def booktabs() -> str:
