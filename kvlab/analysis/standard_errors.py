@@ -221,13 +221,17 @@ def pool_variance(
         variances = np.array([np.var(list(one.values()), ddof=1) for one in differences])
         variance = float(((counts - 1) * variances / lengths).sum() / (counts - 1).sum())
         overlaps = _shared_freedom(differences)
-        df = min(_satterthwaite_df(matrix, overlaps, one) for one in (np.ones(len(keys)), noise))
+        df = math.inf
+        for parts in (np.ones(len(keys)), noise):  # Satterthwaite's, of the average variance
+            covariance = (matrix * parts) @ matrix.T
+            mean = float((overlaps.diagonal() * covariance.diagonal()).sum())
+            df = min(df, mean**2 / float((covariance**2 * overlaps).sum()))
     else:
         shares = np.average(matrix**2, axis=0, weights=counts - 1)
         freedom = np.array([len(one) - 1 for one in used])
         variance = float((shares * np.array([own[key][1] for key in keys])).sum())
-        parts = (shares, shares * noise)
-        df = min(float(one.sum() ** 2 / (one**2 / freedom).sum()) for one in parts)
+        both = (shares, shares * noise)
+        df = min(float(one.sum() ** 2 / (one**2 / freedom).sum()) for one in both)
     most = max(len(one) for one in differences)
     return PooledVariance(variance, df, most, len(differences), is_paired, own, all_seeds)
 
@@ -271,13 +275,6 @@ def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> Array:
         shared - shared / counts - shared / counts[:, None] + shared**2 / np.outer(counts, counts)
     )
     return result
-
-
-def _satterthwaite_df(matrix: Array, shared_freedom: Array, noise: Array) -> float:
-    """Return the degrees of freedom of the average variance, for such variances of trainings."""
-    covariance = (matrix * noise) @ matrix.T
-    mean = float((shared_freedom.diagonal() * covariance.diagonal()).sum())
-    return mean**2 / float((covariance**2 * shared_freedom).sum())
 
 
 def _residual_variances(values: Sequence[Mapping[int, float]]) -> Array:

@@ -106,7 +106,14 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
         draw_line(reference.value, color=COLORS[color], linewidth=0.8, linestyle=style, zorder=1.5)
     for layer in plot.layers:
         if isinstance(layer, Line):
-            _draw_line(axes, layer)
+            axes.plot(
+                *_coordinates(layer),
+                linestyle="--" if layer.dashed else "-",
+                marker="o" if len(layer.points) == 1 else "",
+                markersize=3,
+                color=COLORS[layer.role],
+                label=_label(layer),
+            )
         else:
             _draw_points(axes, layer, plot.y.kind == "names")
     if plot.x.kind in _POWERS:
@@ -147,7 +154,8 @@ def _set_log_ticks(axes: "Axes", kind: str, most: int) -> None:
 
     low, high = axes.dataLim.intervalx
     if high < 1.01 * low:  # all marks at one place, around which matplotlib may leave no space
-        axes.set_xlim(0.4 * low, 2.5 * high)
+        axes.set_autoscalex_on(False)
+        axes.set_xlim(0.4 * low, 2.5 * low)
     low, high = axes.get_xlim()
     base, multiples = _POWERS[kind]
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
@@ -168,17 +176,6 @@ def _set_log_ticks(axes: "Axes", kind: str, most: int) -> None:
         ],
     )
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _draw_line(axes: "Axes", line: Line) -> None:
-    axes.plot(
-        *_coordinates(line),
-        linestyle="--" if line.dashed else "-",
-        marker="o" if len(line.points) == 1 else "",
-        markersize=3,
-        color=COLORS[line.role],
-        label=_label(line),
-    )
 
 
 def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:

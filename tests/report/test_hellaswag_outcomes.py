@@ -1,4 +1,4 @@
-"""HellaSwag outcomes from trials' lines: read fast where all are alike, and the same either way."""
+"""HellaSwag outcomes from trials' lines, against the items one by one."""
 
 import gzip
 import json
@@ -7,7 +7,6 @@ import random
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report import hellaswag_outcomes
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, parse_outcomes, read_outcomes
 from tests.support.record_factory import Record
 
@@ -45,55 +44,18 @@ def expected(items):
     return found
 
 
-def forbid_decoding(monkeypatch):
-    """Let the test fail where lines are decoded one by one."""
-    monkeypatch.setattr(hellaswag_outcomes, "_decode_line", None)
-
-
 @pytest.mark.parametrize("ways", [("one_shot",), ("one_shot", "served"), ("served",)])
 @pytest.mark.parametrize("parts", [("completion",), ("completion", "lmeval")])
-def test_lines_that_are_alike_are_not_decoded(monkeypatch, ways, parts):
+def test_outcomes_are_those_of_the_items(ways, parts):
     items = made(500, ways=ways, parts=parts)
-    forbid_decoding(monkeypatch)
     assert parse_outcomes(lines(items)) == expected(items)
     assert all(0 < sum(right) < 500 for right in expected(items).values())
+    assert parse_outcomes(b"") == {}
 
 
-def test_an_item_as_the_evaluation_writes_it(monkeypatch):
-    """A real line, so that what is read fast is what trials have."""
-    line = (
-        b'{"ind": 24, "label": 3, "completion": {"shortened": false, "divisors": [16, 11, 12, 14],'
-        b' "one_shot": {"scores": [-101.8, -71.9, -79.5, -9.1e-05], "prediction": 1,'
-        b' "prediction_norm": 3}, "served": {"scores": [-101.8, -71.9, -79.5, -93.7],'
-        b' "prediction": 1, "prediction_norm": 0}}, "lmeval": {"shortened": false, "divisors":'
-        b' [37, 27, 26, 36], "one_shot": {"scores": [-102.4, -72.8, -79.0, -94.7], "prediction":'
-        b' 1, "prediction_norm": 3}, "served": {"scores": [-102.4, -72.8, -79.0, -94.7],'
-        b' "prediction": 1, "prediction_norm": 3}}}\n'
-    )
-    forbid_decoding(monkeypatch)
-    found = parse_outcomes(line * 2)
-    assert found == dict(zip(COMPARED_METRICS, (b"\1\1", b"\0\0"), strict=True))
-
-
-def unlike():
-    """Records that differ from line to line in every way that JSON allows."""
-    half, turned, text, large = (made(20) for _ in range(4))
-    for item in half[::2]:
-        del item["completion"]["served"]
-    for item in turned[::3]:
-        item["completion"] = dict(reversed(item["completion"].items()))
-    text[3]["note"] = '"label": 1, "prediction_norm": 2}'
-    large[5]["label"] = 12
-    other = [dict(reversed(item.items())) for item in made(20)]
-    swapped = made(20, ways=("served", "one_shot"), parts=("lmeval", "completion"))
-    return {"half": half, "turned": turned, "text": text, "large": large, "other": other,
-            "swapped": swapped}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(unlike()))
-def test_lines_that_are_not_alike_are_read_one_by_one(name):
-    items = unlike()[name]
-    assert parse_outcomes(lines(items)) == expected(items)
+def test_a_line_of_another_form_is_refused():
+    with pytest.raises(ValueError, match="a line is not as the evaluation writes it"):
+        parse_outcomes(lines(made(20)) + b'{"label": 1}\n')
 
 
 @pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"label": 1}\n[]\n', mtime=0)])

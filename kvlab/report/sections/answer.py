@@ -40,8 +40,13 @@ def report_answer(study: Study) -> doc.Section:
         contents += overview
     else:
         bigram, is_noise = _compare_with_bigrams(study)
+        gaps = list[doc.Content]()
+        if study.serving_gaps:
+            worst, gap = max(study.serving_gaps.items(), key=lambda item: item[1].value)
+            fields = {"name": study.label(worst), "is_zero": gap.value < GAP_ROUNDING}
+            gaps.append(texts.write("largest gap", gap=gap, **fields))
         confidence = _describe_confidence(study)
-        findings = [*overview, *_describe_cost(study), *_describe_gap(study), confidence]
+        findings = [*overview, *_describe_cost(study), *gaps, confidence]
         # models that measure noise are said before what they would show
         contents += [*bigram, *findings] if is_noise else [*findings, *bigram]
     others = {state: count for state, count in counts.items() if state != "done"}
@@ -127,15 +132,6 @@ def _describe_confidence(study: Study) -> doc.Paragraph:
         "is_at_chance": accuracies and all_at_chance(study, accuracies),
     }
     return texts.write("confidence", study=study, effects=effects, claimed=claimed, **fields)
-
-
-def _describe_gap(study: Study) -> list[doc.Content]:
-    """Describe the largest serving gap; nothing if none was measured."""
-    if not study.serving_gaps:
-        return []
-    worst, gap = max(study.serving_gaps.items(), key=lambda item: item[1].value)
-    name, is_zero = study.label(worst), gap.value < GAP_ROUNDING
-    return [texts.write("largest gap", name=name, gap=gap, is_zero=is_zero)]
 
 
 def _compare_with_bigrams(study: Study) -> tuple[list[doc.Paragraph], bool]:

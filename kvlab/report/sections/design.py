@@ -78,7 +78,12 @@ def _notes(study: Study) -> Iterator[tuple[doc.Span, ...]]:
         is_resized = any(mode in SIZES for mode in study.match_modes)
         yield texts.spans("changed parameters", changes=changes, is_resized=is_resized)
     if study.done_rows and not study.is_untrained:
-        yield _describe_recipe(study)
+        tuning = study.sweep.get("tuning") or {}
+        optima = [entry["optimum"] or {} for entry in tuning.get("architectures", ())]
+        values = [one["value"] for one in optima if one.get("value")]
+        n_flagged = sum(bool(one.get("flag")) for one in optima)
+        fields = {"key": tuning.get("key"), "values": values, "n_flagged": n_flagged}
+        yield texts.spans("recipe", n=len(optima), **fields)
     yield from list_confounds(study)
 
 
@@ -109,18 +114,6 @@ def _parameter_changes(study: Study) -> Iterator[str]:
             if shares and max(map(abs, shares)) >= 5e-4:
                 ends = fmt.format_ends(shares, lambda one: f"{fmt.format_signed(100 * one, 1)}%")
                 yield f"{factor}={level} ({ends})"
-
-
-def _describe_recipe(study: Study) -> tuple[doc.Span, ...]:
-    """Say what of the recipe was tuned for each cell, or that nothing was."""
-    tuning = study.sweep.get("tuning")
-    if not tuning:
-        return texts.spans("untuned recipe")
-    optima = [entry["optimum"] or {} for entry in tuning["architectures"]]
-    values = [one["value"] for one in optima if one.get("value")]
-    n_flagged = sum(bool(one.get("flag")) for one in optima)
-    fields = {"key": tuning["key"], "values": values, "n_flagged": n_flagged, "n": len(optima)}
-    return texts.spans("tuned recipe", **fields)
 
 
 # Tuned settings

@@ -46,8 +46,10 @@ def report_effects(study: Study) -> doc.Section | None:
         (_effect_entries(study, effects, one), _key(study, one), not one.estimate)
         for one in effects
     )
+    serving = [e for e in estimated if study.estimand.changes_serving_alone(e.change)]
+    apart = dict.fromkeys(e.claim for e in estimated if e.at and e not in serving)
     contents: list[doc.Content] = [
-        _introduce(study, estimated),
+        texts.write("effects", study=study, effects=estimated, serving=serving, apart=apart),
         doc.make_table("effects", f"Effects on the {METRICS[metric].title}.", rows),
         *_report_wrong_trainings(study, estimated),
         *([figure] if (figure := effects_figure(study)) else []),
@@ -64,14 +66,6 @@ def report_effects(study: Study) -> doc.Section | None:
         folded.append(doc.make_table("effects-other", caption, other_rows))
         contents.append(doc.Fold("Effects on other measurements", tuple(folded)))
     return doc.Section("What each level does", tuple(contents))
-
-
-def _introduce(study: Study, estimated: list[Effect]) -> doc.Paragraph:
-    """Say what the numbers of the table are, and what they are means over."""
-    serving = [e for e in estimated if study.estimand.changes_serving_alone(e.change)]
-    apart = dict.fromkeys(e.claim for e in estimated if e.at and e not in serving)
-    fields = {"effects": estimated, "serving": serving, "apart": apart}
-    return texts.write("effects", study=study, **fields)
 
 
 def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.Content]:
@@ -251,17 +245,14 @@ def _explain(study: Study, estimated: list[Effect]) -> tuple[doc.Content, ...]:
     contents: list[doc.Content] = [texts.write("pairs", is_contrast=is_contrast)]
     tested = [effect for effect in estimated if effect.is_tested]
     if tested:
-        contents.append(_explain_intervals(study, tested))
+        errors = [one.error for one in tested if one.error]
+        df = min((e.tested_error.df for e in tested if e.tested_error.df >= 2), default=0.0)
+        freedom = [fmt.format_significant(n, 2) for n in (df, *spread_factors(df))] if df else []
+        fields = {"errors": errors, "freedom": freedom}
+        contents.append(texts.write("simultaneous intervals", study=study, **fields))
     words = {e.verdict_name: e.verdict for e in study.effects(study.primary_metric)}
     meanings = [(doc.Strong(words[name]), f": {VERDICTS[name].meaning}") for name in sorted(words)]
     return (*contents, doc.Bullets(tuple(meanings)))
-
-
-def _explain_intervals(study: Study, tested: list[Effect]) -> doc.Paragraph:
-    errors = [one.error for one in tested if one.error]
-    df = min((e.tested_error.df for e in tested if e.tested_error.df >= 2), default=0.0)
-    freedom = [fmt.format_significant(n, 2) for n in (df, *spread_factors(df))] if df else []
-    return texts.write("simultaneous intervals", study=study, errors=errors, freedom=freedom)
 
 
 def judge_other_metrics(study: Study) -> list[Effect]:

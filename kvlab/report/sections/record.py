@@ -40,21 +40,15 @@ def report_provenance(study: Study) -> doc.Section:
         ]
         n_trials = max(sum(values.values()) for values in counts.values())
         caption = f"What ran, over {format_count(n_trials, 'trial')}."
-        contents += [*list_warnings(study), _describe_compute(study)]
+        total, tuning = measure_compute(study)
+        spent, tuning_spent = _format_spent(total), tuning and _format_spent(tuning)
+        fields = {"spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent}
+        contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
     return doc.Section("Provenance", tuple(contents), is_appendix=True)
-
-
-def _describe_compute(study: Study) -> doc.Paragraph:
-    """Say what the sweep has computed in all, and what of that is not recorded."""
-    total, tuning = measure_compute(study)
-    fields = {"spent": _format_spent(total), "total": total, "tuning": tuning}
-    if tuning is not None:
-        fields |= {"tuning_spent": _format_spent(tuning)}
-    return texts.write("compute", **fields)
 
 
 def _format_spent(compute: Compute) -> str:

@@ -111,17 +111,15 @@ def _kl_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
     center, reach = _mean_and_reach(study, levels, logs, _KL, n_cells)
     if len(values) == 1:  # the error is that of the divergence itself
         reach /= values[0]
-    if not reach:
-        return math.exp(center), None, None
-    return math.exp(center), math.exp(center - reach), math.exp(center + reach)
+    ends = (math.exp(center - reach), math.exp(center + reach)) if reach else (None, None)
+    return math.exp(center), *ends
 
 
 def _share_interval(study: Study, levels: Levels, n_cells: int) -> Interval:
     values = list(study.values(levels, _TOP_CHANGED).values())
     center, reach = _mean_and_reach(study, levels, values, _TOP_CHANGED, n_cells)
-    if not reach:
-        return center, None, None
-    return center, max(0.0, center - reach), min(1.0, center + reach)
+    ends = (max(0.0, center - reach), min(1.0, center + reach)) if reach else (None, None)
+    return center, *ends
 
 
 def _mean_and_reach(
@@ -227,7 +225,7 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
         return fmt.format_significant(change, 2)
 
     def show_change(_: str, change: float) -> str:
-        return f"{'+' if change > 0 else ''}{fmt.format_significant(change, 2)}"
+        return f"{'+' if change > 0 else ''}{show(_, change)}"
 
     def entries(levels: Levels) -> doc.Entries:
         kept = {_describe_format(one) for one in _list_sections(study, levels, "serving")}
@@ -262,7 +260,13 @@ def _report_eviction(study: Study) -> list[doc.Content]:
         return []
 
     def entries(levels: Levels) -> doc.Entries:
-        kept = {_describe_eviction(one) for one in _list_sections(study, levels, "serving")}
+        kept = set()
+        for serving in _list_sections(study, levels, "serving"):
+            evict = serving.get("evict") or {}
+            size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
+            names = ("prompt", "sinks", "recent", "pool")
+            given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
+            kept.add(", ".join([f"{size} by {evict['by'].replace('_', ' ')}", *given]))
         yield "keeps", ", ".join(sorted(kept))
         share = 100 * (study.mean(levels, "evicted_share") or 0.0)
         yield "dropped (%)", doc.cell(f"{share:.1f}", share)
@@ -270,14 +274,6 @@ def _report_eviction(study: Study) -> list[doc.Content]:
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
     table = cols.cells_table(study, "eviction", caption, entries, evicting)
     return [doc.Heading("Eviction"), texts.write("eviction"), table]
-
-
-def _describe_eviction(serving: Mapping[str, Any]) -> str:
-    evict = serving.get("evict") or {}
-    budget = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
-    names = ("prompt", "sinks", "recent", "pool")
-    given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
-    return ", ".join([f"{budget} by {evict['by'].replace('_', ' ')}", *given])
 
 
 # Reuse between turns: hit rates by budget and turn, what they save, and what they change

@@ -172,23 +172,19 @@ def report_roofline(study: Study) -> doc.Section | None:
             step = (line["variant"], line["batch_size"], line["context_length"])
             steps.setdefault(step, {})[line["metric"]] = line
     rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps.items())
-    contents: list[doc.Content] = [
-        _describe_peaks(lines),
-        doc.make_table("roofline", "One decode step of the whole batch.", rows),
-        *_tabulate_break_even(study, lines, keys),
-        figure,
-    ]
-    return doc.Section("Roofline", tuple(contents), not study.is_untrained)
-
-
-def _describe_peaks(lines: list[dict[str, Any]]) -> doc.Paragraph:
     peaks: dict[str, dict[str, Any]] = {}
     for line in lines:
         if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
             peaks.setdefault(line["metric"], line)
     rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
     notes = {metric: str(line.get("note", "")) for metric, line in peaks.items()}
-    return texts.write("roofline", rates=rates, notes=notes)
+    contents: list[doc.Content] = [
+        texts.write("roofline", rates=rates, notes=notes),
+        doc.make_table("roofline", "One decode step of the whole batch.", rows),
+        *_tabulate_break_even(study, lines, keys),
+        figure,
+    ]
+    return doc.Section("Roofline", tuple(contents), not study.is_untrained)
 
 
 def _step_entries(

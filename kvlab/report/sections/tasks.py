@@ -43,8 +43,6 @@ def report_hellaswag(study: Study) -> doc.Section | None:
     caption = f"Mean over seeds {fmt.PLUS_MINUS} standard error over items (of one seed)."
     table = cols.cells_table(study, "hellaswag", caption, entries)
     contents: list[doc.Content] = [_describe_task(study, metrics), table]
-    if hellaswag.exceeds_item_limit(study):
-        contents.append(texts.write("too many items", most=hellaswag.MAX_ITEMS))
     outcomes = hellaswag.read_outcomes(study)
     titles = {
         "hellaswag_acc_norm": ("hellaswag-one-shot", "acc_norm one-shot"),
@@ -222,17 +220,19 @@ is no recall, however small its error."""
 
 def report_probes(study: Study) -> doc.Section | None:
     """Report what average loss hides."""
-    contents = [*_report_recall(study), *_report_needles(study), *_report_positions(study)]
+    contents: list[doc.Content] = []
+    if "recall_acc" in study.measured_metrics:
+        pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
+        note = texts.write("recall", pairs=sorted(pairs))
+        table = _scored_table(study, "recall", "Values recalled (%), mean over seeds.", _RECALL)
+        contents += [doc.Heading("Associative recall"), note, table]
+    contents += _report_needles(study)
+    if "loss_part1" in study.measured_metrics:
+        note = texts.write("positions", has_more="loss_beyond" in study.measured_metrics)
+        caption = "Nats a token by part of the context, mean over seeds."
+        table = _scored_table(study, "positions", caption, _POSITIONS)
+        contents += [doc.Heading("Loss by position"), note, *_draw_positions(study), table]
     return doc.Section("Probes", tuple(contents)) if contents else None
-
-
-def _report_recall(study: Study) -> list[doc.Content]:
-    if "recall_acc" not in study.measured_metrics:
-        return []
-    pairs = {int(row.measurements.get("recall_pairs", 0)) for row in study.done_rows} - {0}
-    note = texts.write("recall", pairs=sorted(pairs))
-    table = _scored_table(study, "recall", "Values recalled (%), mean over seeds.", _RECALL)
-    return [doc.Heading("Associative recall"), note, table]
 
 
 def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str]) -> doc.Table:
@@ -254,15 +254,6 @@ def _scored_table(study: Study, name: str, caption: str, heads: Mapping[str, str
         caption += f" {format_count(len(study.seeds), 'seed')}."
         caption += f" {fmt.PLUS_MINUS} is the standard deviation."
     return doc.make_table(name, caption, rows)
-
-
-def _report_positions(study: Study) -> list[doc.Content]:
-    if "loss_part1" not in study.measured_metrics:
-        return []
-    note = texts.write("positions", has_more="loss_beyond" in study.measured_metrics)
-    caption = "Nats a token by part of the context, mean over seeds."
-    table = _scored_table(study, "positions", caption, _POSITIONS)
-    return [doc.Heading("Loss by position"), note, *_draw_positions(study), table]
 
 
 def _draw_positions(study: Study) -> Iterator[doc.Figure]:
