@@ -1,6 +1,5 @@
 """Findings: every figure and verdict is the record's, and a claim that nothing answers is refused."""
 
-import re
 from dataclasses import replace
 
 import pytest
