@@ -9,7 +9,6 @@ from kvlab.analysis.compute import measure_compute
 from kvlab.analysis.study import Study
 from kvlab.store.record_archive import extract_archive
 from tests.support.record_factory import Record
-from tests.support.search_record import EVERY_OUTCOME
 
 TUNED = Path(__file__).parents[2] / "reports" / "reductions" / "record.tar.xz"
 
@@ -55,21 +54,6 @@ def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
     found = measure(record, tmp_path)
     assert found.flops == pytest.approx(2 * share * 1e12)
     assert found.hours == {device: pytest.approx(2 * seconds / 3600)}
-
-
-def test_what_ended_without_a_result_is_named(tmp_path):
-    states = {("mqa", 0): "diverged", ("mqa", 1): "failed"}
-    record = Timed(
-        factors={"heads": ("mha", "mqa")},
-        seeds=(0, 1),
-        status=lambda levels, seed: states.get((levels["heads"], seed), "done"),
-    )
-    found = measure(record, tmp_path / "failed")
-    assert (found.flops, found.without_flops, found.without_hours) == (2e12, 2, 0)
-    assert found.hours["CPU core"] == pytest.approx(4 * 30 / 3600), "they took their time"
-    search = measure(EVERY_OUTCOME, tmp_path / "search")
-    assert search.without_hours == 1
-    assert search.flops % 1e12 == pytest.approx(38 / 150 * 1e12), "pruned after step 38"
 
 
 def test_tuning_is_a_part_of_the_whole_and_missed_where_it_is_gone(tmp_path):

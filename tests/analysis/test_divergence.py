@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.analysis.divergence import MOST_DEVIATIONS, count_divergence, find_wrong_trainings
+from kvlab.analysis.divergence import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.analysis.effects import estimate_main_effects
-from kvlab.analysis.statistics import sign_flip_test
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.store import Store
@@ -65,21 +64,6 @@ def test_what_is_said_follows_from_the_side_that_diverged(tmp_path):
     mqa = diverging("mqa", 6)["heads=mqa"]
     assert (mqa.estimate, mqa.verdict, mqa.divergence.level) == (None, "diverged", 12)
     assert mqa.divergence.p == 2**-5
-
-
-def test_the_test_flips_the_signs_of_seeds():
-    def row(cell, seed, status):
-        return TrialRow((cell,), seed, f"{cell}{seed}", status)
-
-    states = {"on": "ddodo", "off": "ooodo"}
-    names = {"d": "diverged", "o": "done"}
-    cells = {
-        (cell,): {seed: row(cell, seed, names[one]) for seed, one in enumerate(text)}
-        for cell, text in states.items()
-    }
-    found = count_divergence(cells, [((1, ("on",)), (-1, ("off",)))])
-    assert (found.level, found.partner, found.both, found.pairs) == (2, 0, 1, 5)
-    assert found.p == sign_flip_test([1, 1, 0, 0, 0]) == 0.5
 
 
 @settings(max_examples=30, deadline=None)

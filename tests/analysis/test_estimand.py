@@ -135,21 +135,3 @@ def test_a_reference_that_is_declared_and_bytes_that_must_be_equal_in_every_sett
     assert estimand(kv_bytes=sizes).free_levels == frozenset()
     del sizes["mqa", "rope", "trained"]
     assert estimand(kv_bytes=sizes).free_levels == frozenset(), "unknown is not equal"
-
-
-def test_longer_training_saves_nothing_and_is_shared_with_the_reference():
-    """A budget is shared with the reference; where tokens differ all the same, it is told."""
-    factors = {"store": ("plain", "half"), "budget": ("short", "long")}
-    cells = list(itertools.product(*factors.values()))
-    sizes = {cell: 2 - (cell[0] == "half") for cell in cells}
-    patches = {"store": {"plain": {}, "half": {"model.n_kv_head": 1}},
-               "budget": {"short": {}, "long": {"training.tokens": 2000}}}  # fmt: skip
-    found = Estimand(cells, factors, patches, sizes)
-    assert found.reference(("half", "long")) == ("plain", "long")
-    study = make_study(tokens=lambda cell: 1125 if cell[2] == "trained" else 1000)
-    comparison = study.comparisons["mha", "rope", "trained"]
-    assert comparison.reference == ("mha", "rope", "none")
-    assert comparison.token_factor == 1.125
-    assert study.comparisons["mqa", "rope", "none"].token_factor == 1.0
-    assert study.comparisons["mqa", "rope", "trained"].size_factor == 24
-    assert ("mha", "rope", "none") not in study.comparisons, "a reference is compared with nothing"

@@ -105,15 +105,6 @@ def test_the_best_by_brute_force(higher):
     assert kinds == {True, False}
 
 
-def test_one_seed_tells_nothing_apart():
-    ranking = made([[1.0], [2.0], [3.0]])
-    found = ranking.best(ranking.cells)
-    assert (found.levels, found.rivals) == (("c0",), (("c1",), ("c2",)))
-    assert found.largest_loss is None
-    assert {ranking.difference((cell,), ("c0",)).kind for cell in ("c1", "c2")} == {"one seed"}
-    assert not ranking.told_apart(("c0",), ("c1",))
-
-
 def test_shares_that_agree_by_chance_are_not_told_apart():
     table = [[0.25, 0.3], [0.2, 0.25], [0.25, 0.3]]
     ranking = made(table, higher_is_better=True, in_steps=True)

@@ -97,13 +97,6 @@ def test_intervals_over_items_say_what_their_test_says(seeds):
     assert sides == {True, False}
 
 
-def test_the_interval_at_one_seed_is_clopper_and_pearsons():
-    a, b = [True] * 12 + [False] * 30 + [True] * 58, [False] * 12 + [True] * 30 + [True] * 58
-    low, high = compare_items([(a, b)]).interval()
-    theirs = stats.binomtest(30, 42).proportion_ci(0.95, "exact")
-    assert (low, high) == pytest.approx([0.42 * (2 * end - 1) for end in theirs], abs=1e-9)
-
-
 def every_pattern(differences):
     """The definition: all sign patterns, one by one."""
     patterns = np.array([*itertools.product((1, -1), repeat=len(differences))])
@@ -119,3 +112,10 @@ def test_sign_flips_are_all_patterns():
     assert sign_flip_test([1] * 6 + [0]) == 2**-5
     theirs = stats.binomtest(70, 110).pvalue
     assert sign_flip_test([1] * 70 + [-1] * 40) == pytest.approx(theirs, **EXACT)
+
+
+def test_the_interval_at_one_seed_is_clopper_and_pearsons():
+    a, b = [True] * 12 + [False] * 30 + [True] * 58, [False] * 12 + [True] * 30 + [True] * 58
+    low, high = compare_items([(a, b)]).interval()
+    theirs = stats.binomtest(30, 42).proportion_ci(0.95, "exact")
+    assert (low, high) == pytest.approx([0.42 * (2 * end - 1) for end in theirs], abs=1e-9)

@@ -48,18 +48,6 @@ def test_a_planted_best_rate_is_found_within_15_percent(best, steep, cliff):
     assert abs(optimum.value / best - 1) < 0.15
 
 
-def test_the_vertex_is_that_of_a_fitted_parabola():
-    draw = random.Random(0)
-    for _ in range(50):
-        rates = sorted(math.exp(draw.uniform(-8, -4)) for _ in range(3))
-        losses = [4 + draw.random(), 4.0, 4 + draw.random()]
-        a, b, c = np.polyfit(np.log(rates), losses, 2)
-        optimum = find_optimum([TunedPoint(r, {0: y}) for r, y in zip(rates, losses, strict=True)])
-        assert optimum.value == pytest.approx(math.exp(-b / (2 * a)), rel=6e-3)
-        assert optimum.loss == pytest.approx(c - b * b / (4 * a))
-        assert optimum.log_error is None
-
-
 def polish(table):
     return polish_losses([TunedPoint(2.0**n, dict(enumerate(row))) for n, row in enumerate(table)])
 
@@ -114,3 +102,15 @@ def test_what_failed_is_left_out_and_without_a_common_seed_there_is_no_best():
     del points[1].losses[0]
     assert find_optimum(points).flag == "failed"
     assert propose_value(points, len(GRID)) is None
+
+
+def test_the_vertex_is_that_of_a_fitted_parabola():
+    draw = random.Random(0)
+    for _ in range(50):
+        rates = sorted(math.exp(draw.uniform(-8, -4)) for _ in range(3))
+        losses = [4 + draw.random(), 4.0, 4 + draw.random()]
+        a, b, c = np.polyfit(np.log(rates), losses, 2)
+        optimum = find_optimum([TunedPoint(r, {0: y}) for r, y in zip(rates, losses, strict=True)])
+        assert optimum.value == pytest.approx(math.exp(-b / (2 * a)), rel=6e-3)
+        assert optimum.loss == pytest.approx(c - b * b / (4 * a))
+        assert optimum.log_error is None

@@ -10,7 +10,7 @@ from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
-from tests.support.record_factory import EFFECTS, Record
+from tests.support.record_factory import Record
 
 DF = st.sampled_from([1.0, 2.0, 3.7, 20.0])
 ONE = st.tuples(st.floats(-1, 1).filter(bool), st.floats(1e-3, 1), DF)
@@ -90,22 +90,6 @@ def load(tmp_path, decide, **changes):
 
 def verdicts(study, metric="loss"):
     return {effect.name: effect.verdict for effect in study.effects(metric)}
-
-
-def test_a_sweep_with_a_margin_concludes_that_a_cost_is_small(tmp_path):
-    """heads=mqa costs 0.10 and horizon=hybrid 0.02; the noise of a training is 0.005."""
-    decide = {"margin": 0.05, "metric": "loss"}
-    study = load(tmp_path, decide)
-    assert verdicts(study) == {
-        "heads=mqa": "worse", "position=rope": "better",
-        "horizon=hybrid": "worse, but less than 0.05", "sharing=trained": "worse",
-        "sharing=tied": "identical",
-    }  # fmt: skip
-    nothing = load(tmp_path / "none", decide, effects=dict.fromkeys(EFFECTS, 0.0))
-    assert set(verdicts(nothing).values()) <= {"costs less than 0.05", "identical"}
-    within = {effect.verdict_name for effect in nothing.interactions("loss")}
-    assert within <= {"equivalent", "identical"}
-    assert set(verdicts(nothing, "bits_per_byte").values()) <= {"within noise", "identical"}
 
 
 @settings(max_examples=100, deadline=None)

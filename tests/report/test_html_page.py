@@ -120,27 +120,6 @@ def test_the_view_is_what_was_asked_for(page, request):
     page.run("delete document.documentElement.dataset.theme; localStorage.clear()")
 
 
-def test_the_first_screen_answers_and_the_page_is_short(page):
-    """Verdict, facts, front and effects fit 1,400 x 900 side by side; no table is cut off there."""
-    assert page.run('document.querySelector(".lead").textContent').startswith("No smaller cache")
-    if page.run("innerWidth") < 1400:
-        return
-    page.run("scrollTo(0, 0)")
-    lead, front, effects = (
-        page.run(f"document.querySelector('{one}').getBoundingClientRect().toJSON()")
-        for one in (".lead", "#figure-pareto svg", "#figure-effects svg")
-    )
-    assert 0 < lead["bottom"] < front["top"] == effects["top"]
-    assert max(front["bottom"], effects["bottom"]) < 900
-    assert front["right"] <= effects["left"]
-    assert page.run("document.documentElement.scrollHeight") < 6000
-    assert page.run(
-        '[...document.querySelectorAll(".table")].filter((box) => box.checkVisibility('
-        "{ contentVisibilityAuto: true }) && box.scrollWidth > box.clientWidth + 1)"
-        ".map((box) => box.firstElementChild.id)"
-    ) == []  # fmt: skip
-
-
 def test_sorting_by_mouse_and_by_key(page):
     before = numbers(page.run(f'column("cells", "{LOSS}")'))
     page.click(page.run(f'middle(headOf("cells", "{LOSS}").querySelector("button"))'))

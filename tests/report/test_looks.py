@@ -6,13 +6,8 @@ from kvlab.analysis.sequential import ClaimState, repeated_p_value, t_bounds
 from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.store import Store
-from kvlab.sweep import Driver
-from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.planning.planner import describe_stage
-from kvlab.sweep.planning.stages import plan_stage
 from tests.report import reading
-from tests.support.stub_looks import LOOKS, KnownRun, drive_looks, load_looks
-from tests.support.stub_trials import identify
+from tests.support.stub_looks import LOOKS, drive_looks, load_looks
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +36,6 @@ def test_effects_have_the_interval_and_the_seeds_of_their_decision(folder):
 def test_a_repeated_p_value_is_the_level_whose_bound_is_reached():
     level = repeated_p_value(ClaimState(sizes=(3, 5, 7), value=1.0, error=0.3), 10)
     assert t_bounds((3, 5, 7), 10, level)[-1] == pytest.approx(1 / 0.3, rel=0.01)
-
-
-def test_a_report_before_a_look_decides_nothing(tmp_path):
-    store, sweep = Store(tmp_path / "runs"), load_looks(tmp_path)
-    stage = plan_stage(sweep, store, identify=identify)
-    executor = InlineExecutor(KnownRun(store.path))
-    description = describe_stage(stage, yaml="", experiment_yaml="", command="")
-    Driver(stage.plan, store, executor, description=description).run()
-    text = markdown(tmp_path, "looks", "effects")
-    assert "9 results of at most 21" in text
-    assert text.count("| no look yet |") == 2
-
-    def stop(stage):
-        if stage.number == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        drive_looks(sweep, store, on_stage=stop)
-    text = markdown(tmp_path, "looks")
-    assert "15 results of at most 21 were asked for. The sweep goes on" in text
 
 
 def drive_seeds(folder, seeds):

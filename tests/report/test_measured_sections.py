@@ -1,6 +1,5 @@
 """Sections that show what few sweeps measure: probes, divergence, tasks, tuned and matched sizes."""
 
-import numpy as np
 import pytest
 
 from kvlab.analysis.study import Study
@@ -20,34 +19,19 @@ def make(name, record, folder):
     return SECTIONS[name].make(load(record, folder))
 
 
-KL = {"plain": 3e-14, "coarse": 2e-6, "tied": 0.01}
-CHANGED = {"plain": 0.0, "coarse": 0.002, "tied": 0.11}
-WINDOWS = 64
-
-
-class Served(Record):
-    """Divergences that spread by factors over seeds."""
-
-    def measurements(self, levels, seed):
-        level = levels["serving"]
-        factor = np.random.default_rng([seed, len(level)]).lognormal(0, 0.1)
-        found = super().measurements(levels, seed) | {"served_tokens": 256 * WINDOWS}
-        for name, values in (("kl", KL), ("top_changed", CHANGED)):
-            value = values[level] * factor
-            found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 20}
-        return found
+SERVING = ("plain", "coarse", "tied")
 
 
 def test_rounding_is_no_effect(tmp_path):
     """Of plain caches a divergence of 1e-14 differs surely between cells, and means nothing."""
 
-    class Rounded(Served):
+    class Rounded(Record):
         def measurements(self, levels, seed):
-            level = list(KL).index(levels["serving"])
+            level = SERVING.index(levels["serving"])
             exact = {"serving_kl": 1e-14 * (1 + level + seed / 100), "serving_top_changed": 0.0}
             return super().measurements(levels, seed) | exact
 
-    study = load(Rounded(factors={"serving": tuple(KL)}), tmp_path)
+    study = load(Rounded(factors={"serving": SERVING}), tmp_path)
     assert {e.verdict for e in study.effects("serving_kl")} == {"identical"}
     other = rows(SECTIONS["effects"].make(study), "effects-other")
     assert not [row for row in other if "KL" in row["measurement"]]
@@ -71,8 +55,9 @@ def test_answers_to_other_items_are_not_paired(tmp_path):
     tasks = store.tasks(row.trial)
     tasks["letters"]["items"] = "another set"
     path = store.trial_directory(row.trial) / "result.json"
+    result = store.result(row.trial)
     files = store.write_details(row.trial, tasks=tasks)
-    write_sealed_json(path, {**store.result(row.trial), "files": files})
+    write_sealed_json(path, {**result, "files": files})
     section = SECTIONS["lm-eval"].make(Study.load(store, "made"))
     assert "1 trial answered other items than the baseline" in str(section.contents[0])
 

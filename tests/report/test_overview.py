@@ -10,7 +10,6 @@ from kvlab.report import answer_text
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Figure, Line, Strong, Table
 from kvlab.report.overview import report_overview, write_lead
-from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.studies.null_answers import write_sentences
 from tests.support.record_factory import Record, no_learned_hybrid
@@ -79,19 +78,6 @@ def test_figures_pair_with_the_table(tmp_path):
     assert len(forest) == 5
     for point in forest:
         assert sum(point.seeds) / 3 == pytest.approx(point.x)
-
-
-def test_a_figure_is_shown_once_in_any_choice_of_sections(tmp_path):
-    for sections, places in (
-        (["answer", "effects", "pareto"], {"answer": ["pareto", "effects"]}),
-        (["effects", "pareto"], {"effects": ["effects"], "pareto": ["pareto"]}),
-    ):
-        document = make_document(load(Record(factors=HEADS), tmp_path / sections[0], *sections))
-        for name, figures in places.items():
-            found = [c.name for c in document.sections[name].contents if isinstance(c, Figure)]
-            assert found[: len(figures)] == figures
-        names = [figure.name for figure in document.figures]
-        assert len(names) == len(set(names))
 
 
 # What the first sentences say does not turn on the last digit of an interval's end.

@@ -124,19 +124,6 @@ def test_names_cannot_be_commands(tmp_path):
         assert r"50\%" in text
 
 
-def test_one_seed_claims_nothing_and_what_is_not_there_is_not_told(tmp_path):
-    study = load(Record(factors={"heads": ("mha", "mqa"), "kept": ("all",)}, seeds=(0,)), tmp_path)
-    text = write_methods(study)
-    assert "no difference is tested" in text
-    assert "varies heads (mha, mqa); the first" in text
-    assert "Each cell has 1 seed." in text
-    for words in ("holm1979procedure", "share weights", "are not measured"):
-        assert words not in text
-    table = write_table(study, COLUMN_WIDTH)
-    assert r"\textbf" not in table
-    assert re.search(r"mqa & \d\.\d{4} & [+$-]+0\.\d{4} & \\textendash", table)
-
-
 def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(tmp_path):
     store, folder = EVERY_OUTCOME.write(tmp_path / "store"), tmp_path / "paper"
     write(store, folder, None)

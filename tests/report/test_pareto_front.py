@@ -64,30 +64,6 @@ def test_the_best_cell_in_every_budget_and_the_front(tmp_path):
     ]
 
 
-def test_the_front_of_memory_is_of_differences_from_the_own_reference(tmp_path):
-    """Rotary positions are 0.5 better and save nothing: no cell gets on the front by them."""
-    costs = {("mqa", "learned"): 0.2, ("mqa", "rope"): 0.1, ("gqa", "learned"): 0.15,
-             ("gqa", "rope"): 0.3}  # fmt: skip
-
-    class Free(Record):
-        def bytes(self, levels):
-            return {"mha": 4000, "gqa": 2000, "mqa": 1000}[levels["heads"]]
-
-        def loss(self, levels, seed):
-            gain = -0.5 if levels["position"] == "rope" else 0.0
-            return 4.0 + 0.1 * seed + gain + costs.get(tuple(levels.values()), 0.0)
-
-    factors = {"heads": ("mha", "mqa", "gqa"), "position": ("learned", "rope")}
-    points = {p.levels: p for p in memory_front(load(Free(factors=factors), tmp_path))}
-    assert {c: round(p.quality, 9) for c, p in points.items()} == {
-        ("mha", "learned"): 0.0, ("mha", "rope"): 0.0, **costs
-    }  # fmt: skip
-    # Both references cost nothing, and tie; gqa at 2,000 bytes is beaten by mqa+rope at 1,000.
-    on_front = {c for c, p in points.items() if p.is_on_front}
-    assert on_front == {("mqa", "rope"), ("mha", "learned"), ("mha", "rope")}
-    assert points["mqa", "rope"].mean == pytest.approx(4.1 - 0.5 + 0.1)
-
-
 def test_a_cell_without_its_reference_is_on_no_front(tmp_path):
     factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
     lost = {"heads": "mha", "position": "rope"}
@@ -117,18 +93,3 @@ def test_what_diverged_stands_on_no_front_and_wins_no_budget(tmp_path):
         assert not diverged & {best.point.levels, *best.choice.rivals}
     answer = markdown(found).split("## The answer")[1].split("\n## ")[0]
     assert not [levels for levels in diverged if f"**{found.label(levels)}**" in answer]
-
-
-def test_cells_on_the_front_by_chance_are_marked(tmp_path):
-    class Even(Sized):
-        worth = {**Sized.worth, "d": 4.0, "e": 4.0, "c": 4.0}  # noqa: RUF012
-
-        def loss(self, levels, seed):
-            own = random.Random(f"{levels} {seed}").gauss(0, 0.01)
-            return self.worth[levels["size"]] + own
-
-    found = load(Even(factors={"size": tuple("abcdef")}, seeds=(0, 1, 2, 3, 4)), tmp_path)
-    points = [p for p in memory_front(found) if p.is_on_front]
-    front = {p.levels[0]: {levels[0] for levels in p.rivals} for p in points}
-    assert front["f"] == front["e"] == front["b"] == set(), "better than every smaller cell"
-    assert all(rivals and rivals <= set("cde") for cell, rivals in front.items() if cell in "acd")

@@ -25,11 +25,6 @@ from tests.support.search_record import (
 )
 from tests.support.tiny_sweep import write_tiny_sweep
 
-FALSE_OF_A_SEARCH = (
-    "factorial", "tuned for", "point=", "p000", "baseline", "Holm", "simultaneous 95%",
-    "more than one attempt",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):

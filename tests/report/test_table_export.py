@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.report import write_report
 from kvlab.report.document import Cell, Column, Row, Table, cell
-from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, table_to_latex
+from kvlab.report.table_export import escape_latex, table_to_latex
 from tests.report.test_escaping import hostile_record
 
 PDFLATEX = shutil.which("pdflatex")
@@ -49,16 +49,6 @@ def test_a_table():
         r"\textbf{worse} &  \\",
         r"\par\smallskip{\footnotesize\raggedright \emph{n}: trials\_measured.\par}",
     } <= {*lines}
-
-
-def test_a_table_longer_than_a_page_goes_over_several():
-    rows = tuple(Row((cell(str(number), number),)) for number in range(MAX_PAGE_ROWS + 1))
-    lines = table_to_latex(Table("long", "All.", (Column("n", True),), rows)).splitlines()
-    assert "booktabs,longtable" in lines[0]
-    assert [line for line in lines[1:] if "table}" in line] == [
-        r"\begin{longtable}{@{}r@{}}", r"\end{longtable}",
-    ]  # fmt: skip
-    assert len([line for line in lines if line.endswith(r"\\")]) == len(rows) + 1
 
 
 def booktabs() -> str:
