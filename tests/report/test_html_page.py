@@ -208,7 +208,7 @@ def test_the_quickstart_page_is_short_and_cuts_nothing_however_it_is_unfolded(tm
             }
             return tallest;
         })()""")
-    assert 3000 < tallest < 6000
+    assert 3000 < tallest < 6200
 
 
 def test_keys_go_through_rows_and_tab_to_heads_and_one_row(page):
