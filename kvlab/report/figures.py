@@ -258,7 +258,7 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
 
         def cost(spot: "tuple[tuple[float, float, str], Bbox]") -> float:
             (right, up, _), box = spot
-            return max(abs(right), abs(up)) / size + 2 * box.count_overlaps(lines)
+            return float(max(abs(right), abs(up)) / size + 2 * box.count_overlaps(lines))
 
         (right, up, alignment), box = min(spots, key=cost)
         text.set(position=(right, up), horizontalalignment=alignment)

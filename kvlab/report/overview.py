@@ -401,9 +401,10 @@ def _is_clearly_worse(study: Study, one: CellComparison | Effect) -> bool:
 def list_close_to_margin(study: Study) -> list[tuple[str, str]]:
     """Return the levels and cells whose interval ends close to the margin, on either side."""
     margin, metric = study.decide.margin or 0.0, study.primary_metric
-    cells = [one for one in study.comparisons.values() if one.effect is None]
+    found: list[Effect | CellComparison] = [*study.effects(metric)]
+    found += [one for one in study.comparisons.values() if one.effect is None]
     close = []
-    for one in (*study.effects(metric), *cells):
+    for one in found:
         worst = _costs(study, one)[1]
         if one.has_interval and abs(worst - margin) < FROM_MARGIN * margin:
             name = one.name if isinstance(one, Effect) else study.label(one.levels)
