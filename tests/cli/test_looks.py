@@ -51,6 +51,7 @@ def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(script):
     script[bad, "measure", 0] = "bug"
     code, text, _ = run_kvlab(*SUBMIT)
     assert (code, "1 failed" in text, f"  {bad}  bug" in text) == (1, True, True)
+    assert text.count("; 1 tuning trial failed") == 1
     assert "1 failed" in run_kvlab("status", "s")[1]
     assert run_kvlab(*SUBMIT)[0] == 1, "nothing new has run, and the failure is still there"
     script.clear()

@@ -2,12 +2,15 @@
 
 import json
 import multiprocessing
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from kvlab.cli.commands import submit
 from kvlab.cli.main import main
 from kvlab.errors import WorkerKilled
+from kvlab.sweep import plan_stage
 from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, wait_for
@@ -73,19 +76,26 @@ def test_an_added_executor_runs_a_sweep_by_its_name_and_is_refused_once_removed(
 ):
     entry = ExecutorEntry("as inline", lambda run, _: ToyExecutor(run), runs_in_process=True)
     monkeypatch.setitem(EXECUTORS, "toy", entry)
-    monkeypatch.setattr(
-        "kvlab.cli.commands.submit.run_task", lambda task, store, **_: KnownRun(store)(task)
-    )
-    submit = ["submit", "s.yaml", "--executor", "toy", "--no-report"]
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
+
+    def slow_plan(*args, **options):
+        clock.seconds += 58.0
+        return plan_stage(*args, **options)
+
+    monkeypatch.setattr(submit, "time", clock)
+    monkeypatch.setattr(submit, "plan_stage", slow_plan)
+    monkeypatch.setattr(submit, "run_task", lambda task, store, **_: KnownRun(store)(task))
+    command = ["submit", "s.yaml", "--executor", "toy", "--no-report"]
     with tiny_sweep_folder(tmp_path):
-        code, out, error = run_kvlab(*submit)
+        code, out, error = run_kvlab(*command)
         assert code == 0, error
         assert "2 to run on a toy" in out
+        assert "2 done, 0 failed in 58s" in out, "with the time that the plan took"
         record = json.loads((tmp_path / "runs" / "sweeps" / "s" / "sweep.json").read_text())
         assert record["command"].endswith("--executor toy")
-        code, _, error = run_kvlab(*submit, "--address", "auto")
+        code, _, error = run_kvlab(*command, "--address", "auto")
         assert (code, "needs --executor ray" in error) == (2, True)
         monkeypatch.delitem(EXECUTORS, "toy")
         with pytest.raises(SystemExit):
-            main(submit)
+            main(command)
         assert "invalid choice: 'toy' (choose from 'ray', 'inline')" in capsys.readouterr().err

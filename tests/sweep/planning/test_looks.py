@@ -93,14 +93,6 @@ def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new,
     assert plan_stage(renamed, Store(folder / "runs"), identify=identify).plan.trials
 
 
-def test_the_most_is_every_seed_of_the_last_look(tmp_path):
-    sweep = load_looks(tmp_path)
-    assert len(plan_stage(sweep, None, identify=identify).plan.trials) == 9
-    assert len(plan_at_most(SweepPlanner(sweep, None, identify)).trials) == 21
-    first = sweep.model_copy(update={"seeds": (0, 1)})
-    assert plan_at_most(SweepPlanner(first, None, identify)) is None
-
-
 def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path, store):
     text = LOOKS.replace(
         "{model.n_kv_head: 1}", "{model.n_kv_head: 1, training.init_from: {heads: gqa}}"
