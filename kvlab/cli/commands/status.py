@@ -1,7 +1,6 @@
 """`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, describe_levels
@@ -57,7 +56,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
             "driven": bool(drivers),
             "drivers": drivers,
             "states": counts,
-            "pace": asdict(pace),
+            "pace": pace,
             **({} if search is None else {"search": list(format_search(search))}),
             "trials": list(trials.values()),
         }

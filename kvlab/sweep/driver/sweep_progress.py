@@ -111,35 +111,24 @@ MAX_RESULTS_READ = 64
 """Results that the mean duration is taken over, the newest first: a store may hold thousands."""
 
 
-@dataclass(frozen=True)
-class SweepPace:
-    """The pace of a sweep.
-
-    Attributes:
-        tokens_per_second: Of all running trainings together; None if none reports.
-        trials_per_hour: At the present number of running trials; None if nothing runs or nothing
-            has ended yet.
-        seconds_left: At that pace.
-    """
-
-    tokens_per_second: float | None
-    trials_per_hour: float | None
-    seconds_left: float | None
-
-
 def estimate_pace(
     store: Store, done: Iterable[str], running: Sequence[str], missing: int
-) -> SweepPace:
+) -> dict[str, float | None]:
     """Estimate the pace of a sweep from its record.
 
     Args:
         done: Ids of the finished trials.
         running: Ids of the trials that run now.
         missing: Number of trials that are still to be started.
+
+    Returns:
+        ``tokens_per_second`` of all running trainings together, None if none reports;
+        ``trials_per_hour`` at the present number of running trials, None if nothing runs or
+        nothing has ended yet; and ``seconds_left`` at that pace.
     """
     progress = [store.progress(trial_id) or {} for trial_id in running]
     rates = [state["tokens_per_second"] for state in progress if state.get("tokens_per_second")]
-    tokens_per_second = float(sum(rates)) if rates else None
+    pace = {"tokens_per_second": float(sum(rates)) if rates else None}
     ended_at: dict[str, float] = {}
     for trial_id in done:
         with contextlib.suppress(OSError):
@@ -155,11 +144,13 @@ def estimate_pace(
                 if provenance["attempts"] > 1:  # it was trained in the attempts before
                     durations[-1] = max(durations[-1], training.get("seconds", 0.0))
     if not durations or not running:
-        return SweepPace(tokens_per_second, None, None)
+        return {**pace, "trials_per_hour": None, "seconds_left": None}
     duration = mean(durations)
     left = [min(state.get("seconds_left") or duration / 2, duration) for state in progress]
     seconds_left = (missing * duration + sum(left)) / len(running)
-    return SweepPace(tokens_per_second, len(running) * 3600 / duration, seconds_left)
+    return {
+        **pace, "trials_per_hour": len(running) * 3600 / duration, "seconds_left": seconds_left
+    }  # fmt: skip
 
 
 class RemainingTime:

@@ -31,7 +31,6 @@ class Capacity:
 
     def __init__(self, list_machines: ListMachines, clock: Callable[[], float] = time.monotonic):
         self._list_machines, self._clock = list_machines, clock
-        self._used_cpus = self._used_gpus = 0.0
         self.cpus = self.gpus = 0.0
         self.refresh()
 
@@ -47,23 +46,16 @@ class Capacity:
                 self.cpus = sum(machine.get("CPU", 0.0) for machine in machines)
                 self.gpus = sum(machine.get("GPU", 0.0) for machine in machines)
 
-    def has_room(self, resources: ResourcesConfig) -> bool:
-        """Return whether the cluster as a whole has room.
+    def has_room(self, resources: ResourcesConfig, running: Iterable[ResourcesConfig]) -> bool:
+        """Return whether the cluster as a whole has room beside what runs.
 
         A task that fits no single machine yet waits in Ray's queue.
         """
         if self._clock() - self._refreshed >= REFRESH_SECONDS:
             self.refresh()
-        has_cpus = self._used_cpus + resources.cpus <= self.cpus + _TOLERANCE
-        return has_cpus and self._used_gpus + resources.devices <= self.gpus + _TOLERANCE
-
-    def acquire(self, resources: ResourcesConfig) -> None:
-        self._used_cpus += resources.cpus
-        self._used_gpus += resources.devices
-
-    def release(self, resources: ResourcesConfig) -> None:
-        self._used_cpus -= resources.cpus
-        self._used_gpus -= resources.devices
+        wanted = [*running, resources]
+        has_cpus = sum(one.cpus for one in wanted) <= self.cpus + _TOLERANCE
+        return has_cpus and sum(one.devices for one in wanted) <= self.gpus + _TOLERANCE
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         """Raise ResourceError if a request fits no single machine."""

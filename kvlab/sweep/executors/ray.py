@@ -99,7 +99,7 @@ class RayExecutor:
         self._capacity.check_requests(requests)
 
     def has_room(self, resources: ResourcesConfig) -> bool:
-        return self._capacity.has_room(resources)
+        return self._capacity.has_room(resources, [t.resources for t in self._running.values()])
 
     def start(self, task: Task) -> None:
         resources = task.resources
@@ -112,7 +112,6 @@ class RayExecutor:
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
         remote = self._on_gpu if resources.devices else self._on_cpu
         self._running[remote.options(**options).remote(task)] = task
-        self._capacity.acquire(resources)
 
     def wait(self, seconds: float) -> list[EndedTask]:
         if not self._running:
@@ -203,10 +202,8 @@ class RayExecutor:
             ClusterLost: The cluster is unavailable.
         """
         self._disconnect()
-        death, lost = WorkerKilled("its cluster died (LocalRayletDiedError)"), list[EndedTask]()
-        for task in self._running.values():
-            lost.append(EndedTask(task.id, error=death))
-            self._capacity.release(task.resources)
+        death = WorkerKilled("its cluster died (LocalRayletDiedError)")
+        lost = [EndedTask(task.id, error=death) for task in self._running.values()]
         self._running.clear()
         try:
             self._connect()
@@ -216,10 +213,9 @@ class RayExecutor:
         return lost
 
     def _collect(self, reference: Any) -> EndedTask:
-        """Return how a task has ended, and release its resources."""
+        """Return how a task has ended."""
         task = self._running.pop(reference)
         cause: BaseException
-        self._capacity.release(task.resources)
         try:
             return EndedTask(task.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:

@@ -10,6 +10,7 @@ out of memory, that is reported.
 import contextlib
 import importlib.metadata
 import json
+import operator
 import os
 import platform
 import subprocess
@@ -163,7 +164,13 @@ def estimate_budget(
         training_rate = None if store is None else _measure_rate(plan, store, missing)
         training_rate = training_rate or _machine_rate(missing, on_calibration)
     at_once = min(at_once, len(missing))
-    hours, wall_seconds = _device_hours(missing, training_rate, at_once)
+    hours = wall_seconds = None
+    if training_rate is not None and len({p.trial.resources.devices > 0 for p in missing}) == 1:
+        measuring, speed = training_rate.measure_seconds or 0.0, training_rate.flops_per_second
+        seconds = [p.trains * p.flops_to_do / speed + measuring for p in missing]
+        units = [p.trial.resources.devices or p.trial.resources.cpus for p in missing]
+        hours = sum(map(operator.mul, seconds, units)) / 3600
+        wall_seconds = max(sum(seconds) / at_once, *seconds)
     if price is not None and hours is None:
         text = f"--price = {price:g} needs a rate, and no finished trial here gives one"
         raise UsageError(f"{text}; state it with --rate FLOPS")
@@ -189,23 +196,6 @@ def estimate_budget(
         wall_seconds=wall_seconds,
         money=None if price is None or hours is None else hours * price,
     )
-
-
-def _device_hours(
-    missing: list[PlannedTrial], rate: TrainingRate | None, at_once: int
-) -> tuple[float | None, float | None]:
-    """Return the hours of all devices, and the seconds with ``at_once`` trials at a time."""
-    kinds = {planned.trial.resources.devices > 0 for planned in missing}
-    if rate is None or len(kinds) != 1:
-        return None, None
-    device_seconds, trial_seconds = 0.0, []
-    for planned in missing:
-        resources = planned.trial.resources
-        training = planned.flops_to_do / rate.flops_per_second if planned.trains else 0.0
-        seconds = training + (rate.measure_seconds or 0.0)
-        trial_seconds.append(seconds)
-        device_seconds += seconds * (resources.devices or resources.cpus)
-    return device_seconds / 3600, max(sum(trial_seconds) / at_once, *trial_seconds)
 
 
 def _machine_rate(
@@ -302,16 +292,14 @@ def load_training_rate(
         None if it is not known and cannot be measured.
     """
     facts = make_short_training(experiment)
-    name = f"{platform.node()}-{os.cpu_count()}-torch-{importlib.metadata.version('torch')}"
-    safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)  # one cache, many machines
-    path = get_data_dir() / "training-rates" / f"{safe}.json"
-    key = fingerprint({"training": facts, "threads": threads})[:ID_LENGTH]
-    try:
-        remembered: dict[str, Any] = dict(read_json(path))
-    except (FileNotFoundError, StoreError, ValueError, TypeError):
-        remembered = {}  # not measured yet, or the file is damaged
-    with contextlib.suppress(KeyError, TypeError):
-        return remembered[key]["flops_per_second"], remembered[key]["is_scaled"]
+    # machines may share the folder
+    machine = [platform.node(), os.cpu_count(), importlib.metadata.version("torch")]
+    key = fingerprint({"training": facts, "threads": threads, "machine": machine})[:ID_LENGTH]
+    path = get_data_dir() / "training-rates" / f"{key}.json"
+    # else it is not measured yet, or the file is damaged
+    with contextlib.suppress(FileNotFoundError, StoreError, ValueError, TypeError, KeyError):
+        remembered = read_json(path)
+        return remembered["flops_per_second"], remembered["is_scaled"]
     if on_measure is None:
         return None
     on_measure()
@@ -319,7 +307,7 @@ def load_training_rate(
     if measured is None:
         return None
     with contextlib.suppress(StoreError):  # not writable: the next plan measures again
-        write_json(path, {**remembered, key: measured})
+        write_json(path, measured)
     return measured["flops_per_second"], measured["is_scaled"]
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from kvlab.cli.progress_display import ProgressDisplay
 from kvlab.fs.atomic_files import write_json
-from kvlab.store import Store
 from kvlab.sweep.driver import sweep_progress
 from kvlab.sweep.driver.sweep_progress import Event, RemainingTime, estimate_pace
 from tests.support.stub_trials import StubRun, drive
@@ -31,27 +30,25 @@ def runs(store, trial, **state):
     write_json(store.trial_directory(trial) / "progress.json", {"stage": "training", **state})
 
 
-def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(tmp_path):
-    store = Store(tmp_path)
+def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(store):
     for trial, seconds in zip(DONE, (60, 120, 180), strict=True):
         done(store, trial, seconds)
     runs(store, RUNNING[0], tokens_per_second=1000.0, seconds_left=20.0)
     runs(store, RUNNING[1], tokens_per_second=500.0, seconds_left=10_000.0)
-    pace = estimate_pace(store, DONE, RUNNING, missing=6)
-    assert pace.tokens_per_second == 1500
-    assert pace.trials_per_hour == 2 * 3600 / 120
-    # 6 of 120 s; what runs has 20 s left and, of the other, no more than a whole trial
-    assert pace.seconds_left == pytest.approx((6 * 120 + 20 + 120) / 2)
+    assert estimate_pace(store, DONE, RUNNING, missing=6) == {
+        "tokens_per_second": 1500,
+        "trials_per_hour": 2 * 3600 / 120,
+        # 6 of 120 s; what runs has 20 s left and, of the other, no more than a whole trial
+        "seconds_left": pytest.approx((6 * 120 + 20 + 120) / 2),
+    }
 
 
-def test_what_was_trained_before_a_kill_counts_and_nothing_is_guessed_from_nothing(tmp_path):
-    store = Store(tmp_path)
-    nothing = estimate_pace(store, [], RUNNING, missing=3)
-    assert (nothing.trials_per_hour, nothing.seconds_left) == (None, None)
+def test_what_was_trained_before_a_kill_counts_and_nothing_is_guessed_from_nothing(store):
+    nothing = dict.fromkeys(("tokens_per_second", "trials_per_hour", "seconds_left"))
+    assert estimate_pace(store, [], RUNNING, missing=3) == nothing
     done(store, DONE[0], 10, attempts=3, trained=200.0)
-    assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
-    stands_still = estimate_pace(store, DONE[:1], [], missing=3)
-    assert (stands_still.tokens_per_second, stands_still.seconds_left) == (None, None)
+    assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0)["trials_per_hour"] == 18
+    assert estimate_pace(store, DONE[:1], [], missing=3) == nothing, "it stands still"
 
 
 @pytest.fixture

@@ -39,28 +39,24 @@ def test_what_one_machine_holds_passes_and_more_is_refused(cpus, gpus):
 
 def test_a_machine_that_joins_or_leaves_counts_after_a_while_and_stays_without_an_answer():
     cluster = Cluster({"CPU": 1.0})
-    capacity = cluster.capacity()
-    capacity.acquire(asks(1))
+    capacity, running = cluster.capacity(), [asks(1)]
     cluster.machines.append({"CPU": 2.0, "GPU": 1.0})
-    assert not capacity.has_room(asks(1))  # asked for a moment ago
+    assert not capacity.has_room(asks(1), running)  # asked for a moment ago
     cluster.seconds += REFRESH_SECONDS
-    assert capacity.has_room(asks(2, 1))
-    assert not capacity.has_room(asks(2.5))
+    assert capacity.has_room(asks(2, 1), running)
+    assert not capacity.has_room(asks(2.5), running)
     assert (capacity.cpus, capacity.gpus) == (3.0, 1.0)
-    capacity.release(asks(1))
-    assert capacity.has_room(asks(2.5))
+    assert capacity.has_room(asks(2.5), [])
     cluster.machines.pop()
     cluster.seconds += REFRESH_SECONDS
-    assert not capacity.has_room(asks(1.5))
+    assert not capacity.has_room(asks(1.5), [])
     for cluster.away in (True, False):  # cut off, or without any machine
         cluster.machines.clear()
         cluster.seconds += REFRESH_SECONDS
-        assert capacity.has_room(asks(1))
+        assert capacity.has_room(asks(1), [])
 
 
 def test_fractions_fill_a_device_exactly():
     capacity = Cluster({"CPU": 1.0, "GPU": 1.0}).capacity()
-    for _ in range(10):
-        assert capacity.has_room(asks(0.1, 0.1))
-        capacity.acquire(asks(0.1, 0.1))
-    assert not capacity.has_room(asks(0.1, 0.1))
+    assert capacity.has_room(asks(0.1, 0.1), [asks(0.1, 0.1)] * 9)
+    assert not capacity.has_room(asks(0.1, 0.1), [asks(0.1, 0.1)] * 10)
