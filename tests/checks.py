@@ -3,10 +3,11 @@
     python -m tests.checks
 
 Every YAML in experiments/ and sweeps/ plans. The schemas beside them are current. In every Markdown
-page the links and their headings exist, and the commands in ```console blocks parse. Commands that
-are quick and deterministic are run, and the page must show their output, with a line ... for what it
-leaves out; of plans, lines of it. A plan may be of a sweep that the page itself writes, in a ```yaml block that begins with its
-path. What a page quotes from a report is in that report, and the findings are what the records say.
+page the links, their headings and the modules exist, and the commands in ```console blocks parse.
+Commands that are quick and deterministic are run, and the page must show their output, with a line
+... for what it leaves out; of plans, lines of it. A plan may be of a sweep that the page itself
+writes, in a ```yaml block that begins with its path. What a page quotes from a report is in that
+report, and the findings are what the records say.
 """
 
 import io
@@ -82,12 +83,15 @@ def _check_schemas() -> Iterator[str]:
 
 
 def _check_pages() -> Iterator[str]:
-    names = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    for name in names.stdout.split():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    modules = {Path(name).name for name in listed}
+    for name in (name for name in listed if name.endswith(".md")):
         page = ROOT / name
         text = page.read_text()
+        for module in set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text)) - modules:
+            yield f"{name}: there is no {module}"
         for target in LINK.findall(text):
             path, _, anchor = target.partition("#")
             found = page.parent / path if path else page
