@@ -1,6 +1,7 @@
-"""The `kvlab` command and its table of commands; tables, sizes, and output that nobody reads."""
+"""The `kvlab` command, its table of commands, and that of measurements."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -13,7 +14,10 @@ from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
 from kvlab.cli.terminal import format_exact_bytes, format_table
 from kvlab.errors import UsageError
+from kvlab.report.sections import SECTIONS
+from kvlab.spec.key_reference import list_key_sections
 from kvlab.store import Store
+from kvlab.store.metrics import FAMILIES, METRICS
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, tiny_sweep_folder
 
@@ -94,3 +98,20 @@ def test_a_table_has_aligned_columns_without_trailing_spaces_and_an_exact_size_b
         "gqa-4     96",
     ]
     assert format_exact_bytes(1_048_576) == "1,048,576 bytes = 1.049 MB = 1.000 MiB"
+
+
+def test_every_metric_is_in_one_family_whose_sections_and_keys_exist():
+    assert all(sum(family.holds(name) for family in FAMILIES) == 1 for name in METRICS)
+    keys = {key.path for one in list_key_sections("experiment") for key in one.keys}
+    for family in FAMILIES:
+        assert set(family.sections) <= SECTIONS.keys(), family.title
+        assert {key for key in family.key.split(", ") if key} <= keys, family.title
+
+
+def test_the_tables_hold_every_metric_once_with_its_unit(capsys):
+    assert main(["metrics"]) == 0
+    pattern = r"^\| `(\w+)` \| .* \| ([^|]+) \| (lower|higher|neither) \|"
+    rows = re.findall(pattern, capsys.readouterr().out, re.M)
+    assert sorted(rows) == sorted(
+        (n, one.unit or "share", one.better) for n, one in METRICS.items()
+    )

@@ -1,4 +1,4 @@
-"""The command that is run when a sweep has ended; `tests/track/test_outage.py` has MLflow."""
+"""The command that is run when a sweep has ended; `tests/track/test_connection.py` has MLflow."""
 
 import json
 import os
