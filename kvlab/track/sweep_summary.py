@@ -91,16 +91,12 @@ def describe_sweep(sweep: Mapping[str, Any], states: str, report: Path | None) -
     path = report / "report.md" if report is not None else None
     text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
     title, _, section = text.partition("\n## ")[2].partition("\n")
-    kept: list[str] = []
-    if "answer" in title.lower():
-        for paragraph in section.partition("\n## ")[0].strip().split("\n\n"):
-            if _LOCAL_LINK.search(paragraph):
-                continue
-            if sum(map(len, kept)) + len(paragraph) > MAX_NOTE_LENGTH:
-                kept.append("More is in the report, among this run's artifacts.")
-                break
-            kept.append(paragraph)
-    answer = "\n\n".join(kept)
+    paragraphs = section.partition("\n## ")[0].strip().split("\n\n")
+    is_answer = "answer" in title.lower()
+    answer = "\n\n".join(p for p in paragraphs if is_answer and not _LOCAL_LINK.search(p))
+    if len(answer) > MAX_NOTE_LENGTH:
+        whole = answer[:MAX_NOTE_LENGTH].rpartition("\n\n")[0]
+        answer = f"{whole}\n\nMore is in the report, among this run's artifacts."
     return f"{answer or sweep['question']}\n\n{states}"
 
 

@@ -12,7 +12,6 @@ from kvlab.cli import commands
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
-from kvlab.cli.terminal import format_exact_bytes, format_table
 from kvlab.errors import UsageError
 from kvlab.report.sections import SECTIONS
 from kvlab.spec.key_reference import list_key_sections
@@ -87,17 +86,6 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     store = Store(folder / "runs")
     assert [store.status(trial) for trial in store.trial_ids()] == ["done", "done"]
     assert (folder / "reports" / "s" / "report.md").exists()
-
-
-def test_a_table_has_aligned_columns_without_trailing_spaces_and_an_exact_size_both_units():
-    rows = [["name", "bytes", "state"], ["mqa", "1,024", "new"], ["gqa-4", "96", ""]]
-    assert format_table(rows, right="lr").splitlines() == [
-        "name   bytes  state",
-        "-----  -----  -----",
-        "mqa    1,024  new",
-        "gqa-4     96",
-    ]
-    assert format_exact_bytes(1_048_576) == "1,048,576 bytes = 1.049 MB = 1.000 MiB"
 
 
 def test_every_metric_is_in_one_family_whose_sections_and_keys_exist():

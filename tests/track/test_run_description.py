@@ -17,7 +17,7 @@ from kvlab.track.run_description import (
     tracked_metrics,
     tracked_name,
 )
-from kvlab.track.sweep_summary import experiment_tags, view_address
+from kvlab.track.sweep_summary import describe_sweep, experiment_tags, view_address
 from tests.support.record_factory import Record
 
 
@@ -118,3 +118,14 @@ def test_cells_are_named_by_their_settings_in_a_search_and_by_factors_that_share
     base = {"a": "off", "b": "off"}
     sweep = {"factors": dict.fromkeys("ab", ("off", "on")), "baseline": base}
     assert [cell_name(sweep, {**base, "a": a}) for a in ("on", "off")] == ["a=on", "baseline"]
+
+
+def test_the_note_is_the_answer_of_the_report_as_far_as_it_fits(tmp_path):
+    parts = ["![front](figures/pareto.svg)", "a" * 2000, "b" * 2000, "c" * 2000]
+    page = "\n\n".join(["# s", "## The answer", *parts, "## Cells", "d"])
+    (tmp_path / "report.md").write_text(page)
+    end = "More is in the report, among this run's artifacts."
+    note = describe_sweep({"question": "q"}, "8 done", tmp_path)
+    assert note == "\n\n".join([parts[1], parts[2], end, "8 done"])
+    (tmp_path / "report.md").write_text(page.replace("answer", "method"))
+    assert describe_sweep({"question": "q"}, "8 done", tmp_path) == "q\n\n8 done"
