@@ -138,6 +138,8 @@ _FORMS = {
     "reported.json": _form(("seeds", list[list[int]])),
     "timings.json": _form(("sessions", _list[_TIMING_SESSION])),
     "training.json": _form(("files", _form(("final/model.safetensors", Object)))),
+    "config.json": _form(),
+    "start.json": _form(("source", Text)),
     "diverged.json": _form(("message", Text)),
     "rungs.json": _form(("rungs", _dict[Seed, _form(("step", int), ("loss", Number))])),
     "state.json": _form(("files state", Object)),

@@ -33,8 +33,8 @@ from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import SCHEMA, TrialRecords
 
-TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
-"""What a training that is done has recorded, beside its checkpoints."""
+TRAINING_FILES = ("training.json", "final", "config.json")
+"""What a training writes again at its end if it goes on from a checkpoint."""
 
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 
@@ -94,6 +94,19 @@ class Store(TrialRecords):
             The folder that it is moved to.
         """
         return sealed_files.set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
+
+    def forget_start(self, training_id: str, fence: Fence | None = None) -> Path | None:
+        """Let a training begin anew if the record of its initial weights is not whole.
+
+        That record is written before the first step, and no checkpoint has it.
+
+        Returns:
+            Where its checkpoints are moved to; None if it has none, or the record is whole.
+        """
+        directory = self.training_directory(training_id)
+        if not (directory / "checkpoints").exists() or read_if_whole(directory / "start.json"):
+            return None
+        return sealed_files.set_aside(directory, ["start.json", "checkpoints"], fence)
 
     def earlier_training_record(self, training_id: str) -> bytes | None:
         """Return the whole record of a training whose weights are gone; None if there is none.

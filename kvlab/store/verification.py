@@ -31,6 +31,8 @@ _REMEDIES = {
     "trial.json": "written again with the next result",
     "result.json": "submit the sweep again: the trial is measured again",
     "training.json": "trained again when a trial needs its weights",
+    "config.json": "written again when the training goes on",
+    "start.json": "the training begins anew",
     "diverged.json": "the training runs again",
     "rungs.json": "measured again when a search needs them",
     "state.json": "the training resumes from the checkpoint before",
@@ -201,7 +203,10 @@ class _Verifier:
                     self._note_training(directory.name, result)
             case "trainings":
                 self.found.trainings += 1
-                self.check_record(directory, "training.json", TRAINING_FILES, may_lack_weights=True)
+                whole = (directory, "training.json", TRAINING_FILES)
+                if not self.check_record(*whole, may_lack_weights=True):
+                    self.check_record(directory, "config.json")
+                    self.check_record(directory, "start.json", ("start.json", "checkpoints"))
                 self.check_record(directory, "diverged.json")
                 self.check_record(directory, "rungs.json")
         for path in sorted((*directory.glob("checkpoints/step-*"), *directory.glob("step-*"))):

@@ -98,8 +98,14 @@ def write_training_record(
     """Write ``directory/training.json``, which marks the training as finished.
 
     It seals the training: it lists size and sha256 of the other files that stay.
+
+    Raises:
+        RecordDamaged: One of them is not what was written.
     """
     paths = [directory / name for name in SEALED_FILES if (directory / name).exists()]
+    for path in paths:
+        if path.suffix == ".json":
+            sealed_files.read_seal(path)  # what was damaged meanwhile must not be sealed
     files = {path.relative_to(directory).as_posix(): sealed_files.seal_file(path) for path in paths}
     content = {"schema": 1, **asdict(record), "files": files}
     sealed_files.write_sealed_json(directory / "training.json", content, fence=fence)

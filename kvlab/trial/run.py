@@ -335,6 +335,11 @@ class _TrialAttempt:
             source = trial.source_training
             if source is not None and not self.store.is_trained(source.training_id):
                 raise errors.SourceDamaged(explain_missing_source(trial, self.store))
+            if trial.initial_weights is not None:
+                aside = self.store.forget_start(training, fence)
+                if aside is not None:
+                    text = "what it started from is damaged or gone, so it begins anew"
+                    self.attempt.log_repair(f"training {training}: {text}; moved to {aside}")
             # always anew: a damaged one must not be sealed
             write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
             try:

@@ -210,3 +210,28 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     found = verify_record(store)
     assert (found.damaged, found.notes) == ([], [])
     assert not any("made again" in note for note in plan_sweep(folder, store).notes)
+
+
+@pytest.mark.parametrize("loss", ["flip", "gone"])
+def test_a_lost_record_of_the_start_lets_a_training_begin_anew(folder, loss):
+    """It is written before the first step, so a training that goes on cannot write it."""
+    write_sweep(folder, tokens=512)
+    store, trial = Store(folder / "runs"), plan_sweep(folder).trials[0].trial
+    directory = store.training_directory(trial.training_id)
+    stop_at_fourth_step = iter([False, False, False, True])
+    run = TorchTrainable(trial, lambda _: None)
+    with store.training_lock(directory.name).hold() as fence, pytest.raises(Stopped):
+        run.train(directory, lambda: next(stop_at_fourth_step), fence)
+    start = directory / "start.json"
+    whole = start.read_bytes()
+    start.unlink()
+    if loss == "flip":
+        start.write_bytes(whole.replace(b"checkpoint", b"checkpaint"))
+    assert len(verify_record(store).damaged) == (loss == "flip")
+    code, store, results = run_driver(folder)
+    assert code == 0
+    assert start.read_bytes() == whole
+    starts = [one["training_record"]["start"]["source"] for one in results.values()]
+    assert starts == ["checkpoint"] * 3
+    assert (directory / "damaged" / "1" / "checkpoints").exists()
+    assert verify_record(store).damaged == []

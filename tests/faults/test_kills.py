@@ -26,7 +26,7 @@ from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, KnownRun, drive_looks, load_looks
 from tests.support.stub_trials import SWEEP, StubRun, drive, write_sweep
 from tests.support.stub_tuning import TUNED, SurfaceRun
-from tests.support.tiny_sweep import EXPERIMENT, tiny_sweep_folder
+from tests.support.tiny_sweep import BUDGETS, TRUNK_EXPERIMENT, tiny_sweep_folder
 
 NEVER = 10**9
 
@@ -114,12 +114,6 @@ def test_two_drivers_share_every_look(tmp_path):
     assert sum(one["ran"] for one in facts) == len(store.trial_ids()) == 19
 
 
-RECIPE = "schedule: wsd, warmup_tokens: 64, decay_tokens: 192, "
-TRAINING = EXPERIMENT.replace("training: {", f"training: {{checkpoint_every: 3, {RECIPE}")
-LEVELS = "".join(f"    t{n}: {{training.tokens: {n}}}\n" for n in (640, 1280, 960))
-BUDGETS = f"question: q\nexperiment: e.yaml\nfactors:\n  budget:\n{LEVELS}"
-
-
 @pytest.mark.faults
 def test_budgets_whose_driver_dies_at_any_write_end_as_in_a_calm_sweep(tmp_path):
     """Real trainings that share a stable phase: weights and curves are the same."""
@@ -132,7 +126,7 @@ def test_budgets_whose_driver_dies_at_any_write_end_as_in_a_calm_sweep(tmp_path)
     found = {}
     for name, (fewest, most) in {"calm": (NEVER, NEVER), "killed": (12, 40)}.items():
         (tmp_path / name).mkdir()
-        with tiny_sweep_folder(tmp_path / name, BUDGETS, TRAINING):
+        with tiny_sweep_folder(tmp_path / name, BUDGETS, TRUNK_EXPERIMENT):
             calls = ("replace", "link", "fsync")
             deaths = count_deaths(drive_budgets, random.Random(0), fewest, most, calls)
         store = Store(tmp_path / name / "runs")

@@ -22,32 +22,22 @@ def git(folder, *arguments):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    package = tmp_path / "work" / "package"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    git(tmp_path / "work", "init", "-q")
-    git(tmp_path / "work", "add", ".")
-    git(tmp_path / "work", "commit", "-q", "-m", "first")
-    return tmp_path / "work"
-
-
-def test_a_checkout_gives_its_commit_and_whether_it_was_changed(checkout):
+def test_code_has_the_commit_of_a_checkout_that_tracks_it_and_whether_it_was_changed(tmp_path):
+    checkout = tmp_path / "work"
+    package, installed = checkout / "package", checkout / ".venv" / "package"
+    for folder in (package, installed):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+    git(checkout, "init", "-q")
+    git(checkout, "add", "package")
+    git(checkout, "commit", "-q", "-m", "first")
     commit = git(checkout, "rev-parse", "HEAD")
-    assert read_git_state(checkout / "package") == (commit, False)
+    assert read_git_state(package) == (commit, False)
     (checkout / "notes").write_text("not tracked")
-    assert read_git_state(checkout / "package") == (commit, False)
-    (checkout / "package" / "__init__.py").write_text("changed")
-    assert read_git_state(checkout / "package") == (commit, True)
-
-
-def test_code_that_only_lies_in_somebody_elses_checkout_has_no_commit(checkout, tmp_path):
-    installed = checkout / ".venv" / "package"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("")
-    assert read_git_state(installed) == (None, None)
-    assert read_git_state(tmp_path) == (None, None)
+    assert read_git_state(package) == (commit, False)
+    (package / "__init__.py").write_text("changed")
+    assert read_git_state(package) == (commit, True)
+    assert read_git_state(installed) == read_git_state(tmp_path) == (None, None)
 
 
 def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):

@@ -20,15 +20,20 @@ EXPERIMENT = {
 }  # fmt: skip
 
 
-def measured(**numbers):
-    data = DataProvenance("i", "d", "none", "bytes")
-    return TrialMeasurements(numbers, {}, {}, Machine("cpu", 1), data)
+DATA = DataProvenance("i", "d", "none", "bytes")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_no_number_that_cannot_be_compared(value):
-    with pytest.raises(MeasurementError, match="loss = "):
-        measured(loss=value)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", float("nan"), "loss = "),
+        ("loss", -float("inf"), "loss = "),
+        ("toy", 1.0, "toy is measured but not in the table"),
+    ],
+)
+def test_a_number_can_be_compared_and_is_in_the_table(name, value, message):
+    with pytest.raises(MeasurementError, match=message):
+        TrialMeasurements({name: value}, {}, {}, Machine("cpu", 1), DATA)
 
 
 def test_the_configuration_is_kept_and_can_be_read_again():

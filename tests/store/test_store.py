@@ -7,7 +7,6 @@ import os
 import pytest
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
-from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.trial_records import DETAIL_FILES
 
@@ -153,6 +152,29 @@ def test_details_other_than_those_of_the_result_are_damaged(store, name):
         read(ID)
 
 
+def test_what_was_read_of_old_files_is_read_again_when_one_changes(store):
+    def age(seconds):
+        for path in store.trial_directory(ID).iterdir():
+            os.utime(path, (seconds, seconds))
+
+    write_all(store)
+    age(1000)
+    assert [store.status(ID), store.texts(ID)] == ["done", DETAILS["texts"]]
+    path = store.trial_directory(ID) / "texts.json.gz"
+    whole = path.read_bytes()
+    for content, ended in ((whole[:-1], "damaged"), (whole, "done"), (whole, "done")):
+        path.write_bytes(content)
+        age(1000)
+        assert store.status(ID) == ended
+    path.write_bytes(bytes([*whole[:30], whole[30] ^ 1, *whole[31:]]))
+    age(1000)
+    assert store.status(ID) == "done", "the same size, time and inode"
+    age(2000)
+    assert store.status(ID) == "damaged"
+    with pytest.raises(RecordDamaged):
+        store.texts(ID)
+
+
 def test_details_of_a_trial_that_ran_again_are_those_of_its_new_result(store):
     write_all(store)
     reader = Store(store.path)
@@ -165,16 +187,3 @@ def test_details_of_a_trial_that_ran_again_are_those_of_its_new_result(store):
     assert store.create_attempt(ID) == 2
     write_all(store, texts={"loss": {"tokens": [7]}})
     assert reader.texts(ID) == {"loss": {"tokens": [7]}}
-
-
-def test_a_training_is_done_with_its_record_and_its_weights(store):
-    directory = store.training_directory(ID)
-    (directory / "final").mkdir(parents=True)
-    weights = directory / "final" / "model.safetensors"
-    weights.write_text("w")
-    assert not store.is_trained(ID)
-    files = {"final/model.safetensors": seal_file(weights)}
-    write_sealed_json(directory / "training.json", {"files": files})
-    assert store.is_trained(ID)
-    weights.unlink()
-    assert not store.is_trained(ID)

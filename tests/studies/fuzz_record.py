@@ -15,13 +15,13 @@ and, unless other values were sealed, have the numbers of before. A case follows
 
 import contextlib
 import copy
+import faulthandler
 import io
 import json
 import os
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
@@ -46,7 +46,6 @@ from kvlab.report.report_files import make_document, results_csv, results_jsonl
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import load_sweep
 from kvlab.store import DETAIL_FILES, Store
-from kvlab.store.timings import TIMINGS_FILE, TimedTrial, TimingSession, write_timings
 from kvlab.store.verification import heal_description
 from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
@@ -60,10 +59,10 @@ from tests.support.search_record import EVERY_OUTCOME
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import PRUNED, RisingRun, searching
 from tests.support.stub_trials import StubRun, drive, tiny_plan
-from tests.support.tiny_sweep import EXPERIMENT, write_tiny_sweep
+from tests.support.tiny_sweep import BUDGETS, TRUNK_EXPERIMENT, write_tiny_sweep
 
 SECONDS = 300
-"""Time within which a reader has to end."""
+"""Time within which a reader has to end; else the study ends, and says where it was."""
 
 HOSTILE = "\x1b[31m\u202e=1+1<script>alert(1)</script>"
 
@@ -82,9 +81,6 @@ UNSEALED = ("progress.json", "log.txt", "traceback.txt", "repairs.txt", "paused"
 """Files of the record that nothing is computed from, so that they have no seal."""
 
 OF_STUBS = ("checkpoint", "steps.log")
-LEVELS = "".join(f"    t{tokens}: {{training.tokens: {tokens}}}\n" for tokens in (640, 1280, 960))
-BUDGETS = f"question: q\nexperiment: e.yaml\nfactors:\n  budget:\n{LEVELS}"
-RECIPE = "training: {checkpoint_every: 3, schedule: wsd, warmup_tokens: 64, decay_tokens: 192, "
 
 
 # The stores
@@ -95,23 +91,23 @@ class Kept:
 
     Attributes:
         submit: Runs its sweep ``s`` to the end; None if nothing can run there.
-        end: What `read_end` returns after that.
-        rows: By sweep the rows of its trials, as texts; with times that were taken again, and
-            without.
+        end: What `read_end` returns after that; empty before.
+        rows: By sweep the rows of its trials, as texts.
     """
 
     def __init__(self, folder: Path, submit: Callable[[], Any] | None = None):
         self.folder, self.path, self.submit = folder, folder / "runs", submit
         self.end: dict[Any, Any] = {}
-        self.rows: dict[str, dict[Any, list[str]]] = {}
+        self.rows: dict[str, dict[Any, str]] = {}
         folder.mkdir()
 
     def keep(self) -> None:
         """Note what the store says, and copy it."""
-        self.note_rows()
+        store = Store(self.path)
+        for name in store.sweep_names():
+            self.rows[name] = {key: repr(row) for key, row in self.read_rows(name).items()}
         if self.submit is not None:
             self.end = self.end or self.read_end()
-        store = Store(self.path)
         self.by_trial = {trial: name for name in self.rows for trial in store.sweep_trials(name)}
         self.files = [
             path
@@ -125,11 +121,6 @@ class Kept:
         shutil.rmtree(self.folder)
         shutil.copytree(self.folder.with_suffix(".whole"), self.folder)
         os.chdir(self.folder)
-
-    def note_rows(self) -> None:
-        for name in Store(self.path).sweep_names():
-            for key, row in self.read_rows(name).items():
-                self.rows.setdefault(name, {}).setdefault(key, []).append(repr(row))
 
     def read_rows(self, name: str) -> dict[tuple[Any, ...], TrialRow]:
         store = Store(self.path)
@@ -164,8 +155,7 @@ def make_plain(folder: Path) -> Kept:
 
 
 def make_looks(folder: Path) -> Kept:
-    kept = Kept(folder)
-    kept.submit = lambda: drive_looks(load_looks(folder), Store(kept.path))
+    kept = Kept(folder, lambda: drive_looks(load_looks(folder), Store(folder / "runs")))
     kept.submit()
     return kept
 
@@ -177,7 +167,7 @@ def make_search(folder: Path) -> Kept:
         search.finish()
 
     kept = Kept(folder, submit)
-    submit()
+    kept.submit()
     return kept
 
 
@@ -192,7 +182,7 @@ def make_trunks(folder: Path) -> Kept:
         drive(planned, store, lambda task: run_task(task, store.path), description=described)
 
     kept = Kept(folder, submit)
-    write_tiny_sweep(folder, BUDGETS, EXPERIMENT.replace("training: {", RECIPE))
+    write_tiny_sweep(folder, BUDGETS, TRUNK_EXPERIMENT)
     os.environ["KVLAB_DATA"] = str(folder / "data")
     submit()
     kept.end = kept.read_end()
@@ -223,13 +213,6 @@ def make_written(folder: Path) -> Kept:
     (directory / "progress.json").write_text(json.dumps(state))
     holder = {"token": "t", "seconds": 60.0, "since": "now", **process_identity(), "boot": "other"}
     (directory / "lock.1").write_text(f"held {0:012d} {json.dumps(holder)}\n")
-    kept.note_rows()
-    times = {"tpot_ms_p50": 77.5}, ({"metric": "tpot", "value": 0.0775},)
-    done = [trial for trial in store.sweep_trials("tuned") if store.status(trial) == "done"]
-    trials = {trial: TimedTrial(store.result_seal(trial), *times) for trial in done}
-    moment = "2026-01-01T00:00:00Z"
-    session = TimingSession(0, moment, moment, "cpu", 1, None, trials)
-    write_timings(store.sweep_directory("tuned"), [session])
     return kept
 
 
@@ -330,19 +313,10 @@ def _find_places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
 Reader = tuple[str, Callable[[], Any]]
 
 
-class TooSlow(BaseException):
-    """A reader has not ended; nothing catches it."""
-
-
-def _give_up(*_: object) -> None:
-    raise TooSlow(f"not done after {SECONDS} s")
-
-
 def run_reader(read: Callable[[], Any], *, is_log: bool = False) -> str | None:
     """Call a reader; return what is wrong with how it ended, None if nothing."""
     out = io.StringIO()
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(SECONDS)
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = read()
@@ -351,7 +325,7 @@ def run_reader(read: Callable[[], Any], *, is_log: bool = False) -> str | None:
     except BaseException as error:
         return "".join(traceback.format_exception(error)[-3:])
     finally:
-        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
     text = out.getvalue() + (code if isinstance(code, str) else "")
     is_wrong = isinstance(code, int) and code not in (0, 1, 2)
     hidden = {character for character in "\x1b\u202e\x07\x9b" if character in text}
@@ -462,16 +436,13 @@ def verify(kept: Kept, *words: str) -> int:
 
 
 def check_numbers(kept: Kept, damaged: list[Path]) -> None:
-    """Check that verification tells of damaged files, and that no trial says something else.
-
-    Times that were taken again may be the first ones again, if their file is damaged.
-    """
+    """Check that verification tells of damaged files, and that no trial says something else."""
     found = verify(kept) if damaged else 0
     assert found or not any(map(os.path.lexists, damaged)), "kvlab verify finds nothing"
-    names = {path.name for path in damaged if "sweeps" in path.parts}
-    for name in {kept.owner(path) for path in damaged} if names <= {TIMINGS_FILE} else ():
+    sweeps = {kept.owner(path) for path in damaged if "sweeps" in path.parts}
+    for name in {kept.owner(path) for path in damaged} - sweeps:
         for key, row in kept.read_rows(name).items():
-            is_whole = repr(row) in kept.rows[name][key] or row.status in ("damaged", "missing")
+            is_whole = repr(row) == kept.rows[name][key] or row.status in ("damaged", "missing")
             assert is_whole, f"{key} of {name} says {row!r:.500}"
 
 

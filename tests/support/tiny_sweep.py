@@ -47,6 +47,12 @@ factors:
     mqa: {model.n_kv_head: 1}
 """
 
+LEVELS = "".join(f"    t{tokens}: {{training.tokens: {tokens}}}\n" for tokens in (640, 1280, 960))
+BUDGETS = f"question: q\nexperiment: e.yaml\nfactors:\n  budget:\n{LEVELS}"
+RECIPE = "training: {checkpoint_every: 3, schedule: wsd, warmup_tokens: 64, decay_tokens: 192, "
+TRUNK_EXPERIMENT = EXPERIMENT.replace("training: {", RECIPE)
+"""With `BUDGETS`: three trainings that share a stable phase."""
+
 SHORT_REPORT = "report: {sections: [answer, cells, failures]}\n"
 """To add to a sweep whose report is looked at without its figures: they take seconds."""
 

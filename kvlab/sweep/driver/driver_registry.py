@@ -112,7 +112,7 @@ def _check_can_join(
         raise UsageError(f"{text}, and a search has one driver; {hint}")
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")
-    if description is not None:
+    if description is not None and recorded:  # else it was removed, and is written again
         ours, theirs = _as_json(description), recorded
         is_same = _are_of_one_sweep(ours.get("stages"), theirs.get("stages"))
         if "stages" not in ours and "stages" not in theirs:  # else cells grow from stage to stage

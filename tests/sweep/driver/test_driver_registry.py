@@ -118,7 +118,9 @@ def test_who_cannot_join_is_told_why(store, planned):
     with join_sweep(store, "s", describe(1), exclusive=False):
         refused(store, r"run by process \d+ since .*a search has one driver", exclusive=True)
         refused(store, "other cells than this file's", describe(2))
+        (store.sweep_directory("s") / "sweep.json").unlink()  # then who joins writes it again
         with join_sweep(store, "s", describe(1), exclusive=False):
+            assert store.sweep("s")["cells"] == describe(1)["cells"]
             store.stop_flag("s").touch()
         assert store.stop_flag("s").exists(), "the first has not seen it yet"
         refused(store, "asked to stop")
