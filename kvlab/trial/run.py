@@ -336,10 +336,10 @@ class _TrialAttempt:
             if source is not None and not self.store.is_trained(source.training_id):
                 raise errors.SourceDamaged(explain_missing_source(trial, self.store))
             if trial.initial_weights is not None:
-                aside = self.store.forget_start(training, fence)
-                if aside is not None:
+                forgotten = self.store.forget_start(training, fence)
+                if forgotten is not None:
                     text = "what it started from is damaged or gone, so it begins anew"
-                    self.attempt.log_repair(f"training {training}: {text}; moved to {aside}")
+                    self.attempt.log_repair(f"training {training}: {text}; moved to {forgotten}")
             # always anew: a damaged one must not be sealed
             write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
             try:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvlab.cli.main import main
+from kvlab.errors import Stopped
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
@@ -16,6 +17,7 @@ from kvlab.store.verification import verify_record
 from kvlab.sweep import plan
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
+from kvlab.trial.torch_trainable import TorchTrainable
 from tests.support.stub_trials import drive
 from tests.support.trained_trial import make_random_model
 
