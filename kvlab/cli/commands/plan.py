@@ -77,7 +77,10 @@ def run(options: argparse.Namespace) -> None:
     facts["retiming"] = retiming
     facts["unmatched"] = [asdict(group) for group in unmatched]
     if why is not None:
-        facts["why"] = {"trial": why.trial.id, "nearest": nearest and asdict(nearest)}
+        facts["why"] = {
+            "trial": why.trial.id,
+            "nearest": nearest and dict(zip(("trial", "differences"), nearest, strict=True)),
+        }
     tuned = []  # the rate that was found for each architecture
     if "tuning" in stage.record and not stage.is_tuning:
         for one in stage.record["tuning"]["architectures"]:
@@ -306,12 +309,12 @@ def _format_difference(
     name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
     if nearest is None:
         yield f"{name} has no result: the store has no finished trial at all."
-    elif not nearest.differences:
+    elif not nearest[1]:
         text = "asks for the same, and was made by an older version of kvlab's recipe"
-        yield f"{name} has no result: {nearest.trial[:8]} {text} or measurement."
+        yield f"{name} has no result: {nearest[0][:8]} {text} or measurement."
     else:
-        yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
-        yield from _format_fields(nearest.differences, "there")
+        yield f"{name} has no result: the nearest finished trial, {nearest[0][:8]}, differs in"
+        yield from _format_fields(nearest[1], "there")
 
 
 def _format_unmatched(groups: list[matching.UnmatchedTrials], with_fields: bool) -> Iterator[str]:

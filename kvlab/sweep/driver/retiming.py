@@ -9,6 +9,7 @@ meanwhile, the record says so, and the first times stay, marked as disturbed.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ def time_again(
             for seed, trials in sessions:
                 label = f"timing {format_count(len(trials), 'trial')} of seed {seed} again"
                 started = time.monotonic()
-                session = _run_session(seed, trials, store, directory, executor, stop, origin)
+                session = _run_session((seed, trials), store, directory, executor, stop)
+                session = replace(session, commit=origin.commit)
                 kept = [  # others, and times that a session which failed does not replace
                     one
                     for one in read_timings(directory)
@@ -178,13 +180,7 @@ def time_again(
 
 
 def _run_session(
-    seed: int,
-    trials: dict[str, Experiment],
-    store: Store,
-    directory: Path,
-    executor: Executor,
-    stop: StopRequest,
-    origin: Origin,
+    session: Session, store: Store, directory: Path, executor: Executor, stop: StopRequest
 ) -> TimingSession:
     """Time trials in a worker; see `kvlab.trial.joint_timing` for its answer.
 
@@ -195,6 +191,7 @@ def _run_session(
         Stopped: the driver has been asked to stop.
         StoreError: the worker could not write its answer.
     """
+    seed, trials = session
     key = fingerprint({"timing": [seed, *trials]})[:ID_LENGTH]
     path = directory / f".timing-{key}.json"  # hidden: gc takes what a kill leaves
     task = JointTiming(f"timing-{key}", seed, trials, str(path))
@@ -221,4 +218,4 @@ def _run_session(
     facts: dict[str, Any] = dict.fromkeys(("started", "finished"), utc_now())
     facts |= {"device": "", "threads": 0}
     facts = {key: answer.get(key, default) for key, default in facts.items()}
-    return TimingSession(seed, **facts, commit=origin.commit, trials=timed, failure=failure)
+    return TimingSession(seed, **facts, commit=None, trials=timed, failure=failure)

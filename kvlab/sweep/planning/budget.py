@@ -346,10 +346,9 @@ def _measure(facts: dict[str, Any], threads: int) -> dict[str, Any] | None:
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             check=True,
         )
-        measured: dict[str, Any] = json.loads(answer.stdout)
+        return dict(json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return measured
 
 
 # Memory

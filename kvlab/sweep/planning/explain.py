@@ -57,18 +57,9 @@ _TEXT_SETTINGS = ("source", "subset", "paths", "max_bytes", "max_tokens", "valid
 """Keys of `data` that select the text. Its digest is what counts."""
 
 
-@dataclass(frozen=True)
-class NearestTrial:
-    """The finished trial that differs in the fewest fields.
-
-    Attributes:
-        trial: Its id.
-        differences: Field, value here, value there. If there is none, the finished trial was made
-            by an older version of the training or of the measurement.
-    """
-
-    trial: str
-    differences: tuple[Difference, ...]
+NearestTrial = tuple[str, tuple[Difference, ...]]
+"""The id of the finished trial that differs in the fewest fields, and these. If there is none, it
+was made by an older version of the training or of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +121,11 @@ def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
         None if there is no finished trial.
     """
     found = [
-        NearestTrial(other, _list_differences(trial, there))
+        (other, _list_differences(trial, there))
         for other in store.trial_ids()
         if store.status(other) == "done" and (there := _read_record(store, other)) is not None
     ]
-    return min(found, key=lambda one: len(one.differences), default=None)
+    return min(found, key=lambda one: len(one[1]), default=None)
 
 
 _Record = tuple[Experiment, dict[str, Any]]

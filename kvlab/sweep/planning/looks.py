@@ -124,12 +124,9 @@ class LookPlanner:
         }
 
     def _plan_cells(self, counts: Mapping[Levels, int]) -> Plan:
-        return self._planner.plan(
-            [
-                replace(cell, seeds=self._seeds.seeds(counts[levels]))
-                for levels, cell in self._cells.items()
-            ]
-        )
+        seeds = {levels: self._seeds.seeds(count) for levels, count in counts.items()}
+        cells = [replace(cell, seeds=seeds[levels]) for levels, cell in self._cells.items()]
+        return self._planner.plan(cells)
 
     def _list_cells(self, claim: str) -> set[Levels]:
         """Return the cells of a claim, with those whose trainings they start from."""

@@ -184,13 +184,8 @@ class TuningPlanner:
 
     def _plan_rates(self, rates: Sequence[Sequence[float]]) -> Plan:
         both = zip(self.architectures, rates, strict=True)
-        return self._planner.plan(
-            [
-                _make_tuning_cell(one.tuned_cell, rate, self._tune)
-                for one, own in both
-                for rate in own
-            ]
-        )
+        pairs = [(one.tuned_cell, rate) for one, own in both for rate in own]
+        return self._planner.plan([_make_tuning_cell(*pair, self._tune) for pair in pairs])
 
     def _read_losses(
         self, planned: Plan, rates: Sequence[Sequence[float]]

@@ -57,9 +57,9 @@ def test_the_fields_that_differ_from_the_nearest_finished_trial(
     tmp_path, old, new, expected, driven
 ):
     first = tiny_plan(tmp_path, driven, SWEEP.replace(old, new)).trials[0].trial
-    nearest = find_nearest_trial(first, driven)
-    assert {key: (here, there) for key, here, there in nearest.differences} == expected
-    assert driven.status(nearest.trial) == "done"
+    nearest, differences = find_nearest_trial(first, driven)
+    assert {key: (here, there) for key, here, there in differences} == expected
+    assert driven.status(nearest) == "done"
     assert find_nearest_trial(first, Store(tmp_path / "none")) is None
 
 
