@@ -155,23 +155,26 @@ class StaticPass(CachedPass):
 
     def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
-        count = min(buffer.size, self.read_limit)
-        if ("visible", count) not in self._made:
-            entries = torch.arange(count, device=self._cache.device)
-            visible = entries <= self._row_positions[:, None]
-            self._made["visible", count] = visible[:, None, None]
-        if "counts" not in self._made:
-            self._made["counts"] = self._row_positions + 1
-        parts = buffer.read_step(slice(0, count))
-        return KVContext(parts, self._made["visible", count], counts=self._made["counts"])
+        count, device = min(buffer.size, self.read_limit), self._cache.device
+        visible = self._share(
+            ("visible", count),
+            lambda: torch.arange(count, device=device) <= self._row_positions[:, None, None, None],
+        )
+        counts = self._share("counts", lambda: self._row_positions + 1)
+        return KVContext(buffer.read_step(slice(0, count)), visible, counts=counts)
+
+    def _share(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Return ``make()``, called once in a step for all layers."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def key_positions(self, layer: int) -> Tensor:
         _, buffer = self._find_buffer(layer)
-        name = "keys", buffer.sinks, buffer.ring
-        if name not in self._made:
-            positions = buffer.stored_positions(self._row_positions + 1)
-            self._made[name] = positions[:, : self.read_limit]
-        return self._made[name]
+        return self._share(
+            ("keys", buffer.sinks, buffer.ring),
+            lambda: buffer.stored_positions(self._row_positions + 1)[:, : self.read_limit],
+        )
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         _, buffer = self._find_buffer(layer)
@@ -184,9 +187,7 @@ class StaticPass(CachedPass):
 
     def _find_entries(self, buffer: KVBuffer) -> Tensor:
         name = "entries", buffer.sinks, buffer.ring
-        if name not in self._made:
-            self._made[name] = buffer.find_entries(self._row_positions)
-        return self._made[name]
+        return self._share(name, lambda: buffer.find_entries(self._row_positions))
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._find_entries(buffer))

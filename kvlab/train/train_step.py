@@ -27,7 +27,6 @@ from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.training_config import INT8_PRODUCTS
 
 WINDOW = 32
 """Steps whose mean loss is compared. A spike that passes sooner is noise."""
@@ -65,8 +64,7 @@ class SummedLoss(nn.Module):
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
         self.int8: Int8Linear | None = None
         if training.int8:
-            products = {product: product in training.int8 for product in INT8_PRODUCTS}
-            self.int8 = Int8Linear(**products, kernel=select_int8_kernel(model.device))
+            self.int8 = Int8Linear(training.int8, select_int8_kernel(model.device))
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations

@@ -133,7 +133,7 @@ def test_microbatches_change_the_gradient_of_the_weight_alone():
 
 def test_a_compiled_layer_is_one_graph_and_the_same_layer():
     layer = Linear(16, 24)
-    layer.int8 = Int8Linear(True, True, True, select_int8_kernel(torch.device("cpu")))
+    layer.int8 = Int8Linear(tuple(ALL["int8"]), select_int8_kernel(torch.device("cpu")))
     x, results = torch.randn(2, 20, 16), []
     for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         inputs = x.clone().requires_grad_()
@@ -162,7 +162,7 @@ def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path
 def test_the_record_says_what_cublas_multiplies_in_place_of_a_shape_that_it_refuses():
     of = experiment({"n_embd": 20, "ffn_dim": 24}, {"int8": ["output", "grad_weight"]})
     stepper = TrainStepper(model(of), DATA, of, 0)
-    stepper.loss.int8 = type(stepper.loss.int8)(True, False, True, "cublas")
+    stepper.loss.int8 = Int8Linear(("output", "grad_weight"), "cublas")
     padded = stepper.describe_int8()["padded"]
     assert ["output", "blocks.0.mlp.up", [64, 20, 24], [64, 24, 24]] in padded
     assert ["grad_weight", "blocks.1.mlp.down", [20, 64, 24], [20, 64, 24]] not in padded

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 from kvlab.model.kernels.linear import matmul_transposed
+from kvlab.spec.training_config import INT8_PRODUCTS
 
 LARGEST_CODE = 127
 
@@ -190,24 +191,12 @@ class Int8Linear:
     """Which products of a linear layer are in int8, and by which kernel.
 
     Attributes:
+        products: those of `INT8_PRODUCTS` that are in int8.
         kernel: of `INT8_KERNELS`.
     """
 
-    output: bool
-    grad_input: bool
-    grad_weight: bool
+    products: tuple[str, ...]
     kernel: str
-
-    @property
-    def in_int8(self) -> tuple[bool, bool, bool]:
-        """Whether each of the products is."""
-        return self.output, self.grad_input, self.grad_weight
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        """The names of the products in int8."""
-        names = ("output", "grad_input", "grad_weight")
-        return tuple(name for name, is_int8 in zip(names, self.in_int8, strict=True) if is_int8)
 
     def describe(self, shapes: Mapping[str, tuple[int, int]], rows: int) -> dict[str, Any]:
         """Return, as plain data, what a training's record says of its products.
@@ -249,7 +238,7 @@ class Int8Linear:
         dtype = torch.get_autocast_dtype(device) if is_reduced else x.dtype
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
         out: Tensor = _Int8LinearFunction.apply(  # type: ignore[no-untyped-call]
-            rows, weight, bias, *self.in_int8, self.kernel
+            rows, weight, bias, *(one in self.products for one in INT8_PRODUCTS), self.kernel
         )
         return out.view(*x.shape[:-1], len(weight))
 

@@ -1,6 +1,6 @@
 """Int8 products of linear layers: integers bit for bit, gradients as float64 computes them."""
 
-from itertools import product
+from itertools import compress, product
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from kvlab.model.kernels.int8 import (
     select_int8_kernel,
 )
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.training_config import INT8_PRODUCTS
 
 CPU = torch.device("cpu")
 SUBSETS = [flags for flags in product((False, True), repeat=3) if any(flags)]
@@ -140,7 +141,8 @@ def test_results_and_gradients_are_those_of_a_float64_model(flags, rows):
         g.astype(np.float64).sum(0),
     ]
     tensors = [torch.from_numpy(a).requires_grad_() for a in (x, w, b)]
-    layer = Int8Linear(*flags, kernel=select_int8_kernel(CPU))
+    products = tuple(compress(INT8_PRODUCTS, flags))
+    layer = Int8Linear(products, select_int8_kernel(CPU))
     out = layer(tensors[0].view(*rows, inputs), *tensors[1:])
     out.backward(torch.from_numpy(g).view_as(out))
     assert out.shape == (*rows, outputs)
@@ -152,7 +154,7 @@ def test_results_and_gradients_are_those_of_a_float64_model(flags, rows):
 def test_under_autocast_values_are_rounded_to_its_dtype_and_sums_are_not():
     x, w, g = (torch.from_numpy(draw(*size)) for size in ((40, 16), (24, 16), (40, 24)))
     x.requires_grad_(), w.requires_grad_()
-    layer = Int8Linear(True, True, True, select_int8_kernel(CPU))
+    layer = Int8Linear(INT8_PRODUCTS, select_int8_kernel(CPU))
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, w, None)
     assert out.dtype == torch.bfloat16
@@ -182,7 +184,7 @@ def test_all_linear_layers_but_the_head_multiply_in_int8(name, monkeypatch):
     kernel = INT8_KERNELS["integer"]
     monkeypatch.setitem(INT8_KERNELS, "integer", lambda a, b: called.append(1) or kernel(a, b))
     tokens = torch.randint(99, (2, 16))
-    with model.int8_products(Int8Linear(True, True, True, "integer")):
+    with model.int8_products(Int8Linear(INT8_PRODUCTS, "integer")):
         model(tokens).sum().backward()
     layers = model.linear_layers()
     assert len(called) == 3 * len(layers)
