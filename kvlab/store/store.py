@@ -218,8 +218,7 @@ class Store(TrialRecords):
 
     def timings(self, name: str) -> dict[str, TimingSession]:
         """Return, by trial, the session in which a trial of this sweep was timed again."""
-        sessions = read_timings(self.sweep_directory(name))
-        timed = [session for session in sessions if not session.failure]
+        timed = [one for one in read_timings(self.sweep_directory(name)) if not one.failure]
         return {trial: session for session in timed for trial in session.trials}
 
     def sweep_trials(self, name: str) -> list[str]:

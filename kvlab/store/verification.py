@@ -82,26 +82,13 @@ class Verification:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class TrialFile:
-    """A sealed file that a trial rests on.
-
-    Attributes:
-        path: relative to the store.
-        sha256: of its contents; of sealed JSON the hash at its end; empty if it does not verify.
-        problem: what is wrong with it; empty if nothing is.
-    """
-
-    path: str
-    sha256: str
-    problem: str = ""
-
-
-def list_trial_files(store: Store, trial: str) -> tuple[list[TrialFile], list[str]]:
+def list_trial_files(store: Store, trial: str) -> tuple[list[dict[str, str]], list[str]]:
     """Check the files of a trial and of its training.
 
     Returns:
-        The files, and notes on what is not as it was and is no damage.
+        The files, and notes on what is not as it was and is no damage. A file is its ``path``
+        in the store, the ``sha256`` of its contents, or of sealed JSON the hash at its end, and
+        what ``problem`` it has. One of the last two is empty.
 
     Raises:
         StoreError: a file cannot be read.
@@ -114,14 +101,16 @@ def list_trial_files(store: Store, trial: str) -> tuple[list[TrialFile], list[st
         verifier.verify(directory)
         if (directory / "training.json").exists() and not (directory / "final").exists():
             found.notes.append(f"the weights of training {training} were removed since")
+    damaged = [{"path": one.path, "sha256": "", "problem": one.reason} for one in found.damaged]
     files = []
     for path in found.paths:
         try:
             sha256 = read_seal(path)
         except RecordDamaged:  # no JSON
             sha256 = seal_file(path)["sha256"]
-        files.append(TrialFile(path.relative_to(store.path).as_posix(), sha256))
-    return [*files, *(TrialFile(d.path, "", d.reason) for d in found.damaged)], found.notes
+        relative = path.relative_to(store.path).as_posix()
+        files.append({"path": relative, "sha256": sha256, "problem": ""})
+    return [*files, *damaged], found.notes
 
 
 def verify_record(

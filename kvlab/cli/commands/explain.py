@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -241,7 +240,7 @@ def _read_origin(store: Store, trial: str) -> Origin:
         "training": str(result.get("training") or ""),
         "status": store.status(trial) or "not ended",
         "made": {name: value for name, value in flatten(made) if value is not None},
-        "files": [asdict(file) for file in files],
+        "files": files,
         "notes": list(notes),
     }
 
