@@ -291,12 +291,10 @@ def _iter_segments(
             yield (point.x_range[0], point.y), (point.x_range[1], point.y)
         if point.y_range:
             yield (point.x, point.y_range[0]), (point.x, point.y_range[1])
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for reference in plot.references:
-        at = reference.value
-        if reference.axis == "x":
-            yield (at, axes.get_ylim()[0]), (at, axes.get_ylim()[1])
-        else:
-            yield (axes.get_xlim()[0], at), (axes.get_xlim()[1], at)
+        at, is_upright = reference.value, reference.axis == "x"
+        yield ((at, bottom), (at, top)) if is_upright else ((left, at), (right, at))
 
 
 def _spots(axes: "Axes", text: Any, size: float) -> "list[tuple[tuple[float, float, str], Bbox]]":

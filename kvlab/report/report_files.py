@@ -141,14 +141,9 @@ def _drop_repeated_figures(sections: dict[str, doc.Section]) -> dict[str, doc.Se
     """Show a figure where it comes first: the answer has some of those of other sections."""
     shown: set[str] = set()
     for name, section in sections.items():
-        contents = []
-        for content in section.contents:
-            if isinstance(content, doc.Figure):
-                if content.name in shown:
-                    continue
-                shown.add(content.name)
-            contents.append(content)
-        sections[name] = replace(section, contents=tuple(contents))
+        kept = [c for c in section.contents if not isinstance(c, doc.Figure) or c.name not in shown]
+        shown |= {content.name for content in kept if isinstance(content, doc.Figure)}
+        sections[name] = replace(section, contents=tuple(kept))
     return sections
 
 
