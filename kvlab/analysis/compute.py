@@ -70,7 +70,7 @@ def _add_up(rows: Iterable[TrialRow]) -> Compute:
             sessions.setdefault((timing["started"], timing["finished"]), row)
     for (started, finished), row in sessions.items():  # times that were taken again, in turns
         device, count = _devices(row)
-        seconds[device] += count * _seconds_between(started, finished)
+        seconds[device] += count * seconds_between(started, finished)
     return Compute(
         len(ended),
         len(trainings),
@@ -92,7 +92,7 @@ def _devices(row: TrialRow) -> tuple[str, float]:
 def _seconds(row: TrialRow, is_first: bool) -> float:
     """Return the seconds of a trial, with its training if it is the first that has it."""
     provenance = row.record["provenance"]
-    attempt = _seconds_between(provenance["started"], provenance["finished"])
+    attempt = seconds_between(provenance["started"], provenance["finished"])
     training = row.record.get("training_record") or {}
     steps = int(training.get("steps") or 0)
     if not is_first or not steps:
@@ -117,5 +117,5 @@ def _training_flops(row: TrialRow) -> float:
     return flops * (1 - int(training.get("branched_at") or 0) / int(training["steps"]))
 
 
-def _seconds_between(started: str, finished: str) -> float:
+def seconds_between(started: str, finished: str) -> float:
     return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()

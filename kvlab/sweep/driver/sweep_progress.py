@@ -6,15 +6,14 @@ the events of one driver.
 """
 
 import contextlib
-import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from statistics import mean
 from typing import Literal, Protocol
 
+from kvlab.analysis.compute import seconds_between
 from kvlab.errors import StoreError
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import PlannedTrial
@@ -139,8 +138,8 @@ def estimate_pace(
         with contextlib.suppress(StoreError):
             if (result := store.result(trial_id)) is not None:
                 provenance, training = result["provenance"], result["training_record"] or {}
-                times = (datetime.fromisoformat(provenance[k]) for k in ("finished", "started"))
-                durations.append(max(1.0, operator.sub(*times).total_seconds()))
+                seconds = seconds_between(provenance["started"], provenance["finished"])
+                durations.append(max(1.0, seconds))
                 if provenance["attempts"] > 1:  # it was trained in the attempts before
                     durations[-1] = max(durations[-1], training.get("seconds", 0.0))
     if not durations or not running:

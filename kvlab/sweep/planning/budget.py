@@ -17,12 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from kvlab import layout
+from kvlab.analysis.compute import seconds_between
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS
 from kvlab.errors import ResourceError, StoreError, UsageError
@@ -207,10 +207,24 @@ def _machine_rate(
     experiments = [planned.trial.experiment for planned in missing]
     typical = sorted(experiments, key=layout.training_flops)[len(experiments) // 2]
     threads = max(1, min(int(typical.resources.cpus), cpu_count()))
-    rate = load_training_rate(typical, threads, on_measure=on_calibration)
-    if rate is None:
-        return None
-    speed, is_scaled = rate
+    facts = make_short_training(typical)
+    # machines may share the folder
+    machine = [platform.node(), os.cpu_count(), importlib.metadata.version("torch")]
+    key = fingerprint({"training": facts, "threads": threads, "machine": machine})[:ID_LENGTH]
+    path = get_data_dir() / "training-rates" / f"{key}.json"
+    try:
+        measured = read_json(path)
+        speed, is_scaled = measured["flops_per_second"], measured["is_scaled"]
+    except (FileNotFoundError, StoreError, ValueError, TypeError, KeyError):  # none, or damaged
+        if on_calibration is None:
+            return None
+        on_calibration()
+        measured = _measure(facts, threads)
+        if measured is None:
+            return None
+        speed, is_scaled = measured["flops_per_second"], measured["is_scaled"]
+        with contextlib.suppress(StoreError):  # not writable: the next plan measures again
+            write_json(path, measured)
     seconds = median(_scoring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
     return TrainingRate(speed, "one core" if is_scaled else "machine", 0, seconds, UNCERTAINTY)
 
@@ -247,8 +261,8 @@ def _measure_rate(plan: Plan, store: Store, missing: list[PlannedTrial]) -> Trai
         rates.append(result["model"]["training_flops"] / training["seconds"])
         provenance = result["provenance"]
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
-            start, end = (datetime.fromisoformat(provenance[k]) for k in ("started", "finished"))
-            measure_seconds.append((end - start).total_seconds() - training["seconds"])
+            attempt = seconds_between(provenance["started"], provenance["finished"])
+            measure_seconds.append(attempt - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
             break
     if not rates:
@@ -277,40 +291,6 @@ _SHAPE = (
 )  # fmt: skip
 
 
-def load_training_rate(
-    experiment: Experiment, threads: int, *, on_measure: Callable[[], None] | None
-) -> tuple[float, bool] | None:
-    """Return the FLOPs per second of a training like that of an experiment on CPU.
-
-    Args:
-        threads: Of one training.
-        on_measure: Called before it is measured, in a process with torch, if it is not remembered;
-            that takes some seconds. None does not measure it.
-
-    Returns:
-        The rate, and whether it is that of one thread times their number, as the machine was busy.
-        None if it is not known and cannot be measured.
-    """
-    facts = make_short_training(experiment)
-    # machines may share the folder
-    machine = [platform.node(), os.cpu_count(), importlib.metadata.version("torch")]
-    key = fingerprint({"training": facts, "threads": threads, "machine": machine})[:ID_LENGTH]
-    path = get_data_dir() / "training-rates" / f"{key}.json"
-    # else it is not measured yet, or the file is damaged
-    with contextlib.suppress(FileNotFoundError, StoreError, ValueError, TypeError, KeyError):
-        remembered = read_json(path)
-        return remembered["flops_per_second"], remembered["is_scaled"]
-    if on_measure is None:
-        return None
-    on_measure()
-    measured = _measure(facts, threads)
-    if measured is None:
-        return None
-    with contextlib.suppress(StoreError):  # not writable: the next plan measures again
-        write_json(path, measured)
-    return measured["flops_per_second"], measured["is_scaled"]
-
-
 def make_short_training(experiment: Experiment) -> dict[str, Any]:
     """Return, as plain data, an experiment of few layers and short steps for the measurement."""
     model = experiment.model.model_dump(mode="json")
@@ -332,14 +312,10 @@ def make_short_training(experiment: Experiment) -> dict[str, Any]:
 
 def _measure(facts: dict[str, Any], threads: int) -> dict[str, Any] | None:
     """Return what `kvlab.trial.speed_test.measure_training_rate` does, in another process."""
+    command = [sys.executable, "-P", "-m", "kvlab.trial.speed_test"]  # -P: no working folder
     try:
         answer = subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "kvlab.trial.speed_test",
-            ],  # not what the working folder has
+            command,
             input=json.dumps({"experiment": facts, "threads": threads}).encode(),
             capture_output=True,
             timeout=120,
