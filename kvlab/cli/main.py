@@ -22,32 +22,29 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = sys.argv[1:] if argv is None else argv
     with sanitize_output():
-        return _run(sys.argv[1:] if argv is None else argv)
-
-
-def _run(words: list[str]) -> int:
-    try:
-        options = build_parser(words).parse_args(words)
-        code: int | None = options.run(options)
-        sys.stdout.flush()
-        return code or 0
-    except KvlabError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:  # on a machine that has torch and little else
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "kvlab"):
-            raise
-        text = f"{missing} is not installed here, and kvlab {words[0]} needs it"
-        print(f"{text}; install what kvlab requires, or use a machine that has it", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # nobody reads the output any more, as in `kvlab plan x | head`
-        discard_output(sys.stdout)
-        return 0
+        try:
+            options = build_parser(words).parse_args(words)
+            code: int | None = options.run(options)
+            sys.stdout.flush()
+            return code or 0
+        except KvlabError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+        except ModuleNotFoundError as error:  # on a machine that has torch and little else
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("", "kvlab"):
+                raise
+            text = f"{missing} is not installed here, and kvlab {words[0]} needs it; install what"
+            print(f"{text} kvlab requires, or use a machine that has it", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # nobody reads the output any more, as in `kvlab plan x | head`
+            discard_output(sys.stdout)
+            return 0
 
 
 def build_parser(words: list[str]) -> argparse.ArgumentParser:

@@ -45,7 +45,15 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
     store = Store(folder / "record")
     with translate_errors(uri):
         parent = _find_parent(client, uri, sweep, mirrored_by)
-        _fetch_sweep(client, parent, sweep, store)
+        directory = store.sweep_directory(sweep)
+        directory.mkdir(parents=True)
+        listed = {file.path for file in client.list_artifacts(parent.info.run_id, RECORD)}
+        for name in ("sweep.json", TIMINGS_FILE, DAMAGED):
+            path = f"{RECORD}/{name}"
+            if path in listed:
+                file = client.download_artifacts(parent.info.run_id, path, str(directory))
+                write_atomic(directory / name, Path(file).read_bytes())
+        store.sweep(sweep)  # raises if it is another
         condition = f"tags.`kvlab.store` = '{parent.data.tags['kvlab.store']}'"
         runs: dict[str, Run] = {}  # one for each trial that was mirrored completely
         for run in iter_runs(client, parent.info.experiment_id, condition):
@@ -53,7 +61,7 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
                 runs.setdefault(run.data.tags["kvlab.trial"], run)
         with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
             list(pool.map(lambda run: _fetch_trial(client, run, store), runs.values()))
-        damaged = store.sweep_directory(sweep) / DAMAGED
+        damaged = directory / DAMAGED
         for trial in json.loads(damaged.read_bytes()) if damaged.exists() else ():
             result = store.trial_directory(str(trial)) / "result.json"
             if not result.exists():
@@ -85,18 +93,6 @@ def _find_parent(client: "MlflowClient", uri: str, sweep: str, mirrored_by: str 
     if mirrored_by:
         text = f"--mirrored-by = {mirrored_by} fits {len(matches)} of the stores"
     raise UsageError(f"{location}: {text} ({stores}); name one with --mirrored-by")
-
-
-def _fetch_sweep(client: "MlflowClient", parent: "Run", sweep: str, store: Store) -> None:
-    """Fetch the sweep's description, its timings and the list of damaged trials."""
-    directory = store.sweep_directory(sweep)
-    directory.mkdir(parents=True)
-    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, RECORD)}
-    for name in ("sweep.json", TIMINGS_FILE, DAMAGED):
-        if f"{RECORD}/{name}" in artifacts:
-            path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{name}", str(directory))
-            write_atomic(directory / name, Path(path).read_bytes())
-    store.sweep(sweep)  # raises if it is another
 
 
 def _fetch_trial(client: "MlflowClient", run: "Run", store: Store) -> None:

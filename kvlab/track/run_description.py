@@ -254,6 +254,11 @@ def _tags(
         "mlflow.source.name": provenance.get("command"),
         "mlflow.source.type": "JOB",
     }
+    return format_tags(tags)
+
+
+def format_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Return tags as MLflow can store them, without those that have no value."""
     return {
         name: truncate(value if isinstance(value, str) else json.dumps(value), MAX_TAG_LENGTH)
         for name, value in tags.items()

@@ -7,6 +7,7 @@ training, as those that differ in serving alone, share its model.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,20 +69,16 @@ def iter_runs(client: "MlflowClient", experiment: str, condition: str) -> Iterat
     """Iterate over all runs of an experiment that fulfil an MLflow condition."""
     order = ["attributes.start_time ASC"]
     yield from _read_pages(
-        lambda token: client.search_runs(
-            [experiment], condition, max_results=1000, page_token=token, order_by=order
-        )
+        partial(client.search_runs, [experiment], condition, max_results=1000, order_by=order)
     )
 
 
-def _read_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(token)
+def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
+    page = search()
+    yield from page
+    while page.token:
+        page = search(page_token=page.token)
         yield from page
-        token = page.token
-        if not token:
-            return
 
 
 @dataclass(frozen=True)
@@ -205,13 +202,9 @@ class ExperimentRuns:
     def _find_models(self, runs: set[str]) -> "Mapping[str, LoggedModel]":
         """Return the store's complete models by training; delete those of runs that are gone."""
         condition = f"tags.`kvlab.store` = '{self.store_id}'"
-        pages = _read_pages(
-            lambda token: self.client.search_logged_models(
-                [self.experiment], condition, page_token=token
-            )
-        )
+        search = partial(self.client.search_logged_models, [self.experiment], condition)
         models: dict[str, LoggedModel] = {}
-        for model in list(pages):
+        for model in list(_read_pages(search)):
             training = model.tags.get("kvlab.training", "")
             is_complete = str(model.status) == "READY" and model.source_run_id in runs
             if is_complete and training not in models:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -43,8 +43,15 @@ def measure_sweep(study: Study) -> dict[str, float]:
     metric = study.primary_metric
     if (best := find_best_cell(study)) is not None:
         metrics[f"sweep/best_{metric}"] = study.ranked_means(metric)[best]
-    sizes = [study.kv_bytes(levels) for levels in _cells_within_noise(study)]
-    metrics["sweep/kv_bytes_within_noise"] = min((size for size in sizes if size), default=None)
+    within_noise: list[Levels] = []  # none of a search, whose trials are suggestions
+    is_compared = study.search is None and not study.is_untrained
+    if is_compared and study.values(study.baseline, metric):
+        within_noise += study.estimand.references
+        for levels, found in study.comparisons.items():
+            if found.has_interval and found.verdict_name not in WORSE:
+                within_noise.append(levels)
+    sizes = filter(None, map(study.kv_bytes, within_noise))
+    metrics["sweep/kv_bytes_within_noise"] = min(sizes, default=None)
     metrics["sweep/kv_bytes_baseline"] = study.kv_bytes(study.baseline)
     measured = {name: float(value) for name, value in metrics.items() if value is not None}
     return {name: value for name, value in measured.items() if math.isfinite(value)}
@@ -62,21 +69,6 @@ def find_best_cell(study: Study) -> Levels | None:
     means = study.ranked_means(metric)
     sign = -1.0 if METRICS[metric].better == "higher" else 1.0
     return min(means, key=lambda levels: sign * means[levels], default=None)
-
-
-def _cells_within_noise(study: Study) -> Iterator[Levels]:
-    """Iterate over the cells that no interval shows to be worse than their reference.
-
-    References are among them. With one seed nothing has an interval, so there is no other. A
-    search has no such cells: its trials are suggestions.
-    """
-    is_compared = study.search is None and not study.is_untrained
-    if not is_compared or not study.values(study.baseline, study.primary_metric):
-        return
-    yield from study.estimand.references
-    for levels, found in study.comparisons.items():
-        if found.has_interval and found.verdict_name not in WORSE:
-            yield levels
 
 
 def describe_sweep(sweep: Mapping[str, Any], states: str, report: Path | None) -> str:

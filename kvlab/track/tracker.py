@@ -167,18 +167,18 @@ class Tracker:
         tags = {
             "kvlab.sweep": name,
             "kvlab.states": summary,
-            "kvlab.seeds": json.dumps(sweep["seeds"]),
-            "kvlab.baseline": json.dumps(sweep["baseline"]),
-            "kvlab.yaml_sha256": str(sweep.get("yaml_sha256", "")),
-            **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
-            "mlflow.source.name": str(sweep.get("command", "")),
+            "kvlab.seeds": sweep["seeds"],
+            "kvlab.baseline": sweep["baseline"],
+            "kvlab.yaml_sha256": sweep.get("yaml_sha256"),
+            **{f"kvlab.levels.{factor}": names for factor, names in sweep["factors"].items()},
+            "mlflow.source.name": sweep.get("command"),
             "mlflow.source.type": "JOB",
             NOTE: sweep_summary.describe_sweep(sweep, summary, None),
         }
         if (best := sweep_summary.find_best_cell(study)) is not None:
             levels = dict(zip(study.factors, best, strict=True))
             tags["kvlab.best"] = described.cell_name(sweep, levels)
-        metrics = sweep_summary.measure_sweep(study)
+        metrics = sweep_summary.measure_sweep(study).items()
         return described.RunDescription(
             key=described.PARENT,
             name=name,
@@ -186,12 +186,8 @@ class Tracker:
             started=started,
             finished=None if status == "RUNNING" else finished,
             params={},
-            points=tuple((key, value, finished, 0) for key, value in metrics.items()),
-            tags={
-                key: described.truncate(text, described.MAX_TAG_LENGTH)
-                for key, text in tags.items()
-                if text
-            },
+            points=tuple((key, value, finished, 0) for key, value in metrics),
+            tags=described.format_tags(tags),
             artifacts=(),
             dataset=None,
             texts={f"{described.RECORD}/{file}": text for file, text in texts.items()},

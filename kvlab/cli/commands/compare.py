@@ -41,7 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.trials:
-        return _compare_trials(options)
+        one = _read_trial(options.before, options.store)
+        other = _read_trial(options.after, options.store_b or options.store)
+        folder = one.store.trial_directory(one.trial)
+        if folder.samefile(other.store.trial_directory(other.trial)):
+            hint = "name the store of the other with --store-b or STORE:ID"
+            raise UsageError(f"A and B are one record, {folder}; {hint}")
+        found = record_comparison.compare_records(one, other)
+        print_result(options, found.as_dict(), "\n".join(_format_records(one, other, found)))
+        return int(not found.agrees)
     before = Study.load(open_store(options.store), sweep_name(options.before))
     after = Study.load(open_store(options.store_b or options.store), sweep_name(options.after))
     for study in (before, after):
@@ -113,17 +121,6 @@ def _format_conclusions(comparison: Comparison) -> str:
 # Two records of a trial
 
 
-def _compare_trials(options: argparse.Namespace) -> int:
-    one = _read_trial(options.before, options.store)
-    other = _read_trial(options.after, options.store_b or options.store)
-    if one.store.trial_directory(one.trial).samefile(other.store.trial_directory(other.trial)):
-        text = f"A and B are one record, {one.store.trial_directory(one.trial)}"
-        raise UsageError(f"{text}; name the store of the other with --store-b or STORE:ID")
-    found = record_comparison.compare_records(one, other)
-    print_result(options, found.as_dict(), "\n".join(_format_records(one, other, found)))
-    return int(not found.agrees)
-
-
 def _read_trial(text: str, store: str) -> TrialRecord:
     """Read a trial that is given by its folder, as STORE:ID, or by its id in ``store``."""
     folder = Path(text).resolve()
@@ -150,9 +147,16 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
         else:
             yield f"{title}: no field differs"
     yield ""
-    if found.is_one_trial:
-        yield from _format_results(found)
-    yield _state_verdict(found)
+    differ = [*found.exact, *found.beyond] if found.is_one_trial else found.configuration
+    names = ", ".join(one.name for one in differ[:8]) + (", ..." if len(differ) > 8 else "")
+    if not found.is_one_trial:
+        yield f"verdict: two trials, which differ in {names or 'the version of kvlab'}"
+        return
+    yield from _format_results(found)
+    state = "agree" if found.agrees else f"DISAGREE in {names}"
+    counts = f"{found.count('equal')} measurements equal, {found.count('within')} within the"
+    counts += f" tolerance, {len(found.beyond) or 'none'} beyond it"
+    yield f"verdict: one trial, and the records {state}: {counts}"
 
 
 def _format_value(value: Any) -> str:
@@ -183,17 +187,3 @@ def _format_results(found: RecordComparison) -> Iterator[str]:
         if names:
             yield f"files with {words} bytes: {', '.join(names)}"
     yield ""
-
-
-def _state_verdict(found: RecordComparison) -> str:
-    fields = [one.name for one in found.configuration]
-    if found.is_one_trial:
-        fields = [*(one.name for one in found.exact), *(one.name for one in found.beyond)]
-    names = ", ".join(fields[:8]) + (", ..." if len(fields) > 8 else "")
-    if not found.is_one_trial:
-        return f"verdict: two trials, which differ in {names or 'the version of kvlab'}"
-    state = "agree" if found.agrees else f"DISAGREE in {names}"
-    return (
-        f"verdict: one trial, and the records {state}: {found.count('equal')} measurements equal,"
-        f" {found.count('within')} within the tolerance, {len(found.beyond) or 'none'} beyond it"
-    )

@@ -110,7 +110,20 @@ def _run_list(options: argparse.Namespace) -> None:
     lines = [f"data folder: {folder}", f"HellaSwag: {hellaswag or 'not here'}"]
     if datasets:
         titles = "train, held out, overlap, documents, on disk, tokenizer, identity, source"
-        rows = [titles.split(", "), *map(_make_dataset_row, datasets)]
+        rows = [titles.split(", ")]
+        for one in datasets:
+            train, validation = one["splits"]["train"], one["splits"]["validation"]
+            tokens, overlap = train["tokens"] + validation["tokens"], one.get("overlap")
+            rows.append([
+                format_number(train["tokens"]),
+                format_number(validation["tokens"]),
+                f"{overlap[max(overlap, key=int)]:.2%}" if overlap else "not measured",
+                f"{train['documents'] + validation['documents']:,}",
+                format_bytes(tokens * int(one["dtype"][-1])),
+                one["tokenizer"],
+                one["identity"][:16],
+                one["source"],
+            ])  # fmt: skip
         lines.append(format_table(rows, "rrrrr"))
     print_result(options, facts, "\n".join(lines))
 
@@ -178,21 +191,6 @@ def _format_dataset(dataset: Dataset) -> str:
         f"licence    {dataset.licence}",
         f"digest     {dataset.digest}",
     ])  # fmt: skip
-
-
-def _make_dataset_row(facts: dict[str, Any]) -> list[str]:
-    train, validation = facts["splits"]["train"], facts["splits"]["validation"]
-    tokens, overlap = train["tokens"] + validation["tokens"], facts.get("overlap")
-    return [
-        format_number(train["tokens"]),
-        format_number(validation["tokens"]),
-        f"{overlap[max(overlap, key=int)]:.2%}" if overlap else "not measured",
-        f"{train['documents'] + validation['documents']:,}",
-        format_bytes(tokens * int(facts["dtype"][-1])),
-        facts["tokenizer"],
-        facts["identity"][:16],
-        facts["source"],
-    ]
 
 
 def _print_progress(line: str) -> None:

@@ -54,7 +54,13 @@ def run(options: argparse.Namespace) -> None:
         if options.sizes:
             facts[-1]["sizes"] = sizes = _estimate_sizes(shape, dtype)
             tables.append(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {dtype}")
-            tables.append(_format_sizes(sizes))
+            rows = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
+            for size in sizes:
+                counts = [f"{count:,}" for count in size.get("kv_bytes", {}).values()]
+                context = f"{size['context_length']:,}" if counts else "-"
+                reason = [size.get("reason"), *[""] * (len(BATCHES) - 1)]
+                rows.append([size["size"], context, *(counts or reason)])
+            tables.append(format_table(rows, " r" + "r" * len(BATCHES)))
     text = _format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates)
     print_result(options, facts, "\n".join([text, *tables]))
 
@@ -78,17 +84,6 @@ def _estimate_sizes(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
             for context in CONTEXTS
         ]
     return rows
-
-
-def _format_sizes(rows: list[dict[str, Any]]) -> str:
-    lines = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
-    for row in rows:
-        if "reason" in row:
-            lines.append([row["size"], "-", row["reason"], *[""] * (len(BATCHES) - 1)])
-        else:
-            sizes = (f"{count:,}" for count in row["kv_bytes"].values())
-            lines.append([row["size"], f"{row['context_length']:,}", *sizes])
-    return format_table(lines, " r" + "r" * len(BATCHES))
 
 
 def _format_one(item: ServingEstimate) -> str:

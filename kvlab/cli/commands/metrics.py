@@ -11,7 +11,7 @@ from kvlab.humanize import suggest_name
 from kvlab.store.metrics import FAMILIES, METRICS, OTHER, find_family
 from kvlab.track.run_description import DUPLICATES, tracked_name
 
-HEAD = ("name", "what", "unit", "better", "in MLflow")
+HEAD = ["name", "what", "unit", "better", "in MLflow"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,15 +66,14 @@ def format_markdown(names: Sequence[str]) -> str:
         places = f"- Keys: {keys}\n{places}" if keys else places
         parts += [f"## {family.title}", family.method, places]
         if members:
-            rows = [HEAD, ["---"] * len(HEAD), *map(_make_row, members)]
+            rows = [HEAD, ["---"] * len(HEAD)]
+            for name in members:
+                one = METRICS[name]
+                title = one.title.replace("|", "\\|") + (" (derived)" if one.derive else "")
+                unit = one.unit or "share"
+                rows.append([f"`{name}`", title, unit, one.better, _format_tracked(name)])
             parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(parts)
-
-
-def _make_row(name: str) -> tuple[str, ...]:
-    metric = METRICS[name]
-    title = metric.title.replace("|", "\\|") + (" (derived)" if metric.derive else "")
-    return f"`{name}`", title, metric.unit or "share", metric.better, _format_tracked(name)
 
 
 def _format_tracked(name: str) -> str:

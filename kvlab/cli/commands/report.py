@@ -59,7 +59,13 @@ def run(options: argparse.Namespace) -> None:
     elif options.paper_width is not None:
         text = f"--paper-width = {options.paper_width:g} is read only with --paper"
         raise UsageError(f"{text}; add --paper DIR, or leave it out")
-    sections = _parse_sections(options.sections)
+    text = options.sections
+    sections = None if text is None else tuple(one.strip() for one in text.split(","))
+    for one in sections or ():
+        if one not in SECTIONS and one not in SEARCH_SECTIONS:
+            raise UsageError(f"--sections = {one} {explain_unknown_section(one)}")
+        if sections is not None and sections.count(one) > 1:
+            raise UsageError(f"--sections names {one} twice; name each once")
     if options.confirm is not None:
         _confirm(options, name)
         return
@@ -149,13 +155,3 @@ def _write_report(
             check_record(store, name)
         study = Study.load(store, name, sections)
         return write_study_report(store, study, Path(options.reports), paper), answer_text(study)
-
-
-def _parse_sections(text: str | None) -> tuple[str, ...] | None:
-    names = None if text is None else tuple(name.strip() for name in text.split(","))
-    for name in names or ():
-        if name not in SECTIONS and name not in SEARCH_SECTIONS:
-            raise UsageError(f"--sections = {name} {explain_unknown_section(name)}")
-        if names is not None and names.count(name) > 1:
-            raise UsageError(f"--sections names {name} twice; name each once")
-    return names

@@ -24,12 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     store = open_store(options.store)
-    if options.sweep is None:
-        sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
-        print_result(options, sweeps, _format_overview(sweeps, options.store))
-    else:
+    if options.sweep is not None:
         facts = collect_sweep_facts(store, sweep_name(options.sweep))
         print_result(options, facts, _format_sweep(facts))
+        return
+    sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
+    rows = [["sweep", *STATES, "driver"]]
+    for facts in sweeps:
+        counts = [str(facts["states"].get(state, 0)) for state in STATES]
+        rows.append([facts["sweep"], *counts, "yes" if facts["driven"] else "no"])
+    text = f"{options.store} holds no sweep yet; start one with `kvlab submit SWEEP`"
+    text = format_table(rows, right="l" + "r" * len(STATES)) if sweeps else text
+    print_result(options, sweeps, text)
 
 
 def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
@@ -64,24 +70,13 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
 
 def _collect_trial_facts(store: Store, trial: str) -> dict[str, Any]:
     status = store.status(trial)
-    if status in ("failed", "diverged", "pruned"):
-        return {"state": status, "detail": format_outcome(store, trial)}
-    if status == "done":
-        return {"state": status, "detail": ""}
+    if status in STATES:
+        detail = "" if status == "done" else format_outcome(store, trial)
+        return {"state": status, "detail": detail}
     if store.is_running(trial):
         progress = store.progress(trial)
         return {"state": "running", "detail": format_progress(progress or {"stage": "starting"})}
     return {"state": "missing", "detail": "its result is damaged" if status else ""}
-
-
-def _format_overview(sweeps: list[dict[str, Any]], store: str) -> str:
-    if not sweeps:
-        return f"{store} holds no sweep yet; start one with `kvlab submit SWEEP`"
-    rows = [["sweep", *STATES, "driver"]]
-    for facts in sweeps:
-        counts = [str(facts["states"].get(state, 0)) for state in STATES]
-        rows.append([facts["sweep"], *counts, "yes" if facts["driven"] else "no"])
-    return format_table(rows, right="l" + "r" * len(STATES))
 
 
 def _format_sweep(facts: dict[str, Any]) -> str:

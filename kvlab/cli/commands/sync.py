@@ -9,7 +9,7 @@ from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_n
 from kvlab.cli.terminal import print_result
 from kvlab.humanize import format_count
 from kvlab.store import Store
-from kvlab.track import MirrorSummary
+from kvlab.track.tracker import MirrorSummary, Tracker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,6 @@ def sync_sweeps(
 ) -> list[MirrorSummary]:
     """Mirror sweeps with their reports."""
     from kvlab.report import write_report
-    from kvlab.track import Tracker
 
     for name in names:
         store.sweep(name)  # refuse an unknown sweep before anything is written

@@ -8,7 +8,8 @@ from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_flag, add_store
 from kvlab.errors import UsageError
 from kvlab.store import Store
-from kvlab.track import is_server, serve_ui, tracking_uri, view_address
+from kvlab.track.connection import is_server, serve_ui, tracking_uri
+from kvlab.track.sweep_summary import view_address
 
 MLFLOW_PORT, LIVE_PORT = 5000, 5001
 
