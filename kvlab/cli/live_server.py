@@ -123,6 +123,11 @@ class LivePage:
             train, measured = own.get("train_loss") or [], own.get("validation_loss") or []
             curve = {"train": _thin(train), "validation": _thin(measured), "is_running": True}
             curves.append({"trial": trial["trial"], "label": shown["label"], **curve})
+        by_training: dict[str, dict[str, Any]] = {}  # the newest that are done, each once
+        for trial in done[: 2 * MAX_ENDED_CURVES]:
+            kept, label = self._read_ended(trial["trial"]), _describe(trial)["label"]
+            curve = {"trial": trial["trial"], "label": label, "is_running": False, "train": []}
+            by_training.setdefault(kept["training"], {**curve, "validation": kept["points"]})
         return {
             **{name: facts[name] for name in ("sweep", "stage", "driven", "states")},
             "question": sanitize_line(str(facts.get("question") or "")),
@@ -136,7 +141,7 @@ class LivePage:
                 for trial in done[:MAX_ENDED]
             ],
             "failed": [_describe(trial) for trial in failed[-MAX_FAILED:]],
-            "curves": [*curves, *self._ended_curves(done)],
+            "curves": [*curves, *list(by_training.values())[:MAX_ENDED_CURVES]],
         }
 
     def _read_ended(self, trial: str) -> dict[str, Any]:
@@ -151,15 +156,6 @@ class LivePage:
             training = result.get("training", "")
             self._ended[trial] = {"detail": detail, "training": training, "points": _thin(points)}
         return self._ended[trial]
-
-    def _ended_curves(self, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the validation curves of the newest trainings that are done, each once."""
-        by_training: dict[str, dict[str, Any]] = {}
-        for trial in done[: 2 * MAX_ENDED_CURVES]:
-            kept, label = self._read_ended(trial["trial"]), _describe(trial)["label"]
-            curve = {"trial": trial["trial"], "label": label, "is_running": False, "train": []}
-            by_training.setdefault(kept["training"], {**curve, "validation": kept["points"]})
-        return list(by_training.values())[:MAX_ENDED_CURVES]
 
     def find_report(self, name: str) -> Path:
         """Return the page of a sweep's report, written again if a trial has ended since.

@@ -49,9 +49,11 @@ def add_flag(parser: argparse._ActionsContainer, name: str, text: str) -> None:
     parser.add_argument(name, action="store_true", help=text)
 
 
-def add_list(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
-    """Add an option with a value that may be repeated."""
-    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+def add_list(
+    parser: argparse.ArgumentParser, name: str, metavar: str, text: str, nargs: str | None = None
+) -> None:
+    """Add an option that may be repeated."""
+    parser.add_argument(name, action="append", default=[], nargs=nargs, metavar=metavar, help=text)
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
@@ -146,8 +148,7 @@ def resolve_device(name: str) -> str:
 def add_variants(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--set", "KEY=VALUE", "change a key of every target; may be repeated")
     text = "put a variant of the first target beside it; may be repeated"
-    settings: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
-    parser.add_argument("--compare", nargs="+", help=text, **settings)
+    add_list(parser, "--compare", "KEY=VALUE", text, nargs="+")
 
 
 class Variant(NamedTuple):

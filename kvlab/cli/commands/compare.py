@@ -147,8 +147,10 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
         else:
             yield f"{title}: no field differs"
     yield ""
-    differ = [*found.exact, *found.beyond] if found.is_one_trial else found.configuration
-    names = ", ".join(one.name for one in differ[:8]) + (", ..." if len(differ) > 8 else "")
+    differ = [one.name for one in found.configuration]
+    if found.is_one_trial:
+        differ = [*(one.name for one in found.exact), *(one.name for one in found.beyond)]
+    names = ", ".join(differ[:8]) + (", ..." if len(differ) > 8 else "")
     if not found.is_one_trial:
         yield f"verdict: two trials, which differ in {names or 'the version of kvlab'}"
         return

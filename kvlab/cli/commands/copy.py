@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> None:
             raise UsageError(f"{text}; name it: `kvlab copy SWEEP`")
         record_archive.check_place(place, store)
         names = store.sweep_names() if name is None else [name]
-        for one in names:
-            store.sweep(one)  # refuse an unknown sweep before anything is copied
+        for known in names:
+            store.sweep(known)  # refuse an unknown sweep before anything is copied
         summaries = [record_archive.copy_sweep(store, n, place, options.weights) for n in names]
     elif options.weights:
         raise UsageError("--weights belongs to --to; --from takes all that the archive has")
@@ -45,7 +45,16 @@ def run(options: argparse.Namespace) -> None:
         summaries = [_restore(store, archive, name) for archive in archives]
     shown = redact_url(place)
     source, target = (options.store, shown) if options.to else (shown, options.store)
-    lines = [_format_summary(summary, target) for summary in summaries]
+    lines = []
+    for one in summaries:
+        others = {
+            "were there": one.unchanged,
+            "have no result yet": one.missing,
+            "left, because a process uses them now": one.in_use,
+        }
+        parts = [f"{one.trials} trials copied to {target} ({one.files} files)"]
+        parts += [f"{number} {state}" for state, number in others.items() if number]
+        lines.append(f"{one.sweep}: {', '.join(parts)}")
     facts = [asdict(summary) for summary in summaries]
     print_result(options, facts, "\n".join(lines) or f"{source} holds no sweep; nothing to do")
 
@@ -60,14 +69,3 @@ def _restore(store: Store, place: str, name: str | None) -> CopySummary:
             text = f"{redact_url(place)} is the record of {found}, not of {name}"
             raise UsageError(f"{text}; leave the name out")
         return record_archive.restore_archive(store, archive)
-
-
-def _format_summary(summary: CopySummary, target: str) -> str:
-    parts = [f"{summary.trials} trials copied to {target} ({summary.files} files)"]
-    others = {
-        "were there": summary.unchanged,
-        "have no result yet": summary.missing,
-        "left, because a process uses them now": summary.in_use,
-    }
-    parts += [f"{number} {state}" for state, number in others.items() if number]
-    return f"{summary.sweep}: {', '.join(parts)}"

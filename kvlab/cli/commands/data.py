@@ -13,7 +13,7 @@ from kvlab.cli.terminal import format_table, print_result
 from kvlab.data import hellaswag_dataset
 from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
-from kvlab.data.shards import Dataset, read_dataset_facts, read_manifest, verify_dataset
+from kvlab.data.shards import read_dataset_facts, read_manifest, verify_dataset
 from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number, suggest_name
 from kvlab.spec import DataConfig, load_experiment, parse_override
@@ -88,7 +88,22 @@ def _run_prepare(options: argparse.Namespace) -> None:
         raise SpecError([_locate(error.field, str(error), options)]) from None
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
-    print_result(options, _collect_dataset_facts(dataset.folder), _format_dataset(dataset))
+    manifest = read_manifest(dataset.folder)
+    lines = [
+        f"{dataset.folder}",
+        f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
+        f"held out   {len(dataset.validation):,} tokens,"
+        f" {dataset.validation_documents:,} documents, {dataset.bytes_per_token:.3f} bytes a token",
+        f"left out   {manifest['repeated_documents']:,} copies and near-duplicates,"
+        f" {manifest['shared_documents']:,} held-out documents with passages of the training text",
+        "overlap    of the held-out tokens "
+        + ", ".join(f"{share:.2%} are in {n}-grams" for n, share in dataset.overlap.items())
+        + " of the training text",
+        f"tokenizer  {dataset.tokenizer}",
+        f"licence    {dataset.licence}",
+        f"digest     {dataset.digest}",
+    ]
+    print_result(options, {"folder": str(dataset.folder), **manifest}, "\n".join(lines))
 
 
 def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
@@ -104,7 +119,7 @@ def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
 
 
 def _run_list(options: argparse.Namespace) -> None:
-    datasets = [_collect_dataset_facts(folder) for folder in list_prepared_datasets()]
+    datasets = [{"folder": str(f), **read_manifest(f)} for f in list_prepared_datasets()]
     folder, hellaswag = str(get_data_dir()), hellaswag_dataset.find_hellaswag_file()
     facts = {"folder": folder, "datasets": datasets, "hellaswag": hellaswag and str(hellaswag)}
     lines = [f"data folder: {folder}", f"HellaSwag: {hellaswag or 'not here'}"]
@@ -156,7 +171,12 @@ def _make_data_config(options: argparse.Namespace) -> DataConfig:
     if options.paths is not None:
         values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
     if options.tokens is not None:
-        values["max_tokens"] = _parse_token_count(options.tokens)
+        scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(options.tokens[-1:], 1)
+        count = parse_number(options.tokens if scale == 1 else options.tokens[:-1]) * scale
+        if not (1 <= count <= 10**15 and count.is_integer()):
+            text = f"--tokens = {options.tokens} is not a count of tokens"
+            raise UsageError(f"{text}; write 10B, 500M or 2e6")
+        values["max_tokens"] = int(count)
     target: str = options.target
     if target.endswith((".yaml", ".yml")):
         return load_experiment(target, {f"data.{key}": value for key, value in values.items()}).data
@@ -171,36 +191,5 @@ def _make_data_config(options: argparse.Namespace) -> DataConfig:
     raise UsageError("\n".join(message for _, message, _ in problems))
 
 
-def _collect_dataset_facts(folder: Path) -> dict[str, Any]:
-    return {"folder": str(folder), **read_manifest(folder)}
-
-
-def _format_dataset(dataset: Dataset) -> str:
-    manifest = read_manifest(dataset.folder)
-    return "\n".join([
-        f"{dataset.folder}",
-        f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
-        f"held out   {len(dataset.validation):,} tokens,"
-        f" {dataset.validation_documents:,} documents, {dataset.bytes_per_token:.3f} bytes a token",
-        f"left out   {manifest['repeated_documents']:,} copies and near-duplicates,"
-        f" {manifest['shared_documents']:,} held-out documents with passages of the training text",
-        "overlap    of the held-out tokens "
-        + ", ".join(f"{share:.2%} are in {n}-grams" for n, share in dataset.overlap.items())
-        + " of the training text",
-        f"tokenizer  {dataset.tokenizer}",
-        f"licence    {dataset.licence}",
-        f"digest     {dataset.digest}",
-    ])  # fmt: skip
-
-
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _parse_token_count(text: str) -> int:
-    """Parse ``10B``, ``500M``, ``2k`` or a number such as 10e9."""
-    scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
-    count = parse_number(text if scale == 1 else text[:-1]) * scale
-    if not (1 <= count <= 10**15 and count.is_integer()):
-        raise UsageError(f"--tokens = {text} is not a count of tokens; write 10B, 500M or 2e6")
-    return int(count)

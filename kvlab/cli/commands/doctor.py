@@ -98,8 +98,16 @@ def _check_torch() -> Iterator[Check]:
         free, total = map(format_bytes, torch.cuda.mem_get_info(index))
         name = torch.cuda.get_device_properties(index).name
         yield Check(f"GPU {index}", "ok", f"{name}, {free} of {total} memory free")
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
     if torch.cuda.is_available():
-        yield _check_kernel_compiler()
+        if importlib.util.find_spec("triton") is None:
+            text = "no Triton, which training.compile and kernels of kvlab need"
+            yield Check("compiler", "wrong", text, "pip install triton")
+        elif compiler is None or shutil.which(compiler) is None:
+            text = "no C compiler, which Triton needs"
+            yield Check("compiler", "wrong", text, "install gcc, or name one with CC")
+        else:
+            yield Check("compiler", "ok", f"Triton, with {compiler}")
     elif shutil.which("nvidia-smi") is None:
         yield Check("GPU", "note", "none visible; experiments with resources.gpus need one")
     else:
@@ -108,17 +116,6 @@ def _check_torch() -> Iterator[Check]:
         text = f"an NVIDIA driver is here, and torch {torch.__version__} for {built} sees no GPU"
         hint = "pip install a torch for the CUDA that nvidia-smi shows; unset CUDA_VISIBLE_DEVICES"
         yield Check("GPU", "wrong", text, hint)
-
-
-def _check_kernel_compiler() -> Check:
-    if importlib.util.find_spec("triton") is None:
-        text = "no Triton, which training.compile and kernels of kvlab need"
-        return Check("compiler", "wrong", text, "pip install triton")
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
-    if compiler is None or shutil.which(compiler) is None:
-        text = "no C compiler, which Triton needs"
-        return Check("compiler", "wrong", text, "install gcc, or name one with CC")
-    return Check("compiler", "ok", f"Triton, with {compiler}")
 
 
 def _check_ray() -> Check:

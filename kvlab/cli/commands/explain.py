@@ -64,7 +64,14 @@ Origin = dict[str, Any]
 
 def run(options: argparse.Namespace) -> int:
     store, text = open_store(options.store), options.what.strip()
-    studies = _load_studies(store, options.sweep)
+    studies = []
+    if options.sweep is not None:
+        studies = [Study.load(store, sweep_name(options.sweep))]
+    for name in store.sweep_names() if options.sweep is None else ():
+        try:
+            studies.append(Study.load(store, name))
+        except RecordDamaged as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
     trial = _find_trial(store, studies, text, options.sweep)
     if trial is not None:
         about, lines = _explain_trial(store, studies, _read_origin(store, trial))
@@ -100,19 +107,6 @@ def _list_problems(origins: Iterable[Origin]) -> dict[str, str]:
 
 def _format_damage(problems: Mapping[str, str]) -> Iterator[str]:
     yield from (f"DAMAGED   {path}: {problem}" for path, problem in problems.items() if problem)
-
-
-def _load_studies(store: Store, sweep: str | None) -> list[Study]:
-    """Read the sweep that is named, or all that are whole."""
-    if sweep is not None:
-        return [Study.load(store, sweep_name(sweep))]
-    studies = []
-    for name in store.sweep_names():
-        try:
-            studies.append(Study.load(store, name))
-        except RecordDamaged as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    return studies
 
 
 def _find_trial(store: Store, studies: Sequence[Study], text: str, sweep: str | None) -> str | None:

@@ -61,10 +61,13 @@ def run(options: argparse.Namespace) -> None:
     most_costs = None if most is None else _estimate_costs(most, store, options)
     precision = expect_precision(stage, least, store, Path(shared.project_path("reports")))
     unmatched = matching.find_unmatched_trials(planned, store)
-    asks_why = options.why is not None
-    why = None
+    asks_why, why = options.why is not None, None
     if asks_why and (options.why or not unmatched):
-        why = _find_missing(planned, options.why)
+        missing = [one for one in planned.trials if not one.has_ended]
+        why = next((one for one in missing if one.trial.id.startswith(options.why)), None)
+        if why is None:
+            text = f"--why = {options.why}" if options.why else "--why"
+            raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
         nearest = matching.find_nearest_trial(why.trial, store)
     retiming = _describe_retiming(planned, store)
     facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
@@ -132,15 +135,6 @@ def _count_concurrent_trials(planned: Plan) -> int:
     most = max(machine.at_once(one.trial.experiment.resources) for one in planned.trials)
     search = planned.sweep.search
     return most if search is None else min(most, search.parallel)
-
-
-def _find_missing(planned: Plan, prefix: str) -> PlannedTrial:
-    """Return the first missing trial whose id starts with ``prefix``."""
-    for one in planned.trials:
-        if one.trial.id.startswith(prefix) and not one.has_ended:
-            return one
-    text = f"--why = {prefix}" if prefix else "--why"
-    raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
 
 
 def _format_plan(planned: Plan) -> Iterator[str]:
