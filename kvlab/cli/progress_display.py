@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -169,18 +169,15 @@ def format_outcome(store: Store, trial_id: str) -> str:
         message = (error["message"].splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
         return sanitize_line(f"{error.get('class')}: {error.get('type')}: {message} ({hint})")
-    measurements, parts = result.get("measurements", {}), []
-    if "loss" in measurements:
-        parts.append(f"loss {measurements['loss']:.4f}")
-    if "serving_gap" in measurements:
-        parts.append(f"served {round(measurements['serving_gap'], 4) + 0.0:+.4f}")  # no -0.0000
-    if "hellaswag_acc_norm" in measurements:
-        parts.append(f"HellaSwag {measurements['hellaswag_acc_norm']:.1%}")
-    if "bytes_at_block_size" in result.get("kv", {}):
-        parts.append(f"KV {format_bytes(result['kv']['bytes_at_block_size'])}")
-    if "tpot_ms_p50" in measurements:
-        parts.append(f"{measurements['tpot_ms_p50']:.2f} ms/token")
-    return "  ".join(parts)
+    values = {**result.get("measurements", {}), **result.get("kv", {})}
+    forms: dict[str, Callable[[float], str]] = {
+        "loss": "loss {:.4f}".format,
+        "serving_gap": "served {:+z.4f}".format,  # z: no -0.0000
+        "hellaswag_acc_norm": "HellaSwag {:.1%}".format,
+        "bytes_at_block_size": lambda size: f"KV {format_bytes(size)}",
+        "tpot_ms_p50": "{:.2f} ms/token".format,
+    }
+    return "  ".join(form(values[name]) for name, form in forms.items() if name in values)
 
 
 def _trial_label(planned: PlannedTrial) -> str:

@@ -249,13 +249,11 @@ def serve_ui(store: Path, uri: str | None, port: int) -> None:
         UsageError: the port is taken.
     """
     silence_mlflow()
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            text = f"--port = {port} cannot be used ({error.strerror})"
-            raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        text = f"--port = {port} cannot be used ({os.strerror(error.errno or 0)})"
+        raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None
     sys.stdout.flush()
     # This variable would override the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}

@@ -359,8 +359,6 @@ def tracked_metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, float, int
     for name, value in metrics.items():
         if name not in DUPLICATES or value != metrics.get(DUPLICATES[name]):
             values[tracked_name(name)] = value
-    for (name, step), value in sorted(
-        values.items(), key=lambda item: (item[0][0], item[0][1] or 0)
-    ):
-        if math.isfinite(value):
+    for name, step in sorted(values, key=lambda key: (key[0], key[1] or 0)):
+        if math.isfinite(value := values[name, step]):
             yield name, float(value), step

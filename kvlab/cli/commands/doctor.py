@@ -28,8 +28,6 @@ from kvlab.humanize import format_bytes
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.capacity import cpu_count
 
-CheckState = Literal["ok", "note", "wrong"]
-
 MIN_FREE_BYTES = 2 * 10**9
 
 
@@ -61,7 +59,7 @@ class Check:
     """
 
     name: str
-    state: CheckState
+    state: Literal["ok", "note", "wrong"]
     found: str
     way_out: str = ""
 

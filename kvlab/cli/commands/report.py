@@ -67,7 +67,15 @@ def run(options: argparse.Namespace) -> None:
         if sections is not None and sections.count(one) > 1:
             raise UsageError(f"--sections names {one} twice; name each once")
     if options.confirm is not None:
-        _confirm(options, name)
+        for other in ("paper", "sections", "watch", "tracking_uri"):
+            if getattr(options, other):
+                flag = f"--{other.replace('_', '-')}"
+                text = f"--confirm writes a sweep and no report, so {flag} has no effect"
+                raise UsageError(f"{text}; leave one of them out")
+        study = Study.load(shared.open_store(options.store), name)
+        write_confirmation(study, Path(options.confirm))
+        facts = {"sweep": name, "confirmation": options.confirm}
+        print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
         return
     if options.watch:
         _watch(options, name, sections, paper)
@@ -84,18 +92,6 @@ def run(options: argparse.Namespace) -> None:
         parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
         print(f"{paper.folder / name}: {', '.join(parts)}")
         print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
-
-
-def _confirm(options: argparse.Namespace, name: str) -> None:
-    """Write the sweep that confirms the best trials of a search."""
-    for other in ("paper", "sections", "watch", "tracking_uri"):
-        if getattr(options, other):
-            flag = f"--{other.replace('_', '-')}"
-            text = f"--confirm writes a sweep and no report, so {flag} has no effect"
-            raise UsageError(f"{text}; leave one of them out")
-    write_confirmation(Study.load(shared.open_store(options.store), name), Path(options.confirm))
-    facts = {"sweep": name, "confirmation": options.confirm}
-    print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
 
 
 def _watch(

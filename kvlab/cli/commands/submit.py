@@ -156,8 +156,14 @@ class _SweepRun:
     on_result: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._sweep = self.stage.plan.sweep
-        self._command = _redact_command(self.options)
+        # the command that computes the same again, without paths of this machine
+        options, self._sweep = self.options, self.stage.plan.sweep
+        file = os.path.abspath(shared.find_sweep_file(options.sweep))
+        in_project = os.path.relpath(file, shared.find_project_root())
+        words = ["submit", file if in_project.startswith(os.pardir) else in_project]
+        words += ["--scale", options.scale] if options.scale else []
+        words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
+        self._command = provenance.redact_command(words)
         self._origin = provenance.capture_origin(self._command)
         self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
         self._last_plan = self.stage.plan
@@ -307,16 +313,6 @@ class _SweepRun:
 def _name_stage(stage: Stage) -> str:
     name = stage.plan.sweep.name
     return f"{name}, {stage.name}" if stage.name else name
-
-
-def _redact_command(options: argparse.Namespace) -> str:
-    """Return the command that computes the same again, without paths of this machine."""
-    file = os.path.abspath(shared.find_sweep_file(options.sweep))
-    in_project = os.path.relpath(file, shared.find_project_root())
-    words = ["submit", file if in_project.startswith(os.pardir) else in_project]
-    words += ["--scale", options.scale] if options.scale else []
-    words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
-    return provenance.redact_command(words)
 
 
 def _print_summary(
