@@ -86,18 +86,17 @@ class ProgressDisplay:
             self._stream.flush()
 
     def report_preparation(self, line: str) -> None:
-        """Print the first line about the preparation of data; show later ones in the summary."""
-        if not self._preparation:
+        """Print the first line about the preparation of data; show later ones in the summary.
+
+        An empty line removes it from the summary.
+        """
+        if line and not self._preparation:
             self.print_line(f"preparing data: {line}")
         self._preparation = line
 
-    def end_preparation(self) -> None:
-        """Remove the preparation of data from the summary."""
-        self._preparation = ""
-
     def handle_event(self, event: Event) -> None:
         """Print an event of the driver and count it."""
-        self.end_preparation()
+        self._preparation = ""
         planned = event.planned
         self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
         self._remaining_time.handle_event(event)

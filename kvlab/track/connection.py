@@ -193,8 +193,6 @@ def translate_errors(uri: str) -> Iterator[None]:
     """Raise TrackingError for errors of MLflow and of the libraries below it."""
     try:
         yield
-    except (TrackingError, StoreError):
-        raise
     except Exception as error:
         # Where its database is damaged, MLflow raises whatever its own code happens to.
         frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]

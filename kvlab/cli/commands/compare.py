@@ -12,10 +12,9 @@ from kvlab.errors import UsageError
 from kvlab.humanize import sanitize_line
 from kvlab.report import formatting as fmt
 from kvlab.report.sweep_comparison import Comparison, compare_sweeps
-from kvlab.store import Store, record_comparison
+from kvlab.store import Store, record_comparison, record_forms
 from kvlab.store.metrics import METRICS
 from kvlab.store.record_comparison import RecordComparison, TrialRecord
-from kvlab.store.record_forms import refuse_malformed
 
 EPILOG = """\
 With --trials, A and B are two records of one trial, such as from two machines. Name each by its id
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             text = f"{study.name} is a search: its trials are suggestions, not cells of a design"
             hint = f"kvlab report {study.name} --confirm FILE"
             raise UsageError(f"{text}; compare sweeps that confirm their best trials ({hint})")
-    with refuse_malformed(f"{before.name} or {after.name}"):
+    with record_forms.refuse_malformed(f"{before.name} or {after.name}"):
         comparison = compare_sweeps(before, after)
     lines = [
         *(f"warning: {warning}" for warning in comparison.warnings),

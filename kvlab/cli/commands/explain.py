@@ -17,11 +17,9 @@ from kvlab.errors import RecordDamaged, StoreError, UsageError
 from kvlab.humanize import format_count, sanitize_line, suggest_name
 from kvlab.report import formatting as fmt
 from kvlab.report.table_columns import mean_and_spread
-from kvlab.store import Store
+from kvlab.store import Store, record_forms, verification
 from kvlab.store.metrics import METRICS
-from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.result import flatten
-from kvlab.store.verification import list_trial_files
 
 MAX_NAMES = 12
 """Names that a message lists."""
@@ -82,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     read, facts, lines = cache(partial(_read_origin, store)), [], []
     is_damaged = False
     for study in studies:
-        with refuse_malformed(study.name):
+        with record_forms.refuse_malformed(study.name):
             answer = _look_up(study, text)
         if answer is None:
             continue
@@ -220,7 +218,7 @@ def _explain_trial(
 
 def _read_origin(store: Store, trial: str) -> Origin:
     """Check the files of a trial, and read what its result says of its making."""
-    files, notes = list_trial_files(store, trial)
+    files, notes = verification.list_trial_files(store, trial)
     try:
         result = store.result(trial) or {}
     except StoreError:

@@ -300,7 +300,7 @@ class _SweepRun:
         if not options.address:  # the machines of a cluster have data folders of their own
             preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
             check_stop()
-        self.display.end_preparation()
+        self.display.report_preparation("")
         suggestions = search_history.count_remaining_suggestions(planned, self.store)
         costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
         run_smoke_tests = preparation.SmokeTests(
