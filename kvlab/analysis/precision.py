@@ -28,9 +28,6 @@ from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 
-Texts = Mapping[str, Mapping[str, Sequence[float]]]
-"""Losses by document, see `kvlab.store.Store.texts`."""
-
 Floats = npt.NDArray[np.float64]
 
 TEXT_METRICS = ("loss", "loss_served", "serving_gap")
@@ -144,35 +141,20 @@ def _sum_by_document(
     for seed in seeds:
         weighted = []
         for levels, weight in weights.items():
-            columns = _read_columns(study.store.texts(study.cells[levels][seed].trial), metric)
-            if columns is None:
+            texts = study.store.texts(study.cells[levels][seed].trial)
+            if (columns := texts.get("loss" if metric == "loss" else "served")) is None:
                 return None
-            documents, tokens, nats = columns
+            documents, tokens, nats = (
+                np.asarray(columns[name], np.float64) for name in ("documents", "tokens", "nats")
+            )
+            if metric == "serving_gap":
+                nats = nats - np.asarray(columns["one_shot_nats"], np.float64)
             first = first or (documents, tokens)
             if not (np.array_equal(documents, first[0]) and np.array_equal(tokens, first[1])):
                 return None
             weighted.append(weight * nats)
         by_seed.append(np.sum(weighted, axis=0))
     return None if first is None else (first[1], np.array(by_seed))
-
-
-def _read_columns(texts: Texts, metric: str) -> tuple[Floats, Floats, Floats] | None:
-    """Return indices of documents, their tokens and their summed nats, each (documents,).
-
-    Args:
-        metric: one of `TEXT_METRICS`.
-
-    Returns:
-        None if the trial recorded none.
-    """
-    columns = texts.get("loss" if metric == "loss" else "served")
-    if columns is None:
-        return None
-    nats = np.asarray(columns["nats"], dtype=np.float64)
-    if metric == "serving_gap":
-        nats = nats - np.asarray(columns["one_shot_nats"], dtype=np.float64)
-    documents, tokens = (np.asarray(columns[name], float) for name in ("documents", "tokens"))
-    return documents, tokens, nats
 
 
 def measure_final_fall(study: Study, share: float = 0.1) -> float | None:

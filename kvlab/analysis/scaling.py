@@ -30,7 +30,6 @@ from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import judge_family
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
 
-MIN_SEEDS = 2
 _GRID = 40
 """Quantiles of each variance in a prediction interval."""
 
@@ -142,7 +141,7 @@ class SizeLaw:
         if parameters > MAX_EXTRAPOLATION * largest * (1 + 1e-9):
             text = f"{parameters:.4g} parameters are more than {MAX_EXTRAPOLATION:g} times the"
             raise ValueError(f"{text} largest size ({largest:.4g}); train a larger one")
-        if self.seeds < MIN_SEEDS:
+        if self.seeds < 2:
             raise ValueError("one seed has no spread, so nothing is predicted; add seeds")
         value, variance = _mean_and_variance(self.by_seed(parameters))
         leverage = 1 / len(self.parameters) + self._offset(parameters) ** 2 / self._squares
@@ -262,20 +261,24 @@ def estimate_size_trends(
             for row in by_seed.values()
             if levels[place] in compared
         )
-        trends.append(_fit_trend(factor, level, found, parameters, has_diverged))
+        trend = _fit_trend(factor, level, found, parameters)
+        trends.append(replace(trend, has_diverged=has_diverged))
     tested = [number for number, trend in enumerate(trends) if trend.is_tested]
-    judged = _judge_together([trends[number] for number in tested], cells, metric, alpha)
-    for number, trend in zip(tested, judged, strict=True):
-        trends[number] = trend
+    trainings = pairs.name_trainings(cells)
+    values = pairs.average_by_training(cells, trainings, metric)
+    laws = [(trends[n].seeds, law.slopes) for n in tested if (law := trends[n].law)]
+    weights = [pairs.sum_by_training(trends[n].weights, trainings) for n in tested]
+    errors = pool_errors([dict(zip(*law, strict=True)) for law in laws], weights, values)
+    slopes = [slope.value for n in tested if (slope := trends[n].slope)]
+    tests = judge_family(slopes, errors, alpha)
+    for number, error, test in zip(tested, errors, tests, strict=True):
+        ends = {"low": test.low, "high": test.high, "corrected_p": test.p}
+        trends[number] = replace(trends[number], error=error, **ends)
     return trends
 
 
 def _fit_trend(
-    factor: str,
-    level: str,
-    effects: Mapping[str, Effect],
-    parameters: Mapping[str, int],
-    has_diverged: bool,
+    factor: str, level: str, effects: Mapping[str, Effect], parameters: Mapping[str, int]
 ) -> SizeTrend:
     found = {
         size: dict(effect.by_seed)
@@ -284,7 +287,7 @@ def _fit_trend(
     }
     seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
     if len(found) < MIN_SIZES or not seeds:
-        return SizeTrend(factor, level, None, has_diverged=has_diverged)
+        return SizeTrend(factor, level, None)
     rows = tuple(tuple(by_seed[seed] for by_seed in found.values()) for seed in seeds)
     law = SizeLaw(tuple(float(parameters[size]) for size in found), rows)
     scale = max((abs(value) for row in rows for value in row), default=1.0)
@@ -307,22 +310,4 @@ def _fit_trend(
         low=slope.low,
         high=slope.high,
         miss=estimate(misses, scale),
-        has_diverged=has_diverged,
     )
-
-
-def _judge_together(
-    trends: Sequence[SizeTrend], cells: Cells, metric: str, alpha: float
-) -> list[SizeTrend]:
-    """Give tested trends their errors, intervals and p-values, which hold for all together."""
-    trainings = pairs.name_trainings(cells)
-    values = pairs.average_by_training(cells, trainings, metric)
-    by_seed = [dict(zip(one.seeds, one.law.slopes, strict=True)) for one in trends if one.law]
-    weights = [pairs.sum_by_training(trend.weights, trainings) for trend in trends]
-    errors = pool_errors(by_seed, weights, values)
-    slopes = [trend.slope.value for trend in trends if trend.slope]
-    tests = judge_family(slopes, errors, alpha)
-    return [
-        replace(trend, error=error, low=test.low, high=test.high, corrected_p=test.p)
-        for trend, error, test in zip(trends, errors, tests, strict=True)
-    ]

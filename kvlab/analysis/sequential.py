@@ -72,8 +72,12 @@ def t_bounds(sizes: tuple[int, ...], maximum: int, alpha: float) -> tuple[float,
         increment = spent - spent_alpha(sizes[count - 2] / maximum, alpha)
         p_values = (np.arange(SAMPLES) + 0.5) * (spent / SAMPLES)
         statistics = -stdtrit(sizes[count - 1] - 1, p_values / 2)
-        earlier = _earlier_statistics(sizes[:count], statistics)
-        is_open = (np.abs(earlier) < np.array(bounds)[:, None]).all(axis=0)
+        # a sample is open if the t statistic of no earlier look has reached its bound
+        is_open, (sums, squares) = np.ones(SAMPLES, bool), _centred_sums(sizes[:count])
+        for size, bound, total, of_squares in zip(sizes, bounds, sums, squares, strict=False):
+            mean = statistics / math.sqrt(sizes[count - 1]) + total / size
+            variance = (of_squares - total**2 / size) / (size - 1)
+            is_open &= np.abs(mean * math.sqrt(size) / np.sqrt(variance)) < bound
         rejected = np.cumsum(is_open) * (spent / SAMPLES)
         p_value = float(np.interp(increment, rejected, p_values + spent / SAMPLES / 2))
         bounds.append(-t_quantile(p_value / 2, sizes[count - 1] - 1))
@@ -96,19 +100,6 @@ def spent_share(looks: Sequence[int], seeds: int, alpha: float) -> float:
     sizes = (*(size for size in looks if 1 < size < seeds), seeds)
     bound = t_bounds(sizes, looks[-1], alpha)[-1]
     return min(1.0, 2 * t_cdf(-bound, seeds - 1) / alpha)
-
-
-def _earlier_statistics(
-    sizes: tuple[int, ...], statistics: "NDArray[np.float64]"
-) -> "NDArray[np.float64]":
-    """Return the t statistics of all looks but the last, of samples with these at the last."""
-    sums, squares = _centred_sums(sizes)
-    rows = []
-    for size, partial_sum, partial_squares in zip(sizes[:-1], sums, squares, strict=True):
-        mean = statistics / math.sqrt(sizes[-1]) + partial_sum / size
-        variance = (partial_squares - partial_sum**2 / size) / (size - 1)
-        rows.append(mean * math.sqrt(size) / np.sqrt(variance))
-    return np.array(rows)
 
 
 @lru_cache(maxsize=32)

@@ -125,23 +125,18 @@ def _paired_shifts(
     }
     own_ids = {row.training for row in rows.get(before.baseline, {}).values()}
     trained_apart = {
-        levels: own_ids.isdisjoint({row.training for row in rows[levels].values()})
+        levels: {levels: 1.0, before.baseline: -1.0}
         for levels in relative
+        if own_ids.isdisjoint({row.training for row in rows[levels].values()})
     }
     estimand = before.estimand
     effects = [
         *estimate_main_effects(rows, before.factors, metric, estimand=estimand),
         *estimate_interactions(rows, before.factors, metric, estimand=estimand),
     ]
-    base_weight = {before.baseline: -1.0}
     return (
         _mean_shifts(differences, {c: {c: 1.0} for c in differences}, differences, metric),
-        _mean_shifts(
-            relative,
-            {c: {c: 1.0, **base_weight} for c, is_apart in trained_apart.items() if is_apart},
-            differences,
-            metric,
-        ),
+        _mean_shifts(relative, trained_apart, differences, metric),
         _list_effects(effects),
     )
 

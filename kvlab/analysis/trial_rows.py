@@ -11,7 +11,6 @@ from kvlab.errors import StoreError
 from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
-from kvlab.store.timings import TimingSession
 
 Levels = tuple[str, ...]
 """Level names of one cell, in the order of the sweep's factors."""
@@ -70,7 +69,12 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
         trials = cell["trials"] or dict.fromkeys(map(str, sweep["seeds"]), "")
         for seed, trial in trials.items():
             if trial not in results:  # several cells may share a trial
-                results[trial] = _read_result(store, trial, timings)
+                try:
+                    found = store.result(trial, timings)
+                    state = "missing" if found is None else str(found["status"])
+                    results[trial] = state, found or {}
+                except StoreError:
+                    results[trial] = "damaged", {}
             status, result = results[trial]
             curves = result.get("curves") if status == "done" else None
             curve = (curves or {}).get("validation_loss") or ()
@@ -91,16 +95,6 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
         return [n[level] for n, level in zip(places, row.levels, strict=True)], row.seed
 
     return sorted(rows, key=sort_key)
-
-
-def _read_result(
-    store: Store, trial: str, timings: Mapping[str, TimingSession]
-) -> tuple[str, dict[str, Any]]:
-    try:
-        result = store.result(trial, timings)
-    except StoreError:
-        return "damaged", {}
-    return ("missing", {}) if result is None else (str(result["status"]), result)
 
 
 def flatten_row(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:

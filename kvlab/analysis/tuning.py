@@ -44,16 +44,12 @@ class TunedPoint:
 
 def read_points(entry: Mapping[str, Any]) -> tuple[TunedPoint, ...]:
     """Return the points of an architecture's entry in ``sweep.json``; see `write_point`."""
-    return tuple(
-        TunedPoint(
-            point["value"],
-            {
-                int(seed): math.inf if loss is None else loss
-                for seed, loss in point["losses"].items()
-            },
-        )
-        for point in entry["points"]
-    )
+    points = []
+    for point in entry["points"]:
+        recorded = point["losses"].items()
+        losses = {int(seed): math.inf if loss is None else loss for seed, loss in recorded}
+        points.append(TunedPoint(point["value"], losses))
+    return tuple(points)
 
 
 def write_point(point: TunedPoint) -> dict[str, Any]:

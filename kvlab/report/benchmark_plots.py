@@ -281,9 +281,7 @@ def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
 
 def measured_peaks(lines: list[dict[str, Any]]) -> DevicePeaks | None:
     """Return the device's measured peak rates, from the first lines that have them."""
-    first_lines: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        first_lines.setdefault(line["metric"], line)
+    first_lines = {line["metric"]: line for line in reversed(lines)}
     if not {"bandwidth", "matrix_rate"} <= first_lines.keys():
         return None
     bandwidth, matrix_rate = first_lines["bandwidth"], first_lines["matrix_rate"]

@@ -18,6 +18,7 @@ from kvlab.analysis.precision import estimate_text_error
 from kvlab.analysis.scaling import SizeTrend
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import CHEAP
 from kvlab.errors import SpecError, StoreError
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.layout.article_claims import article_claims
@@ -39,10 +40,7 @@ TOLERANCE = 0.02
 
 EXPLORED = "explored only"
 HOLDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "bounded": (
-        frozenset({"better", "bounded", "worse within", "identical", "equivalent"}),
-        frozenset({"worse", "diverged"}),
-    ),
+    "bounded": (frozenset(CHEAP), frozenset({"worse", "diverged"})),
     "better": (frozenset({"better"}), frozenset({"worse", "worse within", "identical"})),
 }
 """What must be shown -> verdicts on the difference that show it, and those that refute it."""

@@ -112,10 +112,16 @@ def make_document(study: Study) -> doc.Document:
     )
     with refuse_malformed(study.name):
         made = {name: table[name].make(study) for name in study.sections or default}
-    sections = {name: section for name, section in made.items() if section}
-    if study.sections:
-        sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
-    return doc.Document(study.name, _drop_repeated_figures(sections))
+    sections: dict[str, doc.Section] = {}
+    shown: set[str] = set()  # a figure is shown where it comes first
+    for name, section in made.items():
+        if section is not None:
+            own = section.contents
+            own = tuple(c for c in own if not isinstance(c, doc.Figure) or c.name not in shown)
+            shown |= {content.name for content in own if isinstance(content, doc.Figure)}
+            is_appendix = section.is_appendix and not study.sections
+            sections[name] = replace(section, contents=own, is_appendix=is_appendix)
+    return doc.Document(study.name, sections)
 
 
 def answer_text(study: Study) -> str:
@@ -135,16 +141,6 @@ def answer_text(study: Study) -> str:
             case doc.Bullets(items):
                 lines += [f"- {doc.plain_text(item)}" for item in items]
     return "\n".join(" ".join(line.split()) for line in lines)
-
-
-def _drop_repeated_figures(sections: dict[str, doc.Section]) -> dict[str, doc.Section]:
-    """Show a figure where it comes first: the answer has some of those of other sections."""
-    shown: set[str] = set()
-    for name, section in sections.items():
-        kept = [c for c in section.contents if not isinstance(c, doc.Figure) or c.name not in shown]
-        shown |= {content.name for content in kept if isinstance(content, doc.Figure)}
-        sections[name] = replace(section, contents=tuple(kept))
-    return sections
 
 
 def results_jsonl(study: Study) -> str:

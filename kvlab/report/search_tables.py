@@ -60,9 +60,8 @@ def format_with_unit(name: str, value: float) -> str:
 
 def describe_limits(search: SearchResults) -> str:
     """Return the limits in words, such as ``kv_bytes at most 32,768``."""
-    words = {"at_most": "at most", "at_least": "at least"}
     return " and ".join(
-        f"{objective_title(name)} {words[key]} {format_with_unit(name, bound)}"
+        f"{objective_title(name)} {key.replace('_', ' ')} {format_with_unit(name, bound)}"
         for name, limit in search.config["limits"].items()
         for key, bound in limit.items()
         if bound is not None

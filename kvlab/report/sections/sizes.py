@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.scaling import MIN_SEEDS, Prediction, SizeTrend
+from kvlab.analysis.scaling import Prediction, SizeTrend
 from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
@@ -103,7 +103,7 @@ def _list_predictions(study: Study, trend: SizeTrend) -> list[Prediction]:
     ones only.
     """
     law = trend.law
-    if law is None or not _is_predictable(trend):
+    if law is None or not trend.is_tested:
         return []
     limit = MAX_EXTRAPOLATION * law.parameters[-1]
     named = tuple(float(target) for target in study.sweep["size"]["predict"])
@@ -114,10 +114,6 @@ def _list_predictions(study: Study, trend: SizeTrend) -> list[Prediction]:
         for one in map(law.predict, sizes)
         if judge_interval(one.low, one.high, better, margin) not in ("undecided", "within noise")
     ]
-
-
-def _is_predictable(trend: SizeTrend) -> bool:
-    return trend.is_tested and len(trend.seeds) >= MIN_SEEDS
 
 
 def _prediction_entries(study: Study, trend: SizeTrend, one: Prediction) -> doc.Entries:
@@ -173,7 +169,7 @@ def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.
     last = max([*(one.parameters for one in _list_predictions(study, trend)), law.parameters[-1]])
     ratio = (last / first) ** (1 / (_LINE_POINTS - 1))
     sizes = [*(first * ratio**n for n in range(_LINE_POINTS - 1)), last]
-    if not _is_predictable(trend):
+    if not trend.is_tested:
         means = [(size, math.fsum(law.by_seed(size)) / law.seeds) for size in sizes]
         yield doc.Line("", tuple(doc.Point(x, y, (name,), key) for x, y in means), role)
         return

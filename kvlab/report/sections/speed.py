@@ -6,13 +6,13 @@ from typing import Any
 from kvlab.analysis import trial_rows
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.humanize import format_bytes
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
 from kvlab.report import benchmark_plots as bench
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
+from kvlab.report.pareto_front import COSTS
 from kvlab.store.provenance import describe_device
 
 _TITLES = {
@@ -122,11 +122,7 @@ def _speed_figure(study: Study) -> doc.Figure:
         if levels not in times or count <= 0:
             continue
         label, is_base = study.label(levels), levels == study.baseline
-        tip = (
-            label,
-            f"reads {format_bytes(round(count))} per token",
-            f"{fmt.format_metric(metric, times[levels])} ms per token",
-        )
+        tip = (label, COSTS["read"].format(count), COSTS["time"].format(times[levels]))
         seed_times = study.values(levels, metric).values()
         ends, name = (min(seed_times), max(seed_times)), label if is_base else ""
         point = doc.Point(count, times[levels], tip, study.cell_key(levels), name, y_range=ends)
@@ -172,10 +168,8 @@ def report_roofline(study: Study) -> doc.Section | None:
             step = (line["variant"], line["batch_size"], line["context_length"])
             steps.setdefault(step, {})[line["metric"]] = line
     rows = ((_step_entries(*step, found), keys.get(step[0], "")) for step, found in steps.items())
-    peaks: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
-            peaks.setdefault(line["metric"], line)
+    names = ("bandwidth", "product_bandwidth", "matrix_rate")
+    peaks = {line["metric"]: line for line in reversed(lines) if line["metric"] in names}
     rates = {metric: fmt.format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
     notes = {metric: str(line.get("note", "")) for metric, line in peaks.items()}
     contents: list[doc.Content] = [
