@@ -120,15 +120,8 @@ def _apply_state(effect: Effect, state: ClaimState, maximum: int, claims: int) -
     if state.level:  # Holm's step is the part of alpha that the claim was tested at
         corrected = min(1.0, alone * effect.alpha / state.level)
     reach = t_bounds(state.sizes, maximum, effect.alpha)[-1] * state.error
-    own = Estimate(
-        state.value,
-        "tested",
-        state.error,
-        state.sizes[-1] - 1,
-        state.value - reach,
-        state.value + reach,
-        alone,
-    )
+    df, ends = state.sizes[-1] - 1, (state.value - reach, state.value + reach)
+    own = Estimate(state.value, "tested", state.error, df, *ends, alone)
     return replace(
         effect,
         estimate=own,

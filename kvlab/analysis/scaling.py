@@ -240,20 +240,15 @@ def estimate_size_trends(
     Returns:
         One trend per level, judged together.
     """
-    own, by_size = list(factors).index(size_factor), {}
+    own = list(factors).index(size_factor)
+    by_level: dict[tuple[str, str], dict[str, Effect]] = {}
     for size in sorted(parameters, key=parameters.__getitem__):
         at_size = {levels: rows for levels, rows in cells.items() if levels[own] == size}
         effects = estimate_main_effects(at_size, {**factors, size_factor: (size,)}, metric)
-        by_size[size] = {effect.change[0]: effect for effect in effects}
-    changes = [
-        (factor, level)
-        for factor, levels in factors.items()
-        if factor != size_factor
-        for level in levels[1:]
-    ]
+        for effect in effects:
+            by_level.setdefault(effect.change[0], {})[size] = effect
     trends = []
-    for factor, level in changes:
-        found = {size: of_levels[factor, level] for size, of_levels in by_size.items()}
+    for (factor, level), found in by_level.items():
         place, compared = list(factors).index(factor), (level, factors[factor][0])
         has_diverged = any(
             row.status == "diverged"
@@ -272,8 +267,9 @@ def estimate_size_trends(
     slopes = [slope.value for n in tested if (slope := trends[n].slope)]
     tests = judge_family(slopes, errors, alpha)
     for number, error, test in zip(tested, errors, tests, strict=True):
-        ends = {"low": test.low, "high": test.high, "corrected_p": test.p}
-        trends[number] = replace(trends[number], error=error, **ends)
+        trends[number] = replace(
+            trends[number], error=error, low=test.low, high=test.high, corrected_p=test.p
+        )
     return trends
 
 

@@ -174,6 +174,13 @@ def difference_cell(metric: str, value: float) -> Cell:
     return Cell(fmt.format_difference(metric, value), fmt.in_display_unit(metric, value))
 
 
+def magnitude_cell(metric: str, value: float | None) -> Cell:
+    """Return a cell of the magnitude of a difference that may be absent."""
+    if value is None:
+        return EMPTY_CELL
+    return Cell(fmt.format_magnitude(metric, value), fmt.in_display_unit(metric, value))
+
+
 def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
     """Return what the intervals of cells against their references hold for together.
 

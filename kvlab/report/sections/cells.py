@@ -153,6 +153,5 @@ def _width_entries(one: Precision) -> doc.Entries:
         ("twice the scored tokens", "what it would be", one.reach_with_tokens),
     ):
         column = doc.Column(f"{title} ({fmt.difference_unit(metric)})", True, hint)
-        text = fmt.format_magnitude(metric, number)
-        yield column, doc.Cell(text, fmt.in_display_unit(metric, number))
+        yield column, cols.magnitude_cell(metric, number)
     yield "helps most", one.helps_most

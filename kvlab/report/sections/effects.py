@@ -169,12 +169,9 @@ def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.
 
 def _last_entries(effects: list[Effect], effect: Effect, what: str) -> doc.Entries:
     metric, hint = effect.metric, f"true {what} called with 80% power"
-    title, smallest = "detectable", doc.EMPTY_CELL
-    if effect.estimate is not None and (size := effect.detectable) is not None:
-        number = fmt.in_display_unit(metric, size)
-        smallest = doc.Cell(fmt.format_magnitude(metric, size), number)
-    heads = (f"{title} ({fmt.difference_unit(metric)})",)
-    yield cols.csv_only(doc.Column(title, True, hint, heads)), smallest
+    heads = (f"detectable ({fmt.difference_unit(metric)})",)
+    smallest = cols.magnitude_cell(metric, effect.detectable)
+    yield cols.csv_only(doc.Column("detectable", True, hint, heads)), smallest
     if any(one.aliases for one in effects):
         aliases, names = doc.EMPTY_CELL, "; ".join(map(change_name, effect.aliases))
         if names:

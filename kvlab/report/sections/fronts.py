@@ -1,7 +1,5 @@
 """Pareto fronts of quality against bytes and time per token, and the best at equal memory."""
 
-from functools import partial
-
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_bytes
@@ -26,7 +24,19 @@ def report_pareto(study: Study) -> doc.Section | None:
     fields = {"n": len(points), "names": names, "is_relative": fronts.is_relative(study)}
     diverged = fronts.describe_divergence(study)
     note = texts.write("front of memory", study=study, diverged=diverged, **fields)
-    entries = partial(_front_entries, study, on_front)
+
+    def entries(levels: Levels) -> doc.Entries:
+        size = cols.size_column("K/V cache", "one sequence at block size")
+        yield size, cols.size_cell(study.kv_bytes(levels) or 0)
+        hint = "the reference's KV bytes divided by the cell's"
+        yield "smaller", cols.smaller_cell(study, levels), hint
+        column = doc.Column(cols.metric_title(metric), True, "as ranked")
+        yield column, cols.value_cell(metric, on_front[levels].mean)
+        yield from cols.reference_entries(study, levels)
+        rivals = cols.names_cell(study, on_front[levels].rivals)
+        hint = "cells of at most its bytes that may be as good"
+        yield doc.Column("not told apart from", hint=hint), rivals
+
     table = cols.cells_table(study, "pareto", "The cells on the front.", entries, on_front)
     method = texts.write("membership of fronts", alpha=study.decide.alpha)
     contents: list[doc.Content] = [note, *([figure] if figure else [])]
@@ -43,19 +53,6 @@ def report_pareto(study: Study) -> doc.Section | None:
             folded.append(_membership_table(study, {(metric, "stored"): points, **others}))
         contents.append(doc.Fold("Other fronts", tuple(folded)))
     return doc.Section("Memory against quality", tuple(contents))
-
-
-def _front_entries(study: Study, on_front: dict[Levels, CellPoint], levels: Levels) -> doc.Entries:
-    metric, point = study.primary_metric, on_front[levels]
-    size = cols.size_column("K/V cache", "one sequence at block size")
-    yield size, cols.size_cell(study.kv_bytes(levels) or 0)
-    hint = "the reference's KV bytes divided by the cell's"
-    yield "smaller", cols.smaller_cell(study, levels), hint
-    column = doc.Column(cols.metric_title(metric), True, "as ranked")
-    yield column, cols.value_cell(metric, point.mean)
-    yield from cols.reference_entries(study, levels)
-    hint = "cells of at most its bytes that may be as good"
-    yield doc.Column("not told apart from", hint=hint), cols.names_cell(study, point.rivals)
 
 
 def _other_fronts(study: Study) -> tuple[dict[tuple[str, str], list[CellPoint]], dict[str, bool]]:
@@ -189,8 +186,4 @@ def _budget_entries(study: Study, best: BudgetBest) -> doc.Entries:
     yield doc.Column("may be best instead", hint=hint), rivals
     hint = f"{fmt.format_confidence(study.decide.alpha)}, for all budgets together"
     title = f"worse than the best by at most ({fmt.difference_unit(metric)})"
-    loss, bound = best.choice.largest_loss, doc.EMPTY_CELL
-    if loss is not None:
-        number = fmt.in_display_unit(metric, loss)
-        bound = doc.Cell(fmt.format_magnitude(metric, loss), number)
-    yield title, bound, hint
+    yield title, cols.magnitude_cell(metric, best.choice.largest_loss), hint

@@ -28,10 +28,7 @@ def report_looks(study: Study) -> doc.Section | None:
     most = len(study.cells) * seeds.looks[-1]
     note = texts.write("looks", study=study, seeds=seeds, planned=planned, most=most)
     rows = _look_rows(study, seeds)
-    contents += [
-        note,
-        doc.make_table("looks", "Looks, as declared and as taken.", rows),
-    ]
+    contents += [note, doc.make_table("looks", "Looks, as declared and as taken.", rows)]
     if study.taken_looks:
         caption = "Claims at the looks at which they had new seeds, up to their decision."
         table = doc.make_table("claims", caption, _claim_rows(study))

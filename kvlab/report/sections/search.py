@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
@@ -202,7 +201,17 @@ def report_unmeasured(study: Study, search: SearchResults) -> doc.Section:
     note = texts.write("suggestions without an answer", search=search, **fields)
     contents: list[doc.Content] = [note]
     if others:
-        entries = partial(_outcome_entries, study, search)
+
+        def entries(one: SuggestedTrial, kind: str) -> doc.Entries:
+            why = "; ".join(_reasons(study, search, one, kind))
+            shown = why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}..."
+            yield "trial", one.number
+            tone: doc.Tone = "bad" if kind in ("failed", "diverged") else ""
+            yield "what", doc.cell(_OUTCOMES[kind], tone=tone)
+            yield "why", doc.Cell(shown, why)
+            yield from tables.settings_entries(search, one.settings)
+            yield "id", doc.Cell(one.trial[:8], one.trial) if one.trial else doc.EMPTY_CELL
+
         rows = (
             (entries(one, kind), tables.cell_key(study, one), kind not in ("failed", "diverged"))
             for one, kind in others
@@ -224,19 +233,6 @@ def _outcome(study: Study, one: SuggestedTrial) -> str:
     if one.state == "lost":
         return "failed"
     return "broke" if one.is_measured else "limit"
-
-
-def _outcome_entries(
-    study: Study, search: SearchResults, one: SuggestedTrial, kind: str
-) -> doc.Entries:
-    why = "; ".join(_reasons(study, search, one, kind))
-    shown = why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}..."
-    yield "trial", one.number
-    tone: doc.Tone = "bad" if kind in ("failed", "diverged") else ""
-    yield "what", doc.cell(_OUTCOMES[kind], tone=tone)
-    yield "why", doc.Cell(shown, why)
-    yield from tables.settings_entries(search, one.settings)
-    yield "id", doc.Cell(one.trial[:8], one.trial) if one.trial else doc.EMPTY_CELL
 
 
 def _reasons(study: Study, search: SearchResults, one: SuggestedTrial, kind: str) -> Iterator[str]:

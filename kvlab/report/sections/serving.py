@@ -87,7 +87,22 @@ def _report_divergence(study: Study) -> list[doc.Content]:
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
     fields = {"n": len(means) - len(beyond), "limit": fmt.format_spread(KL_ROUNDING, 1)}
     caption = "What serving changes in the distribution of the next token, the least first."
-    entries = partial(_divergence_entries, study, found)
+
+    def entries(levels: Levels) -> doc.Entries:
+        hint = "simultaneous over the cells of the table"
+        share = _share_interval(study, levels, len(found))
+        yield "n", len(study.values(levels, _KL))
+        for metric, title, unit, about, (value, *ends) in (
+            (_KL, "KL", "nats/token", "KL(one-shot || served)", found[levels]),
+            (_TOP_CHANGED, "top changed", "%", "positions whose likeliest token differs", share),
+        ):
+            yield doc.Column(f"{title} ({unit})", True, about), cols.value_cell(metric, value)
+            known = [end for end in ends if end is not None]
+            text = " to ".join(fmt.format_metric(metric, end) for end in known)
+            csv = tuple(fmt.in_display_unit(metric, end) for end in known)
+            interval = doc.Cell(text, csv[0], csv=csv) if known else doc.EMPTY_CELL
+            yield cols.range_column(f"{title} 95% CI", unit, hint), interval
+
     positions = (_position_table(study, list(found), metric) for metric in (_KL, _TOP_CHANGED))
     folded: tuple[doc.Content, ...] = (
         texts.write("divergence of predictions", study=study, **fields),
@@ -135,24 +150,6 @@ def _mean_and_reach(
         df = max(1, int(windows) - 1)
     tail = (1 - CONFIDENCE) / 2 / n_cells
     return center, error * t_quantile(1 - tail, df) if error else 0.0
-
-
-def _divergence_entries(
-    study: Study, found: Mapping[Levels, Interval], levels: Levels
-) -> doc.Entries:
-    hint = "simultaneous over the cells of the table"
-    share = _share_interval(study, levels, len(found))
-    yield "n", len(study.values(levels, _KL))
-    for metric, title, unit, about, (value, *ends) in (
-        (_KL, "KL", "nats/token", "KL(one-shot || served)", found[levels]),
-        (_TOP_CHANGED, "top changed", "%", "positions whose likeliest token differs", share),
-    ):
-        yield doc.Column(f"{title} ({unit})", True, about), cols.value_cell(metric, value)
-        known = [end for end in ends if end is not None]
-        text = " to ".join(fmt.format_metric(metric, end) for end in known)
-        csv = tuple(fmt.in_display_unit(metric, end) for end in known)
-        interval = doc.Cell(text, csv[0], csv=csv) if known else doc.EMPTY_CELL
-        yield cols.range_column(f"{title} 95% CI", unit, hint), interval
 
 
 def _draw_divergence(study: Study, found: Mapping[Levels, Interval]) -> doc.Figure:
