@@ -215,7 +215,7 @@ def _run_session(
         times = {"measurements": {}, "benchmark": ()} if failure else answer["trials"][trial]
         seal = store.result_seal(trial)
         timed[trial] = TimedTrial(seal, times["measurements"], tuple(times["benchmark"]))
-    facts: dict[str, Any] = dict.fromkeys(("started", "finished"), utc_now())
-    facts |= {"device": "", "threads": 0}
-    facts = {key: answer.get(key, default) for key, default in facts.items()}
+    now = utc_now()
+    unknown = {"started": now, "finished": now, "device": "", "threads": 0}
+    facts: dict[str, Any] = {key: answer.get(key, other) for key, other in unknown.items()}
     return TimingSession(seed, **facts, commit=None, trials=timed, failure=failure)

@@ -19,8 +19,7 @@ from typing import Any
 
 from kvlab.errors import KvlabError, SpecError
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, read_regular
-from kvlab.spec import load_sweep
-from kvlab.spec.sweep import Sweep
+from kvlab.spec import Sweep, load_sweep
 from kvlab.spec.yaml_reader import read_yaml
 from kvlab.store import Store
 from kvlab.store.store import list_cells

@@ -13,10 +13,9 @@ from kvlab.data import dataset_preparation as datasets
 from kvlab.data.requirements import find_shortages, scale_defaults
 from kvlab.data.shards import DatasetFacts, read_dataset_facts
 from kvlab.errors import DataError, Problem, SpecError, StoreError, UsageError
-from kvlab.spec import DataConfig
+from kvlab.spec import DataConfig, Experiment, Sweep
 from kvlab.spec.data_config import SOURCES
-from kvlab.spec.experiment import Experiment
-from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.sweep import Cell
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 

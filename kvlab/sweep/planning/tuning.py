@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from kvlab.analysis import tuning
 from kvlab.analysis.tuning import Optimum, TunedPoint
 from kvlab.humanize import format_count
-from kvlab.spec import ServingConfig
+from kvlab.spec import Experiment, ServingConfig
 from kvlab.spec.benchmark_config import BenchmarkConfig
 from kvlab.spec.evaluation_config import EvaluationConfig
-from kvlab.spec.experiment import Experiment
 from kvlab.spec.sweep import Cell
 from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, is_tuned, with_learning_rate
 from kvlab.sweep.planning.planner import Plan, PlannedCell, Stage, SweepPlanner

@@ -7,6 +7,7 @@ All decisions follow from the history in the order in which it was made, not fro
 chance. Trials that share a training count once at a rung.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
@@ -57,11 +58,14 @@ class Pruner:
         """
         if self._config is None or self._config.rule != "halving":
             return None
-        for rung in range(self._highest_rung(), -1, -1):
-            pruned = {one.training_id: one for one in reversed(self._pruned_at(rung))}
+        by_rung = defaultdict[int, dict[str, Suggestion]](dict)
+        for one in self._pruned():
+            rung = len(one.observation.rung_losses) - 1
+            by_rung[rung].setdefault(one.training_id, one)
+        for rung in sorted(by_rung, reverse=True):
             for training_id in self._best_of(self._losses_at(rung), int(is_last)):
-                if training_id in pruned:
-                    return pruned[training_id]
+                if training_id in by_rung[rung]:
+                    return by_rung[rung][training_id]
         return None
 
     def find_furthest(self) -> Suggestion | None:
@@ -71,11 +75,8 @@ class Pruner:
         """
         if any(suggestion.observation.values for suggestion in self._suggestions):
             return None
-        for rung in range(self._highest_rung(), -1, -1):
-            pruned = self._pruned_at(rung)
-            if pruned:
-                return min(pruned, key=lambda s: s.observation.rung_losses[rung])
-        return None
+        paths = [(one.observation.rung_losses, one) for one in self._pruned()]
+        return min(paths, key=lambda p: (-len(p[0]), p[0][-1]))[1] if paths else None
 
     def spent_flops(self) -> float:
         """Return the training FLOPs spent so far, with those of what runs now.
@@ -93,9 +94,6 @@ class Pruner:
                 spent[suggestion.training_id] = max(spent.get(suggestion.training_id, 0.0), flops)
         return sum(spent.values())
 
-    def _highest_rung(self) -> int:
-        return max((len(s.observation.rung_losses) for s in self._suggestions), default=0) - 1
-
     def _losses_at(self, rung: int) -> dict[str, float]:
         """Return the loss at a rung by training, in the order of the suggestions."""
         return {
@@ -111,6 +109,5 @@ class Pruner:
         room = max(minimum, len(losses) // self._config.factor)
         return sorted(losses, key=losses.__getitem__)[:room]  # the sort is stable
 
-    def _pruned_at(self, rung: int) -> list[Suggestion]:
-        pruned = (one for one in self._suggestions if one.has_trial and one.is_pruned)
-        return [one for one in pruned if len(one.observation.rung_losses) == rung + 1]
+    def _pruned(self) -> list[Suggestion]:
+        return [one for one in self._suggestions if one.has_trial and one.is_pruned]

@@ -177,10 +177,20 @@ class Searcher:
         return self._promote_next(is_last=not open_trials)
 
     def tell(self, planned: PlannedTrial, status: str) -> None:
-        """Take how a trial ended."""
+        """Take how a trial ended, and note its objectives."""
+        result = (self._store.result(planned.trial.id) or {}) if status == "done" else {}
+        metrics = {**sampler.planned_metrics(planned), **result.get("measurements", {})}
         ended = [s for s in self.suggestions if s.trial_id == planned.trial.id and s.is_open]
-        for suggestion in ended:
-            self._observe(suggestion, status)
+        for observation in (suggestion.observation for suggestion in ended):
+            if status == "diverged":
+                observation.state, observation.violations = "beyond", {"diverged": 1.0}
+            elif status != "done" or any(n not in metrics for n in self._config.objectives):
+                observation.state = "lost"
+            else:
+                observation.values = [float(metrics[n]) for n in self._config.objectives]
+                observation.violations = sampler.limit_violations(self._config.limits, metrics)
+                is_beyond = any(violation > 0 for violation in observation.violations.values())
+                observation.state = "beyond" if is_beyond else "ok"
         self._save(*ended)
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
@@ -282,23 +292,7 @@ class Searcher:
         self._add_to_plan(suggestion, planned)
         self._with_pause_step(suggestion)
 
-    # Observe
-
-    def _observe(self, suggestion: Suggestion, status: str) -> None:
-        """Note the objectives of a trial that has ended."""
-        planned, observation = self._trials[suggestion.trial_id], suggestion.observation
-        result = (self._store.result(suggestion.trial_id) or {}) if status == "done" else {}
-        metrics = {**sampler.planned_metrics(planned), **result.get("measurements", {})}
-        objectives = self._config.objectives
-        if status == "diverged":
-            observation.state, observation.violations = "beyond", {"diverged": 1.0}
-        elif status != "done" or any(name not in metrics for name in objectives):
-            observation.state = "lost"
-        else:
-            observation.values = [float(metrics[name]) for name in objectives]
-            observation.violations = sampler.limit_violations(self._config.limits, metrics)
-            is_beyond = any(violation > 0 for violation in observation.violations.values())
-            observation.state = "beyond" if is_beyond else "ok"
+    # Go on
 
     def _promote_next(self, *, is_last: bool) -> PlannedTrial | None:
         """Let a pruned trial go on after all, if one may.
