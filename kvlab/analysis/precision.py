@@ -105,14 +105,8 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     # one end may be cut at zero; of a look, the bound is larger than the quantile
     reach = max(effect.high - effect.value, effect.value - effect.low)
     quantiles = t_quantile(level, more_df) / t_quantile(level, error.df)
-    return Precision(
-        effect,
-        error.value,
-        of_mean,
-        reach,
-        reach * quantiles / 2**0.5,
-        reach * (1 - share / 2) ** 0.5,
-    )
+    with_seeds, with_tokens = reach * quantiles / 2**0.5, reach * (1 - share / 2) ** 0.5
+    return Precision(effect, error.value, of_mean, reach, with_seeds, with_tokens)
 
 
 def estimate_text_error(

@@ -427,14 +427,8 @@ class Study:
         size = self.sweep.get("size")
         if not size:
             return []
-        return estimate_size_trends(
-            self.cells,
-            self.factors,
-            self.primary_metric,
-            size["factor"],
-            size["parameters"],
-            self.decide.alpha,
-        )
+        design = self.cells, self.factors, self.primary_metric
+        return estimate_size_trends(*design, size["factor"], size["parameters"], self.decide.alpha)
 
     @cached_property
     def _ambiguous_levels(self) -> frozenset[str]:

@@ -39,7 +39,6 @@ def render_html(document: Document) -> str:
         autoescape=True,
         undefined=StrictUndefined,
         finalize=printable,
-        trim_blocks=False,
         keep_trailing_newline=True,
     )
     page, numbers = files("kvlab.report") / "page", document.numbers

@@ -214,15 +214,11 @@ def _effect_point(study: Study, effect: Effect, index: int) -> doc.Point:
     low, value, high = (
         fmt.in_display_unit(metric, end) for end in (effect.low, effect.value, effect.high)
     )
-    seeds = tuple(fmt.in_display_unit(metric, one) for _, one in effect.by_seed)
-    return doc.Point(
-        value,
-        index,
-        (*tip, effect.verdict),
-        study.change_key(effect.change),
-        x_range=(low, high) if effect.has_interval else None,
-        seeds=seeds if len(seeds) > 1 else (),
-    )
+    tip.append(effect.verdict)
+    by_seed = effect.by_seed if len(effect.by_seed) > 1 else ()
+    seeds = tuple(fmt.in_display_unit(metric, one) for _, one in by_seed)
+    ends, key = (low, high) if effect.has_interval else None, study.change_key(effect.change)
+    return doc.Point(value, index, tuple(tip), key, x_range=ends, seeds=seeds)
 
 
 # The table
