@@ -56,7 +56,7 @@ class CachedPass(AttentionPass):
         if not self._pending:
             return
         owner, buffer = self._find_buffer(layer)
-        if owner in self._pending and self._cache.layout.last_readers[owner] == layer:
+        if owner in self._pending and owner not in self._cache.layout.owners[layer + 1 :]:
             self._store(buffer, self._pending.pop(owner))
 
     def _find_buffer(self, layer: int) -> tuple[int, Any]:

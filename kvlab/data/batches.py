@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.data.tokenizers import Tokenizer
 from kvlab.errors import DataError
 
 Tokens = npt.NDArray[np.integer]
@@ -76,6 +77,8 @@ class ScoredText:
             count once.
         documents: Indices of the documents of ``tokens`` in the held-out text; None if ``tokens``
             is all of it.
+        document_start: The token that begins a document, where documents do not attend to each
+            other; else None.
     """
 
     tokens: Tokens
@@ -83,6 +86,7 @@ class ScoredText:
     block_size: int
     repeated: int = 0
     documents: IndexArray | None = None
+    document_start: int | None = None
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -152,12 +156,7 @@ def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> Score
 
 
 def spread_documents(
-    tokens: Tokens,
-    target_bytes: int,
-    block_size: int,
-    *,
-    end_of_text: int,
-    token_bytes: npt.NDArray[np.integer],
+    tokens: Tokens, target_bytes: int, block_size: int, tokenizer: Tokenizer
 ) -> ScoredText:
     """Return whole documents that are spread over a text, in adjacent windows.
 
@@ -168,14 +167,14 @@ def spread_documents(
         tokens: Token ids of the text, shape (tokens,).
         target_bytes: Bytes of text to score; rounded up to whole documents.
         block_size: Tokens per window.
-        end_of_text: The token that precedes every document.
-        token_bytes: Bytes of each token, shape (vocab_size,).
+        tokenizer: Of the tokens.
 
     Raises:
         DataError: ``tokens`` has less text, or the documents are shorter than one window.
     """
-    starts = np.flatnonzero(tokens == end_of_text)
-    sizes = np.add.reduceat(token_bytes.astype(np.uint32)[tokens], starts, dtype=np.int64)
+    starts = np.flatnonzero(tokens == tokenizer.end_of_text)
+    token_bytes = tokenizer.token_bytes().astype(np.uint32)
+    sizes = np.add.reduceat(token_bytes[tokens], starts, dtype=np.int64)
     # multiples of the golden ratio: however many are taken, they are spread evenly
     order = np.argsort(np.arange(1, len(starts) + 1) * _GOLDEN % 1.0, kind="stable")
     count = int(np.searchsorted(np.cumsum(sizes[order]), target_bytes)) + 1

@@ -148,25 +148,26 @@ def split_parts(
 
 
 def write_dataset(
-    folder: Path,
-    data: DataConfig,
-    identity: str,
-    jobs: Sequence[PieceJob],
-    selection: tuple[DocumentTable, int],
-    threads: int = 1,
+    folder: Path, data: DataConfig, identity: str, jobs: Sequence[PieceJob], threads: int
 ) -> None:
-    """Write shards and manifest of the selected documents into an empty folder.
+    """Select documents, and write shards and manifest of them into an empty folder.
 
     Args:
         identity: `kvlab.data.dataset_identity` of ``data``.
         jobs: The jobs whose pieces hold the tokens.
-        selection: From `select_documents` of `locate_documents`.
         threads: Threads that look for training passages in the held-out text.
 
     Raises:
         DataError: A split would be empty, or the disk is full.
     """
-    (table, repeated), source = selection, get_source(data.source)
+    source = get_source(data.source)
+    selected, repeated = select_documents(
+        locate_documents(jobs),
+        is_shuffled=source.is_shuffled,
+        max_bytes=data.max_bytes,
+        max_tokens=data.max_tokens,
+    )
+    table = selected
     is_held_out = validation_mask(table, data.validation_fraction, is_grouped=source.is_grouped)
     gap_bytes = None
     if len(table) == 1 and (halves := split_document(table, jobs, data.validation_fraction)):
@@ -198,7 +199,7 @@ def write_dataset(
     }
     short = None
     for column, limit in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
-        available = int(selection[0][column].sum(dtype=np.uint64))
+        available = int(selected[column].sum(dtype=np.uint64))
         if limit is not None and available < limit:
             text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
             short = f"{text} {available:,} {column}, and all of them are taken"

@@ -8,13 +8,12 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvlab.data import shards, token_pieces
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
-from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
+from kvlab.data.dataset_builder import select_documents, write_dataset
 from kvlab.data.shards import Dataset, DatasetFacts
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import DocumentTable, PieceJob
@@ -24,9 +23,6 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside, write_sealed_json
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
-
-if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
 
 RECIPE = 2
 """Increased when the same text gives other tokens: reading, selection, order or split changed."""
@@ -87,7 +83,7 @@ def prepare_dataset(
                 aside = set_aside(folder.parent, [folder.name], fence)
                 progress(f"{dataset}; moved to {aside}, the text is prepared again")
             if not isinstance(dataset, Dataset):
-                _build_dataset(data, identity, folder, progress, workers, fence)
+                _build_dataset(data, identity, progress, workers, fence)
         dataset = shards.open_dataset(folder)
     if data.licence is not None and data.licence != dataset.licence:
         # the user's licence is not part of the identity
@@ -177,16 +173,12 @@ def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
 
 
 def _build_dataset(
-    data: DataConfig,
-    identity: str,
-    folder: Path,
-    progress: ProgressCallback,
-    workers: int | None,
-    fence: Fence,
+    data: DataConfig, identity: str, progress: ProgressCallback, workers: int | None, fence: Fence
 ) -> None:
-    """Build ``folder`` in one step; the pieces and unfinished files lie in a folder beside it."""
+    """Build the folder in one step; the pieces and unfinished files lie in a folder beside it."""
     for other in list_prepared_datasets():  # of a kill between the last two steps
         shutil.rmtree(_beside(other, "work"), ignore_errors=True)
+    folder = _datasets_dir() / identity[:16]
     work = _beside(folder, "work")
     complete = work / "whole"
     shutil.rmtree(complete, ignore_errors=True)
@@ -194,16 +186,9 @@ def _build_dataset(
     complete.mkdir(parents=True)
     started = time.monotonic()
     processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
-    with token_pieces.tokenizer_pool(processes) as pool:
-        jobs = _tokenize(data, work / "pieces", progress, fence, pool)
-    selection = select_documents(
-        locate_documents(jobs),
-        is_shuffled=get_source(data.source).is_shuffled,
-        max_bytes=data.max_bytes,
-        max_tokens=data.max_tokens,
-    )
+    jobs = _tokenize(data, work / "pieces", progress, fence, processes)
     fence.check()
-    write_dataset(complete, data, identity, jobs, selection, processes)
+    write_dataset(complete, data, identity, jobs, processes)
     replace_file(complete, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
     splits = shards.read_manifest(folder)["splits"].values()
@@ -275,11 +260,7 @@ def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
 
 
 def _tokenize(
-    data: DataConfig,
-    folder: Path,
-    progress: ProgressCallback,
-    fence: Fence,
-    pool: "ProcessPoolExecutor | None",
+    data: DataConfig, folder: Path, progress: ProgressCallback, fence: Fence, processes: int
 ) -> list[PieceJob]:
     """Tokenize the units of a text in order; return the jobs that its limit needs."""
     source = get_source(data.source)
@@ -291,27 +272,28 @@ def _tokenize(
     jobs = (PieceJob(data.source, data.tokenizer, str(folder), unit) for unit in units)
     pending: deque[tuple[PieceJob, bool, Future[None] | None]] = deque()
     done: list[PieceJob] = []
-    # Just enough to keep every process busy: the next unit may need a download.
-    max_pending = 1 if pool is None else 2 * token_pieces.count_available_cpus()
-    while True:
-        while len(pending) < max_pending and (job := next(jobs, None)) is not None:
-            is_new, written = not job.is_written, None
-            if pool is None:
-                token_pieces.write_piece(job, fence)
-            else:
-                written = pool.submit(token_pieces.write_piece, job, fence)
-            pending.append((job, is_new, written))
-        if not pending:
-            return done
-        job, is_new, future = pending.popleft()
-        if future is not None:
-            future.result()
-        done.append(job)
-        table = token_pieces.read_document_table(job)
-        counts = {name: int(table[name].sum(dtype=np.uint64)) for name in ("bytes", "tokens")}
-        meter.add(counts, is_new=is_new)
-        if limit and limit.is_reached_with(table):
-            return done
+    with token_pieces.tokenizer_pool(processes) as pool:
+        # Just enough to keep every process busy: the next unit may need a download.
+        max_pending = 1 if pool is None else 2 * token_pieces.count_available_cpus()
+        while True:
+            while len(pending) < max_pending and (job := next(jobs, None)) is not None:
+                is_new, written = not job.is_written, None
+                if pool is None:
+                    token_pieces.write_piece(job, fence)
+                else:
+                    written = pool.submit(token_pieces.write_piece, job, fence)
+                pending.append((job, is_new, written))
+            if not pending:
+                return done
+            job, is_new, future = pending.popleft()
+            if future is not None:
+                future.result()
+            done.append(job)
+            table = token_pieces.read_document_table(job)
+            counts = {name: int(table[name].sum(dtype=np.uint64)) for name in ("bytes", "tokens")}
+            meter.add(counts, is_new=is_new)
+            if limit and limit.is_reached_with(table):
+                return done
 
 
 class _Limit:

@@ -41,6 +41,7 @@ Lee et al. (2022) call 50 a duplicate. Theirs are tokens of about four bytes. Wh
 they are four times as long: 50 bytes are a dozen words, which texts share by chance."""
 
 _MEASURED_TOKENS = 4_000_000
+_NGRAM_CHUNK = 200_000  # so many fit in the processor's cache
 _FILTER_BITS = 24
 _MULTIPLIERS = np.random.Philox(key=[0x6465647570, 0]).random_raw(8) | np.uint64(1)
 
@@ -123,11 +124,7 @@ def anchored_passages(raw: bytes) -> Hashes:
 
 
 def measure_overlap(
-    held_out: npt.NDArray[np.integer],
-    training: npt.NDArray[np.integer],
-    length: int,
-    threads: int,
-    chunk: int = 200_000,
+    held_out: npt.NDArray[np.integer], training: npt.NDArray[np.integer], length: int, threads: int
 ) -> float:
     """Return the share of held-out tokens that lie inside an n-gram of the training text.
 
@@ -137,15 +134,15 @@ def measure_overlap(
         held_out, training: token ids, (tokens,).
         length: tokens of the n-gram.
         threads: chunks of training text that are compared side by side.
-        chunk: n-grams in one of them; so many fit in the processor's cache.
     """
     held_out = np.asarray(held_out[:_MEASURED_TOKENS])
     if len(held_out) < length:
         return 0.0
-    starts = range(0, len(training) - length + 1, chunk)
+    starts = range(0, len(training) - length + 1, _NGRAM_CHUNK)
+    size = _NGRAM_CHUNK + length - 1
     is_shared = _find_occurring(
         _ngram_hashes(held_out, length),
-        (lambda s=s: _ngram_hashes(training[s : s + chunk + length - 1], length) for s in starts),
+        (lambda s=s: _ngram_hashes(training[s : s + size], length) for s in starts),
         threads,
     )
     edges = np.zeros(len(held_out) + 1, dtype=np.int64)

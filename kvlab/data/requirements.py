@@ -90,8 +90,7 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
         key = "evaluation.loss_bytes"
         yield _held_out_shortage(key, wanted, wanted, held_bytes, "bytes", largest=held_bytes)
     load = experiment.benchmark.conversations
-    required = 0 if load is None else load.count_text_tokens(block)
-    if load is not None and required > facts.held_out_tokens:
+    if load is not None and (required := load.count_text_tokens(block)) > facts.held_out_tokens:
         name, value = ("count", load.count) if load.trace is None else ("trace", load.trace)
         key = f"benchmark.conversations.{name}"
         yield _held_out_shortage(key, value, required, facts.held_out_tokens)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def evaluate(
 def _measure_losses(
     model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
 ) -> tuple[Measurements, TextSums]:
-    start, serving = experiment.data.document_start, experiment.serving
+    serving = experiment.serving
     token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
     text, served_text = select_scored_text(validation, experiment)
     measurements: Measurements = {}
@@ -111,7 +111,7 @@ def _measure_losses(
     if served_text is not None:
         passes = 2 if losses.stores_other_dtype(model, serving) else 1
         on_progress = start_progress("validation loss, served", passes * served_text.target_count)
-        compared = losses.compare_serving(model, served_text, serving, on_progress, start)
+        compared = losses.compare_serving(model, served_text, serving, on_progress)
         served, one_shot = compared.served, compared.one_shot
         nats = served_text.flatten(served)
         loss = float(nats.mean())
@@ -121,7 +121,7 @@ def _measure_losses(
             "served_tokens": served_text.target_count,
             "serving_gap": loss - float(served_text.flatten(one_shot).mean()),
             # with documents masked, a position in the window is not the number of tokens seen
-            **compared.measurements(with_parts=start is None),
+            **compared.measurements(with_parts=text.document_start is None),
         }
         if len(compared.exact):
             exact_loss = float(served_text.flatten(compared.exact).mean())
@@ -130,7 +130,7 @@ def _measure_losses(
         texts["served"] = sum_by_document(served_text, experiment, sums)
     if served_text is None or len(text) != len(served_text):
         on_progress = start_progress("validation loss", text.target_count)
-        one_shot = losses.target_losses(model, text, None, on_progress, start)
+        one_shot = losses.target_losses(model, text, None, on_progress)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
     measurements |= {
@@ -171,17 +171,16 @@ def select_scored_text(
         DataError: there are too few.
     """
     config, block_size = experiment.evaluation, experiment.model.block_size
+    start = experiment.data.document_start
     if config.loss_bytes is not None:
         tokenizer = load_tokenizer(experiment.data.tokenizer)
-        end, token_bytes = tokenizer.end_of_text, tokenizer.token_bytes()
-        text = spread_documents(
-            validation, config.loss_bytes, block_size, end_of_text=end, token_bytes=token_bytes
-        )
+        text = spread_documents(validation, config.loss_bytes, block_size, tokenizer)
+        text = replace(text, document_start=start)
         return text, text if config.served else None
     counts = [config.loss_tokens]
     if config.served:
         counts.append(config.served_tokens or config.loss_tokens)
-    text = spread_windows(validation, max(counts), block_size)
+    text = replace(spread_windows(validation, max(counts), block_size), document_start=start)
     one_shot, *served = (
         text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
     )

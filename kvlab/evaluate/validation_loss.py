@@ -39,19 +39,14 @@ POSITION_PARTS = 8
 
 
 def target_losses(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    document_start: int | None = None,
+    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
 ) -> Floats:
     """Return the nats of each target (windows, block_size).
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
-        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
     """
-    batches = _batch_losses(model, text, serving, on_progress, document_start)
+    batches = _batch_losses(model, text, serving, on_progress)
     return np.concatenate([losses.cpu().numpy() for losses in batches])
 
 
@@ -65,25 +60,18 @@ def position_losses(
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    total = np.zeros(text.block_size)
-    for losses in _batch_losses(model, text, serving, on_progress):
-        total += losses.sum(0).cpu().numpy()
-    mean: Floats = total / len(text)
-    return mean
+    batches = _batch_losses(model, text, serving, on_progress)
+    return np.asarray(sum(losses.sum(0).cpu().numpy() for losses in batches) / len(text))
 
 
 @torch.inference_mode()
 def _batch_losses(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    document_start: int | None = None,
+    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
 ) -> Iterator[Tensor]:
     """Yield losses (B, T) in float64 of successive windows."""
     for x, y in text.iter_batches(batch_rows(model, text.block_size, serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
-        states = hidden_states(model, inputs, serving, on_progress, document_start)
+        states = hidden_states(model, inputs, serving, on_progress, text.document_start)
         yield token_losses(states, model.lm_head.weight, targets).double()
         on_progress(x.size)
 
@@ -179,21 +167,16 @@ def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
 
 @torch.inference_mode()
 def compare_serving(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig,
-    on_progress: OnCount,
-    document_start: int | None = None,
+    model: GPT, text: ScoredText, serving: ServingConfig, on_progress: OnCount
 ) -> ServingComparison:
     """Score validation windows one-shot and through the serving cache.
 
     Args:
         on_progress: called with the number of tokens that are newly decoded: twice each if
             `stores_other_dtype`.
-        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
     """
     has_other_dtype = stores_other_dtype(model, serving)
-    eviction = KVLayout.of(model.config, serving).eviction
+    eviction, start = KVLayout.of(model.config, serving).eviction, text.document_start
     exact_serving = serving.store_as_model(eviction)
     losses: dict[str, list[Tensor]] = {"one_shot": [], "served": [], "exact": []}
     divergences: list[Tensor] = []  # KL and whether the top changed, (2, B, T)
@@ -206,17 +189,17 @@ def compare_serving(
     for x, y in text.iter_batches(rows):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         passes = [
-            model.hidden_states(part, document_start=document_start)
+            model.hidden_states(part, document_start=start)
             for part in torch.split(inputs, one_shot_rows)
         ]
         states = {
-            "served": hidden_states(model, inputs, serving, on_progress, document_start),
+            "served": hidden_states(model, inputs, serving, on_progress, start),
             "one_shot": torch.cat(passes),
         }
         on_progress(x.size)
         divergences.append(_token_divergences(model, states["one_shot"], states["served"]))
         if has_other_dtype:
-            exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
+            exact = hidden_states(model, inputs, exact_serving, on_progress, start)
             states["exact"] = exact
             # the head is linear: the logits of a difference are the differences of the logits
             for chunk in _chunks(states["served"] - exact):
@@ -227,7 +210,7 @@ def compare_serving(
             on_progress(x.size)
         for name, stream in states.items():
             losses[name].append(token_losses(stream, model.lm_head.weight, targets).double())
-        lengths += [end - start for _, start, end in document_spans(inputs, document_start)]
+        lengths += [end - start for _, start, end in document_spans(inputs, start)]
     by_window = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
     by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / by_window.shape[1]
     evicted = None

@@ -73,11 +73,6 @@ class KVLayout:
         """The slots, in depth order."""
         return tuple(sorted(set(self.owners)))
 
-    @cached_property
-    def last_readers(self) -> dict[int, int]:
-        """For every slot, the highest layer that uses it."""
-        return {slot: layer for layer, slot in enumerate(self.owners)}
-
     def storage_dtype(self, dtype: str) -> str:
         """Return the dtype in which K and V of a model of ``dtype`` are stored."""
         return dtype if self.kv_dtype == "model" else self.kv_dtype
@@ -242,10 +237,6 @@ class KVLayout:
             return 0
         unbounded = (slot for slot in self.slots if self.layers[slot].window is None)
         return sum(self.token_bytes(slot, dtype) for slot in unbounded)
-
-    def largest_batch(self, memory: int, context_length: int, dtype: str = "float32") -> int:
-        """Return how many sequences of ``context_length`` tokens fit in ``memory`` bytes."""
-        return memory // self.stored_bytes(1, context_length, dtype)
 
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
         """Return the arithmetic of `stored_bytes` as text."""

@@ -69,7 +69,7 @@ def estimate_serving(
     weights = parameters * DTYPES[dtype].item_bytes
     batch = None
     if memory is not None:
-        batch = max(0, layout.largest_batch(memory - weights, context, dtype))
+        batch = max(0, (memory - weights) // layout.stored_bytes(1, context, dtype))
     return ServingEstimate(
         name=served.name,
         dtype=dtype,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvlab.spec.conversations_config import ConversationsConfig
-from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf
+from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf, once
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -85,6 +85,9 @@ def list_measures(in_trials: str) -> tuple[str, ...]:
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
+Part = Annotated[str, OneOf(lambda: list_measures("parts"))]
+
+
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
@@ -111,7 +114,7 @@ class BenchmarkConfig(SpecModel):
     """Further prompt lengths at which latency is measured. Unit: tokens. Example: [128, 512]"""
     roofline: bool = False
     """Compare with this device's ceilings, measured once for it. Example: true"""
-    parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = ()
+    parts: Annotated[TupleOf[Part], once("one")] = ()
     """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
     own text and 256 sampled, by batch.
     Example: [task]"""
@@ -128,8 +131,6 @@ class BenchmarkConfig(SpecModel):
     Example: never"""
 
     def _find_problems(self) -> Problems:
-        if len(set(self.parts)) < len(self.parts):
-            yield "parts", "names one twice; name each once"
         if self.memory is not None and "limit" not in self.parts:
             yield "memory", "is read only by the part limit; add limit to parts, or remove it"
 

@@ -69,12 +69,7 @@ def training_flops_per_token(model: ModelConfig) -> int:
 
 def matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
-    return model.vocab_size * model.n_embd + linear_weights(model)
-
-
-def linear_weights(model: ModelConfig) -> int:
-    """Return the number of weights of the linear layers of attention and MLPs."""
-    total = 0
+    total = model.vocab_size * model.n_embd
     for layer, owner in enumerate(model.kv_owners):
         config = model.layers[layer]
         total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)

@@ -197,7 +197,9 @@ class SearchConfig(spec.SpecModel):
     ranges: dict[spec.DottedKey, Range] = {}
     """Ranges of numbers to draw from, by dotted key.
     Example: {model.ffn_dim: {low: 64, high: 512, whole: true}}"""
-    objectives: Annotated[spec.TupleOf[str], Field(min_length=1, max_length=4)]
+    objectives: Annotated[
+        spec.TupleOf[str], Field(min_length=1, max_length=4), spec.once("a number")
+    ]
     """Numbers to improve; with several, a Pareto front. Example: [loss_served, kv_bytes]"""
     limits: dict[str, Limit] = {}
     """Bounds of measured or predicted numbers. Example: {kv_bytes: {at_most: 32768}}"""
@@ -229,8 +231,6 @@ class SearchConfig(spec.SpecModel):
             for key in keys:
                 if key.startswith("resources."):
                     yield name, f"names {key}, which changes where a trial runs; leave it out"
-        if len(set(self.objectives)) != len(self.objectives):
-            yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:
             yield "trials", "is missing, as are flops and hours; give one of them"
         if not isinstance(self.sampler, str) and not isinstance(self.sampler.get("name"), str):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WrapValidator
 
-from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TupleOf, raise_problems
+from kvlab.spec.spec_model import PositiveInt, Problems, SpecModel, TupleOf, once, raise_problems
 
 MAX_LOOKS = 20
 MAX_SEED_COUNT = 1000
@@ -38,6 +38,7 @@ Seeds = Annotated[
     TupleOf[Seed],
     Field(min_length=1, json_schema_extra=_allow_count),
     BeforeValidator(_count_to_seeds),
+    once("a seed"),
 ]
 
 

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.flops import non_embedding_parameters, parameter_count, training_flops_per_token
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.spec_model import Name, OneOf, Problems, SpecModel, TupleOf
+from kvlab.spec.spec_model import Name, OneOf, Problems, SpecModel, TupleOf, once
 from kvlab.spec.validation_errors import FieldError, raise_once
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ MatchModes = Annotated[
     tuple[MatchMode, ...],
     BeforeValidator(_listed, json_schema_input_type=MatchMode | tuple[MatchMode, ...]),
     Field(min_length=1),
+    once("a way"),
 ]
 
 

@@ -20,7 +20,7 @@ from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
-def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] = {}) -> Experiment:
     """Read one experiment file.
 
     Args:
@@ -35,7 +35,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     return validate_data(Experiment, data, document, overrides)
 
 
-def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -> ServedModel:
+def load_served_model(target: str, overrides: Mapping[str, Any] = {}) -> ServedModel:
     """Return the model and serving of a preset (``gpt2``) or of an experiment file.
 
     Raises:
@@ -148,17 +148,13 @@ def _attach_source(
 
 
 def validate_data(
-    root: type[SpecT],
-    data: Any,
-    document: YamlDocument,
-    overrides: Mapping[str, Any] | None = None,
+    root: type[SpecT], data: Any, document: YamlDocument, overrides: Mapping[str, Any] = {}
 ) -> SpecT:
     """Return the data of a document as a spec.
 
     Raises:
         SpecError: with all problems, each at its place or at its override.
     """
-    overrides = overrides or {}
     data = apply_patch(data, overrides)
     try:
         return root.model_validate(data)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from kvlab.spec.yaml_reader import parse_yaml
@@ -158,6 +158,17 @@ def _list_to_tuple(value: Any) -> Any:
 def normalize_level_name(value: Any) -> Any:
     """Return a level name such as 4 or true as text."""
     return str(value).lower() if isinstance(value, int | bool) else value
+
+
+def once(what: str) -> AfterValidator:
+    """Return the rule that a list has no entry twice; ``what`` is an entry, in words."""
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise_problems([("", f"names {what} twice; name each once")])
+        return values
+
+    return AfterValidator(check)
 
 
 T = TypeVar("T")

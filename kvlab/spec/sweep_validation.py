@@ -60,10 +60,6 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
     """Yield every key that is written and has no effect."""
     if sweep.designs and sweep.model_fields_set & {"design", "seeds"}:
         yield "designs", "already names designs and their seeds; leave out design and seeds"
-    for name, seeds in sweep.design_seeds.items():
-        key = f"designs.{name}" if sweep.designs else "seeds"
-        if len(set(seeds)) != len(seeds):
-            yield key, "names a seed twice; name each once"
     designs = {name.partition(":")[0] for name in sweep.design_seeds}
     for key in sorted(set().union(*(design.keys for design in DESIGNS.values()))):
         readers = {name for name, design in DESIGNS.items() if key in design.keys}
@@ -76,8 +72,6 @@ def find_match_problems(sweep: "Sweep") -> Problems:
 
     A design selects cells of the other factors, and each is then sized in every way.
     """
-    if len(set(sweep.match)) != len(sweep.match):
-        yield "match", "names a way twice; name each once"
     if len(sweep.match) < 2:
         return
     text = "is crossed with every cell of the design; leave it out, or use exclude"

@@ -26,8 +26,6 @@ INT8_PRODUCTS: tuple[Int8Product, ...] = get_args(Int8Product)
 
 
 def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
-    if len(set(value)) < len(value):
-        spec.raise_problems([("", "names a product twice; name each once")])
     return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
@@ -86,7 +84,9 @@ class TrainingConfig(spec.SpecModel):
     """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
     bfloat16 moves and keeps half the bytes, and rounds each sum.
     Example: bfloat16, precision: bfloat16"""
-    int8: Annotated[spec.TupleOf[Int8Product], AfterValidator(_order_products)] = ()
+    int8: Annotated[
+        spec.TupleOf[Int8Product], spec.once("a product"), AfterValidator(_order_products)
+    ] = ()
     """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
     row and column that is found anew in each pass; embeddings and head are left out. [output,
     grad_input] is SwitchBack (arXiv 2304.13013).

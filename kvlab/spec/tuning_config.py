@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from kvlab.spec import spec_model as spec
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.seeds_config import Seed
-from kvlab.spec.spec_model import Name, PositiveInt, Problems, SpecModel, TupleOf, raise_problems
 from kvlab.spec.training_config import TrainingConfig
 from kvlab.spec.validation_errors import list_field_errors
 
@@ -24,15 +24,15 @@ TUNED_KEY = "training.learning_rate"
 
 def _check_rising(rates: tuple[float, ...]) -> tuple[float, ...]:
     if any(high <= low for low, high in pairwise(rates)):
-        raise_problems([("", "is not rising; write each rate once, the lowest first")])
+        spec.raise_problems([("", "is not rising; write each rate once, the lowest first")])
     return rates
 
 
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Rates = Annotated[TupleOf[Rate], Field(min_length=3), AfterValidator(_check_rising)]
+Rates = Annotated[spec.TupleOf[Rate], Field(min_length=3), AfterValidator(_check_rising)]
 
 
-class TuneConfig(SpecModel):
+class TuneConfig(spec.SpecModel):
     """`tune`: train every architecture at each rate, and use the best.
 
     The best rate is the vertex of a parabola in the logarithm of the rate; see
@@ -41,23 +41,19 @@ class TuneConfig(SpecModel):
 
     learning_rates: Rates = Field(alias=TUNED_KEY)
     """At least three rates, rising. Unit: none. Example: [0.001, 0.002, 0.004]"""
-    seeds: Annotated[TupleOf[Seed], Field(min_length=1)] = (100, 101, 102)
+    seeds: Annotated[spec.TupleOf[Seed], Field(min_length=1), spec.once("a seed")] = (100, 101, 102)
     """Seeds of the tuning alone: none of the sweep's own. With fewer than three, one training that
     goes wrong moves the rate.
     Example: [100, 101, 102]"""
-    tokens: PositiveInt | None = None
+    tokens: spec.PositiveInt | None = None
     """Train fewer tokens than the cells do. Unit: tokens. Default: training.tokens. Example: 1e6"""
-    share: TupleOf[Name] = ()
+    share: spec.TupleOf[spec.Name] = ()
     """Factors that share a rate: cells that differ in them alone are tuned once, in the first of
     them.
     Example: [position]"""
 
-    def _find_problems(self) -> Problems:
-        if len(set(self.seeds)) < len(self.seeds):
-            yield "seeds", "names a seed twice; name each once"
 
-
-def find_tune_problems(sweep: "Sweep") -> Problems:
+def find_tune_problems(sweep: "Sweep") -> spec.Problems:
     """Yield what `tune` and other keys of a sweep cannot mean together."""
     if sweep.tune is None:
         return

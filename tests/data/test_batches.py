@@ -105,9 +105,7 @@ def scored_texts(name, texts, target_bytes, block_size):
     tokenizer = load_tokenizer(name)
     end, token_bytes = tokenizer.end_of_text, tokenizer.token_bytes()
     tokens = np.array([token for text in texts for token in [end, *tokenizer.encode(text)]])
-    text = spread_documents(
-        tokens, target_bytes, block_size, end_of_text=end, token_bytes=token_bytes
-    )
+    text = spread_documents(tokens, target_bytes, block_size, tokenizer)
     found = {}
     for document, token in zip(text.find_documents(end).tolist(), text.targets(), strict=True):
         found.setdefault(document, []).append(token)

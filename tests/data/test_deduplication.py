@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from kvlab.data import deduplication
 from kvlab.data.dataset_builder import validation_mask
 from kvlab.data.dataset_preparation import find_dataset, prepare_dataset
 from kvlab.data.deduplication import (
@@ -69,7 +70,8 @@ def test_the_first_of_each_kind_remains():
 
 
 @pytest.mark.parametrize("length", [1, 13, 64])
-def test_overlap_is_that_of_sets_of_ngrams(length):
+def test_overlap_is_that_of_sets_of_ngrams(monkeypatch, length):
+    monkeypatch.setattr(deduplication, "_NGRAM_CHUNK", 1000)
     draw = np.random.default_rng(length)
     train = draw.integers(0, 50, 4000).astype(np.uint16)
     held_out = draw.integers(0, 60, 600).astype(np.uint16)
@@ -80,7 +82,7 @@ def test_overlap_is_that_of_sets_of_ngrams(length):
     for i in range(len(held_out) - length + 1):
         if tuple(held_out[i : i + length]) in seen:
             covered.update(range(i, i + length))
-    share = measure_overlap(held_out, train, length, threads=2, chunk=1000)
+    share = measure_overlap(held_out, train, length, threads=2)
     assert share == len(covered) / 600
     assert measure_overlap(held_out[: length - 1], train, length, threads=1) == 0
     for extra in range(2 * length):  # texts that are hardly longer than an n-gram

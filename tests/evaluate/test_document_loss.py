@@ -1,6 +1,7 @@
 """Loss where attention ends with each document, one-shot and through the serving cache."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.support.compiled_steps import watch_compiled_steps
 SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
 MODEL = make_model(SHAPE, torch.float32).eval()
 TEXT = np.concatenate([*packed_tokens().numpy(), [3]])
-SCORED = spread_windows(TEXT, 120, 40)
+PACKED = spread_windows(TEXT, 120, 40)
+SCORED = replace(PACKED, document_start=START)
 
 
 def by_hand():
@@ -34,26 +36,26 @@ def by_hand():
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
     expected = pytest.approx(by_hand(), abs=1e-5)
-    assert target_losses(MODEL, SCORED, None, lambda _: None, START).mean(1) == expected
-    served = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, START).mean(1)
+    assert target_losses(MODEL, SCORED, None, lambda _: None).mean(1) == expected
+    served = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None).mean(1)
     assert served == expected
-    packed = target_losses(MODEL, SCORED, None, lambda _: None).mean(1)
+    packed = target_losses(MODEL, PACKED, None, lambda _: None).mean(1)
     assert packed != expected, "packed text differs"
 
 
 def test_documents_of_all_sizes_have_one_compiled_step(monkeypatch):
     """It is compiled anew for each size of its cache."""
     sizes = watch_compiled_steps(monkeypatch)
-    for start in (START, None):
+    for text in (SCORED, PACKED):
         sizes.clear()
-        expected = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, start)
-        served = target_losses(MODEL, SCORED, ServingConfig(compile=True), lambda _: None, start)
+        expected = target_losses(MODEL, text, ServingConfig(), lambda _: None)
+        served = target_losses(MODEL, text, ServingConfig(compile=True), lambda _: None)
         assert np.abs(served - expected).max() < 1e-5
         assert sizes == {(3, 40)}
 
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    comparison = compare_serving(MODEL, SCORED, serving, lambda _: None, START)
+    comparison = compare_serving(MODEL, SCORED, serving, lambda _: None)
     assert comparison.exact.mean(1) == pytest.approx(by_hand(), abs=1e-5)
     assert 0 < comparison.logit_rms < 0.1

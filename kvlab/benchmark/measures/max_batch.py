@@ -87,9 +87,8 @@ def _max_batch_lines(
     fields = settings.run_fields(1)
     del fields["batch_size"]
     weights = sum(parameter.nbytes for parameter in variant.model.parameters())
-    by_formula = variant.layout.largest_batch(
-        max(0, available - weights), fields["context_length"], variant.dtype
-    )
+    sequence = variant.layout.stored_bytes(1, fields["context_length"], variant.dtype)
+    by_formula = max(0, available - weights) // sequence
     attempt = DecodeAttempt(
         variant.model.config, variant.serving, variant.dtype, device.type,
         settings.prompt_tokens, settings.new_tokens, settings.memory, torch.get_num_threads(),

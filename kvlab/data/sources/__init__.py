@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback
 from kvlab.spec import DataConfig
-from kvlab.spec.data_config import SOURCES, SourceEntry
+from kvlab.spec.data_config import SOURCES
 
 TextUnit = dict[str, Any]
 """A part of the text that is read separately, as plain data that can be sent to another process.
@@ -78,10 +77,6 @@ class TextSource(ABC):
 
 def get_source(name: str) -> TextSource:
     """Return the text source that `data.source` names."""
-    return _make_source(SOURCES[name])
-
-
-@cache
-def _make_source(entry: SourceEntry) -> TextSource:
+    entry = SOURCES[name]
     source: TextSource = resolve_name(entry.factory)(*entry.arguments)
     return source
