@@ -443,11 +443,6 @@ class SmolLM3(Llama):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": GPT2(),
-    "llama": Llama(),
-    "mistral": Mistral(),
-    "deepseek_v2": DeepSeekV2(),
-    "smollm3": SmolLM3(),
-    "qwen3": Qwen3(),
-    "gemma3_text": Gemma3(),
+    one.model_type: one
+    for one in (GPT2(), Llama(), Mistral(), DeepSeekV2(), SmolLM3(), Qwen3(), Gemma3())
 }

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from kvlab.data.batches import get_training_batch, spread_windows
@@ -145,23 +146,6 @@ class WorkerGroup:
         dist.broadcast(decision, 0)
         return bool(decision.item())
 
-    def wrap_module(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """Return ``module`` with gradients averaged over the workers.
-
-        All workers start from the parameters of rank zero.
-        """
-        if self.size == 1:
-            return module
-        ids = [device] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(module, device_ids=ids)
-
-    def no_sync(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context without gradient exchange, unless this is a step's last microbatch."""
-        if self.size == 1 or is_last:
-            return nullcontext()
-        assert isinstance(module, nn.parallel.DistributedDataParallel)
-        return module.no_sync()
-
 
 class TrainStepper:
     """Takes the steps of one training on this worker; ``model`` is trained in place.
@@ -193,7 +177,9 @@ class TrainStepper:
         if self.loss.compiles:
             # it would cut the graph at each bucket of gradients, and with it what is fused
             torch._dynamo.config.optimize_ddp = False
-        self.wrapped_loss = self.workers.wrap_module(self.loss, self.device)
+        if self.workers.size > 1:
+            ids = [self.device] if self.device.type == "cuda" else None
+            self.wrapped_loss = DistributedDataParallel(self.loss, device_ids=ids)
 
     def step(self, step: int) -> float:
         """Take the optimizer step ``step`` and return its mean loss.
@@ -226,7 +212,11 @@ class TrainStepper:
             rows = slice(start, start + self.microbatch_rows)
             is_last = start + self.microbatch_rows >= len(x)
             noting = record_kernels() if self.attention is None else nullcontext(self.attention)
-            with self.workers.no_sync(self.wrapped_loss, is_last), noting as kernels:
+            # gradients are exchanged once, with a step's last microbatch
+            exchange: AbstractContextManager[Any] = nullcontext()
+            if isinstance(self.wrapped_loss, DistributedDataParallel) and not is_last:
+                exchange = self.wrapped_loss.no_sync()
+            with exchange, noting as kernels:
                 # gradients are averaged over the workers, as are these means over own tokens
                 loss = self.wrapped_loss(x[rows], y[rows]) / x.numel()
                 loss.backward()
@@ -270,19 +260,15 @@ class TrainStepper:
         evaluate_tokens = self.training.evaluate_tokens
         text = spread_windows(self.dataset.validation, evaluate_tokens, self.block_size)
         sums = torch.zeros(2, dtype=torch.float64)
-        for number, (x, y) in enumerate(text.iter_batches(self.microbatch_rows)):
+        for number, batch in enumerate(text.iter_batches(self.microbatch_rows)):
             if number % self.workers.size == self.workers.rank:
-                is_short = len(x) != self.microbatch_rows
-                loss = float(self.loss(self._to_device(x), self._to_device(y), eager=is_short))
-                sums += torch.tensor([loss, x.size], dtype=torch.float64)
+                x, y = (torch.from_numpy(part).to(self.device) for part in batch)
+                loss = float(self.loss(x, y, eager=len(x) != self.microbatch_rows))
+                sums += torch.tensor([loss, x.numel()], dtype=torch.float64)
         if self.workers.size > 1:
             sums = self.workers.all_reduce_sum(sums.to(self.device))
         total, count = sums.tolist()
         return float(total / count)
-
-    def _to_device(self, tokens: np.ndarray[Any, Any]) -> Tensor:
-        tensor = torch.from_numpy(tokens)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
 
 def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:
