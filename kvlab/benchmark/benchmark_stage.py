@@ -39,7 +39,7 @@ def benchmark(
     experiment: Experiment,
     *,
     device: str | torch.device = "cpu",
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _: None,
     tokens: Sequence[int] = (),
     held_out: Sequence[int] = (),
 ) -> BenchmarkResult:
@@ -63,8 +63,7 @@ def benchmark(
     variant = Variant(experiment.name, model.to(device).eval(), experiment.serving)
 
     def report(note: str) -> None:
-        if on_progress is not None:
-            on_progress({"stage": "benchmark", "note": note})
+        on_progress({"stage": "benchmark", "note": note})
 
     settings = replace(_settings(config, tokens), conversation_tokens=held_out)
     session = Session([variant], settings, report, on_notice=report)

@@ -7,7 +7,7 @@ the program.
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -50,18 +50,6 @@ class DeviceClock:
             self._events[-1].synchronize()
             return [a.elapsed_time(b) / 1000.0 for a, b in pairwise(self._events)]
         return [second - first for first, second in pairwise(self._times)]
-
-
-class DecodeTiming(NamedTuple):
-    """Seconds of one run.
-
-    Attributes:
-        first: prefill, which gives the first token.
-        steps: each further token.
-    """
-
-    first: float
-    steps: list[float]
 
 
 def time_preparation(prepare: Callable[[], T], device: torch.device) -> tuple[T, float]:
@@ -125,8 +113,8 @@ class DecodeRun:
         self.used_slots: float | None = None
 
     @torch.inference_mode()
-    def time(self) -> DecodeTiming:
-        """Return the times of a run."""
+    def time(self) -> dict[str, list[float]]:
+        """Return the seconds of a run: ``first``, of its prefill, and ``steps``, of each token."""
         step = self._step
         if step is None:
             self.cache.reset()
@@ -150,7 +138,7 @@ class DecodeRun:
             token = step(token).argmax(-1)
             clock.mark()
         first, *steps = clock.intervals()
-        return DecodeTiming(first, steps)
+        return {"first": [first], "steps": steps}
 
     def _prefill(self) -> Tensor:
         self.cache.reset()

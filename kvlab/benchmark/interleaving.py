@@ -17,6 +17,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
+from kvlab.model.attention_backends import record_kernels
 
 Work = Callable[[], Mapping[str, list[float]]]
 """One turn of a variant. Returns the seconds of each of its series, equally many every turn."""
@@ -127,8 +128,8 @@ class InterleavedTimings:
 
     samples: Samples
     noise: Noise
-    kernels: dict[str, str] = field(default_factory=dict)
-    """Variant -> the attention kernels that ran, where they are known."""
+    kernels: dict[str, str]
+    """Variant -> the attention kernels that ran in a turn that is not timed."""
 
     preparations: dict[str, float] = field(default_factory=dict)
     """Variant -> seconds that preparing the decode step took, where one was timed."""
@@ -153,8 +154,11 @@ def run_interleaved(
         compared: the series whose comparisons must be settled. None: all.
         make_watch: makes what watches for other load, once the works are warm.
     """
-    for work in works.values():
-        work()
+    kernels = {}
+    for variant, work in works.items():
+        with record_kernels() as ran:
+            work()
+        kernels[variant] = "; ".join(sorted(ran))
         on_turn()
     rounds: dict[tuple[str, str], list[list[float]]] = {}
     watch, start = make_watch(), time.monotonic()
@@ -174,7 +178,7 @@ def run_interleaved(
                 one.relative_error <= rule.relative_error for one in samples.values()
             ):
                 break
-    return InterleavedTimings(_make_samples(rounds), watch.read_noise())
+    return InterleavedTimings(_make_samples(rounds), watch.read_noise(), kernels)
 
 
 def _make_samples(rounds: Mapping[tuple[str, str], list[list[float]]]) -> Samples:

@@ -25,7 +25,6 @@ from kvlab.errors import ResourceError
 from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
-from kvlab.model.attention_backends import record_kernels
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 from kvlab.spec.conversations_config import ConversationsConfig
@@ -158,9 +157,9 @@ class Session:
         """
 
         def turn(run: DecodeRun) -> dict[str, list[float]]:
-            timing = run.time()
+            cached = run.time()
             uncached = time_uncached(run.model, run.cache.max_length - run.new_tokens // 2)
-            return {"first": [timing.first], "steps": timing.steps, "uncached": [uncached]}
+            return {**cached, "uncached": [uncached]}
 
         timings = {}
         for length in self.settings.contexts:
@@ -171,10 +170,6 @@ class Session:
     @cached_property
     def throughputs(self) -> dict[int, InterleavedTimings]:
         """Batch size -> series ``steps`` of every variant at the benchmark's lengths."""
-
-        def turn(run: DecodeRun) -> dict[str, list[float]]:
-            return {"steps": run.time().steps}
-
         timings = {}
         prompt = self.settings.prompt_tokens
         for batch in self.settings.batches:
@@ -182,7 +177,9 @@ class Session:
                 timings[batch] = self.latencies[prompt]
             else:
                 self.activity = f"batch {batch}"
-                timings[batch] = self.time_decoding(turn, batch, prompt)
+                timings[batch] = self.time_decoding(
+                    lambda run: {"steps": run.time()["steps"]}, batch, prompt
+                )
         return timings
 
     def time_decoding(
@@ -218,13 +215,10 @@ class Session:
             compared: the series whose comparisons must be settled. None: all.
         """
         on_turn = partial(self.on_turn, self.activity)
-        kernels: dict[str, set[str]] = {}
-        works = {name: _record_first_turn(name, work, kernels) for name, work in works.items()}
         compared = compared if self.settings.settles_comparisons else ()
         timings = run_interleaved(
             works, self.settings.stop_rule, on_turn, compared, self.watch_noise
         )
-        timings.kernels.update((name, "; ".join(sorted(ran))) for name, ran in kernels.items())
         self.timings.append(timings)
         return timings
 
@@ -307,18 +301,6 @@ class Session:
                 low=comparison.low, high=comparison.high, verdict=comparison.verdict,
                 least_found=comparison.min_detectable, note=note, **fields,
             )  # fmt: skip
-
-
-def _record_first_turn(name: str, work: Work, kernels: dict[str, set[str]]) -> Work:
-    """Return ``work`` that notes its attention kernels in its first turn, which is not timed."""
-
-    def turn() -> Mapping[str, list[float]]:
-        if name in kernels:
-            return work()
-        with record_kernels() as kernels[name]:
-            return work()
-
-    return turn
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def test_decoding_fills_the_cache_to_its_last_token():
     cache = model.new_cache(2, 8)
     run = DecodeRun(model, cache, 3)
     for _ in range(2):
-        assert len(run.time().steps) == 3
+        assert len(run.time()["steps"]) == 3
         assert cache.length == cache.max_length == 8
 
 
@@ -135,7 +135,7 @@ def test_on_cuda_a_pass_that_is_not_timed_precedes_every_timed_one(monkeypatch):
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     prepared, timed = [6, "prepare"], [6, "mark", 6, "mark", 1, "mark", 1, "mark"]
-    assert run.time().steps == [1.0, 1.0]
+    assert run.time()["steps"] == [1.0, 1.0]
     assert log == [*prepared, *timed]
     assert run.preparation > 0
     run.time()

@@ -96,7 +96,7 @@ def _probed(session: Session, length: int) -> Row:
         return {"steps": clock.intervals()}
 
     def steps() -> dict[str, list[float]]:
-        return {"steps": DecodeRun(variant.model, cache, STEPS).time().steps}
+        return {"steps": DecodeRun(variant.model, cache, STEPS).time()["steps"]}
 
     timed = session.time_interleaved({"xl": steps, "probe": probe})
     found = compare_timings(timed.samples["probe", "steps"], timed.samples["xl", "steps"])

@@ -600,7 +600,7 @@ def _decode_beside_transformers(setting: Setting) -> tuple[float, float]:
     serving = ServingConfig(compile=setting.is_cuda)
     run = DecodeRun(model, model.new_cache(1, prompt + new, serving), new)
     run.time()
-    ours = sorted(run.time().steps)[new // 2]
+    ours = sorted(run.time()["steps"])[new // 2]
     peer = _make_transformers(setting).eval().to(dtype)
     tokens = torch.zeros(1, prompt, dtype=torch.int64, device=setting.device)
     options = {"do_sample": False, "attention_mask": torch.ones_like(tokens), "pad_token_id": 0}
