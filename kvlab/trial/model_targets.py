@@ -26,18 +26,13 @@ GPT2_VOCABULARY = 50257
 
 
 @dataclass(frozen=True)
-class OpenedModel:
+class OpenedModel(Variant):
     """A model with its origin's serving configuration.
 
     Attributes:
-        tokenizer: None if unknown.
         experiment: that of its trial; None for a model of no trial.
     """
 
-    name: str
-    model: GPT
-    serving: ServingConfig
-    tokenizer: str | None
     experiment: Experiment | None = None
 
 
