@@ -118,4 +118,5 @@ def _training_flops(row: TrialRow) -> float:
 
 
 def seconds_between(started: str, finished: str) -> float:
+    """Return the seconds from one ISO 8601 time to another."""
     return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()

@@ -16,18 +16,16 @@ class Pace:
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        self._due_at, self._took = float("-inf"), float("inf")
+        self._due_at, self._took = float("-inf"), 0.0
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._due_at
 
     @contextmanager
     def take_time(self) -> Iterator[None]:
-        """Measure the block. Of two times the shorter counts: one may have been interrupted."""
+        """Measure the block. The shorter of two times counts: other work may interrupt one."""
         began, before = time.monotonic(), self._took
         yield
         self._took = time.monotonic() - began
-        slow = (
-            min(min(before, self._took) / SHARE, LONGEST_SECONDS) if before < float("inf") else 0.0
-        )
-        self._due_at = began + max(self._seconds, slow)
+        wait = min(before, self._took) / SHARE
+        self._due_at = began + max(self._seconds, min(wait, LONGEST_SECONDS))

@@ -174,10 +174,9 @@ class TrainStepper:
 
     def connect_workers(self) -> None:
         """Average gradients over the workers. All start from the weights of rank zero."""
-        if self.loss.compiles:
-            # it would cut the graph at each bucket of gradients, and with it what is fused
-            torch._dynamo.config.optimize_ddp = False
         if self.workers.size > 1:
+            if self.loss.compiles:  # else the graph is cut at each bucket of gradients
+                torch._dynamo.config.optimize_ddp = False
             ids = [self.device] if self.device.type == "cuda" else None
             self.wrapped_loss = DistributedDataParallel(self.loss, device_ids=ids)
 

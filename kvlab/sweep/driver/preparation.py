@@ -249,8 +249,9 @@ def answer_probe(probe: str) -> str:
 def _file_arrives(path: Path) -> bool:
     """Return whether a file that contains the name of its folder is there, or appears in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not path.exists() or path.read_text() != path.parent.name:
-        if time.monotonic() >= deadline or not path.parent.parent.exists():
-            return False
+    while time.monotonic() < deadline and path.parent.parent.exists():
+        with contextlib.suppress(OSError):  # it is not there yet, or its handle is stale
+            if path.read_text() == path.parent.name:
+                return True
         time.sleep(0.1)
-    return True
+    return False

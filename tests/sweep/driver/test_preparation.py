@@ -211,10 +211,17 @@ def stale(task, probe):
     return task(str(folder))
 
 
+def unreadable(_task, probe):
+    """Answer with a name that is there and cannot be read, as by a stale handle."""
+    (Path(probe) / "answer").mkdir()
+    return "answer"
+
+
 @pytest.mark.parametrize(
     ("far", "problem"),
     [
         (lambda task, probe: task(probe), ""),
+        (unreadable, "far writes files that do not arrive here"),
         (lambda task, probe: task(probe.replace("runs", "nowhere")), "far has no "),
         (lambda task, probe: task(probe.replace("runs", "local")), "another one than the driver"),
         (stale, "far writes files that do not arrive here"),
