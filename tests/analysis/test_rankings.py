@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvlab.analysis.rankings import Ranking
-from tests.studies.null_rankings import NO_PAIRS, simulate_rankings
+from tests.studies.null_sweeps import NO_PAIRS, rank
 
 
 def made(table, **options):
@@ -147,5 +147,5 @@ def test_any_table_is_ranked(rows, share_trainings):
 )
 def test_null_sweeps(structure):
     """Of 200 sweeps 5% are 10, with a standard error of 3."""
-    wrong = simulate_rankings(structure, cells=6, seeds=3, sweeps=200)
+    wrong = rank(structure, cells=6, seeds=3, sweeps=200)
     assert max(wrong.values()) <= 0.05 + 2 * 0.0154, wrong

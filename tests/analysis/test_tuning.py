@@ -63,7 +63,7 @@ def test_one_wrong_training_moves_no_difference_of_losses_that_are_a_sum(seeds, 
 
 
 def test_one_wrong_training_of_nine_hardly_moves_the_rate():
-    """A small version of `python -m tests.studies.null_tuning`."""
+    """A small version of `python -m tests.studies null_tuning`."""
     found = simulate(noise=0.01, sweeps=300)
     assert found["medians"].tenth() < 0.12
     assert found["means"].tenth() > 0.2

@@ -1,20 +1,24 @@
-"""Sweeps without any effect: how often does a report say something false?
+"""Sweeps without any effect, or with planted ones: how often does a report say something false?
 
-`python -m tests.studies.null_sweeps` simulates 10,000 sweeps of every structure, with the functions that
-reports are made with. Per structure it prints
+    python -m tests.studies null_sweeps [--sweeps 10000] [--seed 0] [--only TEXT]
+
+Every structure of which the name contains TEXT is simulated, with the functions that reports and
+drivers are made with. ``4 levels`` and the like are sweeps of all their seeds at once. Printed are
 
 - *own t*: the share of sweeps in which the levels' own paired t-tests with Holm's correction call
-  any level better or worse,
+  any level without an effect better or worse,
 - *report*: the share in which the report's verdicts say anything false,
 - *coverage*: the share in which all simultaneous intervals contain the truth,
 - *power*: the share of levels that are called worse, by their own tests and by the report, where
   each costs `POWER_SIZE` times the noise of one training times the length of its contrast.
+
+``looks: ...`` are one baseline and one cell a claim, looked at after some of the seeds (`Tally`),
+``rankings: ...`` cells without a difference (`rank`).
 """
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,27 +26,75 @@ import numpy as np
 from kvlab.analysis.divergence import find_wrong_trainings
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.statistics import ALPHA
+from kvlab.analysis.rankings import Ranking
+from kvlab.analysis.sequential import ClaimState, Looks
+from kvlab.analysis.standard_errors import StandardError
+from kvlab.analysis.statistics import ALPHA, t_cdf
 from kvlab.analysis.trial_rows import TrialRow
+from kvlab.analysis.verdicts import DIFFERENT, judge_family
+from kvlab.sweep.planning.looks import WORSE
 from tests.studies import read_options
-from tests.studies.null_looks import print_tallies
-from tests.studies.null_pairing import (
-    Array,
-    Noise,
-    Shape,
-    level_by_seed,
-    noisy_level,
-    scaled,
-    skewed,
-)
-from tests.support.holm import holm_correction
 
+Array = np.ndarray
+Shape = tuple[int, ...]
+Noise = Callable[[np.random.Generator, Array, Shape], Array]
+"""``(random, levels by cell, shape)`` to the noise of trainings (sweeps, cells, seeds)."""
 Factors = Mapping[str, tuple[str, ...]]
 POWER_SIZE = 3.0
 WRONG_COST = 20.0
 TIES = {"serving": {"tied": {"serving.tie": "adjacent:2"}}}
 CHUNK = 1000
-NO_PAIRS = "seeds explain nothing"
+NO_PAIRS = ", seeds explain nothing"
+
+
+def scaled(factor: float, place: int) -> Noise:
+    """Return noise that is larger in one cell."""
+
+    def draw(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
+        scales = np.ones(len(levels))
+        scales[place] = factor
+        return random.normal(size=shape) * scales[:, None]
+
+    return draw
+
+
+def skewed(random: np.random.Generator, _levels: Array, shape: Shape) -> Array:
+    return random.exponential(size=shape)
+
+
+def noisy_level(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
+    return random.normal(size=shape) * (1 + 9 * levels[:, 0])[:, None]
+
+
+def level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
+    together = random.normal(size=(shape[0], levels.shape[1], shape[2]))
+    return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels, together)
+
+
+def one_level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
+    together = 3 * random.normal(size=(shape[0], 1, shape[2]))
+    return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels[:, :1], together)
+
+
+alike, one_noisy_cell, noisy_baseline = scaled(1, 0), scaled(10, -1), scaled(10, 0)
+NOISES: dict[str, Noise] = {
+    "alike": alike,
+    "skewed": skewed,
+    "one noisy cell": one_noisy_cell,
+    "noisy baseline": noisy_baseline,
+    "noisy level": noisy_level,
+    "level by seed": level_by_seed,
+    "one level by seed": one_level_by_seed,
+}
+
+
+def holm_correction(p_values: Sequence[float]) -> list[float]:
+    """Return corrected p-values, in the order of the input (Holm 1979)."""
+    count, corrected, largest = len(p_values), [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(count), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (count - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
 
 
 def binary(count: int) -> Factors:
@@ -53,24 +105,6 @@ ONE_OF_18 = {"f": ("base", *(f"l{n}" for n in range(18)))}
 ONE_OF_5 = {"f": ("base", *(f"l{n}" for n in range(5)))}
 THREE = {"f0": ("off", "on"), "f1": ("off", "on"), "f2": ("off", "on", "more")}
 SERVED = {**binary(2), "serving": ("plain", "tied")}
-
-alike, one_noisy_cell, noisy_baseline = scaled(1, 0), scaled(10, -1), scaled(10, 0)
-
-
-def one_level_by_seed(random: np.random.Generator, levels: Array, shape: Shape) -> Array:
-    together = 3 * random.normal(size=(shape[0], 1, shape[2]))
-    return random.normal(size=shape) + np.einsum("cl,xls->xcs", levels[:, :1], together)
-
-
-NOISES: dict[str, Noise] = {
-    "alike": alike,
-    "skewed": skewed,
-    "one noisy cell": one_noisy_cell,
-    "noisy baseline": noisy_baseline,
-    "noisy level": noisy_level,
-    "level by seed": level_by_seed,
-    "one level by seed": one_level_by_seed,
-}
 
 
 @dataclass(frozen=True)
@@ -129,20 +163,9 @@ class Structure:
 
 
 def simulate(
-    structure: Structure,
-    sweeps: int,
-    random: np.random.Generator,
-    *,
-    as_before: bool = False,
+    structure: Structure, sweeps: int, random: np.random.Generator
 ) -> Iterator[list[Effect]]:
-    """Yield the effects of one simulated sweep after the other, as a report has them.
-
-    Args:
-        structure: The kind of sweep.
-        sweeps: Number of sweeps.
-        random: Source of the noise.
-        as_before: Record diverged trials as failed, and flag no training that went wrong.
-    """
+    """Yield the effects of one simulated sweep after the other, as a report has them."""
     cells = structure.cells
     trained = [tuple("plain" if level == "tied" else level for level in c) for c in cells]
     trainings = list(dict.fromkeys(trained))
@@ -172,17 +195,16 @@ def simulate(
         at_risk = sides.get(structure.diverges, np.zeros(len(levels), dtype=bool))
         bad = (noise > np.median(noise)) & at_risk[:, None]
         for one, is_bad in zip(losses.tolist(), bad.tolist(), strict=True):
-            for number, (levels_of, by_seed) in enumerate(rows.items()):
+            for number, by_seed in enumerate(rows.values()):
                 for seed, row in by_seed.items():
                     row.measurements["loss"] = one[number][seed]
                     if structure.diverges:
-                        status = "failed" if as_before else "diverged"
-                        has_ended = not is_bad[place[number]][seed]
-                        rows[levels_of][seed] = replace(row, status="done" if has_ended else status)
+                        status = "diverged" if is_bad[place[number]][seed] else "done"
+                        by_seed[seed] = replace(row, status=status)
             effects = estimate_main_effects(
                 rows, structure.factors, "loss", estimand=estimand, margin=structure.margin
             )
-            if structure.goes_wrong and not as_before:
+            if structure.goes_wrong:
                 wrong = {training.split(".")[0] for training in find_wrong_trainings(rows)}
                 names = {c: str(place[n]) for n, c in enumerate(cells)}
                 effects = [
@@ -190,16 +212,6 @@ def simulate(
                     for e in effects
                 ]
             yield effects
-
-
-@dataclass
-class Rates:
-    """Shares of simulated sweeps."""
-
-    own: float
-    report: float
-    coverage: float
-    undecided: float
 
 
 def is_false(effect: Effect, truth: float) -> bool:
@@ -213,21 +225,18 @@ def is_false(effect: Effect, truth: float) -> bool:
     }.get(name, False)
 
 
-def measure(structure: Structure, sweeps: int, seed: int, *, as_before: bool = False) -> Rates:
-    """Return how often the statements about a structure are false."""
+def measure(structure: Structure, sweeps: int, seed: int) -> tuple[float, float, float]:
+    """Return the shares of sweeps with a false own test, with a false verdict, and covered."""
     truth = structure.truth()
-    own = report = covered = undecided = tested = 0
-    random = np.random.default_rng(seed)
-    for effects in simulate(structure, sweeps, random, as_before=as_before):
+    own = report = covered = 0
+    for effects in simulate(structure, sweeps, np.random.default_rng(seed)):
         null = [e for e in effects if e.is_tested and truth[e.name] == 0]
         p_values = holm_correction([e.estimate.p for e in null])  # of effects that have none
         own += min(p_values, default=1.0) <= ALPHA
         report += any(is_false(e, truth[e.name]) for e in effects)
         intervals = [e for e in effects if e.has_interval]
         covered += all(e.low <= truth[e.name] <= e.high for e in intervals)
-        undecided += sum(not e.is_significant for e in effects)
-        tested += len(effects)
-    return Rates(own / sweeps, report / sweeps, covered / sweeps, undecided / tested)
+    return own / sweeps, report / sweeps, covered / sweeps
 
 
 def measure_power(structure: Structure, sweeps: int, seed: int) -> tuple[float, float]:
@@ -254,7 +263,7 @@ def list_structures() -> dict[str, Structure]:
     def add_both(name: str, factors: Factors, seeds: int, *noise: Noise, **options: Any) -> None:
         add(name, factors, seeds, *noise, **options)
         without_pairs = Structure(factors, seeds, *noise, common=0, **options)
-        found[f"{name}, {seeds} seeds, {NO_PAIRS}"] = without_pairs
+        found[f"{name}, {seeds} seeds{NO_PAIRS}"] = without_pairs
 
     for seeds in (2, 3, 5):
         for name, noise in NOISES.items():
@@ -291,24 +300,216 @@ def list_structures() -> dict[str, Structure]:
     return found
 
 
+@dataclass(frozen=True)
+class Looked:
+    """A kind of sweep with looks: a baseline and one cell a claim, which share its noise.
+
+    Attributes:
+        effects: True difference of each claim from the baseline, in deviations of one trial.
+        spreads: Deviations of the cells, the baseline first: even on a scale of ratios.
+        is_skewed: Whether losses have a long upper tail.
+        margin: Of equivalence; None declares none.
+        failing: Probability that a trial fails, whatever its loss.
+        diverging: Share of the first level's trials that diverge: those of the highest loss.
+        looks: Number of seeds at each look.
+    """
+
+    effects: tuple[float, ...]
+    spreads: tuple[float, float] = (1.0, 1.0)
+    is_skewed: bool = False
+    margin: float | None = None
+    failing: float = 0.0
+    diverging: float = 0.0
+    looks: tuple[int, ...] = (3, 5, 7, 10)
+
+
+LOOKED = {
+    "1 null": Looked((0.0,)),
+    "5 nulls": Looked((0.0,) * 5),
+    "18 nulls": Looked((0.0,) * 18),
+    "5 nulls, looks 2,3,5,10": Looked((0.0,) * 5, looks=(2, 3, 5, 10)),
+    "5 nulls, unequal spreads": Looked((0.0,) * 5, spreads=(0.35, 2.8)),
+    "5 nulls, skewed": Looked((0.0,) * 5, is_skewed=True),
+    "5 nulls, 15% failed": Looked((0.0,) * 5, failing=0.15),
+    "5 nulls, worse half of one diverges": Looked((0.0,) * 5, diverging=0.5),
+    "2 large, 3 nulls": Looked((5.0, 5.0, 0.0, 0.0, 0.0)),
+    "2 large, 3 nulls, margin 1.5": Looked((5.0, 5.0, 0.0, 0.0, 0.0), margin=1.5),
+    "5 at the margin": Looked((1.5,) * 5, margin=1.5),
+    "4 at the margin, 1 null": Looked((1.5,) * 4 + (0.0,), margin=1.5),
+    "5 nulls, margin 3": Looked((0.0,) * 5, margin=3.0),
+    "5 of 1.5": Looked((1.5,) * 5),
+    "5 of 3": Looked((3.0,) * 5),
+}
+
+
+@dataclass
+class Tally:
+    """What sweeps with looks gave, as shares.
+
+    Attributes:
+        error: Sweeps with any wrong claim.
+        coverage: Sweeps all of whose last intervals cover the true difference.
+        power: Claims of a true difference that are called; `fixed` those that a t-test with Holm's
+            correction calls at the most seeds.
+        bounded: Claims that are called no costlier than the margin.
+        trials: Mean number of trials, as a share of those of the most seeds.
+    """
+
+    error: float
+    coverage: float
+    power: float
+    fixed: float
+    bounded: float
+    trials: float
+
+
+def look(structure: Looked, sweeps: int, seed: int = 0) -> Tally:
+    """Return what ``sweeps`` sweeps with looks give."""
+    random = np.random.default_rng(seed)
+    found = [_look_at_sweep(structure, random) for _ in range(sweeps)]
+    return Tally(*np.mean(found, axis=0).tolist())
+
+
+def _look_at_sweep(structure: Looked, random: np.random.Generator) -> tuple[float, ...]:
+    """Simulate one sweep; return the values of a `Tally`."""
+    effects, maximum = np.array(structure.effects), structure.looks[-1]
+    shape = (len(effects) + 1, maximum)
+    noise = random.gamma(2.0, 1.0, shape) / 2**0.5 if structure.is_skewed else None
+    losses = random.standard_normal(shape) if noise is None else noise
+    losses = losses * np.geomspace(*structure.spreads, shape[0])[:, None]
+    has_ended = random.random(shape) >= structure.failing
+    if structure.diverging:
+        has_ended[1] &= losses[1] <= np.quantile(losses[1], 1 - structure.diverging)
+    losses[1:] += effects[:, None]
+    paired, differences = has_ended[0] & has_ended[1:], losses[1:] - losses[0]
+    names = [str(number) for number in range(len(effects))]
+    looks = Looks(structure.looks, len(effects), margin=structure.margin)
+    states = {name: ClaimState() for name in names}
+    seeds = np.zeros(shape[0], dtype=int)
+    for size in structure.looks:
+        is_open = [states[name].is_open for name in names]
+        seeds[[any(is_open), *is_open]] = size
+        if not any(is_open):
+            break
+        so_far = {
+            name: differences[row, : seeds[row + 1]][paired[row, : seeds[row + 1]]].tolist()
+            for row, name in enumerate(names)
+        }
+        states = looks.take(states, so_far, {"0": WORSE} if structure.diverging else {})
+    wrong, covered, called = False, True, 0
+    for state, effect in zip(states.values(), structure.effects, strict=True):
+        is_called = state.outcome in DIFFERENT
+        wrong |= is_called and (effect == 0.0 or (effect > 0) != state.outcome.startswith("worse"))
+        wrong |= state.outcome in ("bounded", "worse within") and effect >= (structure.margin or 0)
+        covered &= state.low <= effect <= state.high
+        called += is_called and effect != 0.0
+    real = max(1, np.count_nonzero(effects))
+    bounded = sum(state.outcome == "bounded" for state in states.values()) / len(states)
+    fixed = _count_found(differences, paired, effects) / real
+    return wrong, covered, called / real, fixed, bounded, seeds.sum() / seeds.size / maximum
+
+
+def _count_found(differences: Array, paired: Array, effects: Array) -> int:
+    """Return how many true differences Holm's t-tests call at the most seeds."""
+    p_values = []
+    for row, is_there in zip(differences, paired, strict=True):
+        found = row[is_there]
+        t = found.mean() / found.std(ddof=1) * found.size**0.5 if found.size > 1 else 0.0
+        p_values.append(2 * t_cdf(-abs(t), max(1, found.size - 1)))
+    return sum(p < 0.05 and e != 0 for p, e in zip(holm_correction(p_values), effects, strict=True))
+
+
+SHARED = ("shared trainings", "tied at serving")
+RANKED = ("alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing")
+
+
+def draw_cells(kind: str, random: np.random.Generator, cells: int, seeds: int) -> Array:
+    """Draw one sweep whose cells are equal in truth: (cells, seeds), NaN where missing."""
+    noise = random.normal(size=(cells, seeds))
+    shared = 0.0 if kind.endswith(NO_PAIRS) else 5 * random.normal(size=seeds)
+    kind = kind.removesuffix(NO_PAIRS)
+    if kind == "one noisy cell":
+        noise[0] *= 10
+    elif kind == "spreads of 1 to 20":
+        noise *= np.exp(np.linspace(0, 3, cells))[:, None]
+    elif kind == "levels by seed":
+        has_level = (np.arange(cells)[:, None] >> np.arange(3)) & 1
+        noise = 0.3 * noise + has_level @ random.normal(size=(3, seeds))
+    elif kind == "skewed":
+        noise = random.exponential(size=(cells, seeds))
+    elif kind == "missing":
+        noise[1:][random.random((cells - 1, seeds)) < 0.15] = np.nan
+    elif kind == "shared trainings":
+        noise = np.repeat(noise[::2], 2, axis=0)[:cells] + 0.01 * noise
+    elif kind == "tied at serving":  # every second cell has the weights of the one before it
+        own = 10 * random.normal(size=(cells, seeds))
+        own[::2] = 0.0
+        noise = np.repeat(noise[::2], 2, axis=0)[:cells] + own
+    return shared + noise
+
+
+def rank(kind: str, cells: int, seeds: int, sweeps: int) -> dict[str, float]:
+    """Return how often claims about equal cells are wrong.
+
+    Returns:
+        ``best excluded``: the truly best cell is not among those that may be the best. Cells are
+        equal, so this is the rate of the cell that is excluded most often. ``told apart``: the cell
+        with the best mean is called better than another cell, the worst of these rates. ``any
+        interval``: a simultaneous interval of a cell minus the first one excludes zero, judged as
+        by `kvlab.analysis.cell_comparisons`.
+    """
+    random = np.random.default_rng(sum(map(ord, kind)) + 100 * cells + seeds)
+    excluded, apart, outside = np.zeros(cells), np.zeros(cells), 0
+    names = [(f"c{i}",) for i in range(cells)]
+    noisy = names[1::2] if kind.startswith("tied at serving") else ()
+    share = 2 if kind.startswith(SHARED) else 1
+    for _ in range(sweeps):
+        values = {
+            name: {seed: float(v) for seed, v in enumerate(row) if not np.isnan(v)}
+            for name, row in zip(names, draw_cells(kind, random, cells, seeds), strict=True)
+        }
+        ids = {name: [f"{n // share}"] for n, name in enumerate(names)}
+        ranking = Ranking(values, names[0], ids, noisy=noisy)
+        found = ranking.best(names)
+        left, best = {found.levels, *found.rivals}, ranking.best_first(names)[0]
+        excluded += [bool(values[name]) and name not in left for name in names]
+        apart += [bool(values[n]) and n != best and ranking.told_apart(best, n) for n in names]
+        others = [ranking.difference(name, names[0]) for name in names[1:]]
+        tested = [one for one in others if one is not None and one.kind == "tested"]
+        errors = [StandardError(one.standard_error, one.df) for one in tested]
+        judged = judge_family([one.value for one in tested], errors, 0.05)
+        outside += any(test.low > 0 or test.high < 0 for test in judged)
+    rates = {"best excluded": excluded.max(), "told apart": apart.max(), "any interval": outside}
+    return {name: float(count) / sweeps for name, count in rates.items()}
+
+
 def main() -> None:
     options = read_options(__doc__, sweeps=10_000, seed=0, only="")
-    print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
-    print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
+    sweeps, seed = options.sweeps, options.seed
+    print(f"{sweeps:,} sweeps of each structure, seed {seed}")
+    print(f"{'structure':62}  own t  report  coverage  power: own  report")
     for name, structure in list_structures().items():
-        if options.only not in name:
-            continue
-        start = time.monotonic()
-        rates = measure(structure, options.sweeps, options.seed)
-        line = f"{name:62} {rates.own:6.3f} {rates.report:7.3f} {rates.coverage:9.3f}"
-        if structure.diverges or structure.goes_wrong:
-            before = measure(structure, options.sweeps, options.seed, as_before=True)
-            line += f"  (before: {before.report:.3f})"
-        elif structure.noise is alike and not structure.effects:
-            powers = measure_power(structure, max(1, options.sweeps // 10), options.seed)
-            line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
-        print(f"{line}   {time.monotonic() - start:.0f}", flush=True)
-    print_tallies(options.sweeps, options.seed, options.only)
+        if options.only in name:
+            own, report, coverage = measure(structure, sweeps, seed)
+            line = f"{name:62} {own:6.3f} {report:7.3f} {coverage:9.3f}"
+            special = structure.effects or structure.diverges or structure.goes_wrong
+            if structure.noise is alike and not special:
+                powers = measure_power(structure, max(1, sweeps // 10), seed)
+                line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
+            print(line, flush=True)
+    print(f"{'looks':62}", *(f"{field.name:>9}" for field in fields(Tally)))
+    for name, looked in LOOKED.items():
+        if options.only in f"looks: {name}":
+            values = vars(look(looked, sweeps, seed)).values()
+            print(f"{f'looks: {name}':62}", *(f"{value:9.3f}" for value in values), flush=True)
+    print(f"{'rankings':62} best excluded, told apart, any interval")
+    for kind, more, cells, seeds in itertools.product(
+        (*RANKED, *SHARED), ("", NO_PAIRS), (2, 6, 20), (2, 3, 5)
+    ):
+        name = f"rankings: {kind}{more}, {cells} cells, {seeds} seeds"
+        if options.only in name:
+            rates = rank(kind + more, cells, seeds, sweeps).values()
+            print(f"{name:62}", *(f"{rate:9.3f}" for rate in rates), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
-"""Tune rates where one training goes wrong: how far the rate moves, by medians and by means.
+"""Tune rates where one training goes wrong: how far the rate moves, and what a report then says.
 
-`python -m tests.studies.null_tuning` plants losses that are quadratic in the logarithm of the rate (0.1 nats
-at a factor e, as in twelve-layers) with noise of a training and of a seed, at three rates and three
-seeds, and tunes twice: as they are, and with 0.1 nats added to one of the nine trainings. Means are
-the same functions with means over seeds in place of `polish_losses`. It fails if the medians' rate
-moves by more than `LIMIT` in 9 of 10 sweeps, or if a tuned rate's standard error is told too small.
+    python -m tests.studies null_tuning [--sweeps 2000]
 
-Then it simulates sweeps of `CELLS` cells that are equal at their best rates, each tuned by itself,
-one of them with such a training, and counts those in which a report calls any of them different.
+Losses are quadratic in the logarithm of the rate (0.1 nats at a factor e, as in twelve-layers) with
+noise of a training and of a seed, at three rates and three seeds. They are tuned as they are, and
+with 0.1 nats added to one of the nine trainings. Printed are how far that moves the rate, with
+medians and with means over seeds in place of `polish_losses`, what the rate is off by, and what its
+standard error tells. Then sweeps of `CELLS` cells that are equal at their best rates, each tuned by
+itself, one of them with such a training: how often a report calls any of them different.
 """
 
 import itertools
 import math
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from unittest import mock
-
-import numpy as np
 
 from kvlab.analysis import tuning
 from kvlab.analysis.standard_errors import pool_errors
@@ -33,8 +30,6 @@ CURVATURE, SEED_SPREAD, SHIFT = 0.1, 0.02, 0.1
 NOISES = (0.005, 0.01, 0.02)
 """Deviations of a training from others at its seed and rate, in nats."""
 CELLS = 6
-LIMIT = 0.12
-"""Of nine tenths of the moves, where the noise is 0.01 or less."""
 
 
 def average_losses(points: Sequence[TunedPoint]) -> list[float]:
@@ -93,17 +88,15 @@ class Trainings:
         return TunedPoint(rate, losses)
 
 
-def simulate(noise: float, sweeps: int, seed: int = 0) -> dict[str, Moves]:
+def simulate(noise: float, sweeps: int) -> dict[str, Moves]:
     """Return the moves by medians and by means, of the same losses."""
-    draw, found = random.Random(seed), {"medians": Moves(), "means": Moves()}
+    draw, found = random.Random(0), {"medians": Moves(), "means": Moves()}
     for _ in range(sweeps):
         trainings = Trainings(draw, noise)
         for name, moves in found.items():
             losses = tuning.polish_losses if name == "medians" else average_losses
             with mock.patch.object(tuning, "polish_losses", losses):
                 planted, with_bad = (trainings.tune(has_bad=has_bad) for has_bad in (False, True))
-            assert planted.value is not None, "nothing fails here"
-            assert with_bad.value is not None, "nothing fails here"
             moves.moved.append(abs(math.log(with_bad.value / planted.value)))
             if planted.log_error is not None:
                 moves.errors.append(math.log(planted.value / trainings.best))
@@ -123,12 +116,11 @@ def simulate_sweeps(
         for number in range(CELLS):
             trainings = Trainings(draw, noise, tuning_seeds)
             value = trainings.tune(has_bad=has_bad and number == 1).value
-            assert value is not None, "nothing fails here"
             cost = CURVATURE * math.log(value / trainings.best) ** 2
             rows[number] = {s: one + cost + draw.gauss(0, noise) for s, one in enumerate(common)}
         differences = [{s: rows[n][s] - rows[0][s] for s in rows[0]} for n in range(1, CELLS)]
         errors = pool_errors(differences, weights, rows)
-        values = [float(np.mean(list(one.values()))) for one in differences]
+        values = [statistics.fmean(one.values()) for one in differences]
         tests = judge_family(values, errors, 0.05)
         wrong += any(test.low > 0 or test.high < 0 for test in tests)
     return wrong / sweeps
@@ -138,30 +130,23 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(statistics.fmean(value * value for value in values))
 
 
-def main() -> int:
+def main() -> None:
     sweeps = read_options(__doc__, sweeps=2000).sweeps
     print("| noise of a training | by | moved: median | 9 of 10 | off by | told |")
-    print("|---|---|---|---|---|---|")
-    fails = False
     for noise in NOISES:
-        found = simulate(noise, sweeps)
-        for name, moves in found.items():
+        for name, moves in simulate(noise, sweeps).items():
             median = math.expm1(statistics.median(moves.moved))
             off, told = _root_mean_square(moves.errors), _root_mean_square(moves.told)
             shares = (median, moves.tenth(), off, told)
             print(f"| {noise} | {name} | {' | '.join(f'{share:.1%}' for share in shares)} |")
-        fails |= found["medians"].honesty() < 0.95
-        fails |= noise <= NOISES[1] and found["medians"].tenth() > LIMIT
-    heads = ("noise of a training", "seeds", *("tuned at 3 seeds", "one went wrong") * 2)
-    print(f"\n| {' | '.join(heads[:4])} | 1 seed | one went wrong |\n|---|---|---|---|---|---|")
+    print("\n| noise | seeds | tuned at 3 seeds | one went wrong | 1 seed | one went wrong |")
     for noise, seeds in itertools.product(NOISES, (3, 5)):
         rates = [
             simulate_sweeps(noise, max(1, sweeps // 2), tuned, seeds, has_bad)
             for tuned, has_bad in itertools.product((SEEDS, SEEDS[:1]), (False, True))
         ]
         print(f"| {noise} | {seeds} | {' | '.join(f'{rate:.1%}' for rate in rates)} |", flush=True)
-    return int(fails)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,11 +1,10 @@
-"""Coverage and family error of `kvlab.analysis.scaling` over synthetic laws of size.
+"""Coverage of `kvlab.analysis.scaling` over synthetic laws of size.
 
     python -m tests.studies size_laws [--sweeps 2000]
 
 Every law is a straight line of log10 N plus noise. Printed are the shares of sweeps in which an
 interval covers the truth: that of the slope, that of the line at ten times the largest size, and
-that of the prediction there, for the mean difference over as many new seeds. Then the shares of sweeps without
-any trend in which one is claimed of some level.
+that of the prediction there, for the mean difference over as many new seeds.
 """
 
 import itertools
@@ -14,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlab.analysis.scaling import SizeLaw
-from kvlab.analysis.standard_errors import pool_errors
-from kvlab.analysis.statistics import ALPHA, estimate
-from kvlab.analysis.verdicts import judge_family
+from kvlab.analysis.statistics import estimate
 from tests.studies import read_options
 
 INTERCEPT, SLOPE = 0.08, -0.02
@@ -87,57 +84,12 @@ def coverage(noise: Noise, seeds: int, sizes: int, sweeps: int) -> tuple[float, 
     return tuple(float(share) for share in np.mean(covered, axis=0))
 
 
-UNEVEN = {
-    "all alike": (1.0, 1.0, 1.0),
-    "small models noisier": (4.0, 2.0, 1.0),
-    "large models noisier": (1.0, 2.0, 4.0),
-}
-"""Standard deviation of a training by size."""
-
-
-def claims_trend(rng: np.random.Generator, noise: Noise, spread, seeds: int, levels: int) -> bool:
-    """Return whether a trend is claimed of any of ``levels`` levels, in a sweep without trends."""
-    logs = np.arange(3) * 0.5
-    shape = (levels + 1, seeds, 1)
-    own, own_slopes = (rng.normal(0, spread, shape) for spread in (noise.seed, noise.slope))
-    lines = own + own_slopes * (logs - logs.mean())
-    draws = rng.normal(size=(levels + 1, seeds, 3)) * np.array(spread) * noise.training
-    values = lines + draws  # level 0 is the baseline level
-    shares = (logs - logs.mean()) / np.square(logs - logs.mean()).sum()
-    slopes = (values[1:] - values[0]) @ shares
-    errors = pool_errors(
-        [dict(enumerate(map(float, row))) for row in slopes],
-        [
-            {(level, n): sign * shares[n] for level, sign in ((own, 1), (0, -1)) for n in (0, 2)}
-            for own in range(1, levels + 1)
-        ],
-        {
-            (level, n): dict(enumerate(map(float, values[level, :, n])))
-            for level in range(levels + 1)
-            for n in (0, 2)
-        },
-    )
-    found = judge_family([float(row.mean()) for row in slopes], errors, ALPHA)
-    return any(one.low >= 0 or one.high <= 0 for one in found)
-
-
-def family_error(noise: Noise, spread, seeds: int, levels: int, sweeps: int) -> float:
-    rng = np.random.default_rng([seeds, levels, sweeps, 1])
-    return float(np.mean([claims_trend(rng, noise, spread, seeds, levels) for _ in range(sweeps)]))
-
-
 def main() -> None:
     sweeps = read_options(__doc__, sweeps=2000).sweeps
     print(f"{'noise':22s} {'seeds':>5s} {'sizes':>5s} {'slope':>7s} {'line':>7s} {'predicted':>9s}")
     for name, seeds, sizes in itertools.product(NOISES, (2, 3, 5), (3, 5)):
         slope, line, new = coverage(NOISES[name], seeds, sizes, sweeps)
         row = f"{name:22s} {seeds:5d} {sizes:5d} {slope:7.1%} {line:7.1%} {new:9.1%}"
-        print(row, flush=True)
-    print(f"\n{'noise':22s} {'by size':22s} {'seeds':>5s} {'levels':>6s} {'family error':>12s}")
-    names = ("level x seed", "level x seed x size")
-    for name, by_size, seeds, levels in itertools.product(names, UNEVEN, (2, 3, 5), (1, 3, 6)):
-        error = family_error(NOISES[name], UNEVEN[by_size], seeds, levels, sweeps)
-        row = f"{name:22s} {by_size:22s} {seeds:5d} {levels:6d} {error:12.1%}"
         print(row, flush=True)
 
 
