@@ -176,7 +176,9 @@ class Sweep:
             options.append((len(seeds) > 1, len(having) * len(seeds), len(seeds), having, seeds))
         *_, chosen, seeds = max(options, key=lambda option: option[:3])
         shares = {one: 1 / len(chosen) / len(group) for group in chosen for one in group}
-        by_seed = {s: sum(w * by_setting[one][s] for one, w in shares.items()) for s in sorted(seeds)}
+        by_seed = {
+            s: sum(w * by_setting[one][s] for one, w in shares.items()) for s in sorted(seeds)
+        }
         weights = dict.fromkeys(values, 0.0)
         for setting, share in shares.items():
             for sign, cell in pairs[setting]:

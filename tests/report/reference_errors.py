@@ -170,7 +170,9 @@ def residual_variances(values: Mapping[Cell, BySeed]) -> np.ndarray:
     """Return the variance of each training after `fit`; of one at a single seed, the average."""
     table = tabulate(values)
     counts = table.groupby("name").size()
-    known = fit(table)[counts > 1] / (counts[counts > 1] - 1) if len(table) else counts.astype(float)
+    known = (
+        fit(table)[counts > 1] / (counts[counts > 1] - 1) if len(table) else counts.astype(float)
+    )
     average = known.mean() if len(known) else 0.0
     if average <= 0:
         return np.ones(len(values))
