@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections import Counter, deque
@@ -129,7 +130,8 @@ def dataset_folder(data: DataConfig) -> Path:
 
 def list_prepared_datasets() -> list[Path]:
     """Return the folders of all complete datasets, sorted."""
-    return sorted(path.parent for path in _datasets_dir().glob("[!.]*/manifest.json"))
+    folders = sorted(_datasets_dir().glob("[!.]*"))
+    return [folder for folder in folders if os.path.lexists(folder / "manifest.json")]
 
 
 def set_aside_dataset(folder: Path) -> Path | None:

@@ -26,7 +26,7 @@ from kvlab.store.store import Store
 from kvlab.store.store_paths import POINTS_FOLDER, list_folders
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES
-from kvlab.store.verification import heal_description
+from kvlab.store.verification import heal, heal_directory
 
 ARCHIVE_SUFFIX = ".tar.xz"
 
@@ -225,7 +225,7 @@ def restore_archive(store: Store, archive: Store) -> CopySummary:
     if store.is_driven(name):
         text = f"sweep = {name} is being run in {store.path}"
         raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
-    heal_description(store, name)
+    heal(directory)
     with store.driver_lock(name).hold():
         missing = [file for file in SWEEP_FILES if not (directory / file).exists()]
         summary.files += _put_files(archive, directory, missing)
@@ -252,26 +252,24 @@ def _restore_trial(store: Store, archive: Store, trial: str, summary: CopySummar
             if fence is None:
                 summary.in_use += 1
                 return
-            if store.status(trial) == "damaged":
-                store.set_aside_result(trial, fence)
             target = store.trial_directory(trial)
+            heal_directory(target, fence)
             summary.files += _put_files(archive, target, TRIAL_FILES, fence)
             summary.trials += 1
     training = archive.read_training_id(trial)
     if not training:
         return
-    is_damaged = store.check_training(training, contents=True) is not None
-    if store.is_trained(training) and not is_damaged:
+    directory = store.training_directory(training)
+    if store.is_trained(training) and not store.check_training(training, contents=True):
         return
     with store.training_lock(training).hold(timeout=0.0) as fence:
         if fence is None:
             return
-        if is_damaged:
-            store.set_aside_training(training, fence)
+        heal_directory(directory, fence)
         names = (*WEIGHT_FILES, *TRAINING_FILES)
-        summary.files += _put_files(archive, store.training_directory(training), names, fence)
+        summary.files += _put_files(archive, directory, names, fence)
         if damage := store.check_training(training, contents=True):
-            store.set_aside_training(training, fence)
+            heal_directory(directory, fence)
             raise CopyDamaged(f"{damage}, as in the archive; copy it again from its store")
 
 

@@ -33,9 +33,6 @@ from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import SCHEMA, TrialRecords
 
-TRAINING_FILES = ("training.json", "final", "config.json")
-"""What a training writes again at its end if it goes on from a checkpoint."""
-
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 
 
@@ -85,33 +82,10 @@ class Store(TrialRecords):
             return str(error)
         return None
 
-    def set_aside_training(self, training_id: str, fence: Fence | None = None) -> Path:
-        """Move what a training has recorded of its end into ``damaged/``, so that it runs again.
-
-        Its checkpoints stay. Requires the training's lock.
-
-        Returns:
-            The folder that it is moved to.
-        """
-        return sealed_files.set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
-
-    def forget_start(self, training_id: str, fence: Fence | None = None) -> Path | None:
-        """Let a training begin anew if the record of its initial weights is not whole.
-
-        That record is written before the first step, and no checkpoint has it.
-
-        Returns:
-            Where its checkpoints are moved to; None if it has none, or the record is whole.
-        """
-        directory = self.training_directory(training_id)
-        if not (directory / "checkpoints").exists() or read_if_whole(directory / "start.json"):
-            return None
-        return sealed_files.set_aside(directory, ["start.json", "checkpoints"], fence)
-
     def earlier_training_record(self, training_id: str) -> bytes | None:
         """Return the whole record of a training whose weights are gone; None if there is none.
 
-        It is where it was written, or where `set_aside_training` has moved it.
+        It is where it was written, or where a heal has moved it.
         """
         directory = self.training_directory(training_id)
         numbers = [int(name) for name in list_names(directory / "damaged") if name.isdecimal()]
@@ -206,9 +180,9 @@ class Store(TrialRecords):
         Seeds that are added later are recognized by it.
         """
         reported, new = self.reported_seeds(name), sorted(seeds)
-        if new not in reported:
-            path = self.sweep_directory(name) / "reported.json"
-            with contextlib.suppress(OSError, StoreError):  # a store that others may only read
+        path = self.sweep_directory(name) / "reported.json"
+        with contextlib.suppress(OSError, StoreError):  # a store that others may only read
+            if new not in reported and (reported or not os.path.lexists(path)):  # not over damage
                 write_sealed_json(path, {"schema": SCHEMA, "seeds": [*reported, new]})
 
     def reported_seeds(self, name: str) -> list[list[int]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import RecordDamaged, StoreError, UsageError
 from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.fs.sealed_files import write_sealed_json
@@ -119,6 +119,11 @@ def list_folders(directory: Path) -> list[Path]:
 POINTS_FOLDER = "points"
 
 
+def format_level(number: int) -> str:
+    """Return the level of a suggestion, which are counted from 1."""
+    return f"p{number:04d}"
+
+
 class SearchPoints:
     """Read and write the suggestions of one search. What is read is kept until a file changes.
 
@@ -142,10 +147,12 @@ class SearchPoints:
         """Return all suggestions in the order in which they were made.
 
         Raises:
-            RecordDamaged: a file is not what was written.
+            RecordDamaged: a file is missing, or not what was written.
         """
         points = []
-        for path in list_point_files(self._folder.parent):
+        for number, path in enumerate(list_point_files(self._folder.parent), 1):
+            if path.stem != format_level(number):
+                raise RecordDamaged(f"{self._folder / format_level(number)}.json is missing")
             state = path.stat()
             stamp = (state.st_mtime_ns, state.st_ino)
             if self._read.get(path.name, (None, {}))[0] != stamp:

@@ -159,29 +159,13 @@ class TrialRecords(StorePaths):
             if (directory / name).exists():
                 os.replace(directory / name, target / name)
 
-    def set_aside_result(self, trial_id: str, fence: Fence | None = None) -> Path:
-        """Move a damaged result into ``damaged/``, so that the trial runs again.
-
-        Requires the trial's lock.
-
-        Returns:
-            The folder that it is moved to.
-        """
-        return sealed_files.set_aside(self.trial_directory(trial_id), RESULT_FILES, fence)
-
     def write_trial(
         self, trial_id: str, description: dict[str, Any], fence: Fence | None = None
     ) -> None:
         """Write what is known of a trial before it runs, unless it is there already."""
         path = self.trial_directory(trial_id) / "trial.json"
-        try:
-            read_record(path)
-            return
-        except FileNotFoundError:
-            pass
-        except RecordDamaged:
-            sealed_files.set_aside(path.parent, [path.name], fence)
-        write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
+        if not path.exists():
+            write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
     def read_training_id(self, trial_id: str) -> str | None:
         """Return the training of a trial, from its ``trial.json``; None if that is unreadable."""

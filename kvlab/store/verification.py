@@ -1,27 +1,36 @@
 """Check every file of the record against what was written, and heal what is damaged.
 
-All healing of a record follows the rules of `heal_damage`: `kvlab verify --heal` heals what a check
-has found, a submit the sweep's own files, and a trial its result and its training under the locks
-that it holds.
+`heal_directory` is the one place that heals a record. Under the lock on a directory it checks every
+file there, and moves what is damaged aside, with what depends on it. `kvlab verify --heal` calls it
+for what a check has found, a submit for the sweep's own files, and a trial for its result and its
+training.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
 from kvlab.store.record_forms import read_record
-from kvlab.store.store import TRAINING_FILES, Store
-from kvlab.store.store_paths import POINTS_FOLDER, list_folders, list_point_files
+from kvlab.store.store import Store
+from kvlab.store.store_paths import POINTS_FOLDER, format_level, list_folders, list_point_files
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import RESULT_FILES, SCHEMA
 
 _SEARCH_FILES = ("search.json", POINTS_FOLDER)
 """The history of a search, which is made again as a whole."""
+
+_TRAINING_FILES = ("training.json", "final", "config.json")
+"""What a training writes again at its end if it goes on from a checkpoint."""
+
+_START_FILES = ("start.json", "checkpoints")
+"""What a training writes again if it begins anew: no checkpoint has the record of its start."""
 
 _REMEDIES = {
     "sweep.json": "submit the sweep again, which writes it anew",
@@ -53,6 +62,7 @@ class Damage:
         remedy: what makes it again.
         directory: the directory of the store that it belongs to, with a lock of its own.
         names: what has to be moved aside in that directory.
+        aside: the folder that it was moved to; None as long as it is in its place.
     """
 
     path: str
@@ -60,6 +70,11 @@ class Damage:
     remedy: str
     directory: Path = field(repr=False)
     names: tuple[str, ...] = field(repr=False)
+    aside: Path | None = None
+
+    def __str__(self) -> str:
+        moved = "" if self.aside is None else f"; moved to {self.aside}"
+        return f"{self.path} is damaged: {self.reason}{moved}"
 
 
 @dataclass
@@ -151,7 +166,11 @@ def verify_record(
             verifier.verify(directory)
     # a process that works meanwhile replaces files one after the other: look again
     found = verifier.found
-    found.damaged = [damage for damage in found.damaged if _is_damaged_still(damage)]
+    again = {
+        directory: _find_damage(directory) for directory in {d.directory for d in found.damaged}
+    }
+    still = {damage.path for damages in again.values() for damage in damages}
+    found.damaged = [damage for damage in found.damaged if damage.path in still]
     return found
 
 
@@ -164,16 +183,20 @@ def check_record(store: Store, sweep: str) -> None:
     """
     damaged = verify_record(store, sweep).damaged
     if damaged:
-        lines = "".join(f"\n  {damage.path}: {damage.reason}" for damage in damaged)
+        lines = "".join(f"\n  {damage}" for damage in damaged)
         hint = f"`kvlab verify {sweep} --heal` moves them aside, and a submit makes them again"
         raise RecordDamaged(f"the record of {sweep} does not verify; {hint}{lines}")
 
 
 class _Verifier:
-    """Check directories of a store, and collect what was found."""
+    """Check directories of a store, and collect what was found.
 
-    def __init__(self, store: Store):
-        self.store, self.found = store, Verification()
+    Args:
+        contents: read the files that sealed ones list; otherwise only their size is compared.
+    """
+
+    def __init__(self, store: Store, *, contents: bool = True):
+        self.store, self.contents, self.found = store, contents, Verification()
 
     def verify(self, directory: Path) -> None:
         """Check the directory of a sweep, a trial, a training or a trunk."""
@@ -181,9 +204,11 @@ class _Verifier:
             case "sweeps":
                 for file in ("sweep.json", "reported.json", TIMINGS_FILE):
                     self.check_record(directory, file)
-                points = [f"{POINTS_FOLDER}/{path.name}" for path in list_point_files(directory)]
-                for file in ("search.json", *points):
-                    self.check_record(directory, file, _SEARCH_FILES)
+                points = [path.name for path in list_point_files(directory)]
+                levels = (f"{format_level(number + 1)}.json" for number in range(len(points)))
+                files = [f"{POINTS_FOLDER}/{name}" for name in {*points, *levels}]
+                for file in ("search.json", *sorted(files)):
+                    self.check_record(directory, file, _SEARCH_FILES, must_exist=bool(points))
             case "trials":
                 self.found.trials += 1
                 self.check_record(directory, "trial.json")
@@ -192,10 +217,12 @@ class _Verifier:
                     self._note_training(directory.name, result)
             case "trainings":
                 self.found.trainings += 1
-                whole = (directory, "training.json", TRAINING_FILES)
+                whole = (directory, "training.json", _TRAINING_FILES)
                 if not self.check_record(*whole, may_lack_weights=True):
-                    self.check_record(directory, "config.json")
-                    self.check_record(directory, "start.json", ("start.json", "checkpoints"))
+                    config = self.check_record(directory, "config.json")
+                    has_start = "start" in config and (directory / "checkpoints").exists()
+                    start = (directory, "start.json", _START_FILES)
+                    self.check_record(*start, must_exist=has_start)
                 self.check_record(directory, "diverged.json")
                 self.check_record(directory, "rungs.json")
         for path in sorted((*directory.glob("checkpoints/step-*"), *directory.glob("step-*"))):
@@ -225,6 +252,7 @@ class _Verifier:
         whole: tuple[str, ...] = (),
         *,
         may_lack_weights: bool = False,
+        must_exist: bool = False,
     ) -> dict[str, Any]:
         """Check a sealed file and those that it lists.
 
@@ -246,81 +274,87 @@ class _Verifier:
             content = read_record(path)
             self.found.paths.append(path)
         except FileNotFoundError:
+            if must_exist:
+                add(path, RecordDamaged("it is missing"))
             return {}
         except RecordDamaged as error:
             add(path, error)
             return {}
         for listed, seal in content.get("files", {}).items():
             file = path.parent / listed
-            if may_lack_weights and not listed.endswith(".json") and not os.path.lexists(file):
+            is_weights = not listed.endswith(".json")
+            if may_lack_weights and is_weights and not os.path.lexists(file):
                 continue  # garbage collection removes weights that have been measured
             try:
-                check_file(file, seal)
+                check_file(file, seal, contents=self.contents or not is_weights)
                 self.found.paths.append(file)
             except RecordDamaged as error:
                 add(file, error)
         return content
 
 
-def heal_damage(damage: Damage, rebuild: Rebuild | None = None) -> Path | None:
-    """Move a damaged part of the record aside, and write again what can be written from the rest.
-
-    Nothing is moved that has been made again since it was found.
+def heal(directory: Path, rebuild: Rebuild | None = None) -> list[Damage] | None:
+    """Heal a directory of the record, unless a process uses it or drives the sweep.
 
     Args:
         rebuild: makes the description of a sweep; without it a submit does.
 
     Returns:
-        Where it is now; None if a process uses the directory, or drives the sweep.
+        What was moved aside; None if the directory is in use.
 
     Raises:
         StoreError: the store cannot be written.
     """
-    directory = damage.directory
-    store, is_sweep = Store(directory.parent.parent), directory.parent.name == "sweeps"
+    if not _find_damage(directory):
+        return []
+    is_sweep = directory.parent.name == "sweeps"
     with Lock(directory / "lock").hold(timeout=0.0) as fence:
-        if fence is None or (is_sweep and store.is_driven(directory.name)):
+        if fence is None:
             return None
-        if not _is_damaged_still(damage):
-            return directory / "damaged"  # made again, or moved with another file
-        target = set_aside(directory, damage.names, fence)
-        if damage.names == ("sweep.json",) and rebuild is not None:
+        if is_sweep and Store(directory.parent.parent).is_driven(directory.name):
+            return None
+        return heal_directory(directory, fence, rebuild)
+
+
+def heal_directory(
+    directory: Path, fence: Fence, rebuild: Rebuild | None = None, *, contents: bool = True
+) -> list[Damage]:
+    """Move damaged files of a directory aside, and write again what follows from the others.
+
+    The rest is made again by what needs it. Requires the lock on the directory.
+
+    Args:
+        contents: read weights, too; otherwise only their size is compared.
+        rebuild: see `heal`.
+
+    Returns:
+        What was moved aside.
+
+    Raises:
+        StoreError, LeaseLost: the store cannot be written, or the lock was taken over.
+    """
+    damaged, healed = _find_damage(directory, contents=contents), list[Damage]()
+    target: Path | None = None
+    for names in dict.fromkeys(damage.names for damage in damaged):
+        if any(os.path.lexists(directory / name) for name in names):  # not moved with others
+            target = set_aside(directory, names, fence)
+        healed += [replace(one, aside=target) for one in damaged if one.names == names]
+        if names == ("sweep.json",) and rebuild is not None and target is not None:
+            store = Store(directory.parent.parent)
             description = rebuild(store, directory.name, target / "sweep.json")
             if description is not None and fence.holds():
                 store.write_sweep(description)
-        elif damage.names == ("trial.json",):
-            try:
+        elif names == ("trial.json",):
+            with contextlib.suppress(FileNotFoundError, StoreError, KeyError, TypeError):
                 result = read_record(directory / "result.json")
                 facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
                 identity = result["provenance"]["data"]["digest"]
-            except (FileNotFoundError, StoreError, KeyError, TypeError):
-                return target
-            content = {"schema": SCHEMA, **facts, "data_identity": identity}
-            write_sealed_json(directory / "trial.json", content)
-        return target
+                content = {"schema": SCHEMA, **facts, "data_identity": identity}
+                write_sealed_json(directory / "trial.json", content, fence=fence)
+    return healed
 
 
-def heal_description(store: Store, sweep: str, rebuild: Rebuild | None = None) -> list[str]:
-    """Heal the damaged files of a sweep's own directory, unless a driver runs the sweep.
-
-    They are written again by a submit: what was decided follows from the results of the trials.
-
-    Returns:
-        A line for each.
-    """
-    verifier = _Verifier(store)
-    verifier.verify(store.sweep_directory(sweep))
-    lines = []
-    for damage in verifier.found.damaged:
-        aside = heal_damage(damage, rebuild)
-        if aside is not None:
-            text = f"{damage.path} is damaged: {damage.reason}; moved to {aside}"
-            lines.append(f"{text}, and written again from the results of the trials")
-    return lines
-
-
-def _is_damaged_still(damage: Damage) -> bool:
-    """Return whether a part of the record is damaged now, by another look at its directory."""
-    again = _Verifier(Store(damage.directory.parent.parent))
-    again.verify(damage.directory)
-    return any(found.path == damage.path for found in again.found.damaged)
+def _find_damage(directory: Path, *, contents: bool = True) -> list[Damage]:
+    verifier = _Verifier(Store(directory.parent.parent), contents=contents)
+    verifier.verify(directory)
+    return verifier.found.damaged

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import RecordDamaged
 from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
 
@@ -120,14 +119,14 @@ def write_rung(
         rung: the step after which the training was to pause.
         step: the step after which it did: later, if an earlier attempt had gone further.
         loss: nats per token.
+
+    Raises:
+        RecordDamaged: The file is not what was written.
     """
     path = directory / "rungs.json"
     try:
         rungs = sealed_files.read_sealed_json(path, "rungs")["rungs"]
     except FileNotFoundError:
-        rungs = {}
-    except RecordDamaged:  # what it said is measured again when a search needs it
-        sealed_files.set_aside(directory, [path.name], fence)
         rungs = {}
     rungs = {**rungs, str(rung): {"step": step, "loss": loss}}
     sealed_files.write_sealed_json(path, {"schema": 1, "rungs": rungs}, fence=fence)

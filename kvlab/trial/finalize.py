@@ -10,6 +10,7 @@ from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.provenance import Origin, build_provenance, utc_now
 from kvlab.store.result import Failure
+from kvlab.store.verification import heal_directory
 from kvlab.trial.trial import Trial, build_result, describe_trial
 
 LOCK_PATIENCE_SECONDS = 5.0
@@ -26,11 +27,11 @@ def claim_result(
     trial has ended with a status that is not in ``replaceable``.
     """
     with store.trial_lock(trial.id).hold(timeout=LOCK_PATIENCE_SECONDS) as fence:
+        if fence is not None:
+            heal_directory(store.trial_directory(trial.id), fence)
         status = store.status(trial.id)
         may_write = fence is not None and (status is None or status in replaceable)
-        if may_write and status == "damaged":
-            store.set_aside_result(trial.id, fence)
-        elif may_write and status is not None:
+        if may_write and status is not None:
             store.archive_result(trial.id)
         yield fence if may_write else None
 

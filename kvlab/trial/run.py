@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,6 +27,7 @@ from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements
+from kvlab.store.verification import Damage, heal_directory
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
@@ -165,25 +166,21 @@ def run_task(
     if isinstance(task, JointTiming):
         return run_joint_timing(task, should_stop.check)
     record = Store(store)
-    aside: Path | None = None
     try:
         lock = record.trial_lock(task.id)
         with lock.hold(None if wait else 0.0, on_wait=should_stop.check) as fence:
             if fence is None:
                 return "elsewhere"
             fences.append(fence)
+            healed = heal_directory(record.trial_directory(task.id), fence)
             status = record.status(task.id)
-            if status == "damaged":
-                aside = record.set_aside_result(task.id, fence)
-            elif status == "pruned":
+            if status == "pruned":
                 record.archive_result(task.id)
-            elif status is not None:
+            elif status is not None and status != "damaged":
                 return status
             should_stop.check()
             own = _TrialAttempt(task, record, fences, should_stop, make_trainable, on_progress)
-            if aside is not None:
-                text = f"its result is damaged; moved to {aside}, it is measured again"
-                own.attempt.log_repair(text)
+            own.log_healed(healed)
             return own.run(origin or Origin(), capture_output)
     except errors.Stopped:
         return "stopped"
@@ -292,6 +289,10 @@ class _TrialAttempt:
         self.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
+    def log_healed(self, damages: Iterable[Damage]) -> None:
+        for damage in damages:
+            self.attempt.log_repair(str(damage))
+
     def remove_progress(self) -> None:
         if self.fence.holds():
             self.progress_path.unlink(missing_ok=True)
@@ -319,29 +320,23 @@ class _TrialAttempt:
         """
         training, directory = trial.training_id, self.store.training_directory(trial.training_id)
         with self.hold_training(training) as fence:
-            damage = self.store.check_training(training, contents=check_contents)
-            if damage is not None:
-                aside = self.store.set_aside_training(training, fence)
-                self.attempt.log_repair(f"{damage}; moved to {aside}")
+            self.log_healed(heal_directory(directory, fence, contents=check_contents))
+            # first: where a search is made again, the training may have gone on after this rung
+            if trial.until is not None and trial.until in self.store.rungs(training):
+                raise errors.Paused(f"its training has paused after step {trial.until} before")
             if self.store.is_trained(training):
                 yield None
                 return
             earlier = self.store.earlier_training_record(training)
-            if trial.until is not None and trial.until in self.store.rungs(training):
-                raise errors.Paused(f"its training has paused after step {trial.until} before")
             message = self.store.divergence(training)
             if message is not None:
                 raise errors.Diverged(message)
             source = trial.source_training
             if source is not None and not self.store.is_trained(source.training_id):
                 raise errors.SourceDamaged(explain_missing_source(trial, self.store))
-            if trial.initial_weights is not None:
-                forgotten = self.store.forget_start(training, fence)
-                if forgotten is not None:
-                    text = "what it started from is damaged or gone, so it begins anew"
-                    self.attempt.log_repair(f"training {training}: {text}; moved to {forgotten}")
-            # always anew: a damaged one must not be sealed
             write_sealed_json(directory / "config.json", trial.training_identity(), fence=fence)
+            if trial.initial_weights is not None:  # the record of which may be gone
+                self.log_healed(heal_directory(directory, fence, contents=False))
             try:
                 yield fence
             except errors.Diverged as error:

@@ -97,9 +97,9 @@ def test_damage_is_named_then_moved_aside(verify):
 
 
 def test_weights_that_were_trained_again_or_whose_record_is_gone_are_noted(verify):
-    store, directory = verify.store, verify.store.training_directory(verify.training)
-    store.set_aside_training(verify.training)
-    (directory / "final").mkdir()
+    directory = verify.store.training_directory(verify.training)
+    shutil.rmtree(directory)
+    (directory / "final").mkdir(parents=True)
     (directory / "final" / "model.safetensors").write_text("other weights")
     files = {"final/model.safetensors": seal_file(directory / "final" / "model.safetensors")}
     write_sealed_json(directory / "training.json", {"files": files})

@@ -229,7 +229,6 @@ def test_a_lost_record_of_the_start_lets_a_training_begin_anew(folder, loss):
     start.unlink()
     if loss == "flip":
         start.write_bytes(whole.replace(b"checkpoint", b"checkpaint"))
-    assert len(verify_record(store).damaged) == (loss == "flip")
     code, store, results = run_driver(folder)
     assert code == 0
     assert start.read_bytes() == whole

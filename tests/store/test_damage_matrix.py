@@ -12,7 +12,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.store import Store
-from kvlab.store.verification import heal_damage, heal_description, verify_record
+from kvlab.store.verification import heal, verify_record
 from kvlab.sweep.planning import stages
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.stages import rebuild_description
@@ -103,8 +103,8 @@ def test_damage_is_found_and_healed(store, files, damage, capsys):
     found, name = verify_record(store).damaged, paths[0].name
     is_harmless = name == "progress.json" or (damage == "gone" and name not in NEEDED)
     assert bool(found) != is_harmless
-    for item in found:
-        assert heal_damage(item) is not None
+    for directory in {item.directory for item in found}:
+        assert heal(directory)
     assert verify_record(store).damaged == []
 
     submit(store)
@@ -140,7 +140,7 @@ def test_a_description_is_written_again_from_the_yaml_in_it_or_nothing_is_collec
     place = data.index(where.encode(), begin) + (0 if is_yaml else len(where) + 4)
     path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     (found,) = verify_record(store).damaged
-    assert heal_damage(found, rebuild_description) is not None
+    assert heal(found.directory, rebuild_description)
     assert verify_record(store).damaged == []
     if not is_yaml:
         command = {"command": before["command"]} if where == "command" else {}
@@ -170,9 +170,9 @@ def test_what_was_decided_is_decided_again_from_the_results(tmp_path, kind):
     before, results = json.loads(path.read_text()), measurements(store)
     damage_file(path, "flip", path)
     with store.driver_lock("s").hold():
-        assert heal_description(store, "s") == [], "a driver may be about to write it"
-    (line,) = heal_description(store, "s")
-    assert line.startswith(f"sweeps/s/{path.name} is damaged: ")
+        assert heal(path.parent) is None, "a driver may be about to write it"
+    (damage,) = heal(path.parent)
+    assert str(damage).startswith(f"sweeps/s/{path.name} is damaged: ")
     assert (path.parent / "damaged" / "1" / path.name).exists()
     decide()
     again = json.loads(path.read_text())

@@ -46,7 +46,7 @@ from kvlab.report.report_files import make_document, results_csv, results_jsonl
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import load_sweep
 from kvlab.store import DETAIL_FILES, Store
-from kvlab.store.verification import heal_description
+from kvlab.store.verification import heal
 from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.stages import rebuild_description
@@ -450,7 +450,7 @@ def check_healed(kept: Kept, path: Path, is_forged: bool) -> None:
     """Heal the record, submit the sweep, and check what comes of it."""
     verify(kept, "--heal")
     if kept.submit is not None:
-        heal_description(Store(kept.path), "s", rebuild_description)
+        heal(Store(kept.path).sweep_directory("s"), rebuild_description)
         kept.submit()
         verify(kept, "--heal")  # what a lock had kept
     assert verify(kept) == 0 or path.name.startswith("lock."), "it does not verify in the end"

@@ -80,8 +80,10 @@ def _submit(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
-    for line in verification.heal_description(store, sweep.name, stages.rebuild_description):
-        print(f"healed  {line}", file=stream, flush=True)
+    directory = store.sweep_directory(sweep.name)
+    for damage in verification.heal(directory, stages.rebuild_description) or ():
+        text = f"healed  {damage}, and written again from the results of the trials"
+        print(text, file=stream, flush=True)
     if options.retry_failed:
         retry_policy.reopen_tuning(store, sweep.name)
     next_line = 0.0

@@ -10,7 +10,7 @@ from kvlab.data import dataset_preparation, shards
 from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
-from kvlab.store.verification import Damage, Verification, heal_damage, verify_record
+from kvlab.store.verification import Damage, Verification, heal, verify_record
 from kvlab.sweep.planning.stages import rebuild_description
 
 IN_USE = "left, because a process uses it now"
@@ -31,15 +31,15 @@ def run(options: argparse.Namespace) -> int:
     found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
     size = sum(path.stat().st_size for path in found.paths if path.exists())
     damaged = [*found.damaged, *_verify_datasets(found)]
-    outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
-    left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
+    outcomes = _heal(damaged) if options.heal else {}
+    left = [item for item in damaged if outcomes.get(item.path, IN_USE) == IN_USE]
     facts = {
         "trials": found.trials,
         "trainings": found.trainings,
         "files": len(found.paths),
         "bytes": size,
         "damaged": [
-            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes[d.path]}
+            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes.get(d.path)}
             for d in damaged
         ],
         "notes": found.notes,
@@ -72,10 +72,18 @@ def _verify_datasets(found: Verification) -> Iterator[Damage]:
             yield Damage(str(folder), reason, PREPARED_AGAIN, folder, ())
 
 
-def _heal(item: Damage) -> str:
-    """Move an item aside and return where it is now, in words."""
-    if item.remedy == PREPARED_AGAIN:
-        aside = dataset_preparation.set_aside_dataset(item.directory)
-        return "prepared again meanwhile" if aside is None else f"moved to {aside}"
-    target = heal_damage(item, rebuild_description)
-    return IN_USE if target is None else f"moved to {target}"
+def _heal(damaged: list[Damage]) -> dict[str, str]:
+    """Heal the directories of damaged files; return what became of each file, in words."""
+    outcomes = {item.path: "made again meanwhile" for item in damaged}
+    for directory in dict.fromkeys(item.directory for item in damaged):
+        here = [item for item in damaged if item.directory == directory]
+        if here[0].remedy == PREPARED_AGAIN:
+            aside = dataset_preparation.set_aside_dataset(directory)
+            if aside is not None:
+                outcomes[here[0].path] = f"moved to {aside}"
+            continue
+        healed = heal(directory, rebuild_description)
+        if healed is None:
+            outcomes |= dict.fromkeys((item.path for item in here), IN_USE)
+        outcomes |= {item.path: f"moved to {item.aside}" for item in healed or ()}
+    return outcomes

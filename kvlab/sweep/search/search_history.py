@@ -4,7 +4,7 @@
                       points/        one file for each suggestion
 """
 
-import logging
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
 from kvlab.store.record_forms import read_record
-from kvlab.store.store_paths import POINTS_FOLDER, SearchPoints, list_point_files
+from kvlab.store.store_paths import SearchPoints
 from kvlab.sweep.planning.planner import Plan
-
-_log = logging.getLogger(__name__)
 
 HISTORY_FILE = "search.json"
 
@@ -114,43 +111,27 @@ class Suggestion:
 
 
 def load_history(
-    directory: Path, points: SearchPoints, config: SearchConfig, *, heal: bool = False
+    directory: Path, points: SearchPoints, config: SearchConfig
 ) -> tuple[list[Suggestion], float]:
     """Return the suggestions and the seconds spent so far; none if the search has not begun.
-
-    None as well if the history is damaged: suggestions follow from the seed and the results, so
-    the search makes the same ones again, and finds the results of their trials.
 
     Args:
         directory: Of the sweep.
         points: The suggestions there.
-        heal: Move a damaged history into ``damaged/``.
 
     Raises:
+        RecordDamaged: The history is not what was written. A submit moves it aside, and makes the
+            same suggestions again from the seed and the results.
         StoreError: The history is of another search.
     """
     try:
-        suggestions = [Suggestion.from_json(point) for point in points.read()]
-        numbers = enumerate(suggestions, 1)
-        is_damaged = any(one.level != format_level(number) for number, one in numbers)
         history = read_record(directory / HISTORY_FILE)
     except FileNotFoundError:
-        history, is_damaged = {}, bool(list_point_files(directory))
-    except RecordDamaged:
-        history, is_damaged = {}, True
-    if history and history["search"] != search_identity(config):
+        return [], 0.0
+    if history["search"] != search_identity(config):
         text = f"{directory / HISTORY_FILE} is the history of another search of this name"
         raise StoreError(f"{text}; give the sweep another name, or remove that file")
-    if is_damaged and heal:
-        aside = set_aside(directory, [HISTORY_FILE, POINTS_FOLDER])
-        text = "the history of %s was damaged; moved to %s, suggested anew"
-        _log.warning(text, directory.name, aside)
-    return ([], 0.0) if is_damaged or not history else (suggestions, float(history["seconds"]))
-
-
-def format_level(number: int) -> str:
-    """Return the level of a suggestion, which are counted from 1."""
-    return f"p{number:04d}"
+    return [Suggestion.from_json(point) for point in points.read()], float(history["seconds"])
 
 
 def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
@@ -171,7 +152,8 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
     suggestions, name = list[Suggestion](), plan.sweep.name
     if store is not None:
         points = store.search_points(name)
-        suggestions, _ = load_history(store.sweep_directory(name), points, config)
+        with contextlib.suppress(RecordDamaged):  # a submit makes it again
+            suggestions, _ = load_history(store.sweep_directory(name), points, config)
     trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
     allowed = []
     if config.trials is not None:

@@ -22,6 +22,7 @@ from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell
 from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
+from kvlab.store.store_paths import format_level
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, SweepPlanner
 from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.search import optuna_sampler as sampler
@@ -53,6 +54,7 @@ class Searcher:
 
     Raises:
         SpecError: As `check_search`.
+        RecordDamaged: The history on disk is damaged; `kvlab.store.verification.heal` comes first.
         StoreError: The history on disk is of another search.
     """
 
@@ -74,7 +76,7 @@ class Searcher:
         self._points = store.search_points(base.sweep.name)
         self._trials: dict[str, PlannedTrial] = {}
         self.suggestions, self._seconds_before = histories.load_history(
-            self._directory, self._points, self._config, heal=True
+            self._directory, self._points, self._config
         )
         self._pruner = Pruner(self._config.pruning, self.suggestions)
         self._started, self._saved_seconds = time.monotonic(), self._seconds_before
@@ -206,7 +208,7 @@ class Searcher:
         loss = self._store.rungs(suggestion.training_id).get(step or 0)
         if loss is None:
             text = f"training {suggestion.training_id} has paused, and its rungs.json has no step"
-            raise StoreError(f"{text} {step}; remove that file to train to the rung again")
+            raise StoreError(f"{text} {step}; submit again to train to the rung again")
         rung_losses = [*suggestion.observation.rung_losses, loss]
         paused = self._same_trial(suggestion)
         for same in paused:
@@ -226,7 +228,7 @@ class Searcher:
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
-        level = histories.format_level(len(self.suggestions) + 1)
+        level = format_level(len(self.suggestions) + 1)
         suggestion = Suggestion(observation, level, patch)
         self.suggestions.append(suggestion)
         planned = self._plan_suggestion(suggestion)
@@ -348,9 +350,9 @@ class Searcher:
 
     def _save(self, *changed: Suggestion) -> None:
         """Write the suggestions that have changed, and what was spent."""
-        for suggestion in changed:
-            self._points.write(suggestion.to_json())
         self._saved_seconds = self.seconds
         content = {"schema": 2, "search": histories.search_identity(self._config)}
         content |= {"seconds": self._saved_seconds, "flops": self.flops}
         write_sealed_json(self._directory / histories.HISTORY_FILE, content)
+        for suggestion in changed:
+            self._points.write(suggestion.to_json())

@@ -9,7 +9,7 @@ from kvlab.report.sections.speed import report_speed
 from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
 from kvlab.store.result import TrialMeasurements
 from kvlab.store.timings import TIMINGS_FILE, read_timings
-from kvlab.store.verification import heal_damage, verify_record
+from kvlab.store.verification import heal, verify_record
 from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming, time_again
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
@@ -191,7 +191,7 @@ def test_damage_is_found_and_leaves_the_first_times(tmp_path, store):
         assert obstacle(store)
         [damage] = verify_record(store).damaged
         assert (damage.path, "timed again" in damage.remedy) == (f"sweeps/s/{TIMINGS_FILE}", True)
-        assert heal_damage(damage) is not None
+        assert heal(damage.directory)
         run_retiming(planned, store)
         assert not verify_record(store).damaged
         assert not obstacle(store)

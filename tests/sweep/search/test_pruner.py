@@ -10,7 +10,7 @@ from kvlab.errors import RecordDamaged
 from kvlab.spec import load_sweep
 from kvlab.spec.search_config import PruningConfig, SearchConfig
 from kvlab.store import Store
-from kvlab.store.verification import heal_damage, verify_record
+from kvlab.store.verification import heal, verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
@@ -123,21 +123,29 @@ def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(halved
     assert (store.training_directory(pruned.training_id) / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("damaged", ["search.json", "points/p0001.json", "points/p0007.json"])
-def test_a_history_that_is_made_again_is_the_same(halved, tmp_path, damaged):
+@pytest.mark.parametrize("is_measured_again", [False, True])
+@pytest.mark.parametrize(
+    "damage", ["search.json", "points/p0001.json", "points/p0007.json", "gone"]
+)
+def test_a_history_that_is_made_again_is_the_same(halved, tmp_path, damage, is_measured_again):
     shutil.copytree(halved[0], tmp_path, dirs_exist_ok=True)
     store = Store(tmp_path / "runs")
     before = history(store), read_logged_steps(store)
-    path = store.sweep_directory("s") / damaged
+    path = store.sweep_directory("s") / damage.replace("gone", "points/p0003.json")
     path.write_text(path.read_text().replace("0", "1", 1))
-    with pytest.raises(RecordDamaged, match=r"is damaged.*submit the sweep again"):
+    if damage == "gone":
+        path.unlink()
+    with pytest.raises(RecordDamaged, match=r"is (damaged|missing).*submit the sweep again"):
         store.sweep("s")
-    [damage] = verify_record(store, "s").damaged
-    assert damage.path == f"sweeps/s/{damaged}"
-    heal_damage(damage)
+    [found] = verify_record(store, "s").damaged
+    assert found.path == f"sweeps/s/points/{path.name}".replace("points/search", "search")
+    if is_measured_again:  # a trial whose training went to its end, by way of the rungs
+        trained = next(one[-1] for one in before[0] if one[1] == "ok")
+        (store.trial_directory(trained) / "result.json").unlink()
+    heal(store.sweep_directory("s"))
     _, search, driver = searching(tmp_path)
     summary = driver.run()
-    assert (summary.trials_run, summary.exit_code) == (0, 0), "the results are there"
+    assert (summary.trials_run > 0, summary.exit_code) == (is_measured_again, 0)
     assert (history(store), read_logged_steps(store)) == before
     assert search.flops == halved[2].flops
     assert summary.states["pruned"] == [one[1] for one in before[0]].count("pruned")
