@@ -45,11 +45,8 @@ def get_training_batch(
     Windows may span documents, which end-of-text tokens separate.
 
     Args:
-        tokens: Token ids of the text, shape (tokens,).
         seed: Seed of the order, 0 or more.
         step: Training step, 0 or more. Equal (seed, step) give equal batches on any machine.
-        batch_size: Windows per step.
-        block_size: Tokens per window.
         rows: The windows of the batch to return, such as one worker's share.
 
     Returns:
@@ -70,7 +67,6 @@ class ScoredText:
     """Windows of held-out text that a loss is measured over.
 
     Attributes:
-        tokens: Token ids of the text, shape (tokens,).
         starts: Where the windows begin, ascending, shape (windows,).
         block_size: Tokens of a window, each followed by its target.
         repeated: Targets at the beginning of the last window that are in the window before it, and
@@ -117,11 +113,7 @@ class ScoredText:
         return self.flatten(gather_windows(self.tokens, self.starts, self.block_size)[1])
 
     def find_documents(self, end_of_text: int) -> IndexArray:
-        """Return the index in the held-out text of each target's document, shape (targets,).
-
-        Args:
-            end_of_text: The token that precedes every document.
-        """
+        """Return the index in the held-out text of each target's document, shape (targets,)."""
         document_starts = np.flatnonzero(self.tokens == end_of_text)
         targets = self.starts[:, None] + 1 + np.arange(self.block_size)
         found = np.searchsorted(document_starts, self.flatten(targets), side="right") - 1
@@ -138,11 +130,6 @@ def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> Score
     """Return windows that are evenly spaced over a text.
 
     Equal arguments give equal windows, so all cells of a sweep are scored on the same text.
-
-    Args:
-        tokens: Token ids of the text, shape (tokens,).
-        target_tokens: Number of targets; rounded up to whole windows.
-        block_size: Tokens per window.
 
     Raises:
         DataError: ``tokens`` is too short.
@@ -164,10 +151,7 @@ def spread_documents(
     scores the same text. The last window begins earlier where it would be shorter.
 
     Args:
-        tokens: Token ids of the text, shape (tokens,).
         target_bytes: Bytes of text to score; rounded up to whole documents.
-        block_size: Tokens per window.
-        tokenizer: Of the tokens.
 
     Raises:
         DataError: ``tokens`` has less text, or the documents are shorter than one window.
@@ -219,9 +203,7 @@ def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: in
 
     Args:
         indices: Running indices of windows, 0 or more, shape (windows,).
-        tokens: Tokens of the whole text, more than ``block_size``.
         block_size: Tokens per window; one more follows as the last target.
-        seed: Seed of the order.
     """
     windows = max(1, tokens // block_size - 1)
     offsets = min(block_size, tokens - windows * block_size)

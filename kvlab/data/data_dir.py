@@ -40,9 +40,6 @@ def hold_lock(path: Path, progress: ProgressCallback, work: str) -> Iterator[Fen
     Args:
         progress: Receives one line if another process holds the lock: who, and what ends the wait.
         work: What a holder does, such as ``prepares this text``.
-
-    Raises:
-        DataError: The folder cannot be written.
     """
     lock = Lock(path)
 
@@ -75,9 +72,6 @@ def cached_sha256(
 
     Args:
         check: Called with each file that is read. It raises if the file is not to be used.
-
-    Raises:
-        DataError: A file cannot be read.
     """
     cache_path = get_data_dir() / "digests.json"
     cache = _read_cache(cache_path)
@@ -104,11 +98,7 @@ def cached_sha256(
 
 
 def file_stamp(path: Path) -> list[int]:
-    """Return size, modification time (ns) and inode of a file, which change when it does.
-
-    Raises:
-        DataError: The file is missing.
-    """
+    """Return size, modification time (ns) and inode of a file, which change when it does."""
     try:
         status = os.stat(path)
     except OSError as error:

@@ -55,8 +55,6 @@ def select_documents(
     Args:
         is_shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
             a fair mixture.
-        max_bytes: Stop after the document that reaches this many bytes of text.
-        max_tokens: Stop after the document that reaches this many tokens.
     """
     if not is_shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
@@ -98,10 +96,6 @@ def split_document(
     Training text ends and held-out text begins at blank lines, else at ends of lines, at white
     space or at characters: the first of these that has a place on either side near enough to the
     cut. What is between them, such as the paragraph that the cut is in, is in neither.
-
-    Args:
-        table: One document.
-        fraction: Share of its bytes to hold out.
 
     Returns:
         The two documents, and the bytes between them; None if the text is too short.
@@ -153,8 +147,6 @@ def write_dataset(
     """Select documents, and write shards and manifest of them into an empty folder.
 
     Args:
-        identity: `kvlab.data.dataset_identity` of ``data``.
-        jobs: The jobs whose pieces hold the tokens.
         threads: Threads that look for training passages in the held-out text.
 
     Raises:

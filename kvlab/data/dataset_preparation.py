@@ -40,9 +40,6 @@ def dataset_identity(data: DataConfig) -> str:
     Equal digits mean equal tokens. Equal tokens may have several, such as after another release of
     a package; the digest of the tokens tells what a trial reads (`DatasetFacts`). The text's
     contents count, not where it lies. Nothing is tokenized.
-
-    Raises:
-        DataError: The text is missing.
     """
     facts = {
         "recipe": RECIPE,
@@ -67,7 +64,6 @@ def prepare_dataset(
     several processes prepare the same dataset, one does and the others wait.
 
     Args:
-        progress: Receives lines for the person who waits.
         workers: Processes to tokenize in; default one per available CPU.
 
     Raises:
@@ -99,9 +95,6 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
     """Return the facts of a prepared dataset; None if it is still to be prepared.
 
     A damaged one is prepared again.
-
-    Raises:
-        DataError: The text is missing.
     """
     try:
         return shards.read_dataset_facts(dataset_folder(data))
@@ -110,21 +103,13 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
 
 
 def is_small_text(data: DataConfig) -> bool:
-    """Return whether a text is so small that one process prepares it in some seconds.
-
-    Raises:
-        DataError: The text is missing.
-    """
+    """Return whether a text is so small that one process prepares it in some seconds."""
     size = get_source(data.source).text_bytes(data)
     return size is not None and size < SMALL_TEXT_BYTES
 
 
 def dataset_folder(data: DataConfig) -> Path:
-    """Return where the prepared tokens of ``data`` are, or will be.
-
-    Raises:
-        DataError: The text is missing.
-    """
+    """Return where the prepared tokens of ``data`` are, or will be."""
     return _datasets_dir() / dataset_identity(data)[:16]
 
 
@@ -139,9 +124,6 @@ def set_aside_dataset(folder: Path) -> Path | None:
 
     Returns:
         Where it is now; None if it is not damaged, as another process has prepared it again.
-
-    Raises:
-        DataError: It cannot be moved.
     """
     with hold_lock(_beside(folder, "lock"), ignore_progress, "changes this text"):
         if not shards.verify_dataset(folder):
@@ -210,16 +192,10 @@ Measured were 4.6 in web prose and 3.1 in technical documentation."""
 def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
     """Estimate the bytes that preparing ``data`` writes; None if the amount of text is unknown.
 
-    Args:
-        pieces: Folder of the pieces.
-
     Returns:
         ``download``: files of the source that are missing; ``pieces``: tokens of the pieces, which
         are kept until the dataset is complete; ``tokens``: those of the dataset; ``existing``:
         pieces that an earlier run left.
-
-    Raises:
-        DataError: The text is missing.
     """
     source = get_source(data.source)
     text = source.text_bytes(data)
@@ -241,11 +217,7 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> dict[str, int] | None:
 
 
 def check_disk_space(data: DataConfig, folder: Path, pieces: Path) -> None:
-    """Check that the disk of ``folder`` can hold the dataset and its ``pieces``.
-
-    Raises:
-        DataError: Too little is free, or the text is missing.
-    """
+    """Check that the disk of ``folder`` can hold the dataset and its ``pieces``."""
     needed = estimate_disk_use(data, pieces) or {}
     existing, free = needed.pop("existing", 0), shutil.disk_usage(folder).free
     total = sum(needed.values()) - min(existing, needed.get("pieces", 0))
@@ -329,8 +301,6 @@ class ThroughputMeter:
 
     Args:
         column: What ``total`` counts: bytes of text, or tokens.
-        total: About how much there is; None if unknown.
-        progress: Receives the lines.
     """
 
     def __init__(self, column: str, total: float | None, progress: ProgressCallback):

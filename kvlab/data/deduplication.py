@@ -75,10 +75,6 @@ def find_first_of_kind(hashes: Hashes, bands: npt.NDArray[np.uint64]) -> Bools:
 
     Near-duplicates of a document that is itself left out are left out, too: of each chain the
     first remains.
-
-    Args:
-        hashes: hash of each text, (documents,).
-        bands: of `band_hashes`, (documents, `BANDS`).
     """
     is_first = np.ones(len(hashes), dtype=bool)
     for column in (hashes, *bands.T):
@@ -93,10 +89,8 @@ def shared_passage_shares(
     """Return the share of each held-out document's passages that occur in the training text.
 
     Args:
-        held_out: documents in UTF-8.
         training: training text in UTF-8, in parts of any size; read once. A passage counts if it
             is inside one of them.
-        threads: parts that are compared side by side.
     """
     passages = [anchored_passages(raw) for raw in held_out]
     lengths = np.array([len(hashes) for hashes in passages], dtype=np.int64)
@@ -129,11 +123,6 @@ def measure_overlap(
     """Return the share of held-out tokens that lie inside an n-gram of the training text.
 
     Of a large held-out text the first four million tokens are measured.
-
-    Args:
-        held_out, training: token ids, (tokens,).
-        length: tokens of the n-gram.
-        threads: chunks of training text that are compared side by side.
     """
     held_out = np.asarray(held_out[:_MEASURED_TOKENS])
     if len(held_out) < length:

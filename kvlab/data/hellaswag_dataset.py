@@ -43,11 +43,7 @@ class HellaSwagItem:
 
 
 def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
-    """Return the first ``limit`` items, or all, in the order of the file; download it if missing.
-
-    Raises:
-        DataError: No origin has the file, or it has fewer items.
-    """
+    """Return the first ``limit`` items, or all, in the order of the file; download it if missing."""
     if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
         text = f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items"
         raise DataError(f"{text}; use 0 to {HELLASWAG_ITEMS}, or all")
@@ -67,7 +63,6 @@ def get_hellaswag_file(
     It is looked for in the data folder, then downloaded there from the first origin that works.
 
     Args:
-        progress: Receives lines for the person who waits.
         file: Copy this file (.jsonl or .jsonl.xz) into the data folder instead.
 
     Raises:

@@ -68,11 +68,7 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
 
 
 def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shortage]:
-    """Yield every key that asks for more text than the dataset holds.
-
-    Args:
-        experiment: From `scale_defaults`.
-    """
+    """Yield every key that asks for more text than the dataset holds."""
     block, train = experiment.model.block_size, facts.training_tokens
     if experiment.training.steps and train <= block:
         text = f"model.block_size = {block} needs {block + 1:,} training tokens, and the text has"

@@ -35,8 +35,6 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
     that get the whole array do not.
 
     Args:
-        path: The token file.
-        dtype: Of the ids.
         hashes: sha256 of every `BLOCK_BYTES` of the file, concatenated.
     """
 
@@ -66,11 +64,7 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
         return iter(self[:])
 
     def _check(self, key: Any) -> None:
-        """Check the blocks that ``key`` selects from.
-
-        Raises:
-            DatasetDamaged: One is not what was written.
-        """
+        """Check the blocks that ``key`` selects from."""
         if isinstance(key, slice):
             span = range(*key.indices(len(self)))
             ends = sorted((span[0], span[-1])) if span else (0, -1)
@@ -130,8 +124,6 @@ class Dataset:
 
     Attributes:
         identity: See `kvlab.data.dataset_identity`.
-        licence: Licence of the text, in words.
-        digest: sha256 over both token files.
         train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk. Blocks
             are checked when they are first read.
         validation: As ``train``, of the held-out documents, checked as a whole when opened.
@@ -158,8 +150,6 @@ class DatasetFacts:
 
     Attributes:
         digest: sha256 over both token files, which identifies the text.
-        training_tokens: Tokens of the training split.
-        held_out_tokens: Tokens of the validation split.
         held_out_bytes: UTF-8 bytes of the text of the validation split.
         warnings: What is unusual about the text, one line each.
         identity: See `kvlab.data.dataset_identity`.
@@ -174,12 +164,7 @@ class DatasetFacts:
 
 
 def read_dataset_facts(folder: Path) -> DatasetFacts:
-    """Read the facts of the dataset in ``folder`` from its manifest.
-
-    Raises:
-        DatasetDamaged: The manifest is damaged.
-        FileNotFoundError: There is none.
-    """
+    """Read the facts of the dataset in ``folder`` from its manifest."""
     manifest = read_manifest(folder)
     training, held_out = (manifest["splits"][split] for split in SPLITS)
     overlap = {int(n): share for n, share in manifest.get("overlap", {}).items()}
@@ -211,7 +196,6 @@ def open_dataset(folder: Path) -> Dataset:
 
     Raises:
         DatasetDamaged: The dataset is not what was written.
-        FileNotFoundError: There is none.
     """
     manifest = read_manifest(folder)
     dtype = np.dtype(manifest["dtype"])

@@ -55,9 +55,6 @@ def split_file(path: Path) -> list[tuple[int, int]]:
 
     They count row groups of parquet, and bytes of plain jsonl. Other files are one part, (0, -1):
     a compressed stream can only be read from its start.
-
-    Raises:
-        DataError: The file is damaged.
     """
     kind = detect_format(path)
     if kind == ".jsonl":
@@ -100,12 +97,7 @@ def read_documents(path: Path, part: Sequence[int] = (0, -1)) -> Iterator[str]:
 
 
 def read_decompressed(path: Path) -> bytes:
-    """Return the bytes in a file, which its suffix says to be compressed or not.
-
-    Raises:
-        DataError: The file is missing, no regular file, damaged, or holds more than
-            `MAX_EXPANSION` times its size.
-    """
+    """Return the bytes in a file, which its suffix says to be compressed or not."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is no regular file; name one")
     with _explain_errors(path), _open_decompressed(path) as file:

@@ -49,11 +49,7 @@ _PARENT_POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class PieceJob:
-    """The tokenization of one unit.
-
-    Attributes:
-        folder: Folder of the pieces.
-    """
+    """The tokenization of one unit."""
 
     source: str
     tokenizer: str
@@ -82,16 +78,7 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 
 
 def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
-    """Write the piece of ``job``, unless it exists. Its table is written last and completes it.
-
-    Args:
-        fence: Of the lock on the pieces' folder.
-
-    Raises:
-        DataError: The text cannot be read.
-        StoreError: The folder cannot be written.
-        LeaseLost: Another process has taken over the preparation.
-    """
+    """Write the piece of ``job``, unless it exists. Its table is written last and completes it."""
     if job.is_written:
         return
     tokenizer = load_tokenizer(job.tokenizer)
@@ -129,9 +116,6 @@ def tokenizer_pool(processes: int) -> "Iterator[ProcessPoolExecutor | None]":
     loky starts its processes with fork and exec: a fork of a process that holds torch or Ray can
     hang, and multiprocessing's spawn runs the caller's main module again. On exit, work that is
     under way is discarded: every piece is needed, or none is.
-
-    Raises:
-        DataError: A process was killed.
     """
     # a daemonic process, such as one of multiprocessing's pool, may not start others
     if processes == 1 or multiprocessing.current_process().daemon:

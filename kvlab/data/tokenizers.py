@@ -57,11 +57,7 @@ class Tokenizer(ABC):
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            DataError: An id is not in the vocabulary.
-        """
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
         unknown = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if unknown is not None:
             text = f"token id {unknown} is not in {self.name}"
@@ -71,11 +67,7 @@ class Tokenizer(ABC):
 
 @lru_cache(maxsize=4)
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``.
-
-    Raises:
-        DataError: There is no such tokenizer, or GPT-2's merges are missing or damaged.
-    """
+    """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``."""
     if name == "bytes":
         return ByteTokenizer()
     match = re.fullmatch(r"gpt2(?::([0-9]+))?", name)
@@ -150,9 +142,6 @@ def load_gpt2_ranks() -> dict[bytes, int]:
     """Return the id of every GPT-2 token but the end of text, by the token's bytes.
 
     The merges come from an installed package, so nothing is downloaded.
-
-    Raises:
-        DataError: The package is missing, or its file is not GPT-2's.
     """
     try:
         path = distribution(_MERGES_PACKAGE).locate_file(_MERGES_FILE)

@@ -4,6 +4,7 @@ The design gives cells; then ``when`` switches factors off, and cells that are t
 one; then ``exclude`` drops cells; then ``include`` adds cells.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,10 +40,8 @@ class RuleEffect:
 
     Attributes:
         name: ``exclude 3``, its kind and its number in the list, from 1; or ``when window``.
-        text: the rule as written.
         changed: cells that it removed, merged into others, or added.
         matched: cells that it fits, also those that an earlier rule had removed.
-        total: cells of the design.
     """
 
     name: str
@@ -76,19 +75,14 @@ class Selection:
 
 
 def select_cells(sweep: "Sweep") -> Selection:
-    """Return the cells that a sweep selects.
-
-    Raises:
-        DesignError: the design is impossible with these factors, or has too many cells.
-    """
+    """Return the cells that a sweep selects."""
     axes = _make_axes(sweep)
     n_designed = len(axes)
     crossed: list[Positions] = [()]
     if MATCH_FACTOR in sweep.factors and len(sweep.match) > 1:
         n_designed, crossed = len(axes) - 1, [(n,) for n in range(len(axes[-1].points))]
     cells: CellsByLevels = {}
-    designed: set[Positions] = set()
-    notes: list[str] = []
+    designed, merged, notes = set[Positions](), Counter[str](), list[str]()
     for name, seeds in sweep.design_seeds.items():
         design = DESIGNS[name.partition(":")[0]]
         request = _make_request(sweep, axes[:n_designed], name.partition(":")[2])
@@ -100,13 +94,21 @@ def select_cells(sweep: "Sweep") -> Selection:
             if count == MAX_CELLS:
                 text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
                 raise DesignError("design", text)
+            levels = _levels_at(sweep, axes, positions)
+            cell = _make_cell(sweep, levels, seeds)
+            if positions not in designed:
+                merged.update(f for f in cell.off if levels[f] != sweep.baseline[f])
             designed.add(positions)
-            _add_cell(cells, _make_cell(sweep, axes, positions, seeds))
+            _add_cell(cells, cell)
         notes += design.notes(request)
-    rules = [*_count_when(sweep, axes, designed), *_exclude_cells(sweep, cells, len(designed))]
-    rules += _include_cells(sweep, axes, cells, len(designed))
+    total, rules = len(designed), list[RuleEffect]()
+    for factor, rule in sweep.when.items():
+        text = f"{factor} only where {_format_rule(rule)}"
+        rules.append(RuleEffect(f"when {factor}", text, merged[factor], merged[factor], total))
+    rules += _exclude_cells(sweep, cells, total)
+    rules += _include_cells(sweep, axes, cells, total)
     ordered = sorted(cells.values(), key=lambda cell: cell.levels != sweep.baseline)
-    return Selection(tuple(ordered), tuple(rules), len(designed), tuple(notes))
+    return Selection(tuple(ordered), tuple(rules), total, tuple(notes))
 
 
 def _make_axes(sweep: "Sweep") -> tuple[Axis, ...]:
@@ -151,15 +153,17 @@ def _find_position(axis: Axis, levels: Levels, key: str) -> int:
     raise DesignError(key, text)
 
 
-def _make_cell(
-    sweep: "Sweep", axes: Sequence[Axis], positions: Positions, seeds: tuple[int, ...]
-) -> SelectedCell:
-    """Return the cell at these positions, with factors off where their `when` does not hold."""
+def _levels_at(sweep: "Sweep", axes: Sequence[Axis], positions: Positions) -> dict[str, str]:
+    """Return the levels at these positions, in the order of the factors."""
     by_factor: dict[str, str] = {}
     for axis, position in zip(axes, positions, strict=True):
         by_factor |= axis.points[position]
-    levels = {factor: by_factor[factor] for factor in sweep.factors}
-    off: set[str] = set()
+    return {factor: by_factor[factor] for factor in sweep.factors}
+
+
+def _make_cell(sweep: "Sweep", levels: Levels, seeds: tuple[int, ...]) -> SelectedCell:
+    """Return the cell of these levels, with factors off where their `when` does not hold."""
+    levels, off = dict(levels), set[str]()
     for factor in sweep.factors if sweep.when else ():
         condition = sweep.when.get(factor, {})
         if not all(f not in off and levels[f] in allowed for f, allowed in condition.items()):
@@ -175,22 +179,6 @@ def _add_cell(cells: CellsByLevels, cell: SelectedCell) -> bool:
     seeds = (*existing.seeds, *cell.seeds) if existing else cell.seeds
     cells[key] = replace(cell, seeds=tuple(dict.fromkeys(seeds)))
     return existing is None
-
-
-def _count_when(
-    sweep: "Sweep", axes: Sequence[Axis], designed: set[Positions]
-) -> Iterator[RuleEffect]:
-    """Yield for each condition how many cells it merged: those whose factor it moved to its
-    baseline from another level."""
-    merged = dict.fromkeys(sweep.when, 0)
-    for positions in designed if sweep.when else ():
-        off = _make_cell(sweep, axes, positions, ()).off
-        for axis, position in zip(axes, positions, strict=True):
-            for factor in off & set(axis.factors):
-                merged[factor] += axis.points[position][factor] != sweep.baseline[factor]
-    for factor, count in merged.items():
-        text = f"{factor} only where {_format_rule(sweep.when[factor])}"
-        yield RuleEffect(f"when {factor}", text, count, count, len(designed))
 
 
 def _exclude_cells(sweep: "Sweep", cells: CellsByLevels, total: int) -> Iterator[RuleEffect]:
@@ -221,7 +209,7 @@ def _include_cells(
         added = 0
         for named in combinations:
             positions = _positions_of_levels(axes, named, key)
-            cell = _make_cell(sweep, axes, positions, sweep.all_seeds)
+            cell = _make_cell(sweep, _levels_at(sweep, axes, positions), sweep.all_seeds)
             for factor in (f for f in named if f in cell.off):
                 text = f"sets {factor}, which `when` switches off there; leave it out"
                 raise DesignError(key, text)

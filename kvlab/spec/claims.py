@@ -105,10 +105,6 @@ class Claims(SpecModel):
 
 
 def load_claims(path: str | Path) -> tuple[Claims, YamlDocument]:
-    """Read the file, and the places of its keys.
-
-    Raises:
-        SpecError: With all problems, each with file, line and column.
-    """
+    """Read the file, and the places of its keys."""
     document = read_yaml(path)
     return validate_data(Claims, document.data, document), document

@@ -196,9 +196,6 @@ class ConversationsConfig(SpecModel):
     def count_text_tokens(self, block_size: int) -> int:
         """Return how many tokens of text are enough for the load: each stretch begins at a place
         of its own.
-
-        Raises:
-            LookupError: the trace cannot be read.
         """
         if self.trace is None:
             return block_size + self.count
@@ -224,7 +221,6 @@ class TracedRequest(BaseModel):
     """One line of a trace, with the keys that are read of either format.
 
     Attributes:
-        seconds: when it arrives.
         prompt_tokens, reply_tokens: at the trace's own block size.
         blocks: ids of the prompt's blocks; the last one may be shorter.
         turn: of its conversation, from 1; 1 where the trace does not say.
@@ -247,7 +243,6 @@ class Trace:
     """The first requests of a trace, in order of time.
 
     Attributes:
-        block_tokens: tokens of a block.
         has_turns: whether it says which request continues which.
     """
 

@@ -15,7 +15,6 @@ class SourceEntry:
     Attributes:
         factory: the `kvlab.data.sources.TextSource` class, as ``module:class``. It is named,
             not imported: specs do not import what reads text.
-        arguments: of the factory.
         reads_paths: whether it reads `data.paths`, whose licence the user states.
         needs_subset: whether it reads `data.subset`.
     """

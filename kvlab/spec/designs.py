@@ -40,7 +40,6 @@ class DesignRequest:
     Attributes:
         target: for every axis the position of its reduction, None where several could be meant.
         cells: as written in `cells`, every axis left out at its baseline.
-        fraction: 4 in ``fractional:4``, else 1.
         generators: an axis -> the axes whose product sets it; empty to have them chosen.
     """
 
@@ -51,11 +50,7 @@ class DesignRequest:
     generators: Mapping[str, tuple[str, ...]] | None = None
 
     def reductions(self) -> list[tuple[int, int]]:
-        """Return every axis that has more than its baseline, with its target position.
-
-        Raises:
-            DesignError: an axis has several levels beside the baseline and no target.
-        """
+        """Return every axis that has more than its baseline, with its target position."""
         reductions = []
         for index, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
             if position is None:
@@ -84,7 +79,6 @@ class Design:
     """One member of the family.
 
     Attributes:
-        title: as the report names it.
         positions: the function that gives the cells, the baseline among them; a cell may come
             twice.
         notes: the function that gives remarks for the report, such as which effects are aliased.

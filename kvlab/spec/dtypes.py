@@ -61,19 +61,11 @@ class DType:
         return self.scale_bytes > 0
 
     def group_size(self, size: int, group: int | None = None) -> int:
-        """Return how many of a vector's ``size`` numbers share a scale.
-
-        Args:
-            group: `serving.kv_group`.
-        """
+        """Return how many of a vector's ``size`` numbers share a scale."""
         return min(group or self.default_group or size, size)
 
     def vector_bytes(self, size: int, group: int | None = None) -> int:
-        """Return the bytes of one vector of ``size`` numbers, its scales included.
-
-        Args:
-            group: `serving.kv_group`.
-        """
+        """Return the bytes of one vector of ``size`` numbers, its scales included."""
         scales = size // self.group_size(size, group)
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
 
@@ -87,7 +79,6 @@ class DType:
         """Return why vectors of ``size`` numbers cannot be stored in it, or None if they can.
 
         Args:
-            group: `serving.kv_group`.
             name: of such a vector, ``head``, ``latent`` or ``rotary key``.
             section: of the spec that names the dtype, ``serving`` or ``training``.
         """
@@ -113,7 +104,6 @@ class BlockRule:
     ``residual + group - 1`` tokens are in full precision.
 
     Attributes:
-        group: tokens of a block.
         residual: newest tokens that are always in full precision.
     """
 
@@ -152,12 +142,7 @@ class BlockRule:
         return blocks, tokens - max(first_seen, full)
 
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that a slot has place for.
-
-        Args:
-            tokens: the most that a row holds.
-            window: tokens that the slot's layers see; None for all.
-        """
+        """Return the blocks, and the tokens in full precision, that a slot has place for."""
         if not self.quantizes(window):
             return 0, min(tokens, window or tokens)
         blocks = self.quantized_tokens(tokens) // self.group
@@ -267,11 +252,7 @@ class KVStorage:
             yield "kv_residual", f"{text}; leave it out, or use {names}"
 
     def find_storage_problems(self, model: "ModelConfig", section: str) -> Problems:
-        """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec.
-
-        Args:
-            section: of the spec, ``serving`` or ``training``.
-        """
+        """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
         if not self.has_scales:
             return
         field = f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}"

@@ -31,8 +31,6 @@ class SpecKey:
     Attributes:
         path: dotted, as in ``model.window``. ``KEY`` stands for a name that the file chooses, and
             ``[]`` for each entry of a list.
-        type: what its value may be, in words.
-        unit: empty if it is not a number.
         default: in words or as YAML; None if the key is required.
         example: YAML of a file that sets it, without the other keys that a file needs.
     """
@@ -45,18 +43,8 @@ class SpecKey:
     example: str
 
 
-@dataclass(frozen=True)
-class KeySection:
-    """The keys of one section of a file.
-
-    Attributes:
-        path: of the section; empty for the file itself.
-        description: paragraphs, as Markdown.
-    """
-
-    path: str
-    description: str
-    keys: tuple[SpecKey, ...]
+KeySection = tuple[str, str, list[SpecKey]]
+"""The path of a section, empty for the file itself; its description in Markdown; its keys."""
 
 
 def list_key_sections(kind: str) -> list[KeySection]:
@@ -68,13 +56,13 @@ def list_key_sections(kind: str) -> list[KeySection]:
 def format_key_reference(kind: str) -> str:
     """Return the reference of the keys of ``kind`` as Markdown."""
     sections = list_key_sections(kind)
-    count = format_count(sum(len(section.keys) for section in sections), "key")
+    count = format_count(sum(len(keys) for _, _, keys in sections), "key")
     folder = f"{kind}s/*.yaml"
     lines = [f"# Keys of `{folder}`", "", f"Every file in `{folder}` may set these {count}."]
-    for section in sections:
-        title = f"`{section.path}`" if section.path else f"The {kind} itself"
-        lines += ["", f"## {title}", "", section.description]
-        for key in section.keys:
+    for path, description, keys in sections:
+        title = f"`{path}`" if path else f"The {kind} itself"
+        lines += ["", f"## {title}", "", description]
+        for key in keys:
             lines += ["", f"### `{key.path}`", "", key.description, "", f"- Type: {key.type}"]
             lines += [f"- Unit: {key.unit}"] if key.unit else []
             lines += ["- Required" if key.default is None else f"- Default: {key.default}"]
@@ -111,7 +99,7 @@ def _walk_section(
         kind, unit = _describe_type(field, definitions), field.get("unit", "")
         keys.append(SpecKey(f"{prefix}{name}", field["description"], kind, unit, default, example))
     paragraphs = (" ".join(part.split()) for part in schema["description"].split("\n\n"))
-    yield KeySection(path, "\n\n".join(paragraphs).replace("``", "`"), tuple(keys))
+    yield path, "\n\n".join(paragraphs).replace("``", "`"), keys
     for name, field in schema["properties"].items():
         inner = _find_inner_section(field)
         if inner is not None:
@@ -192,10 +180,10 @@ def _describe_number(field: Schema) -> str:
     kind = "whole number" if field["type"] == "integer" else "number"
     bounds = {"minimum": "at least", "exclusiveMinimum": "above",
               "maximum": "at most", "exclusiveMaximum": "below"}  # fmt: skip
-    limits = {text: field[name] for name, text in bounds.items() if name in field}
+    limits = ((text, field[name]) for name, text in bounds.items() if name in field)
     words = [
         f"{text} {int(limit):,}" if float(limit).is_integer() else f"{text} {limit:g}"
-        for text, limit in limits.items()
+        for text, limit in limits
         if abs(limit) < 10**15
     ]
     return " ".join([kind, " and ".join(words)]).strip()
@@ -267,21 +255,16 @@ def json_schema(kind: str) -> dict[str, Any]:
 
     Units and computed defaults are part of the descriptions, which editors show.
     """
-    return _map_schemas(_write_for_editors, describe_keys(kind))
+    return dict(_map_schemas(_write_for_editors, describe_keys(kind)))
 
 
-def _map_schemas(change: Callable[[Schema], Schema], schema: Schema) -> Schema:
-    """Return a schema with ``change`` applied to it and to every schema inside it."""
-    mapped = dict(schema)
-    for key in ("properties", "patternProperties", "$defs"):
-        if key in schema:
-            mapped[key] = {name: _map_schemas(change, one) for name, one in schema[key].items()}
-    for key in ("items", "additionalProperties"):
-        if isinstance(schema.get(key), dict):
-            mapped[key] = _map_schemas(change, schema[key])
-    if "anyOf" in schema:
-        mapped["anyOf"] = [_map_schemas(change, one) for one in schema["anyOf"]]
-    return change(mapped)
+def _map_schemas(change: Callable[[Schema], Schema], value: Any) -> Any:
+    """Return a schema with ``change`` applied to it and to every mapping inside it."""
+    if isinstance(value, list):
+        return [_map_schemas(change, one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return change({key: _map_schemas(change, one) for key, one in value.items()})
 
 
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}

@@ -154,13 +154,10 @@ class LayerConfig:
     Attributes:
         kind: its letter in ``attention_pattern``. Layers of one kind are equal.
         position: its scheme in `POSITIONS`; ``none`` also where no dimension rotates.
-        n_head: query heads.
         n_kv_head: K/V heads; of latent attention its groups.
         head_dim: numbers of one head of V, and of Q and K without what they have beside V.
         window: tokens that a token sees, itself included; None for all before it.
         rotary_dim: the leading dimensions of a head of Q and K that are rotated; 0 for none.
-        rope_theta: base of their frequencies.
-        rope_scaling: of their frequencies; None for none.
         kv: how K and V come from what is stored; see `stored`.
         latent_dim: numbers of a latent vector; 0 without latent attention.
         query_dim: numbers of the vector that queries are mapped from; 0 if they are projected

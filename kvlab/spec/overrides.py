@@ -34,11 +34,7 @@ def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return the key and value of ``key=value`` as commands take it, the value read as YAML.
-
-    Raises:
-        SpecError: there is no ``=``, or the value is not YAML.
-    """
+    """Return the key and value of ``key=value`` as commands take it, the value read as YAML."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
@@ -138,9 +134,6 @@ def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocum
 
     Every key keeps its location in the file, so that a problem is placed at the scale that
     causes it.
-
-    Args:
-        sweep: From ``document``, so that its scales name what there is.
     """
     patch = document.data["scales"][scale]
     data = {key: value for key, value in document.data.items() if key != "scales"}

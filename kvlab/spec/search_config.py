@@ -6,6 +6,7 @@ pruning: {rule: halving, factor: 3, first: 0.1}      rungs at 1/9 and 1/3 of the
 pruning: {rule: median, rungs: [0.1, 0.3], startup: 5}
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -167,19 +168,13 @@ class PruningConfig(spec.SpecModel):
         return tuple(step for step in steps if step < total)
 
 
-def _default_rungs(rule: str, factor: int | None, first: float | None) -> tuple[float, ...]:
-    rungs = []
+def _default_rungs(rule: str, factor: int, first: float | None) -> tuple[float, ...]:
     if rule == "median":
-        rung = first or 0.1
-        while rung < 1:
-            rungs.append(rung)
-            rung *= 2
-        return tuple(rungs)
-    assert factor is not None, "filled in"
-    rung, lowest = 1.0 / factor, first or min(0.1, 1 / factor)
-    while rung >= lowest * (1 - 1e-9):
-        rungs.insert(0, rung)
-        rung /= factor
+        doubled = ((first or 0.1) * 2**n for n in itertools.count())
+        return tuple(itertools.takewhile(lambda rung: rung < 1, doubled))
+    rungs, lowest = [1.0 / factor], first or min(0.1, 1 / factor)
+    while rungs[0] / factor >= lowest * (1 - 1e-9):
+        rungs.insert(0, rungs[0] / factor)
     return tuple(rungs)
 
 

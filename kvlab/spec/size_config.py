@@ -78,11 +78,7 @@ def count_size_parameters(sweep: "Sweep", cells: Sequence["Cell"]) -> dict[str, 
 
 
 def find_references(sweep: "Sweep", cells: Sequence["Cell"]) -> dict[str, "Cell"]:
-    """Return the cell of every size that differs from the baseline in the fewest factors.
-
-    Args:
-        cells: Of the sweep, the baseline first.
-    """
+    """Return the cell of every size that differs from the baseline in the fewest factors."""
     assert sweep.size is not None, "only asked for with size"
     references: dict[str, Cell] = {}
 
@@ -95,11 +91,7 @@ def find_references(sweep: "Sweep", cells: Sequence["Cell"]) -> dict[str, "Cell"
 
 
 def check_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
-    """Check the sizes of a sweep and what is to be predicted from them.
-
-    Raises:
-        SpecError: Sizes are equal, too few have a cell, or a prediction is too far away.
-    """
+    """Check the sizes of a sweep and what is to be predicted from them."""
     if sweep.size is None:
         return
     problem, parameters = sweep.source.document.problem, count_size_parameters(sweep, cells)
@@ -175,9 +167,6 @@ def find_matching_width(model: ModelConfig, size: Size, target: int) -> int:
 
 def match_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> tuple["Cell", ...]:
     """Return the cells of a sweep with ``model.ffn_dim`` set as ``match`` says.
-
-    Args:
-        cells: As their levels make them, the baseline first.
 
     Raises:
         SpecError: A level sets ``model.ffn_dim`` itself, the baseline's size is out of reach, or a

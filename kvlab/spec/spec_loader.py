@@ -25,9 +25,6 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] = {}) -> Expe
 
     Args:
         overrides: dotted keys to values, as in ``{"model.n_kv_head": 1}``, put over the file.
-
-    Raises:
-        SpecError: with all problems, each with file, line and column.
     """
     document = read_yaml(path)
     _check_kind(document, path, "experiment")
@@ -36,11 +33,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] = {}) -> Expe
 
 
 def load_served_model(target: str, overrides: Mapping[str, Any] = {}) -> ServedModel:
-    """Return the model and serving of a preset (``gpt2``) or of an experiment file.
-
-    Raises:
-        SpecError: as `load_experiment`; or ``target`` is neither.
-    """
+    """Return the model and serving of a preset (``gpt2``) or of an experiment file."""
     if target in PRESETS:
         data = {"name": target, "model": {"preset": target}}
         return validate_data(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
@@ -95,11 +88,7 @@ _OWN_KEYS = {
 
 
 def _check_kind(document: YamlDocument, path: str | Path, wanted: str) -> None:
-    """Check that a sweep is not given in place of an experiment, nor the other way round.
-
-    Raises:
-        SpecError: the file has keys of the other kind, and none of its own.
-    """
+    """Check that a sweep is not given in place of an experiment, nor the other way round."""
     other = "experiment" if wanted == "sweep" else "sweep"
     keys = document.data.keys()
     if not keys & _OWN_KEYS[other] or keys & _OWN_KEYS[wanted]:
@@ -150,11 +139,7 @@ def _attach_source(
 def validate_data(
     root: type[SpecT], data: Any, document: YamlDocument, overrides: Mapping[str, Any] = {}
 ) -> SpecT:
-    """Return the data of a document as a spec.
-
-    Raises:
-        SpecError: with all problems, each at its place or at its override.
-    """
+    """Return the data of a document as a spec."""
     data = apply_patch(data, overrides)
     try:
         return root.model_validate(data)

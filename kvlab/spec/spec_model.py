@@ -108,9 +108,6 @@ class OneOf:
 
     The table is read at every validation, so a member that is added to it is accepted, offered
     in error messages and listed in the JSON Schema without a second list of names.
-
-    Attributes:
-        names: returns the names, in the order in which they are shown.
     """
 
     names: Callable[[], Iterable[str]]

@@ -119,9 +119,7 @@ class SweepSource:
     """Where a loaded sweep was read from.
 
     Attributes:
-        base: the data of the base experiment, with paths resolved.
         folder: the folder of the sweep's file, which its paths are relative to.
-        scale: the name of the scale; empty for the file's own.
     """
 
     document: YamlDocument = field(repr=False)
@@ -255,12 +253,7 @@ class Sweep(spec.SpecModel):
                 yield "exclude", "drops the baseline cell, which every delta needs; narrow the rule"
 
     def with_source(self, source: SweepSource) -> "Sweep":
-        """Return a copy that knows where it was read from, with every cell checked.
-
-        Raises:
-            SpecError: a level patches an unknown key, or cells are impossible; each problem is
-                placed at the level that causes it.
-        """
+        """Return a copy that knows where it was read from, with every cell checked."""
         sweep = self.model_copy()
         sweep._source = source
         sweep._cells = sizes.match_sizes(sweep, sweep._make_cells())

@@ -88,11 +88,7 @@ def find_match_problems(sweep: "Sweep") -> Problems:
 
 
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
-    """Check that cells with other tokenizers are scored on the same text.
-
-    Raises:
-        SpecError: they are scored by tokens, or take as much text as some tokens hold.
-    """
+    """Check that cells with other tokenizers are scored on the same text."""
     base = cells[0].experiment
     for cell in cells[1:]:
         data, evaluation = cell.experiment.data, cell.experiment.evaluation

@@ -77,14 +77,7 @@ def is_tuned(cell: "Cell") -> bool:
 def with_learning_rate(
     experiment: Experiment, rate: float, tokens: int | None = None
 ) -> Experiment:
-    """Return an experiment with another learning rate, and what is derived from it.
-
-    Args:
-        tokens: Tokens of its training; None keeps them.
-
-    Raises:
-        ValidationError: The rest of the recipe does not fit ``tokens``.
-    """
+    """Return an experiment with another learning rate, and what is derived from it."""
     data = experiment.training.model_dump(exclude_unset=True) | {"learning_rate": rate}
     if tokens is not None:
         data["tokens"] = tokens

@@ -16,7 +16,6 @@ class FieldError(NamedTuple):
     """One problem of a spec.
 
     Attributes:
-        path: the keys that lead to it.
         message: the whole line, beginning with the dotted path.
         at_key: whether the key itself is at fault, not its value.
     """

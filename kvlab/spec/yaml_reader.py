@@ -90,12 +90,7 @@ class _NotPlainData(yaml.MarkedYAMLError):
 
 
 def read_yaml(path: str | Path) -> YamlDocument:
-    """Read one YAML file that holds a mapping.
-
-    Raises:
-        SpecError: the file cannot be read, is empty or too large, is not YAML, or uses YAML
-            features beyond plain data; with file, line and column.
-    """
+    """Read one YAML file that holds a mapping."""
     file, raw, line = str(path), b"", 1
     try:
         raw = read_regular(path, MAX_BYTES + 1)

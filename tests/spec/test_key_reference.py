@@ -11,8 +11,8 @@ from kvlab.spec.key_reference import format_key_reference, json_schema, list_key
 KEYS = {
     f"{kind} {key.path}": (kind, key)
     for kind in ("experiment", "sweep")
-    for section in list_key_sections(kind)
-    for key in section.keys
+    for _, _, keys in list_key_sections(kind)
+    for key in keys
 }
 EXPERIMENT = "name: small\nmodel: {}\ntraining: {tokens: 20e6}\n"
 FACTORS = {

@@ -11,7 +11,6 @@ the one above. A case follows from its number alone.
 """
 
 import copy
-import io
 import json
 import multiprocessing
 import os
@@ -21,15 +20,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from kvlab.cli.commands import submit
-from kvlab.cli.main import main as kvlab
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
@@ -37,56 +36,48 @@ from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.studies import read_options
 from tests.support.stub_trials import StubRun
+from tests.support.tiny_sweep import OUTER_VARIABLES, run_kvlab, write_tiny_sweep
 
-EXPERIMENT: dict[str, Any] = {
-    "name": "tiny",
-    "model": {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 4, "n_embd": 16},
-    "data": {
-        "source": "files",
-        "paths": ["texts"],
-        "tokenizer": "bytes",
-        "validation_fraction": 0.4,
-    },
-    "training": {"tokens": 320, "batch_tokens": 16, "learning_rate": 1e-3},
-    "serving": {"kv_dtype": "model"},
-    "evaluation": {"loss_tokens": 64, "hellaswag": 0},
-    "benchmark": {"prompt_tokens": 4, "new_tokens": 4, "batch_sizes": [1, 2]},
-    "resources": {"cpus": 1, "microbatch_tokens": 16},
-}
-FACTORS: dict[str, Any] = {
-    "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
-    "horizon": {"global": {}, "hybrid": {"model.attention_pattern": "GL"}},
-    "window": {"w8": {"model.window": 8}, "w4": {"model.window": 4}},
-    "sharing": {"none": {}, "tied": {"serving.tie": "adjacent:2"}},
-}
-SWEEP: dict[str, Any] = {
-    "question": "What does it cost?",
-    "experiment": "e.yaml",
-    "factors": FACTORS,
-    "baseline": {"heads": "mha"},
-    "design": "full",
-    "when": {"window": {"horizon": "hybrid"}},
-    "exclude": [{"heads": "mqa", "sharing": "tied"}],
-    "include": [{"heads": "mqa", "sharing": "tied"}],
-    "seeds": [0, 1],
-    "failures": {"killed_retries": 2},
-}
-FAIR: dict[str, Any] = {
-    **SWEEP,
-    "match": ["none", "parameters"],
-    "tune": {"training.learning_rate": [1e-3, 2e-3, 4e-3], "seeds": [100], "share": ["window"]},
-}
-SEARCH: dict[str, Any] = {
-    "question": "What is best?",
-    "experiment": "e.yaml",
-    "search": {
-        "ranges": {"training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}},
-        "choices": {"model.n_kv_head": [1, 2, 4]},
-        "objectives": ["loss", "kv_bytes"],
-        "limits": {"parameters": {"at_most": 1e6}},
-        "trials": 4,
-    },
-}
+EXPERIMENT = """
+name: tiny
+model: {vocab_size: 257, block_size: 16, n_layer: 4, n_head: 4, n_embd: 16}
+data: {source: files, paths: [texts], tokenizer: bytes, validation_fraction: 0.4}
+training: {tokens: 320, batch_tokens: 16, learning_rate: 0.001}
+serving: {kv_dtype: model}
+evaluation: {loss_tokens: 64, hellaswag: 0}
+benchmark: {prompt_tokens: 4, new_tokens: 4, batch_sizes: [1, 2]}
+resources: {cpus: 1, microbatch_tokens: 16}
+"""
+SWEEP = """
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads: {mha: {}, mqa: {model.n_kv_head: 1}}
+  horizon: {global: {}, hybrid: {model.attention_pattern: GL}}
+  window: {w8: {model.window: 8}, w4: {model.window: 4}}
+  sharing: {none: {}, tied: {serving.tie: "adjacent:2"}}
+baseline: {heads: mha}
+design: full
+when: {window: {horizon: hybrid}}
+exclude: [{heads: mqa, sharing: tied}]
+include: [{heads: mqa, sharing: tied}]
+seeds: [0, 1]
+failures: {killed_retries: 2}
+"""
+TUNED = """
+match: [none, parameters]
+tune: {training.learning_rate: [0.001, 0.002, 0.004], seeds: [100], share: [window]}
+"""
+SEARCH = """
+question: What is best?
+experiment: e.yaml
+search:
+  ranges: {training.learning_rate: {low: 0.0001, high: 0.01, log: true}}
+  choices: {model.n_kv_head: [1, 2, 4]}
+  objectives: [loss, kv_bytes]
+  limits: {parameters: {at_most: 1.0e+6}}
+  trials: 4
+"""
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 16, 10**6, 10**15, 10**18, 10**400, -0.0, 0.5, 1e-300, 1e300,
     float("nan"), float("inf"), "", " ", "x", "mha", "full", "one_factor", "pairwise", "cumulative",
@@ -108,13 +99,12 @@ def make_files(number: int) -> dict[str, bytes]:
     """Return the two files of case ``number``."""
     rng = random.Random(number)
     kind = rng.random()
-    sweep = SEARCH if kind < 0.2 else FAIR if kind < 0.4 else SWEEP
-    specs = {"e.yaml": EXPERIMENT, "s.yaml": sweep}
-    copies = copy.deepcopy(specs)
+    sweep = SEARCH if kind < 0.2 else SWEEP + TUNED if kind < 0.4 else SWEEP
+    specs = {"e.yaml": yaml.safe_load(EXPERIMENT), "s.yaml": yaml.safe_load(sweep)}
     victim = "e.yaml" if rng.random() < 0.3 else "s.yaml"
     for _ in range(rng.randint(1, 4)):
-        _damage_data(rng, copies[victim])
-    texts = {name: yaml.safe_dump(data, sort_keys=False) for name, data in copies.items()}
+        _damage_data(rng, specs[victim])
+    texts = {name: yaml.safe_dump(data, sort_keys=False) for name, data in specs.items()}
     raw = {name: text.encode() for name, text in texts.items()}
     if rng.random() < 0.25:
         raw[victim] = _damage_bytes(rng, raw[victim])
@@ -174,88 +164,73 @@ MAX_TRIALS, MAX_STEPS = 20, 40
 """Of an accepted sweep that is submitted."""
 
 
-class Workspace:
-    """A watched folder with specs, a store, HOME and a working folder."""
+class NoMLflow(submit.MLflowCallback):
+    """Writes nothing: MLflow would take most of the time."""
 
-    def __init__(self, root: Path):
-        self.root, self.specs = root.resolve(), root.resolve() / "specs"
-        self.store = self.root / "runs"
-        for name in ("specs", "home", "work", "data"):
-            (self.root / name).mkdir()
-        (self.specs / "texts").mkdir()
-        for number in range(4):
-            (self.specs / "texts" / f"{number}.txt").write_text(f"text {number}\n" * 90)
-        for name in ("e.yaml", "s.yaml"):
-            (self.specs / name).touch()
-        self._expected_paths = self._list_paths()
+    def on_result(self, trial_id: str) -> None: ...
 
-    @contextmanager
-    def entered(self) -> Iterator["Workspace"]:
-        """Work in this folder, with no setting from outside."""
-        folder, environment = os.getcwd(), dict(os.environ)
-        os.chdir(self.root / "work")
-        os.environ.update(HOME=str(self.root / "home"), KVLAB_DATA=str(self.root / "data"))
-        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY"):
-            os.environ.pop(name, None)
-        try:
-            yield self
-        finally:
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
-
-    def find_strays(self, *, store: bool) -> list[str]:
-        """Return new files and folders, each once; those in the store count unless ``store``."""
-        strays = self._list_paths() - self._expected_paths
-        if store:
-            strays = {path for path in strays if not f"{path}{os.sep}".startswith(f"{self.store}/")}
-        self._expected_paths |= strays
-        return sorted(strays)
-
-    def _list_paths(self) -> set[str]:
-        """All paths but prepared texts, which belong where they are."""
-        paths = set()
-        for folder, folders, names in os.walk(self.root):
-            paths |= {f"{folder}{os.sep}{name}" for name in (*folders, *names)}
-            folders[:] = [name for name in folders if name != "data"]
-        return paths
+    def finish(self, report: Path | None) -> None: ...
 
 
-def check_case(number: int, workspace: Workspace) -> str | None:
+@contextmanager
+def in_workspace(root: Path) -> Iterator[set[str]]:
+    """Work in a folder beside specs, HOME and data, with stages that only write files.
+
+    Yields:
+        The paths below ``root`` that are expected there.
+    """
+    for name in ("specs", "home", "work", "data"):
+        (root / name).mkdir()
+    write_tiny_sweep(root / "specs")
+
+    def make_stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
+        return InlineExecutor(StubRun(run.keywords["store"]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root / "work")
+        patch.setenv("HOME", str(root / "home"))
+        patch.setenv("KVLAB_DATA", str(root / "data"))
+        for name in OUTER_VARIABLES:
+            patch.delenv(name, raising=False)
+        patch.setitem(EXECUTORS, "inline", replace(EXECUTORS["inline"], make=make_stub))
+        patch.setattr(submit, "MLflowCallback", NoMLflow)
+        yield list_paths(root)
+
+
+def list_paths(root: Path) -> set[str]:
+    """Return all paths but prepared texts, which belong where they are."""
+    paths = set()
+    for folder, folders, names in os.walk(root):
+        paths |= {f"{folder}{os.sep}{name}" for name in (*folders, *names)}
+        folders[:] = [name for name in folders if name != "data"]
+    return paths
+
+
+def check_case(number: int, root: Path, expected: set[str]) -> str | None:
     """Return what is wrong with case ``number``, None if nothing is."""
     for name, raw in make_files(number).items():
-        (workspace.specs / name).write_bytes(raw)
-    outcome = _call("plan", workspace, "--json", "--rate", "1e12")
-    if isinstance(outcome, str):
-        return outcome
-    code, out, error = outcome
-    if strays := workspace.find_strays(store=False):
-        return f"plan left files behind: {strays}"
-    if code == 2:
-        lines = error.splitlines()
-        unplaced = [line for line in lines if not ERROR_LINE.match(line)]
-        if not lines or unplaced:
-            return f"no place in: {unplaced[:3] or error}"
-        return None
-    if code != 0 or error:
-        return f"exit code {code}: {error[:300]}"
-    return _check_submit(json.loads(out), workspace)
+        (root / "specs" / name).write_bytes(raw)
 
+    def find_strays(*, store: bool) -> list[str]:
+        strays = list_paths(root) - expected
+        if store:
+            strays = {path for path in strays if not f"{path}/".startswith(f"{root}/runs/")}
+        expected.update(strays)  # each is told of once
+        return sorted(strays)
 
-def _check_submit(facts: dict[str, Any], workspace: Workspace) -> str | None:
-    """Run an accepted sweep to its end if it is small."""
-    trials = facts["trials"]
-    cells = [cell.experiment for cell in load_sweep(workspace.specs / "s.yaml").cells()]
-    steps = max(experiment.training.steps for experiment in cells)
-    downloads = any(one.evaluation.hellaswag or "fineweb" in one.data.source for one in cells)
-    if downloads or len(trials) > MAX_TRIALS or steps > MAX_STEPS:
-        return None
     try:
-        outcome = _call("submit", workspace, "--executor", "inline", "--no-report", "--no-smoke")
-        if isinstance(outcome, str):
-            return f"submit: {outcome}"
-        code, out, error = outcome
-        if strays := workspace.find_strays(store=True):
+        code, out, error = call("plan", root, "--json", "--rate", "1e12")
+        if strays := find_strays(store=False):
+            return f"plan left files behind: {strays}"
+        if code == 2:
+            unplaced = [line for line in error.splitlines() if not ERROR_LINE.match(line)]
+            return f"no place in: {unplaced[:3] or error}" if unplaced or not error else None
+        if code != 0 or error:
+            return f"exit code {code}: {error[:300]}"
+        if not is_small(root / "specs" / "s.yaml", len(json.loads(out)["trials"])):
+            return None
+        code, out, error = call("submit", root, "--executor", "inline", "--no-report", "--no-smoke")
+        if strays := find_strays(store=True):
             return f"submit left files behind: {strays}"
         if code == 2:
             return None if error.strip() else "submit fails without a message"
@@ -263,61 +238,43 @@ def _check_submit(facts: dict[str, Any], workspace: Workspace) -> str | None:
             return None  # an error of the data, such as too little held-out text
         if code != 0 or error:
             return f"submit: exit code {code}: {error[:300]}{out[-300:]}"
-        recorded = Store(workspace.store).trial_ids()
+        recorded = Store(root / "runs").trial_ids()
         # again: the text is prepared by now
-        planned = _call("plan", workspace, "--json", "--rate", "1e12")
-        assert not isinstance(planned, str), planned
-        missing = {trial["trial"] for trial in json.loads(planned[1])["trials"]} - set(recorded)
+        trials = json.loads(call("plan", root, "--json", "--rate", "1e12")[1])["trials"]
+        missing = {trial["trial"] for trial in trials} - set(recorded)
         return f"submit: not recorded: {sorted(missing)}" if missing else None
-    finally:
-        shutil.rmtree(workspace.store, ignore_errors=True)
-
-
-def _call(command: str, workspace: Workspace, *options: str) -> tuple[int, str, str] | str:
-    """Exit code, standard output and standard error; or the exception that was raised."""
-    out, error = io.StringIO(), io.StringIO()
-    words = [command, str(workspace.specs / "s.yaml"), "--store", str(workspace.store), *options]
-    try:
-        with redirect_stdout(out), redirect_stderr(error):
-            code = kvlab(words)
     except (Exception, SystemExit) as caught:
         return f"{type(caught).__name__}: {caught}"
-    if "Traceback" in error.getvalue():
-        return error.getvalue()
-    return code, out.getvalue(), error.getvalue()
-
-
-@contextmanager
-def stub_submit() -> Iterator[None]:
-    """Replace the stages of ``--executor inline`` by ones that only write files, and MLflow, which
-    would take most of the time, by nothing."""
-    inline, callback = EXECUTORS["inline"], submit.MLflowCallback
-
-    class NoMLflow(callback):  # type: ignore[valid-type, misc]
-        def on_result(self, trial_id: str) -> None: ...
-
-        def finish(self, report: Path | None) -> None: ...
-
-    def make_stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
-        return InlineExecutor(StubRun(run.keywords["store"]))
-
-    EXECUTORS["inline"] = replace(inline, make=make_stub)
-    submit.MLflowCallback = NoMLflow  # type: ignore[misc]
-    try:
-        yield
     finally:
-        EXECUTORS["inline"] = inline
-        submit.MLflowCallback = callback  # type: ignore[misc]
+        shutil.rmtree(root / "runs", ignore_errors=True)
+
+
+def is_small(path: Path, trials: int) -> bool:
+    """Return whether an accepted sweep is submitted."""
+    cells = [cell.experiment for cell in load_sweep(path).cells()]
+    steps = max(experiment.training.steps for experiment in cells)
+    downloads = any(one.evaluation.hellaswag or "fineweb" in one.data.source for one in cells)
+    return not downloads and trials <= MAX_TRIALS and steps <= MAX_STEPS
+
+
+def call(command: str, root: Path, *options: str) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error.
+
+    Raises:
+        RuntimeError: There is a traceback.
+    """
+    found = run_kvlab(command, root / "specs" / "s.yaml", "--store", root / "runs", *options)
+    if "Traceback" in found[2]:
+        raise RuntimeError(found[2])
+    return found
 
 
 def find_problems(numbers: range) -> dict[int, str]:
     """Return what is wrong with these cases, run in a temporary folder."""
-    with (
-        tempfile.TemporaryDirectory() as name,
-        Workspace(Path(name)).entered() as workspace,
-        stub_submit(),
-    ):
-        results = {number: check_case(number, workspace) for number in numbers}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name).resolve()
+        with in_workspace(root) as expected:
+            results = {number: check_case(number, root, expected) for number in numbers}
     return {number: text for number, text in results.items() if text is not None}
 
 

@@ -1,31 +1,53 @@
 """A matrix of stops and kills: every kind of sweep ends as one that nobody disturbed.
 
-A stop comes at several events: a start, an end, a rung, between two stages. Kills of the other
-kinds of sweeps are in ``tests/faults/test_kills.py``.
+A stop comes at several events: a start, an end, a rung, between two stages. Drivers die at random
+files that they write, and pairs of drivers that share a sweep die together.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
+import torch
 
+from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.spec import load_sweep
 from kvlab.store import Store
-from tests.support.driver_process import read_logged_steps
+from kvlab.sweep import plan
+from kvlab.trial.run import run_task
+from tests.support import stub_trials
+from tests.support.driver_process import (
+    count_logged_steps,
+    finish_driver,
+    kill_started_drivers,  # noqa: F401 (a fixture)
+    read_logged_steps,
+    start_driver,
+    wait_for,
+)
 from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, KnownRun, drive_looks, load_looks
 from tests.support.stub_search import PRUNED, SEARCH, BowlRun, RisingRun, history, searching
-from tests.support.stub_trials import SWEEP, StubRun
+from tests.support.stub_trials import SWEEP, StubRun, write_sweep
 from tests.support.stub_tuning import TUNED, SurfaceRun
+from tests.support.tiny_sweep import BUDGETS, TRUNK_EXPERIMENT, tiny_sweep_folder
+
+NEVER = 10**9
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sweep with stub trials, and the events at which its drivers are stopped in turn."""
+    """A sweep with stub trials.
+
+    Attributes:
+        stops: Events at which its drivers are stopped in turn.
+        options: Of a driver in a process of its own.
+    """
 
     text: str
     run: type[StubRun]
     stops: tuple[int, ...]
-    options: dict = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
 STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
@@ -49,10 +71,14 @@ def pruned(sampler, objectives="[loss]"):
     return Kind(text, RisingRun, (2, 3, 5, 11))
 
 
-KINDS = {
+SHARED = {
     "plain": Kind(SWEEP, StubRun, (3, 5, 8)),
-    "looks": Kind(LOOKS, KnownRun, (5, 18, 4)),
-    "tuning": Kind(TUNED.replace("[100, 101]", "[100]"), SurfaceRun, (7, 6, 5)),
+    "looks": Kind(LOOKS, KnownRun, (5, 18, 4), ("--known-loss",)),
+    "tuning": Kind(TUNED.replace("[100, 101]", "[100]"), SurfaceRun, (7, 6, 5), ("--surfaces",)),
+}
+"""Sweeps that several drivers may have."""
+KINDS = {
+    **SHARED,
     **{f"search {sampler}": search(sampler) for sampler in SAMPLERS},
     "pruned tpe": pruned("tpe"),
     "pruned gp front": pruned("gp", "[loss, kv_bytes]"),
@@ -78,22 +104,96 @@ def read_record(kind, folder):
     return decided, ends, read_logged_steps(store)
 
 
+@pytest.fixture
+def calm(tmp_path, name):
+    """The record of a sweep that nobody disturbed, by name of its kind."""
+    assert drive(KINDS[name], tmp_path / "calm").exit_code == 0
+    return read_record(KINDS[name], tmp_path / "calm")
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_stopped_again_and_again_it_ends_as_one_that_was_not(tmp_path, name):
-    kind, calm, rough = KINDS[name], tmp_path / "calm", tmp_path / "rough"
-    assert drive(kind, calm).exit_code == 0
+def test_stopped_again_and_again_it_ends_as_one_that_was_not(tmp_path, name, calm):
+    kind, rough = KINDS[name], tmp_path / "rough"
     for stop_at in kind.stops:
         summary = drive(kind, rough, stop_at)
         assert (summary.stopped, summary.exit_code) == (True, 130)
         assert not Store(rough / "runs").stop_flag("s").exists()
     assert drive(kind, rough).exit_code == 0
-    assert read_record(kind, rough) == read_record(kind, calm)
+    assert read_record(kind, rough) == calm
     for steps in read_logged_steps(Store(rough / "runs")).values():
         assert steps == list(range(1, len(steps) + 1)), "a step was taken twice"
 
 
-def test_killed_between_any_two_files_a_search_ends_as_one_that_was_not(tmp_path):
-    kind, calm, rough = KINDS["pruned tpe"], tmp_path / "calm", tmp_path / "rough"
-    drive(kind, calm)
-    assert count_deaths(lambda: drive(kind, rough), random.Random(2)) > 2
-    assert read_record(kind, rough)[:2] == read_record(kind, calm)[:2]
+@pytest.mark.parametrize("name", [*SHARED, "pruned tpe"])
+def test_killed_between_any_two_files_it_ends_as_one_that_was_not(tmp_path, name, calm):
+    kind, rough = KINDS[name], tmp_path / "rough"
+    most = (10, 80) if name in SHARED else (5, 45)
+    assert count_deaths(lambda: drive(kind, rough), random.Random(2), *most) >= 2
+    assert read_record(kind, rough)[:2] == calm[:2]
+    store = Store(rough / "runs")
+    assert all(steps == sorted(set(steps)) for steps in read_logged_steps(store).values())
+    before = {path: path.stat().st_mtime_ns for path in store.path.glob("trials/*/result.json")}
+    drive(kind, rough)
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing is left to do"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", SHARED)
+def test_drivers_that_share_a_sweep_and_die_end_as_a_calm_one(tmp_path, name, calm):
+    kind, rough = KINDS[name], tmp_path / "rough"
+    rough.mkdir()
+    write_sweep(rough, kind.text)
+    store, steps = Store(rough / "runs"), count_logged_steps(Store(tmp_path / "calm" / "runs"))
+
+    def start_pair():
+        return [start_driver(rough, *kind.options, "--seconds", 0.005) for _ in range(2)]
+
+    for share in (0.2, 0.5, 0.7, 0.9):
+        pair = start_pair()
+        wait_for(lambda share=share: count_logged_steps(store) >= share * steps)
+        for driver in pair:
+            driver.kill()
+            driver.communicate()
+    assert [finish_driver(driver)["exit"] for driver in start_pair()] == [0, 0]
+    assert read_record(kind, rough)[:2] == calm[:2]
+    assert finish_driver(start_driver(rough, *kind.options))["ran"] == 0
+
+
+def test_two_drivers_share_every_look(tmp_path):
+    write_sweep(tmp_path, LOOKS)
+    pair = [start_driver(tmp_path, "--known-loss", "--seconds", 0.005) for _ in range(2)]
+    facts = [finish_driver(driver) for driver in pair]
+    assert [one["exit"] for one in facts] == [0, 0]
+    store = Store(tmp_path / "runs")
+    assert len(store.sweep("s")["looks"]["taken"]) == 3
+    assert sum(one["ran"] for one in facts) == len(store.trial_ids()) == 19
+
+
+@pytest.mark.faults
+def test_budgets_whose_driver_dies_at_any_write_end_as_in_a_calm_sweep(tmp_path):
+    """Real trainings that share a stable phase: weights and curves are the same."""
+
+    def drive_budgets():
+        torch.set_num_threads(1)
+        store = Store("runs")
+        planned = plan(load_sweep("s.yaml"), store)
+        stub_trials.drive(planned, store, lambda trial: run_task(trial, store.path))
+
+    found = {}
+    for name, (fewest, most) in {"calm": (NEVER, NEVER), "killed": (12, 40)}.items():
+        (tmp_path / name).mkdir()
+        with tiny_sweep_folder(tmp_path / name, BUDGETS, TRUNK_EXPERIMENT):
+            calls = ("replace", "link", "fsync")
+            deaths = count_deaths(drive_budgets, random.Random(0), fewest, most, calls)
+        store = Store(tmp_path / name / "runs")
+        found[name] = {}
+        for path in store.path.glob("trainings/*/training.json"):
+            record = read_sealed_json(path)
+            curves = record["train_curve"], record["validation_curve"]
+            weights = file_sha256(path.parent / "final/model.safetensors")
+            found[name][path.parent.name] = (weights, curves)
+    assert deaths > 4
+    assert len(found["calm"]) == 3
+    assert found["killed"] == found["calm"]
+    (trunk,) = (store.path / "trunks").iterdir()
+    assert store.trunk_steps(trunk.name) == [7, 12]

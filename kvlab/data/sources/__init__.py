@@ -20,7 +20,6 @@ class TextSource(ABC):
     """An origin of documents.
 
     Attributes:
-        licence: Licence of the text, in words.
         is_shuffled: Whether every prefix of the units is a fair sample of the text. If not,
             documents are sorted by their hash.
         is_grouped: Whether `read` names groups, which are held out as a whole.
@@ -32,35 +31,19 @@ class TextSource(ABC):
 
     @abstractmethod
     def identity(self, data: DataConfig) -> Any:
-        """Return plain data that is equal exactly if the documents are. It must be fast.
-
-        Raises:
-            DataError: The text is missing.
-        """
+        """Return plain data that is equal exactly if the documents are. It must be fast."""
 
     def text_bytes(self, data: DataConfig) -> int | None:  # noqa: ARG002
-        """Return an estimate of the UTF-8 bytes of all documents; None if unknown.
-
-        Raises:
-            DataError: The text is missing.
-        """
+        """Return an estimate of the UTF-8 bytes of all documents; None if unknown."""
         return None
 
     def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:  # noqa: ARG002
-        """Return an estimate of the bytes to download for the first ``text_bytes`` of text.
-
-        Raises:
-            DataError: The text is missing.
-        """
+        """Return an estimate of the bytes to download for the first ``text_bytes`` of text."""
         return 0
 
     @abstractmethod
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        """Yield the units. If ``is_shuffled``, their order depends on `identity` alone.
-
-        Raises:
-            DataError: The text is missing.
-        """
+        """Yield the units. If ``is_shuffled``, their order depends on `identity` alone."""
 
     @abstractmethod
     def read(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:

@@ -113,11 +113,7 @@ def _list_folder(path: Path) -> Iterator[Path]:
 
 
 def _read_size(path: Path) -> int:
-    """Return the bytes of a text file.
-
-    Raises:
-        DataError: It cannot be read, such as a link that leads nowhere or to itself.
-    """
+    """Return the bytes of a text file."""
     try:
         facts = path.stat()
     except OSError as error:
@@ -130,11 +126,7 @@ def _read_size(path: Path) -> int:
 
 
 def _check_is_text(path: Path, data: DataConfig) -> None:
-    """Check the beginning of a file that is said to be plain text.
-
-    Raises:
-        DataError: It is not UTF-8, or has a byte 0.
-    """
+    """Check the beginning of a file that is said to be plain text."""
     if detect_format(path) not in (".txt", ".jsonl"):
         return
     try:

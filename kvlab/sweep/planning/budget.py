@@ -59,10 +59,8 @@ class TrainingRate:
     """The speed of one trial.
 
     Attributes:
-        flops_per_second: Of its training.
         source: Whether a person stated it, results gave it, or it follows from a short training
             of a smaller model on this machine, or on one core of it, as the others were in use.
-        results: Number of results that it was measured from.
         measure_seconds: Duration of the measurement stage; None if unknown.
         uncertainty: The factor, above 1, within which times are; None if unknown.
     """
@@ -80,20 +78,14 @@ class Budget:
 
     Attributes:
         trials: Number of missing trials, with the most that a search may still suggest.
-        trainings: Number of them that train.
         parameters: Of the smallest and of the largest model.
         flops, tokens: Of the trainings.
         peak_bytes: Predicted of the training that takes most, without its process.
         process_bytes: Of the process of a trial, in the same memory.
-        peak_trial: Id of that trial.
         device: ``GPU`` or ``CPU core``; the unit of ``hours``.
-        memory: Bytes of the device, if known.
         at_once: Number of trials that share the memory.
-        suggestions: Number of trials that a search may still suggest.
-        rate: None if unknown.
         hours: Device-hours; None without a rate, or if some trials use GPUs and some do not.
         wall_seconds: Time with ``at_once`` trials at a time; None without ``hours``.
-        money: ``hours`` times the price; None without a price.
     """
 
     trials: int
@@ -142,8 +134,6 @@ def estimate_budget(
             are taken to cost what the base experiment does.
         rate: Training FLOP/s of one trial; default measured from finished trials with the same
             resources and similar sizes, else from this machine's speed, if they train on CPU.
-        price: Of one device for one hour.
-        memory: Bytes of the device.
         at_once: Number of trials that run side by side in that memory, if there are as many.
         on_calibration: Called before this machine's speed is measured, which takes some seconds;
             None does not measure it, and uses it only if it is remembered.
@@ -337,13 +327,7 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """The memory of one machine.
-
-    Attributes:
-        host: Bytes of its own memory.
-        device: Bytes of its largest GPU; 0 without one.
-        cores: Number of CPU cores.
-    """
+    """The memory of one machine."""
 
     host: int
     device: int
@@ -387,11 +371,6 @@ def check_memory(
     missing: Iterable[PlannedTrial], machines: Iterable[MachineMemory], one_at_a_time: bool
 ) -> Iterator[str]:
     """Yield a line for each request whose trainings are likely to run out of memory.
-
-    Args:
-        missing: Trials that are to run.
-        machines: Any of which may run them.
-        one_at_a_time: Whether one trial runs at a time.
 
     Raises:
         ResourceError: A training cannot fit, however small its microbatch.

@@ -67,7 +67,6 @@ class UnmatchedTrials:
     """Finished trials of a sweep that it no longer asks for, with one reason in common.
 
     Attributes:
-        count: How many they are.
         differences: The fields that have changed, value now and value then. None if the sweep no
             longer has their cells or seeds; empty if an older version of kvlab made them.
     """
@@ -116,9 +115,6 @@ def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
     """Compare what identifies a trial with every finished trial of the store.
 
     Records that are damaged or of an older spec are skipped.
-
-    Returns:
-        None if there is no finished trial.
     """
     found = [
         (other, _list_differences(trial, there))

@@ -38,12 +38,7 @@ def plan_estimand(sweep: Sweep, cells: Sequence[Levels]) -> Estimand:
 
 
 class LookPlanner:
-    """Plan the looks of one sweep; see `kvlab.sweep.planning.stages`.
-
-    Args:
-        planner: Of a sweep with looks.
-        cells: Its cells.
-    """
+    """Plan the looks of one sweep; see `kvlab.sweep.planning.stages`."""
 
     def __init__(self, planner: SweepPlanner, cells: Sequence[Cell]):
         sweep = planner.sweep
@@ -55,11 +50,7 @@ class LookPlanner:
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in sweep.claims}
 
     def plan(self) -> Stage:
-        """Return the look that the record asks for.
-
-        Raises:
-            SpecError: The sweep declares something else than before its first look.
-        """
+        """Return the look that the record asks for."""
         counts = dict.fromkeys(self._cells, self._seeds.looks[0])
         planned = self._plan_cells(counts)
         trials = [[dict(cell.levels), sorted(cell.trials.items())] for cell in planned.cells]
@@ -144,11 +135,7 @@ class LookPlanner:
         return needed
 
     def _read_taken(self, declaration: Mapping[str, Any], first: Plan) -> list[TakenLook]:
-        """Return the looks that were taken.
-
-        Raises:
-            SpecError: They were declared otherwise.
-        """
+        """Return the looks that were taken."""
         recorded = self._planner.read_record()
         looks = recorded.get(RECORD_KEY)
         if not looks or not looks["taken"]:

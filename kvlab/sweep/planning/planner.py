@@ -48,17 +48,14 @@ class PlannedTrial:
     """A trial that the sweep needs, and what is known before it runs.
 
     Attributes:
-        trial: What a worker runs.
         cells: Levels of every cell that it answers: several if they compute the same.
         state: In the store, or of this plan: ``new`` trains, ``shares training`` does not.
         shares_with: Id of the earlier trial of this plan that has the same training, if any.
         starts_from: Id of the first trial of this plan whose training its own starts from, if any.
         branch: What its training has in common with those of other token budgets, under wsd.
-        parameters: Of the model.
         kv_bytes_per_token: In all cache buffers together.
         kv_bytes: Of one sequence of the block size.
         flops: Of its training, whichever trial runs it.
-        tokens: Of its training.
         name: Shown to people instead of the levels: of a search, the suggested settings.
     """
 
@@ -122,8 +119,6 @@ class PlannedCell:
     """One combination of levels, and the trial that answers it at every seed.
 
     Attributes:
-        levels: Level by factor.
-        trials: Trial id by seed.
         off: The factors that do not apply in this cell.
     """
 
@@ -142,13 +137,11 @@ class Plan:
     """What a sweep runs, the baseline first.
 
     Attributes:
-        sweep: The question.
         trials: Every trial once, cell by cell, seed by seed.
         cells: Every cell of the design, also those whose trials another cell has.
         absent: Why a dataset or a checkpoint is unavailable, one line each. Then the ids are
             provisional: they change once it is there and can be identified.
         notes: What is unusual about the text, and defaults that are lowered to it, one line each.
-        texts: The texts that the trials read.
     """
 
     sweep: Sweep
@@ -350,7 +343,6 @@ def plan(
     text is checked against what the cells ask of it.
 
     Args:
-        sweep: From `kvlab.spec.load_sweep`.
         store: Where finished trials are looked up; None takes all trials as new.
         identify: Returns the facts of a dataset; by default those of `kvlab.data.prepare_dataset`,
             or of `kvlab.data.find_dataset` if ``provisional``.
@@ -407,14 +399,7 @@ def describe_stage(stage: Stage, **texts: str) -> dict[str, Any]:
 
 
 def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str) -> dict[str, Any]:
-    """Return the content of ``sweep.json``: the question as submitted, and its trials.
-
-    Args:
-        plan: Of the sweep.
-        yaml: Text of the sweep's file.
-        experiment_yaml: Text of the base experiment's file.
-        command: As typed, without absolute paths.
-    """
+    """Return the content of ``sweep.json``: the question as submitted, and its trials."""
     sweep, size = plan.sweep, dict[str, Any]()
     texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
     if sweep.size is not None:

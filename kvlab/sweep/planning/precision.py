@@ -30,7 +30,6 @@ class RecordedSpread:
 
     Attributes:
         value: Standard deviation over seeds, in the metric's unit.
-        trainings: Number of trainings.
         sweep: Where they were recorded: a sweep of the store, or the folder of a report.
     """
 
@@ -44,12 +43,9 @@ class ExpectedPrecision:
     """How wide the intervals of a sweep will be.
 
     Attributes:
-        sweep: Its name.
         design: What its claims can show.
         spread: What the store has of this sweep, or of another one of the same size, or a report;
             None if none has a cell with two trainings.
-        metric: What is decided.
-        margin: A cost that does not matter, in the metric's unit; None without one.
         has_taken_looks: Whether its looks cannot be declared otherwise any more.
     """
 
@@ -150,9 +146,7 @@ def expect_precision(
     """Return how precise a sweep will be.
 
     Args:
-        stage: From `kvlab.sweep.plan_stage`.
         least: From `kvlab.sweep.planning.stages.plan_at_least`: with the design's trials.
-        store: The record.
         reports: Folder of reports, which tell a spread where the record has none.
 
     Returns:

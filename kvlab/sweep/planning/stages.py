@@ -41,10 +41,7 @@ def plan_stage(
     If all trials of a stage have ended, it is the next one, until a stage is the last.
 
     Args:
-        sweep: From `kvlab.spec.load_sweep`.
         store: The record; None takes it as empty.
-        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
-        provisional: Plan even if a dataset or a checkpoint is unavailable; see `kvlab.sweep.plan`.
 
     Raises:
         SpecError: A cell is impossible, a checkpoint is unavailable, or the sweep declares
@@ -76,10 +73,6 @@ def plan_at_least(stage: Stage, planner: SweepPlanner) -> Plan:
     """Plan the least that a sweep still needs: a stage's trials, and the design if it is tuned.
 
     The design's trials have the rates of the recipe while their own are not known.
-
-    Args:
-        stage: From `plan_stage`.
-        planner: Of the same sweep.
     """
     if not stage.is_tuning:
         return stage.plan
@@ -113,11 +106,7 @@ def plan_at_most(planner: SweepPlanner) -> Plan | None:
 
 
 def _check_no_look_was_taken(planner: SweepPlanner, key: str, text: str) -> None:
-    """Check that the record has no look, which the error of the present spec would leave out.
-
-    Raises:
-        SpecError: It has one; ``text`` is what has changed since, at a key of the sweep's file.
-    """
+    """Check that the record has no look, which the error of the present spec would leave out."""
     if planner.read_record().get(looks.RECORD_KEY, {}).get("taken"):
         hint = "restore it, or start anew with another name and seeds that no look has seen"
         message = f"{text}, whose error holds for that alone; {hint}"

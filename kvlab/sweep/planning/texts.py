@@ -28,8 +28,6 @@ class PlannedTexts:
     """The texts of a plan: their identities, and what is asked of them.
 
     Args:
-        sweep: Gives the file, line and column of errors.
-        identify: Returns the facts of a text, None if it is not prepared.
         provisional: Take a text that is not here as absent instead of raising an error.
         known: Facts of texts by their `kvlab.data.dataset_identity`, from the record of the sweep.
 
@@ -116,11 +114,7 @@ class PlannedTexts:
 def prepare_text(
     data: DataConfig, on_progress: Callable[[str], None] | None = None
 ) -> DatasetFacts:
-    """Prepare a text if it is not, and return its facts.
-
-    Args:
-        on_progress: Called with lines for people.
-    """
+    """Prepare a text if it is not, and return its facts."""
     return read_dataset_facts(datasets.prepare_dataset(data, on_progress).folder)
 
 

@@ -23,7 +23,6 @@ class Branch:
         shared_steps: Steps after which it keeps a checkpoint for others.
         source: Id of the trial whose stable phase it branches from; None if that is in the store,
             or if it trains the phase itself.
-        steps: Steps that it need not take.
     """
 
     shared_steps: tuple[int, ...] = ()
@@ -36,10 +35,6 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
 
     The longest stable phase of a trunk is trained from the newest checkpoint in the store, if
     there is one; every other training branches from that.
-
-    Args:
-        trials: One trial of each training that is still to be trained.
-        store: Where earlier trunks are looked up.
     """
     trunks = defaultdict[str, list[Trial]](list)
     for trial in trials:

@@ -28,7 +28,6 @@ class Architecture:
     """Cells that take one rate, as they have one training or share it by `share`.
 
     Attributes:
-        cells: In the order of the design.
         tuned_cell: The one that is trained at every rate.
         points: The rates so far, rising, with the losses of the trials that have ended.
         optimum: None while the rates are being tried.
@@ -50,9 +49,6 @@ class TuningPlanner:
 
     What ``sweep.json`` has decided for the same trials stays decided, also if one of them is gone
     or has another result now.
-
-    Args:
-        planner: Of a sweep with `tune`.
 
     Attributes:
         architectures: Every distinct training of the design, with its rates.

@@ -53,12 +53,7 @@ _STATES = {"open": "RUNNING", "ok": "COMPLETE", "lost": "FAIL"}
 def suggest_params(
     config: SearchConfig, directions: Sequence[Direction], history: Sequence[Observation]
 ) -> Observation:
-    """Return the next suggestion as an open observation.
-
-    Args:
-        directions: ``minimize`` or ``maximize`` for every objective.
-        history: Every suggestion so far, in the order in which they were made.
-    """
+    """Return the next suggestion as an open observation."""
     import optuna
 
     optuna.logging.set_verbosity(logging.ERROR)
@@ -93,7 +88,6 @@ def estimate_importances(
     between the parameters.
 
     Args:
-        directions: ``minimize`` or ``maximize`` for every objective.
         measured: Observations with values, those beyond a limit included.
 
     Returns:

@@ -16,22 +16,13 @@ from kvlab.sweep.search.search_history import Suggestion
 
 
 class Pruner:
-    """Decide which trainings go on at a rung. It reads the suggestions, and changes none.
-
-    Args:
-        config: Of the search; None if nothing is pruned. Then there are no rungs.
-        suggestions: The search's own list, which grows.
-    """
+    """Decide which trainings go on at a rung. It reads the suggestions, and changes none."""
 
     def __init__(self, config: PruningConfig | None, suggestions: Sequence[Suggestion]):
         self._config, self._suggestions = config, suggestions
 
     def pause_step(self, suggestion: Suggestion) -> int | None:
-        """Return after which step a training pauses, or has paused if it is pruned.
-
-        Returns:
-            None if it is trained to its end.
-        """
+        """Return after which step a training pauses, or has paused if it is pruned."""
         if self._config is None or suggestion.is_promoted:
             return None
         steps = self._config.steps(suggestion.steps)

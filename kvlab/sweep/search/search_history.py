@@ -35,13 +35,10 @@ class Observation:
     """What a sampler learns from one suggestion.
 
     Attributes:
-        params: What was suggested.
         state: ``open``: it has no values yet. ``ok``: it has. ``beyond``: it violates a limit, has
             diverged, or is impossible. ``lost``: it failed, which says nothing. ``pruned``: it
             waits at its last rung.
-        values: Of the objectives.
         violations: By how much each limit is violated, relative to it; above 0 if it is.
-        sampler_attrs: The sampler's own notes.
         rung_losses: Validation loss at each rung that it has reached, in nats per token.
     """
 
@@ -65,14 +62,9 @@ class Suggestion:
     """One suggestion of a search.
 
     Attributes:
-        observation: What was suggested, and what became of it.
-        level: Its level of the search's factor.
         patch: Of the base experiment, in dotted keys.
         trial_id: Empty if it has no trial.
-        flops: Of its whole training.
         skip_reason: Why it has no trial of its own, if there is a reason.
-        training_id: Of its trial.
-        steps: Of its whole training.
         is_promoted: Whether a person wants it to be trained to the end, whatever the rungs say.
         cell: Its cell, as ``sweep.json`` lists cells; None if it has none.
     """
@@ -114,10 +106,6 @@ def load_history(
     directory: Path, points: SearchPoints, config: SearchConfig
 ) -> tuple[list[Suggestion], float]:
     """Return the suggestions and the seconds spent so far; none if the search has not begun.
-
-    Args:
-        directory: Of the sweep.
-        points: The suggestions there.
 
     Raises:
         RecordDamaged: The history is not what was written. A submit moves it aside, and makes the

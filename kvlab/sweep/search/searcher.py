@@ -43,13 +43,10 @@ class Searcher:
     It is a `kvlab.sweep.driver.sweep_progress.TrialSource`.
 
     Args:
-        base: The plan of the base experiment alone.
         describe: Returns the content of ``sweep.json`` for a stage.
-        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
 
     Attributes:
         plan: The base experiment and all suggestions that have a trial.
-        suggestions: All suggestions, in the order in which they were made.
         stop_reason: Why no more suggestions are made; empty as long as they are.
 
     Raises:
@@ -137,11 +134,7 @@ class Searcher:
         self._store.write_sweep(self._describe(self.stage))
 
     def promote(self, trial_id: str) -> None:
-        """Let a pruned trial be trained to its end, because a person wants it.
-
-        Raises:
-            UsageError: It is not a pruned trial of this search.
-        """
+        """Let a pruned trial be trained to its end, because a person wants it."""
         suggestion = self._find(trial_id)
         if suggestion is None or not suggestion.is_pruned:
             name = self.plan.sweep.name
@@ -196,11 +189,7 @@ class Searcher:
         self._save(*ended)
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
-        """Decide about a trial at its rung.
-
-        Raises:
-            StoreError: Its loss there is not in the record.
-        """
+        """Decide about a trial at its rung."""
         suggestion = self._find(planned.trial.id)
         if suggestion is None or not suggestion.is_open:
             return None  # it was decided before a kill, and that was not recorded
@@ -282,11 +271,7 @@ class Searcher:
         self._trials[trial.trial.id] = trial
 
     def _restore(self, suggestion: Suggestion) -> None:
-        """Plan a suggestion of the history again.
-
-        Raises:
-            StoreError: It would be another trial now.
-        """
+        """Plan a suggestion of the history again."""
         planned = self._plan_suggestion(suggestion)
         if planned is None or planned.trials[0].trial.id != suggestion.trial_id:
             text = f"{self._directory}: {suggestion.level} is no longer what was run; its base or"
