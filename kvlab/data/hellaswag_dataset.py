@@ -43,7 +43,7 @@ class HellaSwagItem:
 
 
 def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
-    """Return the first ``limit`` items, or all, in the order of the file; download it if missing."""
+    """Return the first ``limit`` items, or all, in the file's order; download it if missing."""
     if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
         text = f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items"
         raise DataError(f"{text}; use 0 to {HELLASWAG_ITEMS}, or all")

@@ -14,9 +14,8 @@ from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import stop_on_signal
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.planning.planner import describe_stage
-from tests.support.stub_looks import KnownRun
+from tests.support.stub_looks import KnownRun, SurfaceRun
 from tests.support.stub_trials import StubRun, identify
-from tests.support.stub_tuning import SurfaceRun
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     parser.add_argument("--mlflow", action="store_true")
     losses = parser.add_mutually_exclusive_group()
     losses.add_argument("--known-loss", action="store_true", help="that of stub_looks")
-    losses.add_argument("--surfaces", action="store_true", help="those of stub_tuning")
+    losses.add_argument("--surfaces", action="store_true", help="those of its tuning")
     options = parser.parse_args()
     store = Store(options.folder / "runs")
     sweep = load_sweep(options.folder / "s.yaml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import Sweep, load_experiment, load_sweep
+from kvlab.spec import Sweep, load_sweep
 
 EXPERIMENT = """\
 name: small
@@ -26,13 +26,6 @@ def load_sweep_text(folder: Path, text: str, name: str = "s.yaml") -> Sweep:
     """Write a sweep beside `EXPERIMENT`, as ``e.yaml``, and load it."""
     write_spec(folder, EXPERIMENT)
     return load_sweep(write_spec(folder, text, name))
-
-
-def experiment_errors(folder: Path, text: str) -> list[str]:
-    """Load an experiment that has problems; return them with places relative to ``folder``."""
-    with pytest.raises(SpecError) as caught:
-        load_experiment(write_spec(folder, text))
-    return [str(problem).removeprefix(f"{folder}/") for problem in caught.value.problems]
 
 
 def sweep_errors(folder: Path, text: str) -> str:

@@ -1,8 +1,11 @@
-"""A sweep with looks over known differences, with stub trials."""
+"""Sweeps with looks over known differences, and with tuning over known surfaces of the loss, with
+stub trials."""
 
 import itertools
+import math
 import random
 
+from kvlab.errors import Diverged
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver
@@ -10,7 +13,7 @@ from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_stage
 from kvlab.sweep.planning.stages import plan_stage
-from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
+from tests.support.stub_trials import SWEEP, StubRun, StubTrainable, identify, write_sweep
 
 LOOKS = """\
 question: Which of them costs something?
@@ -94,3 +97,42 @@ def read_decisions(store: Store):
     sweep = store.sweep("s")
     seeds = {" ".join(cell["levels"].values()): len(cell["trials"]) for cell in sweep["cells"]}
     return seeds, sweep["looks"]["taken"]
+
+
+TUNED = SWEEP + "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}\n"
+
+SURFACES = {2: {"best": 1.7e-3}, 1: {"best": 9e-3}}
+"""By ``n_kv_head``; the second one's best is two steps above the grid."""
+
+
+class SurfaceTrainable(StubTrainable):
+    """A trainable whose loss is a surface in the rate: best at ``best``, diverging above ``cliff``.
+
+    ``script`` gives the surfaces, `SURFACES` if it is empty.
+    """
+
+    def train(self, directory, should_stop, fence):
+        if self.rate > self.surface["cliff"]:
+            raise Diverged("loss is nan at step 1")
+        super().train(directory, should_stop, fence)
+
+    @property
+    def surface(self):
+        heads = self.trial.experiment.model.n_kv_head
+        return {"cliff": math.inf, "steep": 1.0, **(self.script or SURFACES)[heads]}
+
+    @property
+    def rate(self):
+        return self.trial.experiment.training.learning_rate
+
+    def act(self, kind, step):
+        pass
+
+    def loss(self, _drawn):
+        away = math.log(self.rate / self.surface["best"])
+        bend = 0.05 * (self.surface["steep"] if away > 0 else 1.0)
+        return 4.0 + self.trial.seed / 100 + bend * away**2
+
+
+class SurfaceRun(StubRun):
+    trainable = SurfaceTrainable

@@ -26,10 +26,9 @@ from tests.support.driver_process import (
     wait_for,
 )
 from tests.support.kill_process import count_deaths
-from tests.support.stub_looks import LOOKS, KnownRun, drive_looks, load_looks
+from tests.support.stub_looks import LOOKS, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_search import PRUNED, SEARCH, BowlRun, RisingRun, history, searching
 from tests.support.stub_trials import SWEEP, StubRun, write_sweep
-from tests.support.stub_tuning import TUNED, SurfaceRun
 from tests.support.tiny_sweep import BUDGETS, TRUNK_EXPERIMENT, tiny_sweep_folder
 
 NEVER = 10**9

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import warnings
 from dataclasses import replace
@@ -11,11 +12,15 @@ import pytest
 
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, StoreError
 from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
+from kvlab.sweep import plan
+from kvlab.trial import run as task
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_task
 from tests.support.stub_trials import StubTrainable, tiny_plan
+from tests.support.tiny_sweep import tiny_sweep_folder
 
 
 @pytest.fixture
@@ -261,3 +266,34 @@ def test_what_a_trial_prints_and_warns_of_is_in_its_log(store, trial, capfd):
     for line in ("from native code", "from a child", "UserWarning: something odd"):
         assert log.count(line) == 1
     assert capfd.readouterr().out == "afterwards\n"
+
+
+def files(directory):
+    """Name, identity and size of every file, but for logs, which are appended to."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and path.name != "log.txt")
+    return {path: (path.stat().st_ino, path.stat().st_size) for path in paths}
+
+
+@pytest.mark.parametrize(("lock", "stage"), [("training", "training"), ("trial", "evaluation")])
+def test_nothing_is_written_after_the_lock_was_lost(tmp_path, monkeypatch, store, lock, stage):
+    """By a real training: the writers alone must notice."""
+    with tiny_sweep_folder(tmp_path):
+        trial = plan(load_sweep(tmp_path / "s.yaml")).trials[0].trial
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(task, "STOP_CHECK_SECONDS", math.inf)
+    directory = {
+        "trial": store.trial_directory(trial.id),
+        "training": store.training_directory(trial.training_id),
+    }[lock]
+    left = {}
+
+    def lose_lock(state):
+        if state["stage"] == stage and not left:
+            (directory / "lock.1").unlink()
+            left.update(files(directory))
+
+    assert run_task(trial, store.path, lose_lock) == "elsewhere"
+    assert left
+    assert files(directory) == left
+    assert store.status(trial.id) is None
+    assert run_task(trial, store.path) == "done"

@@ -2,12 +2,11 @@
 
 import pytest
 
-from kvlab.errors import ResourceError, StoreError
+from kvlab.errors import StoreError
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support import stub_trials as stub
 from tests.support.driver_process import read_logged_steps
 from tests.support.stub_trials import StubRun, drive, tiny_plan
 
@@ -45,15 +44,6 @@ def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path
     assert store.attempts(bad) == [1, 2]
     assert (store.attempt_directory(bad, 1) / "result.json").exists()
     assert store.result(bad)["provenance"]["attempts"] == 2
-
-
-def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(
-    tmp_path, store, monkeypatch
-):
-    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
-    with pytest.raises(ResourceError, match="resources.cpus = 4000"):
-        drive(tiny_plan(tmp_path), store, StubRun(store.path))
-    assert not store.path.exists()
 
 
 def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path, store, planned):

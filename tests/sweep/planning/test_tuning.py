@@ -10,9 +10,8 @@ from kvlab.store import Store
 from kvlab.sweep import plan_stage
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
-from tests.support.stub_looks import drive_looks, load_looks
+from tests.support.stub_looks import SURFACES, TUNED, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_trials import identify, write_sweep
-from tests.support.stub_tuning import SURFACES, TUNED, SurfaceRun
 
 
 def submit(folder: Path, surfaces, text: str = TUNED):
