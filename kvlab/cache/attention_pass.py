@@ -78,6 +78,7 @@ class KVContext:
         is_causal: without a mask: if true, the keys are consecutive tokens that end with the last
             of this pass, so causality and the window apply; if false, every key is visible.
         documents: a causal query also sees no token of another document; P is 0.
+        band: the window and the sink tokens of causal queries; None for those of the layer.
         counts: (B,) beside a mask of which each row sees its first keys: how many.
     """
 
@@ -86,6 +87,7 @@ class KVContext:
     is_causal: bool = True
     documents: DocumentMask | None = None
     counts: Tensor | None = None
+    band: tuple[int | None, int] | None = None
 
 
 def softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:

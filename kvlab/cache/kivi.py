@@ -18,21 +18,18 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import KVContext
-from kvlab.cache.cached_passes import CachedPass, see_something
 from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, divide, pack_codes, split_groups, unpack_codes
-from kvlab.cache.kv_buffer import EncodedKV, EntryRange, Index, SlotBuffer, concatenate_parts
+from kvlab.cache.kv_buffer import EncodedKV, Index, concatenate_parts
 from kvlab.cache.kv_buffer import list_ring_entries as list_entries
-from kvlab.spec.dtypes import BlockRule
-from kvlab.spec.layer_config import LayerConfig
-
-if TYPE_CHECKING:
-    from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.slot_pass import EntryRange, PassRows, SlotBuffer, SlotPass, see_something
+from kvlab.layout.block_slot import BlockSlot
+from kvlab.spec.dtypes import DTYPES
 
 
 class BlockFormat:
@@ -93,9 +90,9 @@ class KIVIBuffer(SlotBuffer):
     entry ``p // G mod N`` of the blocks. A local slot keeps the blocks that reach into the window.
 
     Args:
-        layer: one that reads the slot.
-        max_length: the most tokens of a row.
-        rule: when tokens are quantized.
+        plan: when tokens are quantized.
+        context: the most tokens of a row.
+        dtype: the model's.
 
     Attributes:
         full: each part's newest tokens (B, H, S, D).
@@ -104,28 +101,29 @@ class KIVIBuffer(SlotBuffer):
 
     def __init__(
         self,
-        layer: LayerConfig,
+        plan: BlockSlot,
         batch_size: int,
-        max_length: int,
-        rule: BlockRule,
-        codes_per_byte: int,
+        context: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.rule, self.window = rule, layer.window
-        self.block_count, self.size = rule.capacity(max_length, layer.window)
-        self.formats = [BlockFormat(codes_per_byte, rule.group if i else None)
-                        for i in range(len(layer.stored))]  # fmt: skip
+        self.rule, self.window, stored = plan.rule, plan.layer.window, plan.layer.stored
+        self.block_count, self.size = self.rule.capacity(context, self.window)
+        per_byte, group = DTYPES[plan.kv_dtype].numbers_per_item, self.rule.group
+        self.formats = [BlockFormat(per_byte, group if i else None) for i in range(len(stored))]
         self.full = tuple(
             torch.zeros(batch_size, part.count, self.size, part.size, dtype=dtype, device=device)
-            for part in layer.stored
+            for part in stored
         )
         self.blocks: EncodedKV = tuple(
             block_format.allocate(
-                (batch_size, part.count, self.block_count, rule.group, part.size), device
+                (batch_size, part.count, self.block_count, group, part.size), device
             )
-            for part, block_format in zip(layer.stored, self.formats, strict=True)
+            for part, block_format in zip(stored, self.formats, strict=True)
         )
+
+    def begin_pass(self, rows: PassRows) -> SlotPass:
+        return KIVIPass(self, rows)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -180,6 +178,7 @@ class _ReadPlan:
         mask: (R, 1, C, keys) of the tokens of ``blocks``, those completed, ``past``, and this pass.
         copied_tokens, copied_blocks: where in the buffer, and from where in this pass's K/V, what
             this pass adds is copied.
+        positions: (R, keys) of the tokens of ``mask``, on the CPU.
     """
 
     blocks: Tensor
@@ -189,98 +188,93 @@ class _ReadPlan:
     mask: Tensor
     copied_tokens: tuple[Index, Index]
     copied_blocks: tuple[Index, Index]
+    positions: Tensor
 
 
-class KIVIPass(CachedPass):
-    """A pass over C tokens of each row, of which ``added`` are real; see `RaggedPass`.
+class KIVIPass(SlotPass):
+    """A slot in blocks, in one pass.
 
     What is pending are each part's tokens, those of the past first, and the completed blocks.
     """
 
-    def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
-        starts = cache.list_lengths()
-        self._is_uniform = len({*starts}) == 1 and {*added} == {count}
-        super().__init__(cache, count, count if self._is_uniform else added)
-        self.end, self.position_limit = end, cache.length + count
-        rows = slice(0, 1) if self._is_uniform else slice(None)
-        # Plans are made on the CPU, which knows all lengths: their sizes depend on the values, and
-        # a device would have to be asked for each.
-        self._starts = torch.tensor(starts[rows])[:, None]
-        self._ends = self._starts + torch.tensor(added[rows])[:, None]
-        self._queries = self._starts + torch.arange(count)
-        self.positions = self._move(self._queries[0] if self._is_uniform else self._queries)
-        self._plans: dict[int | None, _ReadPlan] = {}
+    def __init__(self, buffer: KIVIBuffer, rows: PassRows):
+        self._buffer, self._rows = buffer, rows
+        self._plan: _ReadPlan = rows.share(("blocks", buffer.window), self._make_plan)
+        self._tokens: tuple[Tensor, ...] = ()
+        self._completed: EncodedKV = ()
 
-    def _move(self, planned: Tensor) -> Tensor:
-        """Copy a plan's tensor to the cache's device, without waiting for it."""
-        return planned.to(self._cache.device, non_blocking=True)
-
-    def write_kv(self, layer: int, *parts: Tensor) -> None:
-        owner, buffer = self._find_buffer(layer)
-        plan, dtype = self._find_plan(buffer), buffer.full[0].dtype
+    def write(self, parts: tuple[Tensor, ...]) -> None:
+        plan, buffer = self._plan, self._buffer
+        dtype = buffer.full[0].dtype
         past = tuple(_take(part, plan.past) for part in buffer.full)
-        tokens = concatenate_parts(past, tuple(part.to(dtype) for part in parts))
+        self._tokens = concatenate_parts(past, tuple(part.to(dtype) for part in parts))
         blocks = (plan.completed, buffer.rule.group)
-        completed = [_take(part, plan.completed_tokens) for part in tokens]
+        completed = [_take(part, plan.completed_tokens) for part in self._tokens]
         completed = [part.reshape(*part.shape[:2], *blocks, part.shape[-1]) for part in completed]
-        self._pending[owner] = tokens, buffer.encode(completed)
+        self._completed = buffer.encode(completed)
 
-    def read_kv(self, layer: int) -> KVContext:
-        owner, buffer = self._find_buffer(layer)
-        plan, (tokens, completed) = self._find_plan(buffer), self._pending[owner]
+    def read(self) -> KVContext:
+        plan, buffer = self._plan, self._buffer
         stored = tuple(tuple(_take(t, plan.blocks) for t in part) for part in buffer.blocks)
-        quantized = concatenate_parts(buffer.decode(stored), buffer.decode(completed))
-        return KVContext(concatenate_parts(quantized, tokens), plan.mask)
+        quantized = concatenate_parts(buffer.decode(stored), buffer.decode(self._completed))
+        return KVContext(concatenate_parts(quantized, self._tokens), plan.mask)
 
-    def _store(self, buffer: KIVIBuffer, new: tuple[tuple[Tensor, ...], EncodedKV]) -> None:
-        plan, (tokens, completed) = self._find_plan(buffer), new
+    def key_positions(self) -> Tensor:
+        return self._move(self._plan.positions)
+
+    def finish(self) -> None:
+        plan, buffer = self._plan, self._buffer
         target, source = plan.copied_tokens
-        for stored, added in zip(buffer.full, tokens, strict=True):
+        for stored, added in zip(buffer.full, self._tokens, strict=True):
             stored[target] = added[source]
         if plan.completed:
             target, source = plan.copied_blocks
-            for stored, encoded in zip(chain(*buffer.blocks), chain(*completed), strict=True):
+            for stored, encoded in zip(chain(*buffer.blocks), chain(*self._completed), strict=True):
                 stored[target] = encoded[source]
 
-    def _find_plan(self, buffer: KIVIBuffer) -> _ReadPlan:
-        if buffer.window not in self._plans:
-            self._plans[buffer.window] = self._make_plan(buffer)
-        return self._plans[buffer.window]
+    def _move(self, planned: Tensor) -> Tensor:
+        """Copy a plan's tensor to the cache's device, without waiting for it."""
+        return planned.to(self._rows.device, non_blocking=True)
 
-    def _make_plan(self, buffer: KIVIBuffer) -> _ReadPlan:
+    def _make_plan(self) -> _ReadPlan:
+        # On the CPU, which knows all lengths: sizes depend on the values, and a device would have
+        # to be asked for each.
+        rows, buffer = self._rows, self._buffer
+        which = slice(0, 1) if rows.is_even else slice(None)
+        starts = torch.tensor(rows.past[which])[:, None]
+        ends = starts + torch.tensor(rows.added[which])[:, None]
+        own = starts + torch.arange(rows.count)
         group = buffer.rule.group
-        before, after = (self._first_full(buffer, ends) for ends in (self._starts, self._ends))
+        before, after = (self._first_full(lengths) for lengths in (starts, ends))
         first = torch.zeros_like(before)
         if buffer.window is not None:
-            first = ((self._starts + 1 - buffer.window).clamp_min(0) // group).minimum(
-                before // group
-            )
+            first = ((starts + 1 - buffer.window).clamp_min(0) // group).minimum(before // group)
         blocks, is_block = _ranges(first, before // group)
         completed, is_completed = _ranges(before // group, after // group)
-        past, is_past = _ranges(before.maximum(self._starts - buffer.size), self._starts)
+        past, is_past = _ranges(before.maximum(starts - buffer.size), starts)
         tokens = _tokens_of(completed, group)
-        offset = past[:, :1] if past.shape[1] else self._starts
+        offset = past[:, :1] if past.shape[1] else starts
         # an index beyond a row's own tokens belongs to a block that the row does not complete
-        index = torch.where(tokens < self._starts, tokens - offset,
-                            tokens - self._starts + past.shape[1])  # fmt: skip
-        index = index.clamp(0, past.shape[1] + self._count - 1)
-        own = self._queries
+        index = torch.where(tokens < starts, tokens - offset,
+                            tokens - starts + past.shape[1])  # fmt: skip
+        index = index.clamp(0, past.shape[1] + rows.count - 1)
         quantized = torch.cat([_tokens_of(blocks, group), tokens], 1)
         is_quantized = torch.cat([is_block, is_completed], 1).repeat_interleave(group, 1)
         full = torch.cat([past, own], 1)
-        is_full = torch.cat([is_past, own < self._ends], 1)
-        limit = self._first_full(buffer, own + 1)[:, :, None]  # of each query
+        is_full = torch.cat([is_past, own < ends], 1)
+        limit = self._first_full(own + 1)[:, :, None]  # of each query
         visible = torch.cat([
             is_quantized[:, None] & (quantized[:, None] < limit),
             is_full[:, None] & (full[:, None] >= limit),
         ], 2)  # fmt: skip
-        distance = own[:, :, None] - torch.cat([quantized, full], 1)[:, None]
+        positions = torch.cat([quantized, full], 1)
+        distance = own[:, :, None] - positions[:, None]
         visible &= distance >= 0
         if buffer.window is not None:
             visible &= distance < buffer.window
         see_something(visible)
-        added = self._ends - self._starts
-        columns = torch.arange(self._count)
+        added = ends - starts
+        columns = torch.arange(rows.count)
         is_kept = (columns < added) & (columns >= added - buffer.size)
         last = after // group
         is_kept_block = is_completed & (completed >= last - buffer.block_count)
@@ -292,10 +286,12 @@ class KIVIPass(CachedPass):
             self._move(visible[:, None]),
             self._plan_copies(is_kept, own % buffer.size, past.shape[1]),
             self._plan_copies(is_kept_block, completed % max(1, buffer.block_count), 0),
+            positions,
         )
 
-    def _first_full(self, buffer: KIVIBuffer, lengths: Tensor) -> Tensor:
+    def _first_full(self, lengths: Tensor) -> Tensor:
         """Return the first position in full precision where rows hold ``lengths`` tokens."""
+        buffer = self._buffer
         if not buffer.rule.quantizes(buffer.window):
             return torch.zeros_like(lengths)
         group, residual = buffer.rule.group, buffer.rule.residual
@@ -304,7 +300,7 @@ class KIVIPass(CachedPass):
     def _plan_copies(self, is_kept: Tensor, entries: Tensor, offset: int) -> tuple[Index, Index]:
         """Return where in a buffer, and from where in this pass's K/V, kept columns are copied."""
         rows, columns = is_kept.nonzero(as_tuple=True)
-        which = slice(None) if self._is_uniform else self._move(rows)
+        which = slice(None) if self._rows.is_even else self._move(rows)
         target, source = self._move(entries[rows, columns]), self._move(columns + offset)
         return (which, slice(None), target), (which, slice(None), source)
 

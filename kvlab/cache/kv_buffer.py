@@ -11,7 +11,7 @@ Shapes: B rows, H heads of a part, S entries, D width of a part.
 """
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Self
@@ -19,17 +19,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat, ScaledCodes, Stored
-from kvlab.spec.layer_config import LayerConfig
+from kvlab.cache.attention_pass import KVContext
+from kvlab.cache.formats import ScaledCodes, Stored, get_format
+from kvlab.cache.slot_pass import (
+    EntryRange,
+    PassRows,
+    SlotBuffer,
+    SlotPass,
+    make_position_mask,
+    see_something,
+)  # fmt: skip
+from kvlab.layout.slot_plan import TokenSlot
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
 """The parts of some tokens, each encoded by its format."""
 
 Index = tuple[Any, ...]
 """An index into (B, H, S): slices, or tensors of rows and entries."""
-
-EntryRange = tuple[tuple[Tensor, ...], list[slice]]
-"""Tensors (B, H, S, ...) and the entries of a row that are copied from or to each of them."""
 
 
 def index_kv(encoded: EncodedKV, index: Index) -> EncodedKV:
@@ -49,64 +55,42 @@ def concatenate_parts(past: tuple[Tensor, ...], current: tuple[Tensor, ...]) -> 
     return tuple(torch.cat(pair, 2) for pair in zip(past, current, strict=True))
 
 
-class SlotBuffer(ABC):
-    """What one slot stores, whatever its format."""
-
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that is stored, in the order of the parts."""
-
-    @abstractmethod
-    def list_segment(self, start: int, end: int) -> list[EntryRange]:
-        """Return where the tokens from ``start`` to ``end`` are stored, if never overwritten."""
-
-    @abstractmethod
-    def list_snapshot(self, length: int) -> list[EntryRange]:
-        """Return what a row of ``length`` tokens stores and later tokens will overwrite.
-
-        The segments before it and the snapshot are all that the next token reads.
-        """
-
-    @abstractmethod
-    def map_rows(self, select: Callable[[Tensor], Tensor]) -> Self:
-        """Return a buffer of what ``select`` returns of every tensor (B, ...): some of its rows."""
-
-
 class KVBuffer(SlotBuffer):
     """The parts of one slot, each (B, H, S, D).
 
     Args:
-        layer: one that reads the slot, which holds as many entries as the layer sees.
-        max_length: the most tokens of a row.
-        kv_format: how each part is encoded.
+        plan: how many entries a context takes, of what.
+        context: the most tokens of a row.
         dtype: of the decoded values.
 
     Attributes:
         parts: the tensors that the format allocated for each.
+        window: tokens that a query sees beside the sinks, itself included; None for all.
         sinks: entries of the first tokens.
         ring: entries of the others.
     """
 
+    has_fixed_shapes = True
+
     def __init__(
         self,
-        layer: LayerConfig,
+        plan: TokenSlot,
         batch_size: int,
-        max_length: int,
-        kv_format: KVFormat,
+        context: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.format, self.dtype, self.window = kv_format, dtype, layer.window
-        self.size = layer.visible_tokens(max_length)
+        stored_dtype = plan.storage_dtype(str(dtype).removeprefix("torch."))
+        self.format, self.dtype = get_format(stored_dtype, plan.kv_group), dtype
+        self.window, self.size = plan.window, plan.count_entries(context)
         self.parts: EncodedKV = tuple(
-            kv_format.allocate((batch_size, part.count, self.size, part.size), device)
-            for part in layer.stored
+            self.format.allocate((batch_size, part.count, self.size, part.size), device)
+            for part in plan.layer.stored
         )
-        self.sinks = min(layer.sink_tokens, self.size)
+        self.sinks = min(plan.sinks, self.size)
         self.ring = max(1, self.size - self.sinks)
         shapes = {part[0].shape for part in self.parts}
-        self._has_codes_alike = kv_format.has_codes and len(self.parts) > 1 and len(shapes) == 1
+        self._has_codes_alike = self.format.has_codes and len(self.parts) > 1 and len(shapes) == 1
 
     @property
     def is_ring(self) -> bool:
@@ -158,6 +142,22 @@ class KVBuffer(SlotBuffer):
         entries = self.find_entries(held).to(self.tensors[0].device)
         return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
 
+    def write_newest(self, rows: PassRows, encoded: EncodedKV, recent: int) -> None:
+        """Store of each row the real tokens that are sinks or among the last ``recent``."""
+
+        def find() -> list[Tensor]:
+            # on the host, which knows all lengths and would otherwise wait for the device
+            starts, added = (torch.tensor(n)[:, None] for n in (rows.past, rows.added))
+            index = torch.arange(rows.count)
+            positions = starts + index
+            is_kept = (index >= added - recent) | (positions < self.sinks)
+            row, token = (is_kept & (index < added)).nonzero(as_tuple=True)
+            found = row, token, self.find_entries(positions[row, token])
+            return [t.to(rows.device, non_blocking=True) for t in found]
+
+        row, token, entry = rows.share((type(self), self.sinks, self.ring, recent), find)
+        self.write((row, slice(None), entry), index_kv(encoded, (row, slice(None), token)))
+
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
         """Store consecutive tokens from position ``start`` on, except those that would be
         overwritten at once."""
@@ -190,6 +190,9 @@ class KVBuffer(SlotBuffer):
         is_held = (positions <= last) & (positions >= entries.clamp_max(self.sinks))
         return torch.where(is_held, positions, -1)
 
+    def begin_pass(self, rows: PassRows) -> SlotPass:
+        return (EvenPass if rows.is_even else RaggedPass)(self, rows)
+
     def list_segment(self, start: int, end: int) -> list[EntryRange]:
         return [] if self.is_ring else [(self.tensors, [slice(start, end)])]
 
@@ -221,3 +224,88 @@ def as_bytes(stored: Tensor) -> Tensor:
     """Return float8 as bytes, since torch has few operations for float8, and others unchanged."""
     is_float8 = stored.dtype.is_floating_point and stored.itemsize == 1
     return stored.view(torch.uint8) if is_float8 else stored
+
+
+class TokenPass(SlotPass):
+    """What a `KVBuffer` does alike in all passes.
+
+    A chunk of more than one token enters a ring at the end. All others are stored at once, and
+    queries read the buffer itself.
+    """
+
+    def __init__(self, buffer: KVBuffer, rows: PassRows):
+        self._buffer, self._rows = buffer, rows
+        self._pending: EncodedKV | None = None
+
+    def write(self, parts: tuple[Tensor, ...]) -> None:
+        encoded = self._buffer.encode(parts)
+        if self._buffer.is_ring and self._rows.count > 1:
+            self._pending = encoded
+        else:
+            self._store(encoded)
+
+    def finish(self) -> None:
+        if self._pending is not None:
+            self._store(self._pending)
+
+    @abstractmethod
+    def _store(self, encoded: EncodedKV) -> None:
+        """Store the tokens of this pass."""
+
+
+class EvenPass(TokenPass):
+    """All rows hold the same number of tokens: slices only, no masks, no copies to decode."""
+
+    def read(self) -> KVContext:
+        buffer, start, end = self._buffer, self._rows.start, self._rows.end
+        if self._pending is None:
+            entries = slice(0, min(end, buffer.size))
+            if self._rows.count == 1:
+                return KVContext(buffer.read_step(entries), is_causal=False)
+            return KVContext(buffer.read(entries))
+        parts = buffer.decode(self._pending)
+        if start:
+            parts = concatenate_parts(buffer.read_past(start), parts)
+        if not buffer.sinks or start <= buffer.size:
+            return KVContext(parts, band=(buffer.window, buffer.sinks))
+        # tokens between the sinks and the others have left the ring
+        positions = self.key_positions()[None], self._rows.positions[None]
+        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
+
+    def key_positions(self) -> Tensor:
+        buffer, start, end, device = (
+            self._buffer, self._rows.start, self._rows.end, self._rows.device,
+        )  # fmt: skip
+        if self._pending is not None and start > buffer.size:
+            recent = torch.arange(start - buffer.ring, end, device=device)
+            return torch.cat([torch.arange(buffer.sinks, device=device), recent])
+        if end > buffer.size and self._pending is None:
+            return buffer.stored_positions(torch.tensor([end], device=device))[0]
+        return torch.arange(end, device=device)
+
+    def _store(self, encoded: EncodedKV) -> None:
+        self._buffer.write_tokens(self._rows.start, encoded)
+
+
+class RaggedPass(TokenPass):
+    """Rows hold different numbers of tokens: each has positions, entries and a mask of its own."""
+
+    def read(self) -> KVContext:
+        buffer, keys, positions = self._buffer, self.key_positions(), self._rows.row_positions
+        if self._pending is None:
+            mask = see_something(make_position_mask(keys, positions))
+            return KVContext(buffer.read(slice(0, keys.shape[1])), mask)
+        past = buffer.read(slice(0, min(self._rows.start, buffer.size)))
+        parts = concatenate_parts(past, buffer.decode(self._pending))
+        return KVContext(parts, make_position_mask(keys, positions, buffer.window, buffer.sinks))
+
+    def key_positions(self) -> Tensor:
+        rows = self._rows
+        if self._pending is not None:
+            past = self._buffer.stored_positions(rows.lengths)
+            return torch.cat([past[:, : rows.start], rows.row_positions], 1)
+        held = self._buffer.stored_positions(rows.lengths + rows.is_real.sum(1))
+        return held[:, : rows.start + rows.count]
+
+    def _store(self, encoded: EncodedKV) -> None:
+        self._buffer.write_newest(self._rows, encoded, self._buffer.ring)

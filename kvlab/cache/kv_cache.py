@@ -2,20 +2,15 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import AttentionPass
-from kvlab.cache.cached_passes import RaggedPass, UniformPass
-from kvlab.cache.eviction import EvictingBuffer, EvictingPass, PromptBuffer
-from kvlab.cache.formats import get_format
-from kvlab.cache.kivi import KIVIBuffer, KIVIPass
-from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer, as_bytes
+from kvlab.cache.kv_buffer import as_bytes
+from kvlab.cache.slot_pass import CachedPass, PassRows, SlotBuffer
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.spec.dtypes import DTYPES
-from kvlab.spec.layer_config import LayerConfig
 
 Lengths = Tensor | Sequence[int]
 """(B,) how many tokens of each row are real; the rest is padding at the end."""
@@ -50,24 +45,12 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
-        self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
-        self._evicts = any(isinstance(buffer, EvictingBuffer) for buffer in self.buffers.values())
+        self.buffers: dict[int, SlotBuffer] = {
+            slot: layout.plans[slot].open(batch_size, max_length, dtype, device)
+            for slot in layout.slots
+        }
         # after the buffers, which a batch that is too large does not get
         self._pass_starts: list[list[int]] = [[] for _ in range(batch_size)]
-
-    def _allocate(self, layer: LayerConfig) -> SlotBuffer:
-        shape = (layer, self.batch_size, self.max_length)
-        name, group = self.layout.kv_dtype, self.layout.kv_group
-        if self.layout.blocks is not None:
-            per_byte = DTYPES[name].numbers_per_item
-            return KIVIBuffer(*shape, self.layout.blocks, per_byte, self.dtype, self.device)
-        stored_dtype = self.layout.storage_dtype(str(self.dtype).removeprefix("torch."))
-        kv_format = get_format(stored_dtype, group)
-        rule = self.layout.find_eviction(layer, self.max_length)
-        if rule is None:
-            return KVBuffer(*shape, kv_format, self.dtype, self.device)
-        kind = EvictingBuffer if rule.prompt is None else PromptBuffer
-        return kind(*shape, kv_format, self.dtype, self.device, rule)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -85,7 +68,7 @@ class KVCache:
         """Tokens held by each row, (B,)."""
         return torch.tensor(self.list_lengths()).to(self.device, non_blocking=True)
 
-    def begin_pass(self, count: int, lengths: Lengths | None = None) -> AttentionPass:
+    def begin_pass(self, count: int, lengths: Lengths | None = None) -> CachedPass:
         """Return the next forward pass, over ``count`` tokens of each row.
 
         Args:
@@ -95,20 +78,14 @@ class KVCache:
         Raises:
             CacheError: the tokens do not fit, or ``lengths`` is not B numbers from 0 to C.
         """
-        added, longest = self.check_space(count, lengths)
-        if self.layout.blocks is not None:
-            return KIVIPass(self, count, added, longest)
-        one_pass: AttentionPass
-        if self._ragged_lengths is None and all(new == count for new in added):
-            one_pass = UniformPass(self, count)
-        else:
-            one_pass = RaggedPass(self, count, added, longest)
-        if self._evicts:
-            return EvictingPass(self, one_pass, count, added)
-        return one_pass
+        added = self.check_space(count, lengths)
+        is_even = self._ragged_lengths is None and all(new == count for new in added)
+        rows = PassRows(self.list_lengths(), added, count, self.device, is_even=is_even)
+        advance = partial(self.advance, count if is_even else added)
+        return CachedPass(self.layout, self.buffers, rows, advance)
 
-    def check_space(self, count: int, lengths: Lengths | None = None) -> tuple[list[int], int]:
-        """Return how many tokens a pass adds to each row, and how many the longest then holds.
+    def check_space(self, count: int, lengths: Lengths | None = None) -> list[int]:
+        """Return how many tokens a pass adds to each row.
 
         Raises:
             CacheError: see `begin_pass`.
@@ -124,12 +101,12 @@ class KVCache:
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
             raise CacheError(f"{text}; make a longer cache, or reset this one")
-        return added, longest
+        return added
 
     @property
     def has_static_pass(self) -> bool:
-        """Whether a decode step has fixed shapes: not with blocks of tokens, nor eviction."""
-        return self.layout.blocks is None and not self._evicts
+        """Whether a decode step has fixed shapes."""
+        return all(buffer.has_fixed_shapes for buffer in self.buffers.values())
 
     def count_read_slots(self, entries: int) -> int | None:
         """Return how many slots a decode step reads of each row, over all layers.

@@ -30,8 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlab.cache.kv_buffer import EntryRange, as_bytes
+from kvlab.cache.kv_buffer import as_bytes
 from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.slot_pass import EntryRange
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 
@@ -100,6 +101,13 @@ class PrefixTree:
         self.context_length = cache.max_length
         self.keeps_all_tokens = self.layout.keeps_all_tokens(self.context_length)
         self.root = Node(self, np.empty(0, np.int64), 0, ())
+        # the plan of the slot of each tensor of a segment
+        self._tensor_plans = [
+            cache.layout.plans[slot]
+            for slot, buffer in cache.buffers.items()
+            for tensors, _ in buffer.list_segment(0, 1)
+            for _ in tensors
+        ]
 
     def segment_bytes(self, start: int, end: int) -> int:
         return self.layout.segment_bytes(start, end, self.context_length, self.dtype)
@@ -111,12 +119,9 @@ class PrefixTree:
         """Return the bytes of all that goes on from ``length`` tokens."""
         return self.segment_bytes(0, length) + self.snapshot_bytes(length)
 
-    def count_units(self, start: int, end: int) -> int:
-        """Return how many tokens or blocks (U) a segment has in each tensor."""
-        blocks = self.layout.blocks
-        if blocks is None:
-            return end - start
-        return (blocks.quantized_tokens(end) - blocks.quantized_tokens(start)) // blocks.group
+    def count_units(self, start: int, end: int) -> list[int]:
+        """Return how many entries (U) each tensor of a segment has."""
+        return [plan.count_units(start, end, self.context_length) for plan in self._tensor_plans]
 
     def make_key(self, tokens: Ids, pass_starts: Sequence[int]) -> Key:
         if not self.layout.depends_on_passes:
@@ -275,7 +280,7 @@ class PrefixCache:
             end = min(node.end, length)
             units = tree.count_units(node.start, end)
             ranges = _list_segment(cache, node.start, end)
-            _write_entries(ranges, [t[:, :units] for t in node.segment])
+            _write_entries(ranges, [t[:, :n] for t, n in zip(node.segment, units, strict=True)])
         if node.snapshot is not None and node.end == length:
             _write_entries(_list_snapshot(cache, length), node.snapshot)
         _, pass_starts = tree.split_key(join_keys(path)[:length])
@@ -332,9 +337,10 @@ class PrefixCache:
         return sorted(end for end in ends if end > start)
 
     def _find_tree(self, weights: Hashable, cache: KVCache) -> PrefixTree:
-        tree, rule = PrefixTree(cache), cache.layout.eviction
-        evicts = rule is not None and rule.drops(cache.max_length)
-        return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
+        layout, tree = cache.layout, PrefixTree(cache)
+        # a slot may keep all of a short context, and drop some of a longer one
+        keeps = tuple(plan.keeps_all_tokens(cache.max_length) for plan in layout.plans)
+        return self._trees.setdefault((weights, layout, tree.dtype, keeps), tree)
 
     # Changes of the tree. If one is interrupted, `_recover` finds every node whole.
 
@@ -373,14 +379,12 @@ class PrefixCache:
         """Replace a node by two; return the upper one."""
         tree, parent, count = node.tree, node.parent, depth - node.start
         assert parent is not None, "the root has no tokens"
-        units = tree.count_units(node.start, depth)
-        upper, lower = (
-            Node(tree, key.copy(), start, tuple(_join([t[:, part]]) for t in node.segment))
-            for key, start, part in (
-                (node.key[:count], node.start, slice(0, units)),
-                (node.key[count:], depth, slice(units, None)),
-            )
-        )
+        halves = [
+            (_join([t[:, :units]]), _join([t[:, units:]]))
+            for t, units in zip(node.segment, tree.count_units(node.start, depth), strict=True)
+        ]
+        upper = Node(tree, node.key[:count].copy(), node.start, tuple(half[0] for half in halves))
+        lower = Node(tree, node.key[count:].copy(), depth, tuple(half[1] for half in halves))
         lower.children, lower.snapshot = node.children, node.snapshot
         lower.last_used = upper.last_used = node.last_used
         lower.attach(upper)

@@ -176,8 +176,7 @@ def compare_serving(
             `stores_other_dtype`.
     """
     has_other_dtype = stores_other_dtype(model, serving)
-    eviction, start = KVLayout.of(model.config, serving).eviction, text.document_start
-    exact_serving = serving.store_as_model(eviction)
+    start, exact_serving = text.document_start, serving.store_as_model(model.config)
     losses: dict[str, list[Tensor]] = {"one_shot": [], "served": [], "exact": []}
     divergences: list[Tensor] = []  # KL and whether the top changed, (2, B, T)
     squares, largest, logit_count = 0.0, 0.0, 0
@@ -214,9 +213,10 @@ def compare_serving(
     by_window = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
     by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / by_window.shape[1]
     evicted = None
-    if eviction is not None:
+    dropping = [p for p in KVLayout.of(model.config, serving).plans if p.drops_tokens]
+    if dropping:
         queries = sum(length * (length + 1) // 2 for length in lengths)
-        evicted = sum(map(eviction.count_dropped, lengths)) / queries
+        evicted = sum(map(dropping[0].count_dropped, lengths)) / queries
     return ServingComparison(
         **{name: _to_numpy(torch.cat(one)) if one else np.zeros(0) for name, one in losses.items()},
         by_window=by_window,

@@ -101,13 +101,13 @@ def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | Non
     """
     layout = layout or KVLayout.of(model)
     attention = 0
-    for number, layer in enumerate(model.layers):
+    for layer, plan in zip(model.layers, layout.plans, strict=True):
         if layer.kv == "latent":
             per_key = 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
         else:
             rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
             per_key = 4 * layer.out_width + rotation
-        attention += per_key * layout.seen_tokens(number, context_length)
+        attention += per_key * plan.count_seen(context_length)
     return 2 * _decoding_weights(model, layout) + attention
 
 

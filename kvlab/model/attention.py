@@ -140,7 +140,7 @@ def attend(
     keys, values = k.to_dense(q.dtype), decode_stored(v, q.dtype)
     if mask is not None:
         return scaled_dot_product(q, keys, values, mask, sink=sink)
-    causal = CausalMask(layer.window, layer.sink_tokens, context.documents)
+    causal = CausalMask(*(context.band or (layer.window, layer.sink_tokens)), context.documents)
     name = select_backend(q, keys, values, causal, sink)
     if name == "cpu_tiled":  # the others note what runs in the end
         note_kernel(name)

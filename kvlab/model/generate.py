@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from kvlab.cache import KVCache
-from kvlab.cache.cached_passes import StaticPass
+from kvlab.cache.static_pass import StaticPass
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT, check_positions

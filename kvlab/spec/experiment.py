@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import ValidationInfo, field_validator
 
-from kvlab.sharing import SharingError, owner_map, tied_slots
+from kvlab.sharing import SharingError
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
@@ -136,10 +136,7 @@ class Experiment(SpecModel):
 
 def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
     try:
-        tie = owner_map(serving.tie, model.layer_kinds)
-        slots = tied_slots(model.kv_owners, tie, serving.tie_rule)
+        yield from serving.find_eviction_problems(model)
     except SharingError as error:
         yield "serving.tie", str(error)
-    else:
-        yield from serving.find_eviction_problems(model, slots)
     yield from serving.kv.find_storage_problems(model, "serving")

@@ -1,11 +1,11 @@
 """`serving` of an experiment: what changes only inference. Also `serving.evict`."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvlab.sharing import owner_map, tied_slots
 from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
@@ -48,7 +48,7 @@ class EvictionRule:
 
     @property
     def slot_score_bytes(self) -> int:
-        """Bytes that a slot needs for each K/V head beside its K and V."""
+        """Bytes that a slot that drops tokens has for each K/V head beside its K and V."""
         if self.prompt is not None:
             return VOTE_BYTES * (self.prompt - self.recent)
         return self.keep * SCORE_BYTES if self.is_scored else 0
@@ -212,8 +212,9 @@ class ServingConfig(SpecModel):
 
     def _find_problems(self) -> Problems:
         yield from self.kv.find_setting_problems()
-        if self.compile and (self.kv.blocks is not None or self.evict is not None):
-            cause = "serving.evict" if self.evict is not None else f"kv_dtype {self.kv_dtype}"
+        ranks = self.evict is not None and self.evict.by != "recency"
+        if self.compile and (self.kv.blocks is not None or ranks):
+            cause = f"evict by {self.evict.by}" if self.evict else f"kv_dtype {self.kv_dtype}"
             text = f"needs steps of fixed shapes, which {cause} does not have"
             yield "compile", f"{text}; leave one of the two out"
 
@@ -222,12 +223,22 @@ class ServingConfig(SpecModel):
         """How the cache stores K and V."""
         return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
 
-    def find_eviction_problems(self, model: ModelConfig, slots: Sequence[int]) -> Problems:
+    def find_slots(self, model: ModelConfig) -> tuple[int, ...]:
+        """Return for every layer of ``model`` the slot that it reads.
+
+        Raises:
+            SharingError: the tie is not possible on these layers.
+        """
+        tie = owner_map(self.tie, model.layer_kinds)
+        return tied_slots(model.kv_owners, tie, self.tie_rule)
+
+    def find_eviction_problems(self, model: ModelConfig) -> Problems:
         """Yield why tokens of ``model`` cannot be evicted, by fields of a spec.
 
-        Args:
-            slots: the slot that each layer reads.
+        Raises:
+            SharingError: the tie is not possible on these layers.
         """
+        slots = self.find_slots(model)
         if self.evict is None:
             return
         is_global = [layer.window is None for layer in model.layers]
@@ -248,22 +259,17 @@ class ServingConfig(SpecModel):
             text = f"would differ between the layers that share the slot of layer {shared[0]}"
             yield "serving.evict.by", f"{text}; use recency, or share no K/V"
         elif self.evict.bytes is not None:
-            keep = self._find_kept_tokens(model, slots)
+            keep = self._find_kept_tokens(model)
             problems = self.evict.find_budget_problems(keep)
             yield from ((f"serving.evict.{name}", message) for name, message in problems)
 
-    def resolve_eviction(self, model: ModelConfig, slots: Sequence[int]) -> EvictionRule | None:
-        """Return which tokens global slots keep; None for all.
-
-        Args:
-            slots: the slot that each layer reads.
-        """
+    def resolve_eviction(self, model: ModelConfig) -> EvictionRule | None:
+        """Return which tokens global slots keep; None for all."""
         if self.evict is None:
             return None
-        keep = self.evict.keep or self._find_kept_tokens(model, slots)
-        return self.evict.resolve(keep)
+        return self.evict.resolve(self.evict.keep or self._find_kept_tokens(model))
 
-    def _find_kept_tokens(self, model: ModelConfig, slots: Sequence[int]) -> int:
+    def _find_kept_tokens(self, model: ModelConfig) -> int:
         """Return how many tokens global slots may keep in a budget of bytes, possibly none.
 
         The budget is of the cache of one sequence of ``block_size`` tokens in a trial's dtype.
@@ -273,7 +279,7 @@ class ServingConfig(SpecModel):
         assert evict.bytes is not None
         dtype = DTYPES[MODEL_DTYPE if self.kv_dtype == "model" else self.kv_dtype]
         rings = tokens = scores = 0
-        for slot in set(slots):
+        for slot in set(self.find_slots(model)):
             layer = model.layers[slot]
             token = dtype.token_bytes(layer.stored, self.kv_group)
             if layer.window is None:
@@ -289,13 +295,10 @@ class ServingConfig(SpecModel):
             return max(0, held - model.block_size + evict.prompt) if held >= evict.prompt else 0
         return spare // (tokens + scores)
 
-    def store_as_model(self, eviction: EvictionRule | None) -> "ServingConfig":
-        """Return the same serving with K and V in the model's dtype.
-
-        Args:
-            eviction: of `resolve_eviction`: as many tokens are kept, whatever they take.
-        """
+    def store_as_model(self, model: ModelConfig) -> "ServingConfig":
+        """Return the same serving with K and V in the model's dtype, and as many tokens kept."""
         update: dict[str, Any] = {"kv_dtype": "model", "kv_group": None, "kv_residual": None}
-        if self.evict is not None and eviction is not None:
-            update["evict"] = self.evict.model_copy(update={"keep": eviction.keep, "bytes": None})
+        rule = self.resolve_eviction(model)
+        if self.evict is not None and rule is not None:
+            update["evict"] = self.evict.model_copy(update={"keep": rule.keep, "bytes": None})
         return self.model_copy(update=update)

@@ -139,12 +139,6 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
     layout_fields = ("tie", "tie_rule", "kv_group", "kv_residual", "evict")
     data = {k: v for k, v in experiment.serving.identity().items() if k not in layout_fields}
-    if layout.eviction is not None:
-        data["evict"] = layout.eviction.identity()
-    if layout.kv_group is not None:
-        data["kv_group"] = layout.kv_group
-    if layout.blocks is not None:
-        data["kv_blocks"] = {"group": layout.blocks.group, "residual": layout.blocks.residual}
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
         data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
-    return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
+    return {**data, **layout.identity()}

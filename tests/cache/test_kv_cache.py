@@ -131,9 +131,9 @@ def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
 def test_a_budget_of_bytes_keeps_what_fits_in_it(serving, by):
     config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
     layout = KVLayout.of(config, ServingConfig(**serving, evict={"bytes": 6000, "by": by}))
-    more = {"keep": layout.eviction.keep + 1, "by": by}
+    more = {"keep": layout.plans[0].rule.keep + 1, "by": by}
     larger = KVLayout.of(config, ServingConfig(**serving, evict=more)).stored_bytes(1, 64)
-    assert layout.stored_bytes(1, 64) <= 6000 < larger or layout.eviction.keep == 64
+    assert layout.stored_bytes(1, 64) <= 6000 < larger or layout.plans[0].rule.keep == 64
 
 
 def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
@@ -141,14 +141,14 @@ def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
     evict = {"by": "snapkv", "prompt": 40, "recent": 8, "bytes": 8000}
     layout = KVLayout.of(config, ServingConfig(evict=evict))
     # 128 bytes a token: two rings of 6, 4 bytes a vote of 32 tokens and 2 heads; 24 tokens follow
-    assert layout.eviction.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
+    assert layout.plans[0].rule.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
     assert layout.stored_bytes(1, 64) == 2 * 6 * 128 + 2 * 32 * 4 + (24 + 24) * 128 <= 8000
     assert layout.read_bytes(1, 64) == 2 * 6 * 128 + (24 + 24) * 128
     assert layout.read_bytes(1, 41) == 2 * 6 * 128 + (24 + 1) * 128
     assert layout.stored_bytes(1, 41) == 2 * 6 * 128 + 2 * 32 * 4 + 40 * 128
     assert layout.bytes_per_token_at_limit() == 128
     assert "(1 global slot x 48 tokens + 2 local slots x 6 tokens) x" in layout.formula(1, 64)
-    assert "1 global slot x 2 heads x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
+    assert "(1 global slot x 2 heads) x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
 
 
 def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():

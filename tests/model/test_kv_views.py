@@ -41,7 +41,7 @@ def config(form, **more):
 def test_a_token_stores_as_many_numbers_as_the_papers_say(form):
     assert {config(form).layers[0].kv for form in FORMS} == set(VIEWS)
     layout = KVLayout.of(config(form))
-    assert layout.token_bytes(0, "float32") == 4 * NUMBERS[form]
+    assert layout.plans[0].token_bytes("float32") == 4 * NUMBERS[form]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -43,7 +43,7 @@ from kvlab.benchmark.measures import (
     max_batch,
 )
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
-from kvlab.cache.cached_passes import StaticPass
+from kvlab.cache.static_pass import StaticPass
 from kvlab.layout import training_flops
 from kvlab.layout.gpu_sharing import is_mps_running, stop_mps
 from kvlab.layout.roofline_model import DevicePeaks

@@ -27,6 +27,7 @@ import torch
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.cache.prefix_cache import join_keys, path_to
 from kvlab.layout import KVLayout
+from kvlab.layout.block_slot import BlockSlot
 from kvlab.model import GPT
 from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ServingConfig
@@ -41,18 +42,22 @@ TRAITS: list[Callable[[Case, KVLayout], bool]] = [
     lambda case, _: case.number >= 0,  # any
     lambda _, layout: layout.depends_on_passes and layout.keeps_all_tokens(LONGEST),
     lambda _, layout: layout.depends_on_passes and not layout.keeps_all_tokens(LONGEST),
-    lambda _, layout: layout.blocks is not None and not _has_ring(layout),
-    lambda _, layout: layout.blocks is not None and _has_ring(layout),
+    lambda _, layout: _has_blocks(layout) and not _has_ring(layout),
+    lambda _, layout: _has_blocks(layout) and _has_ring(layout),
     lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
     lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
-    lambda _, layout: layout.eviction is not None and layout.eviction.keep < LONGEST,
+    lambda _, layout: any(p.drops_tokens and p.rule.drops(LONGEST) for p in layout.plans),
     lambda case, _: case.config.kv != "separate",
 ]
 """What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
 
 
 def _has_ring(layout: KVLayout) -> bool:
-    return any(layer.window for layer in layout.layers)
+    return any(plan.layer.window for plan in layout.plans)
+
+
+def _has_blocks(layout: KVLayout) -> bool:
+    return any(isinstance(plan, BlockSlot) for plan in layout.plans)
 
 
 def draw_session_case(number: int) -> tuple[Case, KVLayout]:

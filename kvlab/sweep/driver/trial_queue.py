@@ -56,8 +56,7 @@ def architecture_key(planned: PlannedTrial) -> str:
     """Return a key of the model and how its K/V are stored, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    others = repr((layout.blocks, layout.eviction))
-    serving = [layout.owners, layout.writers, layout.kv_dtype, layout.kv_group, others]
+    serving = [experiment.serving.kv_dtype, layout.identity()]
     trained = experiment.training.kv.identity(experiment.model)
     return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 

@@ -1,0 +1,186 @@
+"""How one slot stores the tokens of a context: its entries, its bytes, its buffer.
+
+A `SlotPlan` is the one place that knows it: `KVLayout` sums over plans, fingerprints ask them what
+is computed, and a cache asks them for buffers. `TokenSlot` stores every token alike. Slots that
+drop tokens or store them in blocks are plans of their own.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any, ClassVar
+
+from kvlab.humanize import format_count
+from kvlab.spec.dtypes import DTYPES, DType
+from kvlab.spec.layer_config import LayerConfig
+
+Term = tuple[str, str]
+"""A product of the formula: what a slot holds, and the bytes of each."""
+
+
+@dataclass(frozen=True)
+class SlotPlan(ABC):
+    """A slot of layers of one kind under one serving configuration.
+
+    Contexts are tokens of one sequence; ``dtype`` is the model's, used where ``kv_dtype`` is
+    ``model``. Bytes are those of one sequence.
+
+    Attributes:
+        layer: one that reads the slot: its heads, its window and what a token stores.
+        kv_group: numbers of a head that share a scale; None for the default of ``kv_dtype``.
+        buffer: the class that stores the tokens, as ``module:class``. It is named, not imported:
+            plans do not import torch. It takes the plan and the arguments of `open`.
+        drops_tokens: whether a token may be dropped that a layer would still see in training.
+    """
+
+    layer: LayerConfig
+    kv_dtype: str = "model"
+    kv_group: int | None = None
+
+    buffer: ClassVar[str]
+    drops_tokens: ClassVar[bool] = False
+
+    def storage_dtype(self, dtype: str) -> str:
+        """Return the dtype in which K and V of a model of ``dtype`` are stored."""
+        return dtype if self.kv_dtype == "model" else self.kv_dtype
+
+    @abstractmethod
+    def token_bytes(self, dtype: str) -> int:
+        """Return the bytes of one token: K and V of every head, with scales."""
+
+    @abstractmethod
+    def stored_bytes(self, context: int, dtype: str) -> int:
+        """Return the bytes that a context takes."""
+
+    def count_seen(self, context: int) -> int:
+        """Return how many tokens of a context the query of the newest one attends to."""
+        return self.layer.visible_tokens(context)
+
+    def count_dropped(self, context: int) -> int:  # noqa: ARG002
+        """Return how many tokens the queries of a text do not see though they would in training,
+        over all its queries."""
+        return 0
+
+    def read_bytes(self, context: int, dtype: str) -> int:
+        """Return the bytes that one layer reads to decode one token, its own included."""
+        return self.stored_bytes(context, dtype)
+
+    def written_bytes(self, dtype: str) -> int:
+        """Return the bytes that one layer writes to decode one token."""
+        return self.token_bytes(dtype)
+
+    def growth_bytes(self, dtype: str) -> int:
+        """Return the bytes that each further token of a long context adds."""
+        return 0 if self.layer.window is not None else self.token_bytes(dtype)
+
+    @abstractmethod
+    def keeps_all_tokens(self, context: int) -> bool:
+        """Whether a cache of such a context still has all that any of its first tokens read."""
+
+    @abstractmethod
+    def count_units(self, start: int, end: int, context: int) -> int:
+        """Return how many entries of a buffer the tokens from ``start`` to ``end`` fill for good.
+
+        They are the entries of `SlotBuffer.list_segment`; 0 where later tokens overwrite them.
+        """
+
+    @abstractmethod
+    def segment_bytes(self, start: int, end: int, context: int, dtype: str) -> int:
+        """Return the bytes of these entries."""
+
+    @abstractmethod
+    def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:
+        """Return the bytes of what ``length`` tokens store that further ones overwrite.
+
+        With `segment_bytes` of these tokens, that is all that the next token reads.
+        """
+
+    @abstractmethod
+    def formula(self, slots: str, context: int, dtype: str) -> list[Term]:
+        """Return the arithmetic of `stored_bytes` as products.
+
+        Args:
+            slots: how many there are, such as ``2 global slots``.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is computed in another way than by a slot of all tokens, as plain data."""
+        return {} if self.kv_group is None else {"kv_group": self.kv_group}
+
+    def open(self, rows: int, context: int, dtype: Any, device: Any) -> Any:
+        """Return an empty `kvlab.cache.slot_pass.SlotBuffer`.
+
+        Args:
+            rows: sequences, of up to ``context`` tokens.
+            dtype, device: torch's, of the model.
+        """
+        return resolve_name(self.buffer)(self, rows, context, dtype, device)
+
+
+@dataclass(frozen=True)
+class TokenSlot(SlotPlan):
+    """Every token has an entry, and all are stored alike: as numbers, or as codes with scales.
+
+    Without a window the slot holds every token of the context, with one a ring of
+    ``min(window, context)`` beside the entries of sink tokens.
+    """
+
+    buffer: ClassVar[str] = "kvlab.cache.kv_buffer:KVBuffer"
+
+    @property
+    def window(self) -> int | None:
+        """The newest tokens that are held beside the sinks; None for all."""
+        return self.layer.window
+
+    @property
+    def sinks(self) -> int:
+        """The first tokens, which are always held."""
+        return self.layer.sink_tokens
+
+    def count_entries(self, context: int) -> int:
+        """Return how many tokens of a context have an entry."""
+        return context if self.window is None else min(context, self.sinks + self.window)
+
+    def token_bytes(self, dtype: str) -> int:
+        return self._stored(dtype).token_bytes(self.layer.stored, self.kv_group)
+
+    def stored_bytes(self, context: int, dtype: str) -> int:
+        return self.count_entries(context) * self.token_bytes(dtype)
+
+    def keeps_all_tokens(self, context: int) -> bool:  # noqa: ARG002
+        return self.window is None or (self.window == 1 and not self.sinks)
+
+    def count_units(self, start: int, end: int, context: int) -> int:  # noqa: ARG002
+        return 0 if self.window is not None else end - start
+
+    def segment_bytes(self, start: int, end: int, context: int, dtype: str) -> int:
+        return self.count_units(start, end, context) * self.token_bytes(dtype)
+
+    def snapshot_bytes(self, length: int, context: int, dtype: str) -> int:  # noqa: ARG002
+        if self.window is None:
+            return 0
+        sinks = min(self.sinks, length)
+        first = max(sinks, length - self.window + 1)
+        return (sinks + length - first) * self.token_bytes(dtype)
+
+    def formula(self, slots: str, context: int, dtype: str) -> list[Term]:
+        return [(f"{slots} x {self.count_entries(context)} tokens", self._token_formula(dtype))]
+
+    def _stored(self, dtype: str) -> DType:
+        return DTYPES[self.storage_dtype(dtype)]
+
+    def _token_formula(self, dtype: str) -> str:
+        """Return the arithmetic of `token_bytes` as text."""
+        stored, parts = self._stored(dtype), []
+        for part in self.layer.stored:
+            packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
+            vector = f"{part.size}{packed} x {format_count(stored.item_bytes, 'byte')}"
+            if stored.is_quantized:
+                scales = part.size // stored.group_size(part.size, self.kv_group)
+                count = f"{scales} x " if scales > 1 else ""
+                unit = "scales" if count else "scale"
+                vector = f"({vector} + {count}{stored.scale_bytes} for the {unit})"
+            parts.append(f"{format_count(part.count, part.name)} x {vector}")
+        if self.layer.kv == "separate":
+            return f"2 (K, V) x {parts[0]}"
+        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
