@@ -11,7 +11,7 @@ from scipy import stats
 from kvlab.analysis.sequential import t_bounds
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
-from tests.analysis.test_estimand import CELLS, FACTORS, make_study
+from tests.analysis.test_estimand import CELLS, FACTORS, tied_study
 from tests.report.reference_effects import Sweep
 
 SEEDS = 4
@@ -30,7 +30,7 @@ def with_losses(study, changed):
 
 def noisy_study(seed, together=0.3, **options):
     """A study in which one K/V head costs 0.3 nats, and each tied cell has a noise of its own."""
-    study = make_study(seeds=SEEDS, **options)
+    study = tied_study(seeds=SEEDS, **options)
     random = np.random.default_rng(seed)
     trained = {cell: random.normal(0, 0.02, SEEDS) for cell in CELLS if cell[2] != "tied"}
     shared, table = random.normal(0, together, SEEDS), {}

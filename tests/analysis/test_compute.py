@@ -13,24 +13,6 @@ from tests.support.record_factory import Record
 TUNED = Path(__file__).parents[2] / "reports" / "reductions" / "record.tar.xz"
 
 
-class Timed(Record):
-    """Trials of 30 seconds; one of ``none`` takes 10 of them for the steps of its training."""
-
-    training_record: dict = {}  # noqa: RUF012
-    resources: dict = {}  # noqa: RUF012
-
-    def result(self, levels, seed, status):
-        found = super().result(levels, seed, status)
-        if status == "done":
-            found["training_record"] |= self.training_record
-        found["experiment"]["resources"] = self.resources
-        return found
-
-
-def measure(record, folder):
-    return measure_compute(Study.load(record.write(folder), "made"))[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "share", "device", "seconds"),
     [
@@ -49,9 +31,14 @@ def measure(record, folder):
 def test_steps_count_where_they_were_taken_and_hours_of_all_devices(
     tmp_path, changes, share, device, seconds
 ):
-    record = Timed(factors={"heads": ("mha", "mqa")}, seeds=(0,))
-    vars(record).update(changes)
-    found = measure(record, tmp_path)
+    """Of trials of 30 seconds, whose trainings take 10 of them for their steps."""
+
+    def change(result, _levels, _seed):
+        result["training_record"] |= changes.get("training_record", {})
+        result["experiment"]["resources"] = changes.get("resources", {})
+
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,), change=change)
+    found = measure_compute(Study.load(record.write(tmp_path), "made"))[0]
     assert found.flops == pytest.approx(2 * share * 1e12)
     assert found.hours == {device: pytest.approx(2 * seconds / 3600)}
 
@@ -60,11 +47,6 @@ def test_tuning_is_a_part_of_the_whole_and_missed_where_it_is_gone(tmp_path):
     store = extract_archive(TUNED, tmp_path / "record")
     total, tuning = measure_compute(Study.load(store, "reductions"))
     assert (tuning.trials, tuning.trainings, tuning.absent) == (33, 33, 0)
-    assert (total.flops, tuning.flops) == pytest.approx((36.859e12, 14.692e12), rel=1e-4)
-    hours = [part.hours["CPU core"] for part in (total, tuning)]
-    assert hours == pytest.approx([0.6483, 0.1583], abs=1e-4), (
-        "with the times that were taken again"
-    )
     for trial in store.sweep_trials("reductions")[:33]:  # those of the tuning come first
         shutil.rmtree(store.trial_directory(trial))
     rest, gone = measure_compute(Study.load(store, "reductions"))

@@ -1,6 +1,5 @@
 """Trainings that diverge or go wrong: how often, on which side, and what is said of the level."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from kvlab.analysis.divergence import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.study import Study
-from kvlab.analysis.trial_rows import TrialRow
-from kvlab.store import Store
+from tests.support.cells import make_cells, make_study
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
@@ -72,14 +70,9 @@ def test_what_is_said_follows_from_the_side_that_diverged(tmp_path):
     st.integers(0, 9),
 )
 def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
-    random = np.random.default_rng(draw)
-    cells = {}
-    for number, levels in enumerate(product(*FACTORS.values())):
-        for seed in range(4):
-            loss = 4 + random.normal(0, 0.001) - 0.1 * ("mqa" in levels)
-            name, status = f"{number}.{seed}", statuses[4 * number + seed]
-            row = TrialRow(levels, seed, name, status, name, {"loss": loss})
-            cells.setdefault(levels, {})[seed] = row
+    random, levels = np.random.default_rng(draw), list(product(*FACTORS.values()))
+    losses = {c: 4 + random.normal(0, 0.001, 4) - 0.1 * ("mqa" in c) for c in levels}
+    cells = make_cells(losses, status=lambda c, seed: statuses[4 * levels.index(c) + seed])
     for effect in estimate_main_effects(cells, FACTORS, "loss", margin=0.5):
         index = list(FACTORS).index(effect.change[0][0])
         worse_off = 0
@@ -98,18 +91,8 @@ def test_nothing_that_diverged_is_better_or_cheap(statuses, draw):
 # Trainings that went wrong
 
 
-def make_cells(losses):
-    """Cell -> rows by seed, from losses by cell; a third part of the name shares the training."""
-    return {
-        (name,): {
-            seed: TrialRow(
-                (name,), seed, f"{name}{seed}", "done", f"{name[0]}{seed}", {"loss": one}
-            )
-            for seed, one in enumerate(row)
-            if not math.isnan(one)
-        }
-        for name, row in losses.items()
-    }
+def cells_of(losses):
+    return make_cells({(name,): row for name, row in losses.items()})
 
 
 def test_the_rule_by_hand():
@@ -117,51 +100,51 @@ def test_the_rule_by_hand():
     losses = {"a": (9.0, 10.0, 11.0), "b": (19.0, 20.0, 21.0), "c": (28.0, 30.0, 30.1)}
     regular = [1, 1, 1, 1, 2, 0.1]
     for wrong in (39.0, 41.0):
-        cells = make_cells({**losses, "d": (30.0, 30.0, wrong)})
+        cells = cells_of({**losses, "d": (30.0, 30.0, wrong)})
         deviation = 1.4826 * np.median([*regular, 0, wrong - 30])
         found = find_wrong_trainings(cells)
         expected = (wrong - 30) / deviation
-        assert found == ({"d2": pytest.approx(expected)} if expected > MOST_DEVIATIONS else {})
+        assert found == (
+            {"('d',) 2": pytest.approx(expected)} if expected > MOST_DEVIATIONS else {}
+        )
     assert found
 
 
 def test_better_is_not_wrong_and_few_seeds_tell_nothing():
     many = dict.fromkeys("abcd", (1.0, 1.1, 1.2))
-    assert find_wrong_trainings(make_cells({**many, "e": (-9.0, 1.1, 1.2)})) == {}
-    assert find_wrong_trainings(make_cells({**many, "e": (1.0, 90.0)})) == {}
-    assert find_wrong_trainings(make_cells({"a": (1.0, 1.1, 90.0)})) == {}, "no deviation is known"
-    assert list(find_wrong_trainings(make_cells({**many, "e": (1.1, 1.2, 90.0)}))) == ["e2"]
+    assert find_wrong_trainings(cells_of({**many, "e": (-9.0, 1.1, 1.2)})) == {}
+    assert find_wrong_trainings(cells_of({**many, "e": (1.0, 90.0)})) == {}
+    assert find_wrong_trainings(cells_of({"a": (1.0, 1.1, 90.0)})) == {}, "no deviation is known"
+    assert list(find_wrong_trainings(cells_of({**many, "e": (1.1, 1.2, 90.0)}))) == ["('e',) 2"]
 
 
 BYTES = {"mha": 4, "mqa": 1}
 
 
-def make_study(wrong=None, margin=0.2, shift=0.0):
-    """Nothing costs anything but ``shift`` of one K/V head; ``wrong`` is ``(cell, seed, nats)``."""
-    random, rows = np.random.default_rng(3), []
-    for heads, position, seed in product(*FACTORS.values(), range(6)):
-        loss = 4 + random.normal(0, 0.002) + shift * (heads == "mqa")
-        if wrong is not None and wrong[:2] == ((heads, position), seed):
-            loss += wrong[2]
-        name, of = f"{heads} {position} {seed}", {"bytes_at_block_size": BYTES[heads]}
-        facts = {"experiment": {"data": {"tokenizer": "a"}}, "kv": of}
-        row = TrialRow((heads, position), seed, name, "done", name, {"loss": loss}, record=facts)
-        rows.append(row)
-    baseline = {factor: levels[0] for factor, levels in FACTORS.items()}
-    sweep = {"name": "m", "factors": FACTORS, "baseline": baseline, "patches": {
+def study_with(wrong=None):
+    """Nothing costs anything; ``wrong`` is ``(cell, seed, nats)``."""
+    random = np.random.default_rng(3)
+    losses = {cell: 4 + random.normal(0, 0.002, 6) for cell in product(*FACTORS.values())}
+    if wrong is not None:
+        losses[wrong[0]][wrong[1]] += wrong[2]
+    cells = make_cells(losses, record=lambda cell: {
+        "experiment": {"data": {"tokenizer": "a"}}, "kv": {"bytes_at_block_size": BYTES[cell[0]]},
+    })  # fmt: skip
+    patches = {
         "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
-        "position": {"learned": {}, "rope": {"model.position": "rope"}}},
-        "decide": {"margin": margin, "metric": "loss"}}  # fmt: skip
-    return Study(Store("nowhere"), sweep, rows)
+        "position": {"learned": {}, "rope": {"model.position": "rope"}},
+    }
+    decide = {"margin": 0.2, "metric": "loss"}
+    return make_study(cells, FACTORS, patches=patches, decide=decide)
 
 
 BAD = (("mqa", "rope"), 2, 0.05)
 
 
 def test_no_equivalence_is_claimed_of_a_level_with_a_training_that_went_wrong():
-    whole, study = make_study(), make_study(BAD)
+    whole, study = study_with(), study_with(BAD)
     assert {e.verdict for e in whole.effects("loss")} == {"costs less than 0.2"}
-    assert list(study.wrong_trainings) == ["mqa rope 2"]
+    assert list(study.wrong_trainings) == ["('mqa', 'rope') 2"]
     for effect in study.effects("loss"):
         assert effect.high < 0.2, "its interval alone would say so"
         assert effect.verdict == "not bounded: a training went wrong"

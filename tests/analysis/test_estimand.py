@@ -7,9 +7,7 @@ import pytest
 
 from kvlab.analysis.effects import estimate_main_effects, list_compared_cells
 from kvlab.analysis.estimand import Estimand
-from kvlab.analysis.study import Study
-from kvlab.analysis.trial_rows import TrialRow
-from kvlab.store import Store
+from tests.support.cells import make_cells, make_study
 
 FACTORS = {
     "heads": ("mha", "mqa"),
@@ -37,25 +35,21 @@ def estimand(cells=CELLS, **changes):
     return Estimand(cells, FACTORS, PATCHES, **{"kv_bytes": stored(cells), **changes})
 
 
-def make_study(cells=CELLS, decide=None, cost=lambda _: 0.0, seeds=3, **sweep):
-    """A study whose ties cost one nat; ``tokens`` says what each cell was trained on."""
-    tokens = sweep.pop("tokens", lambda _: 1000)
-    random, noise = np.random.default_rng(0), {}
-    rows = []
-    for cell in cells:
-        weights = (*cell[:2], cell[2].replace("tied", "none"))
-        for seed in range(seeds):
-            loss = 4 + cost(cell) + noise.setdefault((weights, seed), random.normal(0, 0.01))
-            facts = {
-                "experiment": {"data": {"tokenizer": "a"}, "training": {"tokens": tokens(cell)}},
-                "kv": {"bytes_at_block_size": stored()[cell]},
-            }
-            name = f"{cell} {seed}"
-            measured = {"loss_served": loss + (cell[2] == "tied")}
-            rows.append(TrialRow(cell, seed, name, "done", f"{weights} {seed}", measured, record=facts))  # fmt: skip
-    baseline = {factor: levels[0] for factor, levels in FACTORS.items()}
-    described = {"name": "m", "factors": FACTORS, "patches": PATCHES, "baseline": baseline}
-    return Study(Store("nowhere"), {**described, "decide": decide or {}, **sweep}, rows)
+def tied_study(decide=None, cost=lambda _: 0.0, seeds=3, **sweep):
+    """A study whose ties cost one nat."""
+    random = np.random.default_rng(0)
+
+    def facts(cell):
+        experiment = {"data": {"tokenizer": "a"}, "training": {"tokens": 1000}}
+        return {"experiment": experiment, "kv": {"bytes_at_block_size": stored()[cell]}}
+
+    def weights(cell):
+        return (*cell[:2], cell[2].replace("tied", "none"))
+
+    noise = {weights(cell): random.normal(0, 0.01, seeds) for cell in CELLS if cell[2] != "tied"}
+    losses = {c: 4 + cost(c) + (c[2] == "tied") + noise[weights(c)] for c in CELLS}
+    rows = make_cells(losses, "loss_served", training=weights, record=facts)
+    return make_study(rows, FACTORS, patches=PATCHES, decide=decide or {}, **sweep)
 
 
 def cells_in(effect):
@@ -64,7 +58,7 @@ def cells_in(effect):
 
 def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
     """Tied layers with one K/V head cost 5 nats more; one K/V head itself costs 0.1."""
-    study = make_study(cost=lambda c: (c[0] == "mqa") * (0.1 + 5 * (c[2] == "tied")))
+    study = tied_study(cost=lambda c: (c[0] == "mqa") * (0.1 + 5 * (c[2] == "tied")))
     found = {effect.name: effect for effect in study.effects("loss_served")}
     assert found["heads=mqa"].value == pytest.approx(0.1, abs=0.02)
     ties = {name: one.value for name, one in found.items() if name.startswith("sharing=tied")}
@@ -74,10 +68,10 @@ def test_a_broken_cell_does_not_move_the_effect_of_a_trained_level():
 
 
 def test_over_says_which_levels_enter():
-    over_all = make_study(decide={"over": {"sharing": ["none", "trained", "tied"]}})
+    over_all = tied_study(decide={"over": {"sharing": ["none", "trained", "tied"]}})
     heads = next(e for e in over_all.effects("loss_served") if e.claim == "heads=mqa")
     assert cells_in(heads) == set(CELLS)
-    alone = make_study(decide={"over": {"sharing": ["trained"]}})
+    alone = tied_study(decide={"over": {"sharing": ["trained"]}})
     heads = next(e for e in alone.effects("loss_served") if e.claim == "heads=mqa")
     assert {cell[2] for cell in cells_in(heads)} == {"trained"}
 
@@ -86,7 +80,7 @@ def test_a_change_without_a_setting_served_as_trained_takes_all_settings():
     """Weights that are only ever served tied are compared so."""
     cells = [cell for cell in CELLS if cell[2] == "tied" or cell[:2] == ("mha", "learned")]
     found = estimand(cells)
-    rows = {cell: {0: TrialRow(cell, 0, "", "done", str(cell), {"loss": 1.0})} for cell in cells}
+    rows = make_cells(dict.fromkeys(cells, (1.0,)))
     heads = estimate_main_effects(rows, FACTORS, "loss", estimand=found)[0]
     assert {cell[2] for cell in cells_in(heads)} == {"tied"}
     compared = list_compared_cells(rows, (("heads", "mqa"),), found)
@@ -128,7 +122,7 @@ def test_a_cell_is_compared_with_the_cell_that_shares_what_saves_nothing():
 def test_a_reference_that_is_declared_and_bytes_that_must_be_equal_in_every_setting():
     found = estimand(kept=["position", "heads"])
     assert found.reference(("mqa", "rope", "tied")) == ("mqa", "rope", "none")
-    study = make_study(decide={"reference": ["heads"]})
+    study = tied_study(decide={"reference": ["heads"]})
     assert study.estimand.reference(("mqa", "learned", "tied")) == ("mqa", "learned", "none")
     sizes = stored()
     sizes["mqa", "rope", "trained"] += 1

@@ -9,8 +9,8 @@ import pytest
 from kvlab.analysis.effects import estimate_main_effects
 from kvlab.analysis.interactions import SPLIT_SHARE, estimate_interactions
 from kvlab.analysis.matched_pairs import find_contrast
-from kvlab.analysis.trial_rows import TrialRow
 from kvlab.spec.designs import DESIGNS
+from tests.support.cells import make_cells
 from tests.support.design_requests import make_request
 
 FACTORS = dict.fromkeys("abcd", ("off", "on"))
@@ -76,17 +76,12 @@ def test_contrasts_are_least_squares():
 
 def sweep(random, effects, seeds, design=HALF):
     """One simulated design, by default the half fraction: cells -> seed -> row."""
-    cells = {}
-    shared = random.normal(0, 0.1, seeds)
+    shared, losses = random.normal(0, 0.1, seeds), {}
     for levels in design:
         on = {name for name, level in zip("abcd", levels, strict=True) if level == "on"}
         known = sum(value for names, value in effects.items() if set(names) <= on)
-        for seed in range(seeds):
-            loss = 4 + shared[seed] + random.normal(0, 0.01) + known
-            name = f"{levels}{seed}"
-            row = TrialRow(levels, seed, name, "done", name, {"loss": loss})
-            cells.setdefault(levels, {})[seed] = row
-    return cells
+        losses[levels] = 4 + shared + random.normal(0, 0.01, seeds) + known
+    return make_cells(losses)
 
 
 def test_known_effects_of_a_fraction_are_found():

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.analysis.sequential import ClaimState, Looks, repeated_test_error, spent_alpha, t_bounds
+from kvlab.analysis.sequential import (
+    ClaimState,
+    Looks,
+    repeated_p_value,
+    repeated_test_error,
+    spent_alpha,
+    t_bounds,
+)
 from kvlab.analysis.verdicts import DIFFERENT
 
 SIZES = (3, 5, 7, 10)
@@ -45,6 +52,11 @@ def test_the_looks_spend_the_error_that_is_declared(sizes, alpha):
 def test_the_same_level_at_every_look_errs_in_15_percent():
     assert repeated_test_error((2, 3, 5, 10)) == pytest.approx(0.154, abs=0.005)
     assert repeated_test_error((10,)) == pytest.approx(0.05, abs=0.004)
+
+
+def test_a_repeated_p_value_is_the_level_whose_bound_is_reached():
+    level = repeated_p_value(ClaimState(sizes=(3, 5, 7), value=1.0, error=0.3), 10)
+    assert t_bounds((3, 5, 7), 10, level)[-1] == pytest.approx(1 / 0.3, rel=0.01)
 
 
 def test_what_is_decided_passes_its_error_on():

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.study import Study
 from kvlab.analysis.sweep_shifts import estimate_shifts
-from kvlab.analysis.trial_rows import TrialRow
-from kvlab.store import Store
+from tests.support.cells import make_cells, make_study
 
 FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
-
-
 FACTORS = {
     "heads": ("mha", "mqa"),
     "position": ("learned", "rope"),
@@ -22,24 +18,17 @@ FACTORS = {
 }
 
 
-def make_cells(seeds, random, shift=0.0):
+def draw_cells(seeds, random, shift=0.0):
     """Cells by seed; one K/V head costs ``shift``, and ties share their trained weights."""
-    common, noise, cells = random.normal(0, 0.1, seeds), {}, {}
-    for levels in itertools.product(*FACTORS.values()):
-        weights = (*levels[:2], levels[2].replace("tied", "none"))
-        own = noise.setdefault(weights, random.normal(0, 0.01, seeds))
-        losses = 4 + common + own + shift * (levels[0] == "mqa")
-        cells[levels] = {}
-        for s, loss in enumerate(losses.tolist()):
-            ids = (f"{levels}{s}", "done", f"{weights}{s}")
-            cells[levels][s] = TrialRow(levels, s, *ids, {"loss": loss}, record=FACTS)
-    return cells
+    common, noise, losses = random.normal(0, 0.1, seeds), {}, {}
+    for cell in itertools.product(*FACTORS.values()):
+        own = noise.setdefault(weights_of(cell), random.normal(0, 0.01, seeds))
+        losses[cell] = 4 + common + own + shift * (cell[0] == "mqa")
+    return make_cells(losses, training=weights_of, record=lambda _: FACTS)
 
 
-def study(cells):
-    rows = [row for by_seed in cells.values() for row in by_seed.values()]
-    base = {factor: levels[0] for factor, levels in FACTORS.items()}
-    return Study(Store("nowhere"), {"name": "m", "factors": FACTORS, "baseline": base}, rows)
+def weights_of(cell):
+    return (*cell[:2], cell[2].replace("tied", "none"))
 
 
 def renumbered(cells, first):
@@ -51,15 +40,15 @@ def renumbered(cells, first):
 
 
 def shifts(before, after):
-    one, other = study(before), study(after)
+    one, other = make_study(before, FACTORS), make_study(after, FACTORS)
     return estimate_shifts(one, other, {levels: levels for levels in one.cells}, "loss")
 
 
 @pytest.mark.parametrize("first", [0, 100])
 def test_a_level_that_changed_is_found(first):
     random = np.random.default_rng(4)
-    before = make_cells(5, random)
-    after = renumbered(make_cells(5, random, 0.3), first)
+    before = draw_cells(5, random)
+    after = renumbered(draw_cells(5, random, 0.3), first)
     found_shifts = shifts(before, after)
     assert found_shifts.is_paired == (first == 0)
     assert found_shifts.effects["heads=mqa"].is_found
@@ -71,7 +60,7 @@ def test_a_level_that_changed_is_found(first):
 
 
 def test_the_same_trials_are_identical():
-    cells = make_cells(3, np.random.default_rng(5))
+    cells = draw_cells(3, np.random.default_rng(5))
     same = shifts(cells, cells)
     every = [*same.cells.values(), *same.effects.values()]
     assert {one.kind for one in every} == {"identical"}
@@ -79,7 +68,7 @@ def test_the_same_trials_are_identical():
 
 def test_independent_seeds_are_welch():
     random = np.random.default_rng(6)
-    before, after = make_cells(3, random), renumbered(make_cells(6, random), 50)
+    before, after = draw_cells(3, random), renumbered(draw_cells(6, random), 50)
     found_shifts = shifts(before, after)
     for levels, shift in found_shifts.cells.items():
         one, other = (

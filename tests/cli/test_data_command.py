@@ -75,11 +75,6 @@ def test_prepare_stops_after_so_many_tokens(prepare, word):
     assert 2000 <= found < 2001 + max(len(story.encode()) for story in stories(100))
 
 
-@pytest.mark.parametrize("word", ["0", "-5", "1.5", "10T", "B", "1e99", "nan"])
-def test_an_invalid_count_of_tokens_is_refused(prepare, word):
-    assert prepare(*FILES, f"--tokens={word}")[0] == 2
-
-
 def test_a_limit_above_the_text_warns_every_time_and_is_in_the_manifest(prepare):
     there = sum(len(story.encode()) + 1 for story in stories(100))
     said = f"data.max_tokens = 1,000,000 is more than there is: the whole text has {there:,} tokens"

@@ -1,7 +1,6 @@
 """A made-up record that every section of a report has something to say about."""
 
 from kvlab.spec import ServingConfig, load_served_model
-from tests.report.test_benchmark_sections import lines
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained", "tied")}
@@ -59,6 +58,37 @@ def reuse_lines(levels, seed):
         rate = (turn - 1) / 4
         yield {**of, "metric": "turn_hit_rate", "value": rate, "turn": turn}
         yield {**of, "metric": "turn_hit_rate_exact", "value": rate + 0.1, "turn": turn}
+
+
+def line(part, metric, value, **more):
+    return {
+        "part": part, "metric": metric, "variant": "made", "value": value, "device": "made",
+        "dtype": "float32", **more,
+    }  # fmt: skip
+
+
+def lines(seconds):
+    for prompt in (64, 128):
+        place = {"batch_size": 1, "prompt_tokens": prompt}
+        yield line("latency", "ttft", 2 * prompt * seconds, **place, cached=True)
+        for cached in (True, False):
+            value = seconds * (1 if cached else prompt)
+            kernel = "flash_attention" if cached else "cpu_tiled; flash_attention"
+            yield line("latency", "tpot", value, **place, context_length=prompt, cached=cached,
+                       attention=kernel)  # fmt: skip
+    yield line("throughput", "tokens_per_second", 1 / seconds, batch_size=1, cached=True)
+    yield line("throughput", "tokens_per_second", 3 / seconds, batch_size=4, cached=True)
+    yield line("roofline", "bandwidth", 1e9, note="measured on made, float32")
+    slow = "measured on made, float32; 60% of the bandwidth: products are slow"
+    yield line("roofline", "product_bandwidth", 6e8, note=slow)
+    yield line("roofline", "matrix_rate", 1e11)
+    place = {"batch_size": 1, "context_length": 64, "cached": True}
+    for metric, value in {
+        "step_flops": 10**7, "step_weight_bytes": 10**6, "step_kv_read_bytes": 10**5,
+        "step_measured": seconds, "efficiency": 5e-4 / seconds, "mbu": 0.4, "mfu": 0.1,
+    }.items():  # fmt: skip
+        yield line("roofline", metric, value, **place)
+    yield line("roofline", "step_predicted", 5e-4, **place, verdict="memory")
 
 
 class FullRecord(Record):

@@ -1,16 +1,15 @@
 """What reports print of effects and cells, computed again from results.csv and sweep.json.
 
-It follows what kvlab/analysis/README.md and the docstrings there say, in plain loops, with pandas,
-numpy and scipy alone: nothing of kvlab is imported, so an error there is not repeated here. It takes
-records in which every trial is done, of designs with matched pairs.
+It follows what kvlab/analysis/README.md and the docstrings there say, with pandas, numpy and scipy
+alone: nothing of kvlab is imported, so an error there is not repeated here. It takes records in
+which every trial is done, of designs with matched pairs.
 """
 
 import json
 import math
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
@@ -23,21 +22,41 @@ from tests.report.reference_errors import (
     Cell,
     Change,
     Difference,
-    PooledVariance,
     holm,
-    is_found,
     judge,
     look_bound,
+    pool_errors,
     spent_share,
 )
 
+Pairs = Mapping[Cell, Sequence[tuple[int, Cell]]]
+"""The signed cells of every setting, by its cell with the baseline's levels."""
 
-@dataclass(frozen=True)
+
 class Sweep:
     """The results and the description of one sweep."""
 
-    results: pd.DataFrame
-    description: Mapping[str, Any] = field(repr=False)
+    def __init__(self, results: pd.DataFrame, description: Mapping[str, Any]):
+        self.results, self.description, self.decide = results, description, description["decide"]
+        self.factors: dict[str, list[str]] = dict(description["factors"])
+        self.baseline = tuple(levels[0] for levels in self.factors.values())
+        self.alpha, self.over = float(self.decide["alpha"]), self.decide.get("over") or {}
+        declared = description.get("stages", {}).get("declared", {})
+        self.looks = declared["looks"]["seeds"]["looks"] if "looks" in declared else None
+        served = "loss_served" if "measured.loss_served" in results else "loss"
+        self.metric = self.decide["metric"] or served
+        columns = [results[f"factor.{name}"].astype(str) for name in self.factors]
+        self.row_cells: list[Cell] = list(zip(*columns, strict=True))
+        self.cells = list(dict.fromkeys(self.row_cells))
+        self.size = dict(zip(self.row_cells, results["kv.bytes_at_block_size"], strict=True))
+        self.trainings: dict[Cell, set[str]] = {cell: set() for cell in self.cells}
+        for cell, training in zip(self.row_cells, results["training"], strict=True):
+            self.trainings[cell].add(training)
+        # for every cell the first one with the same trained weights
+        self.training_names = {
+            cell: next(one for one in self.cells if self.trainings[one] & own)
+            for cell, own in self.trainings.items()
+        }
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep":
@@ -48,41 +67,6 @@ class Sweep:
             assert stream is not None, found.name
             return cls(pd.read_csv(folder / "results.csv"), json.load(stream))
 
-    @property
-    def factors(self) -> dict[str, list[str]]:
-        return dict(self.description["factors"])
-
-    @property
-    def decide(self) -> Mapping[str, Any]:
-        return self.description["decide"]
-
-    @property
-    def alpha(self) -> float:
-        return float(self.decide["alpha"])
-
-    @property
-    def looks(self) -> list[int] | None:
-        declared = self.description.get("stages", {}).get("declared", {})
-        return declared["looks"]["seeds"]["looks"] if "looks" in declared else None
-
-    @cached_property
-    def row_cells(self) -> list[Cell]:
-        columns = [self.results[f"factor.{name}"].astype(str) for name in self.factors]
-        return list(zip(*columns, strict=True))
-
-    @cached_property
-    def cells(self) -> list[Cell]:
-        return list(dict.fromkeys(self.row_cells))
-
-    @cached_property
-    def baseline(self) -> Cell:
-        return tuple(levels[0] for levels in self.factors.values())
-
-    @property
-    def metric(self) -> str:
-        served = "loss_served" if "measured.loss_served" in self.results else "loss"
-        return self.decide["metric"] or served
-
     def values(self, metric: str, seeds: Iterable[int] | None = None) -> dict[Cell, BySeed]:
         """Return the measured values of every cell by seed."""
         found: dict[Cell, BySeed] = {cell: {} for cell in self.cells}
@@ -92,33 +76,19 @@ class Sweep:
                 found[cell][int(seed)] = float(value)
         return found
 
-    @cached_property
-    def trainings(self) -> dict[Cell, set[str]]:
-        found: dict[Cell, set[str]] = {cell: set() for cell in self.cells}
-        for cell, training in zip(self.row_cells, self.results["training"], strict=True):
-            found[cell].add(training)
-        return found
-
-    @cached_property
-    def training_names(self) -> dict[Cell, Cell]:
-        """For every cell the first one with the same trained weights."""
-        own = self.trainings
-        return {cell: next(one for one in self.cells if own[one] & own[cell]) for cell in own}
-
     # What is compared with what
-
-    def settings_of(self, cell: Cell, factors: Iterable[str]) -> dict[str, Any]:
-        named = dict(zip(self.factors, cell, strict=True))
-        found: dict[str, Any] = {}
-        for factor in factors:
-            found.update(self.description["patches"][factor][named[factor]])
-        return found
 
     def is_served_otherwise(self, cell: Cell) -> bool:
         """Whether a cell is served neither as the baseline nor as it was trained."""
-        over = self.decide.get("over") or {}
-        factors = [factor for factor in self.factors if factor not in over]
-        own, base = self.settings_of(cell, factors), self.settings_of(self.baseline, factors)
+        own, base = (
+            {
+                key: value
+                for factor, level in zip(self.factors, levels, strict=True)
+                for key, value in self.description["patches"][factor][level].items()
+                if factor not in self.over
+            }
+            for levels in (cell, self.baseline)
+        )
         for key in own.keys() | base.keys():
             name = key.removeprefix("serving.")
             if name in (key, "compile") or own.get(key) == base.get(key):
@@ -129,9 +99,8 @@ class Sweep:
         return False
 
     def enters_means(self, cell: Cell) -> bool:
-        over = self.decide.get("over") or {}
         named = zip(self.factors, cell, strict=True)
-        declared = all(level in over.get(factor, [level]) for factor, level in named)
+        declared = all(level in self.over.get(factor, [level]) for factor, level in named)
         return declared and not self.is_served_otherwise(cell)
 
     def changes_serving(self, factor: str, level: str) -> bool:
@@ -161,8 +130,7 @@ class Sweep:
 
     def reference(self, cell: Cell) -> Cell:
         """Return the cell with the same levels of the factors that save no byte."""
-        names = list(self.factors)
-        free = [i for i in range(len(names)) if self._saves_nothing(i, cell[i])]
+        free = [i for i in range(len(cell)) if self._saves_nothing(i, cell[i])]
         for count in range(len(free), 0, -1):
             for kept in combinations(free, count):
                 both = enumerate(zip(cell, self.baseline, strict=True))
@@ -178,19 +146,15 @@ class Sweep:
         kept = list(self.decide.get("reference") or [])
         kept += ["match"] if len(self.description.get("match") or []) > 1 else []
         kept += [(self.description.get("size") or {}).get("factor")]
-        size = dict(zip(self.row_cells, self.results["kv.bytes_at_block_size"], strict=True))
         own = [cell for cell in self.cells if cell[index] == level]
         pairs = [(cell, (*cell[:index], base, *cell[index + 1 :])) for cell in own]
-        sizes = [(size[a], size[b]) for a, b in pairs if b in self.cells]
+        sizes = [(self.size[a], self.size[b]) for a, b in pairs if b in self.cells]
         return factor in kept or (bool(sizes) and all(one == other for one, other in sizes))
 
     # Differences
 
     def difference(
-        self,
-        values: Mapping[Cell, BySeed],
-        change: Change,
-        pairs: Mapping[Cell, Sequence[tuple[int, Cell]]],
+        self, values: Mapping[Cell, BySeed], change: Change, pairs: Pairs
     ) -> Difference | None:
         """Return the mean over groups of settings, at the seeds that all of them have."""
         by_setting: dict[Cell, BySeed] = {}
@@ -201,7 +165,7 @@ class Sweep:
                 by_setting[setting] = sums
         if not by_setting:
             return None
-        groups = self._group([pairs[setting] for setting in by_setting], list(by_setting))
+        groups = self._group({setting: pairs[setting] for setting in by_setting})
         for group in groups:  # a setting without the seeds of its group is left out
             most = max(len(by_setting[one]) for one in group)
             group[:] = [one for one in group if len(by_setting[one]) == most]
@@ -211,28 +175,24 @@ class Sweep:
             having = [one for one in groups if seeds <= set(by_setting[one[0]])]
             options.append((len(seeds) > 1, len(having) * len(seeds), len(seeds), having, seeds))
         *_, chosen, seeds = max(options, key=lambda option: option[:3])
-        by_seed, weights = dict.fromkeys(sorted(seeds), 0.0), dict.fromkeys(values, 0.0)
-        for group in chosen:
-            for setting in group:
-                share = 1 / len(chosen) / len(group)
-                for seed in by_seed:
-                    by_seed[seed] += share * by_setting[setting][seed]
-                for sign, cell in pairs[setting]:
-                    weights[cell] += share * sign
-        used = [setting for group in chosen for setting in group]
-        means = {one: fmean(by_setting[one][s] for s in by_seed) for one in used}
-        sizes = [abs(values[c][s]) for one in used for _, c in pairs[one] for s in by_seed]
+        shares = {one: 1 / len(chosen) / len(group) for group in chosen for one in group}
+        by_seed = {
+            s: sum(w * by_setting[one][s] for one, w in shares.items()) for s in sorted(seeds)
+        }
+        weights = dict.fromkeys(values, 0.0)
+        for setting, share in shares.items():
+            for sign, cell in pairs[setting]:
+                weights[cell] += share * sign
+        means = {one: fmean(by_setting[one][s] for s in by_seed) for one in shares}
+        sizes = [abs(values[c][s]) for one in shares for _, c in pairs[one] for s in by_seed]
         weights = {cell: weight for cell, weight in weights.items() if weight}
         return Difference(change, by_seed, weights, means, max(sizes))
 
-    def _group(
-        self, corners: Sequence[Sequence[tuple[int, Cell]]], settings: Sequence[Cell]
-    ) -> list[list[Cell]]:
+    def _group(self, pairs: Pairs) -> list[list[Cell]]:
         """Join settings that share trained weights."""
         groups: list[tuple[set[str], list[Cell]]] = []
-        for setting, signed in zip(settings, corners, strict=True):
-            own = set().union(*(self.trainings[cell] for _, cell in signed))
-            joined = [setting]
+        for setting, signed in pairs.items():
+            own, joined = set().union(*(self.trainings[cell] for _, cell in signed)), [setting]
             for group in [one for one in groups if one[0] & own]:
                 groups.remove(group)
                 own, joined = own | group[0], group[1] + joined
@@ -254,18 +214,16 @@ class Sweep:
             if one.is_tested and by_training:
                 weights[number] = by_training
                 used |= set(one.weights)
-        means: dict[Cell, dict[int, list[float]]] = {}
-        for cell in used:
-            for seed, value in values[cell].items():
-                own = means.setdefault(self.training_names[cell], {})
-                own.setdefault(seed, []).append(value)
-        trained = {n: {s: fmean(v) for s, v in by_seed.items()} for n, by_seed in means.items()}
+        if not weights:
+            return [one.with_own_error() for one in differences]
+        rows = [(self.training_names[c], s, v) for c in used for s, v in values[c].items()]
+        trained: dict[Cell, BySeed] = {}
+        for (name, seed), own in pd.DataFrame(rows).groupby([0, 1])[2]:
+            trained.setdefault(name, {})[seed] = fmean(own)
         pairs = [(differences[n], own) for n, own in weights.items()]
-        pooled = PooledVariance.of(pairs, trained, self.looks is None)
+        larger = pool_errors(pairs, trained, self.looks is None)
         return [
-            pooled.larger(one, weights[number])
-            if pooled is not None and number in weights
-            else one.with_own_error()
+            larger(one, weights[number]) if number in weights else one.with_own_error()
             for number, one in enumerate(differences)
         ]
 
@@ -325,7 +283,7 @@ class Sweep:
             apart = {
                 other
                 for one in interactions
-                if (factor, level) in one.change and is_found(one)
+                if (factor, level) in one.change and (one.low >= 0 or one.high <= 0)
                 for other, other_level in one.change
                 if other != factor and not self.changes_serving(other, other_level)
             }
@@ -372,10 +330,11 @@ class Sweep:
     def cell_differences(self, effects: Sequence[Difference]) -> dict[Cell, Difference]:
         """Return every cell minus its reference, judged together; an effect where it is one."""
         values = self.values(self.metric)
+        references = {cell: self.reference(cell) for cell in self.cells}
         found = {
             cell: self.cell_difference(values, cell, reference)
-            for cell in self.cells
-            if (reference := self.reference(cell)) != cell
+            for cell, reference in references.items()
+            if reference != cell
         }
         tested = self._with_cell_errors(found, values)
         shares = [1.0] * len(tested)
@@ -385,11 +344,11 @@ class Sweep:
         weights = [share / len(tested) for share in shares]
         judged = holm(list(tested.values()), weights, self.alpha, self.decide["margin"])
         found.update(zip(tested, judged, strict=True))
-        for effect in effects:
-            for cell, one in found.items():
-                if effect.is_claimed and effect.weights == one.weights:
-                    found[cell] = effect
-        return found
+        claimed = [effect for effect in effects if effect.is_claimed]
+        return {
+            cell: next((effect for effect in claimed if effect.weights == one.weights), one)
+            for cell, one in found.items()
+        }
 
     def cell_difference(self, values: Mapping[Cell, BySeed], cell: Cell, other: Cell) -> Difference:
         found = self.difference(values, (), {other: [(1, cell), (-1, other)]})
@@ -405,27 +364,19 @@ class Sweep:
         own that are served as they were trained.
         """
         base, names = self.baseline, self.training_names
-        apart = [
-            cell
-            for cell in self.cells
-            if names[cell] == cell != names[base] and not self.is_served_otherwise(cell)
-        ]
+        served = {cell for cell in self.cells if self.is_served_otherwise(cell)}
+        apart = [c for c in self.cells if names[c] == c != names[base] and c not in served]
         from_base = [self.cell_difference(values, cell, base) for cell in apart]
-        pooled = PooledVariance.of(
-            [(one, one.weights) for one in from_base if len(one.by_seed) > 1],
-            {cell: values[cell] for cell in self.cells if not self.is_served_otherwise(cell)},
-            self.looks is None,
-        )
+        pairs = [(one, one.weights) for one in from_base if len(one.by_seed) > 1]
+        own = {cell: values[cell] for cell in self.cells if cell not in served}
+        larger = pool_errors(pairs, own, self.looks is None) if pairs else None
         tested = {}
         for cell, one in differences.items():
-            if not one.is_tested:
-                continue
-            reference = self.reference(cell)
-            keeps_own = names[cell] == names[reference] or any(
-                map(self.is_served_otherwise, (cell, reference))
-            )
-            own = one.with_own_error()
-            tested[cell] = own if keeps_own or pooled is None else pooled.larger(one, one.weights)
+            if one.is_tested:
+                reference = self.reference(cell)
+                keeps_own = names[cell] == names[reference] or served & {cell, reference}
+                is_own = keeps_own or larger is None
+                tested[cell] = one.with_own_error() if is_own else larger(one, one.weights)
         return tested
 
     def gaps(self) -> dict[Cell, Difference]:

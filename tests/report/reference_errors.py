@@ -1,15 +1,16 @@
-"""Standard errors, intervals and looks as `kvlab.analysis` describes them, in plain loops.
+"""Standard errors, intervals and looks as `kvlab.analysis` describes them, with numpy and scipy.
 
 Nothing of kvlab is imported, so an error there is not repeated here.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 from scipy.stats import f, norm, t
 
 Cell = tuple[str, ...]
@@ -44,8 +45,7 @@ class Difference:
 
     @property
     def value(self) -> float:
-        mean = float(np.mean(list(self.by_seed.values())))
-        return 0.0 if self.is_zero else mean + self.shift
+        return 0.0 if self.is_zero else float(np.mean([*self.by_seed.values()])) + self.shift
 
     @property
     def is_zero(self) -> bool:
@@ -54,9 +54,7 @@ class Difference:
     @property
     def variance(self) -> float:
         """Variance over seeds; 0 if the differences are equal but for rounding."""
-        if len(self.by_seed) < 2:
-            return 0.0
-        variance = float(np.var(list(self.by_seed.values()), ddof=1))
+        variance = sample_variance(self.by_seed) if len(self.by_seed) > 1 else 0.0
         return variance if variance > (1e-12 * self.scale) ** 2 else 0.0
 
     @property
@@ -68,163 +66,117 @@ class Difference:
         return replace(self, error=math.sqrt(self.variance / seeds), df=seeds - 1)
 
 
-Weighted = Sequence[tuple[Difference, Mapping[Cell, float]]]
-"""Differences, each with the weight of every training in it."""
+def sample_variance(values: BySeed) -> float:
+    return float(np.var([*values.values()], ddof=1))
 
 
-@dataclass(frozen=True)
-class PooledVariance:
-    variance: float
-    df: float
-    most_seeds: int
-    is_paired: bool
-    own: Mapping[Cell, tuple[float, int]]
-    trainings: Mapping[Cell, BySeed]
-    all_seeds: bool = False
+Weights = Mapping[Cell, float]
+"""The weight of every training in a difference."""
 
-    @classmethod
-    def of(
-        cls, differences: Weighted, values: Mapping[Cell, BySeed], all_seeds: bool = False
-    ) -> "PooledVariance | None":
-        """Average the variance of one training over differences, or over trainings.
 
-        Args:
-            differences: Each with the weight of every training in it.
-            values: Values of every training by seed, and of others.
-            all_seeds: Whether trainings without pairs count at all of their seeds.
-        """
-        if not differences:
-            return None
-        known = [name for name in values if len(values[name]) > 1]
-        own = {n: (float(np.var([*values[n].values()], ddof=1)), len(values[n]) - 1) for n in known}
-        most_seeds = max(len(one.by_seed) for one, _ in differences)
-        rest = (values, all_seeds)
-        values = {name: values[name] for _, weights in differences for name in weights}
-        can_be_apart = len(differences) > 2 and {len(own) for _, own in differences} == {2}
-        if not can_be_apart or do_seeds_explain(values):
-            return cls(*pool_within_seeds(differences, values), most_seeds, True, own, *rest)
-        return cls(*pool_over_trainings(differences, values, own), most_seeds, False, own, *rest)
+def pool_errors(
+    differences: Sequence[tuple[Difference, Weights]],
+    values: Mapping[Cell, BySeed],
+    all_seeds: bool = False,
+) -> Callable[[Difference, Weights], Difference]:
+    """Average the variance of one training over differences, or over trainings.
 
-    def larger(self, one: Difference, weights: Mapping[Cell, float]) -> Difference:
-        """Give a difference the larger of its own error and the pooled one."""
-        seeds, df, variance, shift = len(one.by_seed), self.df, one.variance, 0.0
-        own_df, squares = float(seeds - 1), {name: w**2 for name, w in weights.items()}
-        if self.is_paired:
-            df = max(1.0, df * (seeds - 1) / (self.most_seeds - 1))
+    Args:
+        differences: At least one.
+        values: Values of every training by seed, and of others.
+        all_seeds: Whether trainings without pairs count at all of their seeds.
+
+    Returns:
+        Gives a difference the larger of its own error and the pooled one.
+    """
+    names = list(dict.fromkeys(name for _, own in differences for name in own))
+    used = {name: values[name] for name in names}
+    weights = np.array([[own.get(name, 0.0) for name in names] for _, own in differences])
+    units = weights / np.linalg.norm(weights, axis=1, keepdims=True)
+    freedom = np.array([len(one.by_seed) - 1 for one, _ in differences])
+    noises = np.ones(len(names)), residual_variances(used)
+    can_be_apart = len(differences) > 2 and {len(own) for _, own in differences} == {2}
+    is_paired = not can_be_apart or do_seeds_explain(used)
+    if is_paired:
+        variances = [one.variance for one, _ in differences] / (weights**2).sum(axis=1)
+        pooled = float(np.average(variances, weights=freedom))
+        seeds = sorted({seed for one, _ in differences for seed in one.by_seed})
+        present = [np.array([float(s in one.by_seed) for s in seeds]) for one, _ in differences]
+        centring = [np.diag(p) - np.outer(p, p) / p.sum() for p in present]
+        shared = np.einsum("iab,jab->ij", centring, centring)  # of the freedom of two variances
+        covariances = [units * noise @ units.T for noise in noises]
+        means = [shared.diagonal() @ one.diagonal() for one in covariances]
+        spreads = [(shared * one**2).sum() for one in covariances]
+    else:
+        shares = np.average(units**2, axis=0, weights=freedom)
+        pooled = float(shares @ [sample_variance(one) for one in used.values()])
+        means = [shares @ noise for noise in noises]
+        counts = np.array([len(one) - 1 for one in used.values()])
+        spreads = [((shares * noise) ** 2 / counts).sum() for noise in noises]
+    pooled_df = float(min(mean**2 / spread for mean, spread in zip(means, spreads, strict=True)))
+
+    def larger(one: Difference, weights: Weights) -> Difference:
+        seeds, df, variance, own_df = len(one.by_seed), pooled_df, one.variance, 1.0
+        squares, shift = {name: w**2 for name, w in weights.items()}, 0.0
+        if is_paired:
+            df = max(1.0, df * (seeds - 1) / max(freedom))
+            own_df = float(seeds - 1)
         else:
-            if self.all_seeds:
+            if all_seeds:
                 for name, weight in weights.items():
-                    values = self.trainings[name]
-                    squares[name] *= seeds / len(values)
-                    shift += weight * fmean(values.values())
-                    shift -= weight * fmean(values[seed] for seed in one.by_seed)
-            parts = [(s * self.own[name][0], self.own[name][1]) for name, s in squares.items()]
-            variance = sum(v for v, _ in parts)
-            own_df = variance**2 / sum(v**2 / n for v, n in parts)
-        one, pooled = replace(one, shift=shift), self.variance * sum(squares.values())
-        if pooled >= (1 - 1e-9) * variance:  # equal but for rounding
-            return replace(one, error=math.sqrt(pooled / seeds), df=df)
-        own_df = 1.0 if self.is_paired and seeds == 2 else math.sqrt(df * own_df)
+                    squares[name] *= seeds / len(values[name])
+                    shift += weight * fmean(values[name].values())
+                    shift -= weight * fmean(values[name][seed] for seed in one.by_seed)
+            parts = {n: s * sample_variance(values[n]) for n, s in squares.items()}
+            variance = sum(parts.values())
+            own_df = variance**2 / sum(v**2 / (len(values[n]) - 1) for n, v in parts.items())
+        one, whole = replace(one, shift=shift), pooled * sum(squares.values())
+        if whole >= (1 - 1e-9) * variance:  # equal but for rounding
+            return replace(one, error=math.sqrt(whole / seeds), df=df)
+        own_df = 1.0 if is_paired and seeds == 2 else math.sqrt(df * own_df)
         return replace(one, error=math.sqrt(variance / seeds), df=own_df)
+
+    return larger
+
+
+def tabulate(values: Mapping[Cell, BySeed]) -> pd.DataFrame:
+    """Return a row a value, without the seeds of a single training, which say nothing of seeds."""
+    rows = [(n, s, v) for n, one in enumerate(values.values()) for s, v in one.items()]
+    table = pd.DataFrame(rows, columns=["name", "seed", "value"])
+    return table[table.groupby("seed").transform("size") > 1]
+
+
+def fit(table: pd.DataFrame) -> pd.Series:
+    """Return the squared residuals of least squares of training plus seed, summed by training."""
+    design = pd.get_dummies(table[["name", "seed"]].astype(str)).to_numpy(float)
+    fitted = design @ np.linalg.lstsq(design, table["value"].to_numpy(), rcond=None)[0]
+    return ((table["value"] - fitted) ** 2).groupby(table["name"]).sum()
 
 
 def do_seeds_explain(values: Mapping[Cell, BySeed]) -> bool:
     """Whether an F test at 5% finds that seeds explain something; True where it cannot be done."""
-    values = without_lone_seeds(values)
-    values = {name: by_seed for name, by_seed in values.items() if len(by_seed) > 1}
-    counts = sum(map(len, values.values()))
-    seeds = len({seed for by_seed in values.values() for seed in by_seed})
-    left_df = counts - len(values) - seeds + 1
-    if len(values) < 2 or left_df < 1:
+    table = tabulate(values)
+    table = table[table.groupby("name").transform("size") > 1]
+    names, seeds = table["name"].nunique(), table["seed"].nunique()
+    left_df = len(table) - names - seeds + 1
+    if names < 2 or left_df < 1:
         return True
-    left = sum(v * (len(values[n]) - 1) for n, v in residual_variances(values).items())
-    total = sum(float(np.var([*one.values()])) * len(one) for one in values.values())
-    value = (total - left) / (seeds - 1) / (left / left_df)
-    return bool(f.sf(value, seeds - 1, left_df) < 0.05)
+    left, total = fit(table).sum(), table.groupby("name")["value"].var(ddof=0)
+    total = (total * table.groupby("name").size()).sum()
+    return bool(f.sf((total - left) / (seeds - 1) / (left / left_df), seeds - 1, left_df) < 0.05)
 
 
-def pool_within_seeds(differences: Weighted, values: Mapping[Cell, BySeed]) -> tuple[float, float]:
-    """Return the variance of a training from differences within a seed, and its freedom."""
-    total = degrees = 0.0
-    for one, weights in differences:
-        degrees += len(one.by_seed) - 1
-        total += (len(one.by_seed) - 1) * one.variance / squared_length(weights)
-    freedoms = []
-    for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
-        mean = spread = 0.0
-        for one, own in differences:
-            for other, theirs in differences:
-                covariance = sum(own[n] * theirs[n] * noise[n] for n in own if n in theirs)
-                covariance /= math.sqrt(squared_length(own) * squared_length(theirs))
-                freedom = shared_freedom(list(one.by_seed), list(other.by_seed))
-                spread += freedom * covariance**2
-                mean += freedom * covariance if one is other else 0.0
-        freedoms.append(mean**2 / spread)
-    return total / degrees, min(freedoms)
-
-
-def pool_over_trainings(
-    differences: Weighted, values: Mapping[Cell, BySeed], own: Mapping[Cell, tuple[float, int]]
-) -> tuple[float, float]:
-    """Return the variance of a training from those of each difference's trainings, and its freedom.
-
-    ``own`` is the variance of every training over its seeds, with its degrees of freedom.
-    """
-    shares: dict[Cell, float] = {}
-    degrees = sum(len(one.by_seed) - 1 for one, _ in differences)
-    for one, weights in differences:
-        for name, weight in weights.items():
-            part = weight**2 / squared_length(weights) * (len(one.by_seed) - 1) / degrees
-            shares[name] = shares.get(name, 0.0) + part
-    pooled = sum(share * own[name][0] for name, share in shares.items())
-    freedoms = []
-    for noise in (dict.fromkeys(values, 1.0), residual_variances(values)):
-        parts = {name: share * noise[name] for name, share in shares.items()}
-        spread = sum(part**2 / own[name][1] for name, part in parts.items())
-        freedoms.append(sum(parts.values()) ** 2 / spread)
-    return pooled, min(freedoms)
-
-
-def without_lone_seeds(values: Mapping[Cell, BySeed]) -> dict[Cell, BySeed]:
-    """Leave out the seeds of a single training, which say nothing of seeds."""
-    every = [seed for by_seed in values.values() for seed in by_seed]
-    return {n: {s: v for s, v in one.items() if every.count(s) > 1} for n, one in values.items()}
-
-
-def squared_length(weights: Mapping[Cell, float]) -> float:
-    return sum(weight * weight for weight in weights.values())
-
-
-def shared_freedom(seeds: Sequence[int], others: Sequence[int]) -> float:
-    """Return the part that seeds in common have in the covariance of two sample variances.
-
-    It is the sum of products of the elements of both centring matrices.
-    """
-    shared = [seed for seed in seeds if seed in others]
-    return sum(
-        ((a == b) - 1 / len(seeds)) * ((a == b) - 1 / len(others)) for a in shared for b in shared
+def residual_variances(values: Mapping[Cell, BySeed]) -> np.ndarray:
+    """Return the variance of each training after `fit`; of one at a single seed, the average."""
+    table = tabulate(values)
+    counts = table.groupby("name").size()
+    known = (
+        fit(table)[counts > 1] / (counts[counts > 1] - 1) if len(table) else counts.astype(float)
     )
-
-
-def residual_variances(values: Mapping[Cell, BySeed]) -> dict[Cell, float]:
-    """Return the variance of each training, after least squares of training plus seed."""
-    values = without_lone_seeds(values)
-    names, seeds = list(values), sorted({s for by_seed in values.values() for s in by_seed})
-    rows = [(name, seed) for name in names for seed in values[name]]
-    design = [
-        [*(float(name == n) for n in names), *(float(seed == s) for s in seeds)]
-        for name, seed in rows
-    ]
-    losses = np.array([values[name][seed] for name, seed in rows])
-    fit = np.linalg.lstsq(np.array(design), losses, rcond=None)[0]
-    squares = dict.fromkeys(names, 0.0)
-    for (name, _), residual in zip(rows, losses - np.array(design) @ fit, strict=True):
-        squares[name] += float(residual) ** 2
-    known = {n: squares[n] / (len(values[n]) - 1) for n in names if len(values[n]) > 1}
-    average = float(np.mean(list(known.values()))) if known else 0.0
+    average = known.mean() if len(known) else 0.0
     if average <= 0:
-        return dict.fromkeys(names, 1.0)
-    return {name: known.get(name, average) for name in names}
+        return np.ones(len(values))
+    return known.reindex(range(len(values)), fill_value=average).to_numpy()
 
 
 # Judging
@@ -263,11 +215,6 @@ def holm(
     return judged
 
 
-def is_found(one: Difference) -> bool:
-    """Whether a judged difference is not zero."""
-    return one.low >= 0 or one.high <= 0
-
-
 # Looks
 
 
@@ -280,11 +227,8 @@ def spent_error(fraction: float, alpha: float) -> float:
 def simulated_looks(sizes: tuple[int, ...]) -> np.ndarray:
     """Return |t| at every look, of sweeps without any difference; one row a look."""
     values = np.random.default_rng(7).standard_normal((sizes[-1], SIMULATED_SWEEPS))
-    rows = []
-    for size in sizes:
-        mean, sd = values[:size].mean(axis=0), values[:size].std(axis=0, ddof=1)
-        rows.append(np.abs(mean) / sd * math.sqrt(size))
-    return np.array(rows)
+    moments = [(values[:n].mean(axis=0), values[:n].std(axis=0, ddof=1), n) for n in sizes]
+    return np.array([np.abs(mean) / sd * math.sqrt(n) for mean, sd, n in moments])
 
 
 @cache

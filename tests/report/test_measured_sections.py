@@ -4,8 +4,10 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.document import Fold
 from kvlab.report.sections import SECTIONS
+from tests.report.full_record import line
 from tests.report.reading import load, markdown, rows
 from tests.support.record_factory import (
     LmEvalRecord,
@@ -25,13 +27,12 @@ SERVING = ("plain", "coarse", "tied")
 def test_rounding_is_no_effect(tmp_path):
     """Of plain caches a divergence of 1e-14 differs surely between cells, and means nothing."""
 
-    class Rounded(Record):
-        def measurements(self, levels, seed):
-            level = SERVING.index(levels["serving"])
-            exact = {"serving_kl": 1e-14 * (1 + level + seed / 100), "serving_top_changed": 0.0}
-            return super().measurements(levels, seed) | exact
+    def change(found, levels, seed):
+        level = SERVING.index(levels["serving"])
+        found["measurements"]["serving_kl"] = 1e-14 * (1 + level + seed / 100)
+        found["measurements"]["serving_top_changed"] = 0.0
 
-    study = load(Rounded(factors={"serving": SERVING}), tmp_path)
+    study = load(Record(factors={"serving": SERVING}, change=change), tmp_path)
     assert {e.verdict for e in study.effects("serving_kl")} == {"identical"}
     other = rows(SECTIONS["effects"].make(study), "effects-other")
     assert not [row for row in other if "KL" in row["measurement"]]
@@ -75,3 +76,9 @@ def test_predictions_are_printed_where_they_say_something(tmp_path, noise):
     else:
         assert found["mqa", "30 M"] == pytest.approx(0.1 - 0.04 * 1.4771, abs=0.01)
         assert found["rope", "100 M"] == pytest.approx(-0.05, abs=0.01)
+
+
+def test_one_place_makes_no_curve():
+    alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
+    assert list(benchmark_figures(alone)) == []
+    assert roofline_figure(alone, {}) is None

@@ -17,11 +17,13 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.paper import PaperFolder
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import table_to_latex
+from kvlab.store import Store
 from tests.performance.report_speed import big_record
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
+from tests.support.stub_looks import LOOKS, drive_looks, load_looks
 
 SECTIONS = ["answer", "cells", "hellaswag", "provenance"]
 
@@ -69,17 +71,12 @@ def test_the_answer_as_text_is_the_lead_the_levels_and_what_is_missing(full_repo
     assert partial_answer.splitlines()[-1].startswith("This report is partial. 36 of 72 trials are")
 
 
-class WrongMemory(Record):
-    def measurements(self, levels, seed):
-        found = super().measurements(levels, seed)
-        return {**found, "kv_bytes_storage": found["kv_bytes_storage"] + seed}
+def store_more(found, _levels, seed):
+    found["measurements"]["kv_bytes_storage"] += seed
 
 
-class MixedCode(Record):
-    def result(self, levels, seed, status):
-        found = super().result(levels, seed, status)
-        found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
-        return found
+def mix_code(found, _levels, seed):
+    found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
 
 
 def half_missing(levels, seed):
@@ -92,8 +89,8 @@ def half_missing(levels, seed):
         (Record(status=half_missing), ["36 of 72 trials are measured (12 diverged, 24 missing)"]),
         (Record(status=lambda *_: "missing"), ["0 of 72 trials are measured (72 missing)"]),
         (Record(seeds=(0,)), ["no difference is judged", "one seed: not tested"]),
-        (WrongMemory(), ["48 of 72 trials disagree: a bug"]),
-        (MixedCode(), ["trials differ in commit", "Uncommitted code"]),
+        (Record(change=store_more), ["48 of 72 trials disagree: a bug"]),
+        (Record(change=mix_code), ["trials differ in commit", "Uncommitted code"]),
     ],
 )
 def test_what_limits_a_report_is_said(tmp_path, record, words):
@@ -125,6 +122,20 @@ def test_a_report_names_the_damaged_files_of_its_sweep(tmp_path, file):
     assert f"**This record does not verify.** `{file}` is not what was" in markdown(
         Study.load(store, "made", ["answer"])
     )
+
+
+def test_seeds_that_are_added_after_a_report_are_recognized(tmp_path):
+    store, reports = Store(tmp_path / "runs"), tmp_path / "reports"
+    for seeds in (2, 3, 5):
+        sweep = load_looks(tmp_path, LOOKS.replace("{looks: [3, 5, 7]}", str(seeds)))
+        drive_looks(sweep, store)
+        assert "looks" not in Study.load(store, "s").sweep
+        write_report(store, "s", reports, ["looks"])
+    text = (reports / "s" / "report.md").read_text()
+    assert "at 2, 3 seeds, and then seeds were added: now there are 5" in text
+    assert "`seeds: {looks: [2, 3, 5]}`" in text
+    write_report(store, "s", reports, ["looks"])
+    assert (reports / "s" / "report.md").read_text() == text
 
 
 def turn_negative(value):

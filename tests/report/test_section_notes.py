@@ -14,21 +14,8 @@ FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 ACCURACIES = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
 
 
-class Changed(Record):
-    """A record with other facts: ``change`` alters the result of every trial."""
-
-    def __init__(self, change):
-        super().__init__(factors=FACTORS)
-        self.change = change
-
-    def result(self, levels, seed, status):
-        found = super().result(levels, seed, status)
-        self.change(found, levels, seed)
-        return found
-
-
 def text_of(change, folder, *sections):
-    return markdown(load(Changed(change), folder, *sections))
+    return markdown(load(Record(factors=FACTORS, change=change), folder, *sections))
 
 
 def accuracies(*shares):
@@ -91,7 +78,7 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
         found["measurements"] |= {"loss": 9.0, "loss_tokens": 16_384, "served_tokens": 4096}
 
     for section in ("cells", "serving-gap"):
-        study = load(Changed(change), tmp_path / section, section)
+        study = load(Record(factors=FACTORS, change=change), tmp_path / section, section)
         served, gap = (study.mean(("mha", "tied"), m) for m in ("loss_served", "serving_gap"))
         text = markdown(study)
         assert f"{served - gap:.4f}" in text

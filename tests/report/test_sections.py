@@ -57,21 +57,6 @@ def sweep_file(folder: Path, report: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("report", "said"),
-    [
-        ("{sections: [answer, paretto]}", ":4:29: report.sections.1 = paretto is not a section of reports; did you mean pareto?"),
-        ("{sections: [xyz]}", ":4:21: report.sections.0 = xyz is not a section of reports; use answer, pareto"),
-        ("{sections: [answer, answer]}", "names answer twice; name each once"),
-        ("{sections: []}", "has too few entries"),
-    ],
-)  # fmt: skip
-def test_wrong_sections_are_refused_with_their_place(tmp_path, capsys, report, said):
-    path = sweep_file(tmp_path, f"report: {report}")
-    assert main(["plan", str(path), "--store", str(tmp_path / "store")]) == 2
-    assert said in capsys.readouterr().err
-
-
 def worked_example(number: int) -> dict[str, object]:
     """Return the names that an example of the package's page defines."""
     guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
@@ -110,30 +95,17 @@ def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     assert found["tied"]["verdict"] == "worse"
 
 
-class Timed(Record):
-    """Heads that are slower; `apart` measures them after all others."""
+def timed(timings="exclusive", apart=False):
+    """Heads that are slower; ``apart`` measures them after all others."""
 
-    timings = "exclusive"
-    apart = False
+    def change(found, levels, seed):
+        is_mqa = levels["heads"] == "mqa"
+        how = timings if timings != "some" else "exclusive" if seed else "shared"
+        finished = f"2026-01-02T0{3 + (apart and is_mqa)}:{seed:02d}:30Z"
+        found["provenance"] |= {"timings": how, "finished": finished}
+        found["measurements"]["tpot_ms_p50"] = 1 + 0.5 * is_mqa + 0.01 * seed**2
 
-    def measurements(self, levels, seed):
-        slow = 0.5 if levels["heads"] == "mqa" else 0.0
-        return {**super().measurements(levels, seed), "tpot_ms_p50": 1 + slow + 0.01 * seed**2}
-
-    def result(self, levels, seed, status):
-        found = super().result(levels, seed, status)
-        late = self.apart and levels["heads"] == "mqa"
-        timings = self.timings if self.timings != "some" else "exclusive" if seed else "shared"
-        finished = f"2026-01-02T0{3 + late}:{seed:02d}:30Z"
-        found["provenance"] |= {"timings": timings, "finished": finished}
-        return found
-
-
-def timed(**changes):
-    record = Timed(factors=HEADS)
-    for key, value in changes.items():
-        setattr(record, key, value)
-    return record
+    return Record(factors=HEADS, change=change)
 
 
 @pytest.mark.parametrize(

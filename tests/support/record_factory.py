@@ -53,6 +53,8 @@ class Record:
     question: str = "What does each reduction cost?"
     design: str = "full"
     notes: tuple[str, ...] = ()
+    change: Callable[[dict[str, Any], Levels, int], object] = lambda _result, _levels, _seed: None
+    """Alters what a trial records."""
 
     def cells(self) -> list[dict[str, str]]:
         combinations = (
@@ -88,6 +90,7 @@ class Record:
     def write_result(self, store: Store, levels: Levels, seed: int, status: str) -> None:
         trial = self.trial(levels, seed)
         result = self.result(levels, seed, status)
+        self.change(result, levels, seed)
         if status == "done":
             details = self.details(levels, seed)
             result = {**result, "files": store.write_details(trial, **details)}

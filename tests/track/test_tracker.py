@@ -173,18 +173,14 @@ def test_a_damaged_database_is_said_so(copy, statement):
         Tracker(copy).mirror("made")
 
 
-class Odd(Record):
-    """A record with half a character in its settings."""
-
-    def result(self, levels, seed, status):
-        result = super().result(levels, seed, status)
-        result["experiment"]["data"] |= {"source": "a\ud800", "paths": ["b\udc80.txt"]}
-        return result
+def make_odd(result, _levels, _seed):
+    """Put half a character into the settings."""
+    result["experiment"]["data"] |= {"source": "a\ud800", "paths": ["b\udc80.txt"]}
 
 
 def test_failures_and_text_that_no_database_takes(tmp_path):
     """Half a character, a zero, a text that reads backwards: as reports show them."""
-    record = Odd(
+    record = Record(change=make_odd,
         factors={"heads": ("mha", "mqa\ud800\x00")}, seeds=(0,), question="Why\udfff?" + "q" * 20_000,
         status=lambda levels, _: "diverged" if levels["heads"] == "mha" else "failed",
         error=HOSTILE + "\ud800\x00" + "x" * 20_000,
