@@ -109,7 +109,7 @@ def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> doc.Fi
             points.sort(key=lambda point: point.x)
             name = variant if is_cached else f"{variant}, no cache"
             role = doc.SERIES[variants.index(variant)]
-            layers.append(doc.Line(name, tuple(points), role, dashed=not is_cached))
+            layers.append(doc.Line(name, tuple(points), role, doc.DASHES[not is_cached]))
     plot = doc.Plot(doc.Axis(curve.x_title), doc.Axis(curve.y_title), tuple(layers))
     return doc.Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
 
@@ -160,7 +160,7 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
     variants = list(by_variant.items())[:MAX_VARIANTS]
     largest = max(max(point.x, point.y) for _, points in variants for point in points)
     diagonal = (doc.Point(0.0, 0.0), doc.Point(largest, largest))
-    equal = doc.Line("the roofline", diagonal, "muted", dashed=True)
+    equal = doc.Line("the roofline", diagonal, "muted", "dashed")
     layers = [doc.Points(v, tuple(p), doc.SERIES[n]) for n, (v, p) in enumerate(variants)]
     x, y = doc.Axis("time of a step by the roofline (ms)"), doc.Axis("measured time, p50 (ms)")
     caption = texts.fill("caption of the roofline")
@@ -224,7 +224,7 @@ def _reuse_figure(
     if limit:
         title = "upper bound: any earlier turn"
         drawn = tuple(draw(sorted(limit.items()), title))
-        layers.append(doc.Line(title, drawn, "muted", dashed=True))
+        layers.append(doc.Line(title, drawn, "muted", "dashed"))
     plot = doc.Plot(x_axis, doc.Axis("prompt tokens found (%)"), tuple(layers))
     return doc.Figure(name, caption, f"{caption} {_name_ends(layers, '%')}.", plot)
 

@@ -135,7 +135,14 @@ Role = Literal["ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"]
 
 Shape = Literal["dot", "square", "diamond", "triangle", "ring"]
 
+SHAPES: tuple[Shape, ...] = ("dot", "square", "diamond", "triangle", "ring")
+
 SERIES: tuple[Role, ...] = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
+
+Dash = Literal["solid", "dashed", "dashdot", "dotted"]
+
+DASHES: tuple[Dash, ...] = ("solid", "dashed", "dashdot", "dotted")
+"""From the densest on: a line that covers another lets it be seen."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +183,21 @@ class Points:
 
 @dataclass(frozen=True)
 class Line:
-    """A series joined by a line, without marks; its points still answer to hovering."""
+    """A series joined by a line; its points answer to hovering.
+
+    Attributes:
+        name: Its entry in the legend.
+        points: Its points.
+        role: Its colour.
+        dash: Its dashes.
+        shape: A mark at every third point, which tells lines apart that lie close; None for none.
+    """
 
     name: str
     points: tuple[Point, ...]
     role: Role = "c0"
-    dashed: bool = False
+    dash: Dash = "solid"
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -375,8 +391,9 @@ def _make_cell(value: Value) -> Cell:
 
 
 def draw_series(number: int, name: str, points: Iterable[Point]) -> Line:
-    """Return a line in the colour of its number; every other one is dashed."""
-    return Line(name, tuple(points), SERIES[number], dashed=number % 2 == 1)
+    """Return a line with the colour, the dashes and the marks of its number."""
+    dash, shape = DASHES[number % len(DASHES)], SHAPES[number % len(SHAPES)]
+    return Line(name, tuple(points), SERIES[number], dash, shape)
 
 
 def draw_steps(places: Iterable[tuple[float, float]]) -> tuple[Point, ...]:

@@ -17,7 +17,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import format_bytes, sanitize_line, sanitize_text
-from kvlab.report.document import Line, Plot, Point, Points
+from kvlab.report.document import DASHES, SERIES, Line, Plot, Point, Points
 from kvlab.report.formatting import MINUS, format_spread
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ FIGURE_WIDTH = 6.4
 
 COLORS = {
     "ink": "#1b1f24", "muted": "#8a9199",
-    "c0": "#0072b2", "c1": "#d55e00", "c2": "#155716", "c3": "#c569fe",
-    "c4": "#2a0302", "c5": "#9c8c74", "c6": "#88185f", "c7": "#2229f6",
+    "c0": "#0072b2", "c1": "#d55e00", "c2": "#6ea055", "c3": "#9877f9",
+    "c4": "#a31f60", "c5": "#5e3e00", "c6": "#280cf7", "c7": "#01030b",
 }  # fmt: skip
 """Colours by role. The first two series are those of Okabe and Ito, darkened for a white ground;
-the others maximize the smallest difference between any two, which colour-blind readers must be able
-to tell apart as well, and only one of them is nearly black."""
+the others maximize the smallest difference between any two and from the grey, which colour-blind
+readers must be able to tell apart as well, and only one of them is nearly black."""
 
 GRID_COLOR = "#e6e8eb"
 
@@ -106,12 +106,17 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
         draw_line(reference.value, color=COLORS[color], linewidth=0.8, linestyle=style, zorder=1.5)
     for layer in plot.layers:
         if isinstance(layer, Line):
+            color, alone = COLORS[layer.role], len(layer.points) == 1
+            first = SERIES.index(layer.role) % 3 if layer.shape else 0
             axes.plot(
                 *_coordinates(layer),
-                linestyle="--" if layer.dashed else "-",
-                marker="o" if len(layer.points) == 1 else "",
-                markersize=3,
-                color=COLORS[layer.role],
+                linestyle=layer.dash,
+                marker=_MARKERS[layer.shape] if layer.shape else "o" if alone else "",
+                markersize=3 if alone else 4.5,
+                markevery=None if alone or not layer.shape else (first, 3),
+                markerfacecolor="white" if layer.shape == "ring" else color,
+                zorder=1.9 + 0.1 * DASHES.index(layer.dash),
+                color=color,
                 label=_label(layer),
             )
         else:

@@ -92,7 +92,7 @@ def front_figure(study: Study) -> doc.Figure | None:
         (
             doc.Points("dominated", tuple(inside), "muted"),
             doc.Points("beyond the scale", tuple(outside), "muted", "triangle"),
-            doc.Line("", steps, "c0", dashed=True),
+            doc.Line("", steps, "c0", "dashed"),
             doc.Points("on the front", tuple(better), "c0"),
             doc.Points("references" if several else "baseline", tuple(bases), "c1", "diamond"),
         ),

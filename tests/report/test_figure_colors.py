@@ -56,11 +56,17 @@ def test_files_have_the_colours_of_the_light_page_and_dark_is_dark_either_way():
 @pytest.mark.parametrize("theme", [0, 1])
 @pytest.mark.parametrize("sight", list(SIGHTS))
 def test_series_are_told_apart(theme, sight):
-    """By 20 in CIE 1976, and by 45 in the sight of most; 2.3 is just noticed side by side."""
+    """By 20 in CIE 1976, and by 45 in the sight of most; 2.3 is just noticed side by side.
+
+    From the grey of shared lines by 13, and by 30.
+    """
     colours = page_themes()[theme]
     seen = [lab(np.array(SIGHTS[sight]) @ linear(colours[name])) for name in NAMES]
     apart = [float(np.linalg.norm(one - other)) for n, one in enumerate(seen) for other in seen[:n]]
     assert min(apart) > (45 if sight == "every colour" else 20)
+    grey = lab(np.array(SIGHTS[sight]) @ linear(colours["muted"]))
+    from_grey = min(float(np.linalg.norm(one - grey)) for one in seen)
+    assert from_grey > (30 if sight == "every colour" else 13)
     assert sum(one[0] < 25 for one in seen) <= 1, "thin dark lines all look black"
 
 

@@ -6,7 +6,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvlab.report.document import Axis, Line, Plot, Point, Points, Reference
+from kvlab.report.document import (
+    SERIES,
+    Axis,
+    Line,
+    Plot,
+    Point,
+    Points,
+    Reference,
+    draw_series,
+)
 from kvlab.report.figures import draw_plot, figure_style, render_files, render_inline_svg
 
 SIZES = (2**20, 2**22, 2**24)
@@ -20,7 +29,7 @@ FRONT = Points(
     "front", tuple(point(x, 4.0 - n, f"p{n}", label=f"p{n}", y_range=(3.5 - n, 4.5 - n),
                          seeds=(3.8 - n, 4.1 - n)) for n, x in enumerate(SIZES)), "c1", "diamond",
 )  # fmt: skip
-LINE = Line("line", tuple(point(x, 5.0, f"l{n}") for n, x in enumerate(SIZES)), "c2", dashed=True)
+LINE = Line("line", tuple(point(x, 5.0, f"l{n}") for n, x in enumerate(SIZES)), "c2", "dashed")
 AXES = (Axis("stored", "bytes"), Axis("loss <&> $x$"))
 PLOT = Plot(*AXES, (FRONT, LINE), (Reference("y", 2.0, True),))
 NAMED = Plot(
@@ -95,6 +104,16 @@ def test_static_figures_show_seeds_bars_references_and_a_legend():
     bars = [tuple(path.vertices[:, 1]) for one in axes.collections for path in one.get_paths()]
     assert bars == [p.y_range for p in FRONT.points]
     assert {"1 MiB", "4 MiB"} <= {label.get_text() for label in axes.get_xticklabels()}
+
+
+def test_lines_that_lie_close_differ_in_dashes_and_marks():
+    """No two lines have both alike, and marks of lines at one place are not all at one point."""
+    points = [Point(x, 1.0) for x in range(7)]
+    lines = [draw_series(number, f"line {number}", points) for number in range(len(SERIES))]
+    _, axes = drawn(Plot(Axis("x"), Axis("y"), tuple(lines)))
+    styles = {(one.get_linestyle(), one.get_marker(), one.get_color()) for one in axes.lines}
+    assert len({style[:2] for style in styles}) == len(styles) == len(SERIES)
+    assert {one.get_markevery() for one in axes.lines} == {(0, 3), (1, 3), (2, 3)}
 
 
 def test_every_label_of_a_front_is_written_and_meets_neither_others_nor_marks():

@@ -95,7 +95,7 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
         doc.Axis(cols.metric_title(metric)),
         (
             doc.Points("dominated", marks(beaten, False), "muted", "ring"),
-            doc.Line("", steps, "c0", True),
+            doc.Line("", steps, "c0", "dashed"),
             doc.Points("on the front", marks(front, True), "c0", "dot"),
             doc.Points("baseline", marks(base, True), "c1", "diamond"),
         ),

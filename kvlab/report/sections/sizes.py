@@ -184,8 +184,8 @@ def _draw_trend(study: Study, trend: SizeTrend, role: doc.Role) -> Iterator[doc.
         low.append(doc.Point(size, found.low, (name,), key))
         high.append(doc.Point(size, found.high, (name,), key))
     yield doc.Line("", tuple(middle), role)
-    yield doc.Line("", tuple(low), role, dashed=True)
-    yield doc.Line("", tuple(high), role, dashed=True)
+    yield doc.Line("", tuple(low), role, "dashed")
+    yield doc.Line("", tuple(high), role, "dashed")
 
 
 # Matched sizes
