@@ -22,7 +22,7 @@ from kvlab.analysis.sequential import spent_share
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import Estimate, estimate
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval, write_verdict
 from kvlab.store.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class CellComparison:
     @property
     def verdict(self) -> str:
         """The words of the verdict; empty if there is none."""
-        if not self.verdict_name:
-            return ""
-        return VERDICTS[self.verdict_name].words.format(margin=f"{self.margin or 0.0:g}")
+        return write_verdict(self.verdict_name, self.margin)
 
 
 def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
@@ -114,11 +112,12 @@ def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
             token_factor=tokens[0] / tokens[1] if tokens[0] and tokens[1] else None,
         )
     judged = _judge_together(study, found)
-    effects = _find_equal_effects(study, judged)
-    return {
-        levels: _with_effect(one, effects[levels]) if levels in effects else one
-        for levels, one in judged.items()
-    }
+    for effect in study.effects(metric):
+        cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
+        one = judged.get(cell) if cell is not None and effect.is_claimed else None
+        if one is not None and effect.weights == {one.levels: 1.0, one.reference: -1.0}:
+            judged[one.levels] = _with_effect(one, effect)
+    return judged
 
 
 def _judge_together(
@@ -159,20 +158,6 @@ def _name_verdict(study: "Study", comparison: CellComparison) -> str:
         return name
     unbounded = judge_interval(found.low, found.high, better, None)
     return "unbounded" if unbounded == "within noise" else unbounded
-
-
-def _find_equal_effects(
-    study: "Study", comparisons: Mapping[Levels, CellComparison]
-) -> dict[Levels, Effect]:
-    """Return the effects that compare a single cell with its reference, by cell."""
-    found: dict[Levels, Effect] = {}
-    for effect in study.effects(study.primary_metric):
-        cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
-        if cell is None or cell not in comparisons or not effect.is_claimed:
-            continue
-        if effect.weights == {cell: 1.0, comparisons[cell].reference: -1.0}:
-            found[cell] = effect
-    return found
 
 
 def _with_effect(comparison: CellComparison, effect: Effect) -> CellComparison:

@@ -25,7 +25,14 @@ from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, smallest_detectable
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import DIFFERENT, VERDICTS, WORSE, judge_family, judge_interval
+from kvlab.analysis.verdicts import (
+    DIFFERENT,
+    VERDICTS,
+    WORSE,
+    judge_family,
+    judge_interval,
+    write_verdict,
+)
 from kvlab.store.metrics import METRICS
 
 _LEARNED_UNITS = ("nats/token", "nats", "bits/byte", "")
@@ -175,7 +182,7 @@ class Effect:
     @property
     def verdict(self) -> str:
         """The words of the verdict."""
-        return VERDICTS[self.verdict_name].words.format(margin=f"{self.margin or 0.0:g}")
+        return write_verdict(self.verdict_name, self.margin)
 
     @property
     def has_interval(self) -> bool:
@@ -318,7 +325,14 @@ def estimate_matched(
         {seed: fmean(one.differences[seed] for one in group) for seed in group[0].differences}
         for group in groups
     ]
+    weights: dict[Levels, float] = {}
+    for group in groups:
+        for sign, levels in (corner for setting in group for corner in setting.corners):
+            share = sign / (len(groups) * len(group))
+            weights[levels] = weights.get(levels, 0.0) + share
     scale = max((setting.scale for setting in settings), default=1.0)
+    others = [factor for factor in factors if factor not in {factor for factor, _ in change}]
+    seen = [(f, {one.others[place] for one in used}) for place, f in enumerate(others)]
     seeds = tuple(sorted(group_means[0])) if group_means else ()
     by_seed = tuple((seed, fmean(one[seed] for one in group_means)) for seed in seeds)
     return Effect(
@@ -332,8 +346,12 @@ def estimate_matched(
         seeds=seeds,
         by_seed=by_seed,
         by_setting=tuple((s.others, fmean(s.differences.values())) for s in used),
-        limits=_limiting_levels(factors, change, used),
-        weights=pairs.average_weights(groups),
+        limits=tuple(
+            (factor, tuple(level for level in factors[factor] if level in levels))
+            for factor, levels in seen
+            if levels and len(levels) < len(factors[factor])
+        ),
+        weights=weights,
         divergence=count_divergence(cells, matched) if is_learned(metric) else None,
     )
 
@@ -381,16 +399,3 @@ def _estimate_contrast(
         aliases=contrast.aliases,
         is_contrast=True,
     )
-
-
-def _limiting_levels(
-    factors: Factors, change: Change, settings: Sequence[pairs.Setting]
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    changed = {factor for factor, _ in change}
-    others = [factor for factor in factors if factor not in changed]
-    limits = []
-    for index, factor in enumerate(others):
-        seen = {setting.others[index] for setting in settings}
-        if seen and len(seen) < len(factors[factor]):
-            limits.append((factor, tuple(level for level in factors[factor] if level in seen)))
-    return tuple(limits)

@@ -61,7 +61,7 @@ def estimate_interactions(
 
 
 def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effect]:
-    """Return one effect for every contrast, up to its sign."""
+    """Return one effect for every contrast, up to its sign, with the names of all."""
     sets: dict[frozenset[tuple[Levels, float]], list[Effect]] = {}
     for number, effect in enumerate(effects):
         weights: dict[Levels, float] = {(str(number),): 1.0}  # pairs of its own
@@ -70,20 +70,18 @@ def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effec
         negated = frozenset((levels, -weight) for levels, weight in weights.items())
         key = negated if negated in sets else frozenset(weights.items())
         sets.setdefault(key, []).append(effect)
-    return [_name_contrast(one, factors) for one in sets.values()]
-
-
-def _name_contrast(effects: list[Effect], factors: Factors) -> Effect:
-    """Return the first of effects that are one contrast, with the names of all."""
-    first, *others = effects
-    corner = _find_corner(first.weights, factors) if others else None
-    if corner is not None:
-        return replace(first, change=corner, aliases=())
-    changes = [other.change for other in others]
-    aliases = tuple(alias for alias in first.aliases if alias not in changes)
-    cell = next(iter(first.weights), ())
-    signs = [1 if first.weights[cell] * other.weights[cell] > 0 else -1 for other in others]
-    return replace(first, same_as=tuple(zip(signs, changes, strict=True)), aliases=aliases)
+    named = []
+    for first, *others in sets.values():
+        if others and (corner := _find_corner(first.weights, factors)) is not None:
+            named.append(replace(first, change=corner, aliases=()))
+            continue
+        changes = [other.change for other in others]
+        aliases = tuple(alias for alias in first.aliases if alias not in changes)
+        cell = next(iter(first.weights), ())
+        signs = [1 if first.weights[cell] * other.weights[cell] > 0 else -1 for other in others]
+        same_as = tuple(zip(signs, changes, strict=True))
+        named.append(replace(first, same_as=same_as, aliases=aliases))
+    return named
 
 
 def _find_corner(weights: dict[Levels, float], factors: Factors) -> Change | None:

@@ -193,6 +193,7 @@ def make_setting(
 def select_groups(settings: Sequence[Setting]) -> list[list[Setting]]:
     """Choose the groups of settings, and their seeds, that an effect is the mean of.
 
+    Of a group the settings that cover its largest set of seeds are kept, cut to those seeds.
     Settings in which a training diverged are left out whole, as long as others are left: what is
     left of them at the other seeds is no fair sample of either side.
     """
@@ -202,7 +203,13 @@ def select_groups(settings: Sequence[Setting]) -> list[list[Setting]]:
     numbers = group_by_training([setting.trainings for setting in chosen]).tolist()
     for number, setting in zip(numbers, chosen, strict=True):
         groups.setdefault(number, []).append(setting)
-    return largest_balanced_block([_drop_incomplete(group) for group in groups.values()])
+    complete = []
+    for group in groups.values():  # with a setting missing at a seed, its mean would shift there
+        most = max(len(setting.differences) for setting in group)
+        seeds = next(set(s.differences) for s in group if len(s.differences) == most)
+        kept = [s for s in group if s.differences.keys() >= seeds]
+        complete.append([_restrict_seeds(setting, seeds) for setting in kept])
+    return largest_balanced_block(complete)
 
 
 def group_by_training(trainings: Sequence[Collection[str]]) -> NDArray[np.intp]:
@@ -214,16 +221,6 @@ def group_by_training(trainings: Sequence[Collection[str]]) -> NDArray[np.intp]:
             other = first.setdefault(training, index)
             numbers[numbers == numbers[index]] = numbers[other]
     return numbers
-
-
-def _drop_incomplete(group: Sequence[Setting]) -> list[Setting]:
-    """Keep the settings of a group that cover its largest set of seeds, cut to those seeds.
-
-    Otherwise the group's mean would shift at seeds where a setting is missing.
-    """
-    most = max(len(setting.differences) for setting in group)
-    seeds = next(set(s.differences) for s in group if len(s.differences) == most)
-    return [_restrict_seeds(s, seeds) for s in group if s.differences.keys() >= seeds]
 
 
 def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
@@ -252,17 +249,6 @@ def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Set
 def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
     kept = {seed: setting.differences[seed] for seed in sorted(seeds & setting.differences.keys())}
     return replace(setting, differences=kept)
-
-
-def average_weights(groups: Sequence[Sequence[Setting]]) -> dict[Levels, float]:
-    """Return the weight of every cell in the mean over groups of the mean over their settings."""
-    weights: dict[Levels, float] = {}
-    for group in groups:
-        for setting in group:
-            for sign, levels in setting.corners:
-                share = sign / (len(groups) * len(group))
-                weights[levels] = weights.get(levels, 0.0) + share
-    return weights
 
 
 def name_trainings(cells: Cells) -> dict[Levels, Levels]:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import mul, sub
 
 import numpy as np
 
@@ -36,14 +37,7 @@ _GRID = 40
 
 @dataclass(frozen=True)
 class Prediction:
-    """A difference at one size.
-
-    Attributes:
-        parameters: The size.
-        value: The line's value, the mean over seeds.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
+    """A difference at one size: the mean of the lines over seeds, and an interval."""
 
     parameters: float
     value: float
@@ -68,57 +62,44 @@ class SizeLaw:
         return len(self.differences)
 
     @cached_property
+    def _center(self) -> float:
+        logs = [math.log10(count) for count in self.parameters]
+        return math.fsum(logs) / len(logs)
+
+    @cached_property
     def _positions(self) -> tuple[float, ...]:
         """log10 N of every size, minus the mean."""
-        logs = [math.log10(count) for count in self.parameters]
-        return tuple(value - math.fsum(logs) / len(logs) for value in logs)
-
-    @cached_property
-    def _squares(self) -> float:
-        return math.fsum(position * position for position in self._positions)
-
-    @cached_property
-    def means(self) -> tuple[float, ...]:
-        """Mean difference over sizes, by seed."""
-        return tuple(math.fsum(row) / len(row) for row in self.differences)
+        return tuple(math.log10(count) - self._center for count in self.parameters)
 
     @cached_property
     def slope_weights(self) -> tuple[float, ...]:
         """Weight of every size's difference in the slope."""
-        return tuple(position / self._squares for position in self._positions)
+        return tuple(position / sum_squares(self._positions) for position in self._positions)
 
     @cached_property
     def slopes(self) -> tuple[float, ...]:
         """Change of the difference with ten times the parameters, by seed."""
-        return tuple(
-            math.fsum(weight * y for weight, y in zip(self.slope_weights, row, strict=True))
-            for row in self.differences
-        )
+        products = (map(mul, self.slope_weights, row) for row in self.differences)
+        return tuple(map(math.fsum, products))
 
     @cached_property
     def residual_variance(self) -> float:
         """Variance around the lines, with seeds x (sizes - 2) degrees of freedom; 0 if none."""
         freedom = self.seeds * (len(self.parameters) - 2)
-        squares = math.fsum(
-            (y - mean - slope * x) * (y - mean - slope * x)
-            for row, mean, slope in zip(self.differences, self.means, self.slopes, strict=True)
-            for x, y in zip(self._positions, row, strict=True)
-        )
+        lines = zip(*map(self.by_seed, self.parameters), strict=True)
+        rows = zip(self.differences, lines, strict=True)
+        squares = math.fsum(sum_squares(map(sub, row, line)) for row, line in rows)
         return squares / freedom if freedom else 0.0
-
-    def _offset(self, parameters: float) -> float:
-        center = math.log10(self.parameters[0]) - self._positions[0]
-        return math.log10(parameters) - center
 
     def by_seed(self, parameters: float) -> list[float]:
         """Return the line's value at a size, by seed."""
-        offset = self._offset(parameters)
-        return [mean + slope * offset for mean, slope in zip(self.means, self.slopes, strict=True)]
+        offset = math.log10(parameters) - self._center
+        means = (math.fsum(row) / len(row) for row in self.differences)
+        return [mean + slope * offset for mean, slope in zip(means, self.slopes, strict=True)]
 
     def line(self, parameters: float) -> Prediction:
         """Return the mean of the lines at a size, with its t interval over seeds."""
-        values = self.by_seed(parameters)
-        value, variance = _mean_and_variance(values)
+        value, variance = _mean_and_variance(self.by_seed(parameters))
         half_width = t_quantile(1 - ALPHA / 2, self.seeds - 1) * math.sqrt(variance / self.seeds)
         return Prediction(parameters, value, value - half_width, value + half_width)
 
@@ -144,7 +125,8 @@ class SizeLaw:
         if self.seeds < 2:
             raise ValueError("one seed has no spread, so nothing is predicted; add seeds")
         value, variance = _mean_and_variance(self.by_seed(parameters))
-        leverage = 1 / len(self.parameters) + self._offset(parameters) ** 2 / self._squares
+        offset = math.log10(parameters) - self._center
+        leverage = 1 / len(self.parameters) + offset**2 / sum_squares(self._positions)
         tails = (np.arange(_GRID) + 0.5) / _GRID
         freedom = self.seeds - 1, self.seeds * (len(self.parameters) - 2)
         of_line, of_residuals = (df / chdtri(df, tails) for df in freedom)

@@ -108,6 +108,11 @@ CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
 """Verdicts by which a cost is shown to be below the margin, or not to be there."""
 
 
+def write_verdict(name: str, margin: float | None) -> str:
+    """Return the words of a verdict; empty without a name."""
+    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}") if name else ""
+
+
 @dataclass(frozen=True)
 class FamilyTest:
     """One difference of several that are judged together.

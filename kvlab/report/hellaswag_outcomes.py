@@ -116,11 +116,6 @@ def accuracy_error(study: Study, levels: Levels, metric: str) -> float | None:
     return float(math.sqrt(max(0.0, mean * (1 - mean)) / (items - 1)))
 
 
-def largest_accuracy_error(study: Study, metrics: Iterable[str]) -> float | None:
-    errors = (accuracy_error(study, levels, m) for m in metrics for levels in study.cells)
-    return max((error for error in errors if error is not None), default=None)
-
-
 def all_at_chance(study: Study, metrics: Iterable[str]) -> bool:
     """Whether no cell's accuracy exceeds chance by more than `CHANCE_ERRORS` of its errors."""
     at_chance = [

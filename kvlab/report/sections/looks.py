@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kvlab.analysis.looks import TakenLook
 from kvlab.analysis.sequential import repeated_test_error, spent_alpha, t_bounds
 from kvlab.analysis.study import Study
-from kvlab.analysis.verdicts import VERDICTS
+from kvlab.analysis.verdicts import VERDICTS, write_verdict
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -92,9 +92,8 @@ def _claim_entries(study: Study, claim: str, look: TakenLook) -> doc.Entries:
     yield "bound on |t|", _t_cell(state.bound), "at the claim's level there"
     decision = doc.cell("goes on" if state.is_open else "undecided", tone="muted")
     if state.outcome:
-        margin, verdict = study.decide.margin or 0.0, VERDICTS[state.outcome]
-        words = verdict.words.format(margin=f"{margin:g}")
-        decision = doc.cell(words, tone=verdict.tone)
+        words = write_verdict(state.outcome, study.decide.margin)
+        decision = doc.cell(words, tone=VERDICTS[state.outcome].tone)
     yield "decision", decision
 
 

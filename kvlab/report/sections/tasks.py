@@ -55,8 +55,8 @@ def report_hellaswag(study: Study) -> doc.Section | None:
 def _describe_task(study: Study, metrics: list[str]) -> doc.Paragraph:
     counts = {int(row.measurements.get("hellaswag_items", 0)) for row in study.done_rows}
     shortened = [row.measurements.get("hellaswag_shortened", 0) for row in study.done_rows]
-    largest = hellaswag.largest_accuracy_error(study, metrics)
-    error = least = ""
+    errors = [hellaswag.accuracy_error(study, levels, m) for m in metrics for levels in study.cells]
+    largest, error, least = max((e for e in errors if e is not None), default=None), "", ""
     if largest is not None:
         error = fmt.format_fixed(100 * largest, 2)
         least = fmt.format_fixed(math.sqrt(8) * 100 * largest, 1)
