@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.analysis.matched_pairs import Setting, largest_balanced_block
-from kvlab.analysis.statistics import smallest_detectable
 from kvlab.analysis.study import Study
-from tests.support.record_factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
+from tests.support.record_factory import EFFECTS, Record
 
 
 def study(tmp_path, **changes):
@@ -17,19 +16,6 @@ def study(tmp_path, **changes):
 
 def effect(found, name):
     return next(one for one in found if one.name == name)
-
-
-def test_known_effects_are_recovered(tmp_path):
-    effects = study(tmp_path, exclude=no_learned_hybrid, seeds=tuple(range(6))).effects("loss")
-    for one in effects:
-        level = one.change[0][1]
-        if level == "tied":
-            assert one.verdict == "identical"
-            continue
-        assert abs(one.estimate.value - EFFECTS[level]) < 3 * one.estimate.standard_error, level
-        assert one.verdict == ("better" if level == "rope" else "worse")
-        error = one.tested_error
-        assert one.detectable == smallest_detectable(error.value, error.df, one.level) < 0.02
 
 
 @given(st.data())
@@ -90,21 +76,6 @@ def plant(tmp_path, *sharing):
     factors = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "sharing": sharing}
     record = Planted(seeds=tuple(range(6)), factors=factors)
     return Study.load(record.write(tmp_path), "made")
-
-
-def test_interactions(tmp_path):
-    """Tying costs 1.5 beside everything: additive. A planted extra cost is found."""
-    planted = plant(tmp_path, "none", "trained", "tied")
-    found = planted.interactions("loss_served")
-    pair = effect(found, "heads=mqa and sharing=trained")
-    assert pair.is_significant
-    assert pair.estimate.low < 0.06 < pair.estimate.high
-    assert effect(found, "heads=mqa and sharing=tied").estimate.kind == "identical"
-    assert not effect(found, "heads=mqa and position=rope").is_significant
-    heads = effect(planted.mean_effects("loss"), "heads=mqa")
-    assert heads.estimate.value == pytest.approx(EFFECTS["mqa"] + 0.03, abs=0.01)
-    tied = effect(planted.effects("loss_served"), "sharing=tied")
-    assert tied.estimate.value == pytest.approx(TIED_GAP)
 
 
 def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):

@@ -44,6 +44,21 @@ def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_pat
     assert trend.verdict == "falls with size"
     assert trends["rope"].verdict == "no trend shown"
     assert trends["rope"].low < 0 < trends["rope"].high
+    # the line is that of least squares, and the miss that of a refit
+    rows = np.array(trend.law.differences)
+    fits = [np.polyfit(x, row, 1) for row in rows]
+    target = 5e7
+    values = [np.polyval(fit, np.log10(target)) for fit in fits]
+    line = trend.law.line(target)
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert (line.value, line.low, line.high) == pytest.approx(
+        (np.mean(values), expected.low, expected.high)
+    )
+    residuals = [row - np.polyval(fit, x) for row, fit in zip(rows, fits, strict=True)]
+    assert trend.law.residual_variance == pytest.approx(np.square(residuals).sum() / 4)
+    misses = [row[-1] - np.polyval(np.polyfit(x[:-1], row[:-1], 1), x[-1]) for row in rows]
+    assert trend.miss.value == pytest.approx(np.mean(misses))
+    assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)
 
 
 @pytest.mark.parametrize("name", ["level x seed x size", "heavy tails"])
@@ -72,22 +87,3 @@ def test_two_sizes_one_seed_and_diverged_trainings_are_no_trend(tmp_path):
     status = lambda *at: "diverged" if at == bad else "done"  # noqa: E731
     diverged = trends_of(tmp_path / "diverged", status=status)[0]
     assert (diverged["mqa"].verdict, diverged["mqa"].is_tested) == ("diverged", False)
-
-
-def test_the_line_is_that_of_least_squares_and_the_miss_of_a_refit(tmp_path):
-    trend = trends_of(tmp_path)[0]["mqa"]
-    x = np.log10(trend.law.parameters)
-    rows = np.array(trend.law.differences)
-    fits = [np.polyfit(x, row, 1) for row in rows]
-    target = 5e7
-    values = [np.polyval(fit, np.log10(target)) for fit in fits]
-    line = trend.law.line(target)
-    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert (line.value, line.low, line.high) == pytest.approx(
-        (np.mean(values), expected.low, expected.high)
-    )
-    residuals = [row - np.polyval(fit, x) for row, fit in zip(rows, fits, strict=True)]
-    assert trend.law.residual_variance == pytest.approx(np.square(residuals).sum() / 4)
-    misses = [row[-1] - np.polyval(np.polyfit(x[:-1], row[:-1], 1), x[-1]) for row in rows]
-    assert trend.miss.value == pytest.approx(np.mean(misses))
-    assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)

@@ -8,9 +8,7 @@ from scipy import stats
 from kvlab.analysis.cell_comparisons import judge_gaps
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
-from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
-from tests.support.record_factory import Record
 
 DF = st.sampled_from([1.0, 2.0, 3.7, 20.0])
 ONE = st.tuples(st.floats(-1, 1).filter(bool), st.floats(1e-3, 1), DF)
@@ -27,8 +25,16 @@ def judged(family, margin, alpha=0.05):
 @settings(max_examples=200)
 @given(FAMILIES, st.none() | st.floats(0.01, 2), st.sampled_from(["lower", "higher", "neither"]))
 def test_a_verdict_says_what_its_interval_says(family, margin, better):
-    """A row that is within noise has zero inside its interval, and no other row has."""
-    for test in judged(family, margin):
+    """A row that is within noise has zero inside its interval, and no other row has.
+
+    Intervals are Bonferroni's, cut at zero.
+    """
+    level = 1 - 0.05 / (2 * len(family))
+    for (value, error, df), test in zip(family, judged(family, margin), strict=True):
+        reach = t_quantile(level, df) * error
+        assert test.low == 0.0 or test.low == pytest.approx(value - reach, rel=1e-9)
+        assert test.high == 0.0 or test.high == pytest.approx(value + reach, rel=1e-9)
+        assert test.low <= value <= test.high
         verdict = judge_interval(test.low, test.high, better, margin)
         assert (test.low < 0 < test.high) == (verdict not in CLAIMS)
         assert (test.p <= 0.05) == (verdict in CLAIMS)
@@ -36,18 +42,6 @@ def test_a_verdict_says_what_its_interval_says(family, margin, better):
         if margin is not None and better != "neither":
             assert (verdict in SMALL) == (cost < margin and verdict != "better")
         assert (margin is None) <= (verdict not in (*SMALL, "undecided"))
-
-
-@settings(max_examples=100)
-@given(FAMILIES, st.none() | st.floats(0.01, 2))
-def test_intervals_are_bonferronis_cut_at_zero(family, margin):
-    level = 1 - 0.05 / (2 * len(family))
-    for (value, error, df), test in zip(family, judged(family, margin), strict=True):
-        reach = t_quantile(level, df) * error
-        cut_low, cut_high = test.low == 0.0, test.high == 0.0
-        assert cut_low or test.low == pytest.approx(value - reach, rel=1e-9)
-        assert cut_high or test.high == pytest.approx(value + reach, rel=1e-9)
-        assert test.low <= value <= test.high
 
 
 def test_the_margin_keeps_its_error():
@@ -79,17 +73,6 @@ def test_the_margin_keeps_its_error():
 def test_words(low, high, better, margin, expected):
     assert judge_interval(low, high, better, margin) == expected
     assert expected in VERDICTS
-
-
-def load(tmp_path, decide, **changes):
-    record = Record(seeds=tuple(range(5)), **changes)
-    store = record.write(tmp_path / "store")
-    store.write_sweep({**store.sweep(record.name), "decide": decide})
-    return Study.load(store, record.name)
-
-
-def verdicts(study, metric="loss"):
-    return {effect.name: effect.verdict for effect in study.effects(metric)}
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,6 +19,7 @@ from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 from tests.support.record_factory import FACTORS, Record, ServedRecord
+from tests.support.search_record import EVERY_OUTCOME
 from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
@@ -84,6 +85,7 @@ def folder(tmp_path_factory):
     more = {"heads": ("mha", "gqa", "mqa", "one")}
     records = {
         "runs": Record(factors=small, seeds=(0, 1)),
+        "searched": EVERY_OUTCOME,
         "wide": ServedRecord(factors=WIDE, seeds=four),
         "later": Later(factors=WIDE, seeds=(0, 1, 2), effects={"mqa": -0.1}),
         "half": Record(factors=HALF, seeds=four, exclude=is_in_other_half),

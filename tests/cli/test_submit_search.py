@@ -100,8 +100,6 @@ def test_other_commands_know_a_search(folder, store):
     done = next(t for t in store.sweep_trials("s") if store.status(t) == "done")
     code, _, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--promote", done)
     assert (code, "is no pruned trial of s" in error) == (2, True)
-    code, _, error = run_kvlab("compare", "s", "s")
-    assert (code, "s is a search" in error) == (2, True)
 
 
 def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):

@@ -17,32 +17,26 @@ factors:
 
 
 class DesignContract:
-    """Give `name`, its name in the table, and the keys that it needs beside `design`."""
+    """Give a fixture ``name``, its name in the table, and the keys that it needs beside `design`."""
 
-    name: str
-    further_keys = ""
-
-    def written(self) -> str:
-        """The design as a sweep writes it."""
-        arguments = DESIGNS[self.name].arguments
-        return f"{self.name}:{arguments[0]}" if arguments else self.name
+    further_keys: dict[str, str] = {}  # noqa: RUF012
 
     @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 2, 2, 2)])
-    def test_it_gives_the_baseline_and_existing_positions_the_same_each_time(self, sizes):
+    def test_it_gives_the_baseline_and_existing_positions_the_same_each_time(self, name, sizes):
         request = make_request(*sizes, cells=((0, 1) + (0,) * (len(sizes) - 2),), fraction=2)
-        cells = list(DESIGNS[self.name].positions(request))
-        assert cells == list(DESIGNS[self.name].positions(request))
+        cells = list(DESIGNS[name].positions(request))
+        assert cells == list(DESIGNS[name].positions(request))
         assert (0,) * len(sizes) in cells
         assert all(len(cell) == len(sizes) for cell in cells)
         assert all(0 <= p < size for cell in cells for p, size in zip(cell, sizes, strict=True))
-        notes = DESIGNS[self.name].notes(make_request(2, 2, 2, fraction=2))
+        notes = DESIGNS[name].notes(make_request(2, 2, 2, fraction=2))
         assert all(isinstance(note, str) and "\n" not in note for note in notes)
 
-    def test_a_sweep_names_it_alone_or_among_several(self, tmp_path):
-        alone = load_sweep_text(tmp_path, f"{FACTORS}design: {self.written()}\n{self.further_keys}")
-        several = load_sweep_text(
-            tmp_path, f"{FACTORS}designs: {{'{self.written()}': [3]}}\n{self.further_keys}"
-        )
+    def test_a_sweep_names_it_alone_or_among_several(self, name, tmp_path):
+        arguments, keys = DESIGNS[name].arguments, self.further_keys.get(name, "")
+        written = f"{name}:{arguments[0]}" if arguments else name
+        alone = load_sweep_text(tmp_path, f"{FACTORS}design: {written}\n{keys}")
+        several = load_sweep_text(tmp_path, f"{FACTORS}designs: {{'{written}': [3]}}\n{keys}")
         assert [cell.levels for cell in alone.cells()] == [c.levels for c in several.cells()]
         assert alone.cells()[0].levels == alone.baseline
         assert {cell.seeds for cell in several.cells()} == {(3,)}

@@ -1,7 +1,6 @@
 """`--paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
 
 import re
-from importlib.resources import files
 
 import pytest
 
@@ -17,6 +16,7 @@ from kvlab.report.paper import (
     write_table,
 )
 from kvlab.report.report_files import make_document
+from kvlab.report.table_export import read_latex
 from tests.report.reading import load
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
@@ -168,15 +168,10 @@ def test_nothing_measured_is_no_paper(tmp_path, record, words):
     assert not (tmp_path / "paper").exists()
 
 
-def test_every_reference_has_its_use():
-    folder = files("kvlab.report") / "latex"
-    keys = re.findall(r"^@\w+\{([^,]+),", (folder / "references.bib").read_text(), re.M)
-    assert keys == sorted(keys)
-    texts = [(folder / name).read_text() for name in ("methods.tex", "terms.tex")]
-    assert keys == list_citations("".join(texts))
-
-
-def test_every_field_of_a_term_is_listed_by_a_sentence():
-    folder = files("kvlab.report") / "latex"
-    terms = re.findall(r"^([a-z_]+): ", (folder / "terms.tex").read_text(), re.M)
-    assert all(f"!!{name}" in (folder / "methods.tex").read_text() for name in terms)
+def test_every_reference_has_its_use_and_every_field_of_a_term_its_sentence():
+    names = ("references.bib", "methods.tex", "terms.tex")
+    references, methods, terms = (read_latex(name) for name in names)
+    keys = re.findall(r"^@\w+\{([^,]+),", references, re.M)
+    assert keys == sorted(keys) == list_citations(methods + terms)
+    fields = re.findall(r"^([a-z_]+): ", terms, re.M)
+    assert all(f"!!{name}" in methods for name in fields)

@@ -9,13 +9,11 @@ from kvlab.analysis.study import Study
 from kvlab.errors import RecordDamaged, UsageError
 from kvlab.report import answer_text
 from kvlab.report.confirmation import write_confirmation
-from kvlab.report.report_files import write_report
 from kvlab.report.sections import SEARCH_SECTIONS
 from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.reading import load, markdown
-from tests.support.record_factory import Record
 from tests.support.search_record import (
     EVERY_OUTCOME,
     SearchRecord,
@@ -129,16 +127,6 @@ def test_a_forged_text_of_a_search_is_refused(tmp_path, text):
         markdown(study)
     with pytest.raises(RecordDamaged, match="the record of made has no sweep as its text"):
         write_confirmation(study, tmp_path / "made-confirm.yaml")
-
-
-def test_what_a_table_of_sections_lacks_is_refused(tmp_path):
-    for record, name, kind in (
-        (EVERY_OUTCOME, "effects", "a search"),
-        (Record(name="made", seeds=(0,)), "history", "a design"),
-    ):
-        store = record.write(tmp_path / name)
-        with pytest.raises(UsageError, match=f"{name} is not a section of {kind}'s report; use"):
-            write_report(store, "made", tmp_path / "out", [name])
 
 
 def test_the_next_sweep_repeats_the_best_on_fresh_seeds(tmp_path):

@@ -15,28 +15,13 @@ def cells(name, *sizes, **options):
     return ["".join(map(str, cell)) for cell in positions]
 
 
-class TestFull(DesignContract):
-    name = "full"
+@pytest.fixture(scope="module", params=list(DESIGNS))
+def name(request):
+    return request.param
 
 
-class TestOneFactor(DesignContract):
-    name = "one_factor"
-
-
-class TestBaseline(DesignContract):
-    name = "baseline"
-
-
-class TestLeaveOneOut(DesignContract):
-    name = "leave_one_out"
-
-
-class TestCumulative(DesignContract):
-    name = "cumulative"
-
-
-class TestPairwise(DesignContract):
-    name = "pairwise"
+class TestDesigns(DesignContract):
+    further_keys = {"cells": "cells: [{heads: mqa}]\n"}  # noqa: RUF012
 
 
 @pytest.mark.parametrize(
@@ -52,21 +37,6 @@ class TestPairwise(DesignContract):
 )
 def test_each_design_selects_its_cells_once(name, sizes, expected):
     assert cells(name, *sizes) == expected.split()
-
-
-class TestCells(DesignContract):
-    name = "cells"
-    further_keys = "cells: [{heads: mqa}]\n"
-
-
-class TestFractional(DesignContract):
-    """Its mathematics is tested below."""
-
-    name = "fractional"
-
-
-def test_every_design_of_the_table_has_a_contract_test():
-    assert {test.name for test in DesignContract.__subclasses__()} == set(DESIGNS)
 
 
 FRACTIONAL = DESIGNS["fractional"]
