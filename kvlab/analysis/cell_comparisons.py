@@ -34,10 +34,7 @@ class CellComparison:
     """A cell minus its reference, in the decided metric.
 
     Attributes:
-        levels: The cell.
-        reference: The cell that it is compared with.
         estimate: The difference; its ends are those of the simultaneous interval.
-        seeds: Seeds that both have.
         verdict_name: Name of the verdict in `kvlab.analysis.verdicts.VERDICTS`.
         margin: A cost that does not matter, in the metric's unit; None without one.
         effect: The effect that the comparison is, if it is one.
@@ -189,7 +186,6 @@ class ServingGap:
 
     Attributes:
         value: The mean, in nats per token.
-        trainings: Number of trainings.
         interval: Ends of the simultaneous interval; None if the gap was not tested.
         p: Two-sided p-value, corrected for all cells; 1 if the gap was not tested.
     """

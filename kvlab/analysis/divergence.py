@@ -61,10 +61,6 @@ def count_divergence(cells: Cells, settings: Iterable[Corners]) -> Divergence | 
     McNemar's test for pairs that come in clusters: what shares a seed shares its batches, so the
     seed is the unit, and the sign of each seed's net count is flipped (`sign_flip_test`). With n
     seeds its p-value is never below 2**(1 - n). An interaction has a pair of trials on either side.
-
-    Args:
-        cells: The rows of every cell by seed.
-        settings: The signed cells of each comparison.
     """
     level = partner = both = pairs = 0
     net: Counter[int] = Counter()
@@ -101,9 +97,6 @@ def find_wrong_trainings(cells: Cells) -> dict[str, float]:
     """Return the trainings that went wrong, by id, with their distance in robust deviations.
 
     Cells that share a training count once.
-
-    Args:
-        cells: The rows of every cell by seed.
     """
     names = name_trainings(cells)
     losses: dict[tuple[str, ...], dict[str, float]] = {}

@@ -43,15 +43,12 @@ class Effect:
     """What one level does, or what two levels do together beyond the sum of each.
 
     Attributes:
-        metric: Name of the metric.
         change: The level, or the two levels, with their factors.
         at: Levels of other factors beside which it is estimated; empty for the mean over settings.
         estimate: The difference with its own t-test; None if there is no matched comparison.
         pairs_used: Matched comparisons used; of a contrast, seeds.
         pairs_designed: Matched comparisons in the design; of a contrast, seeds.
-        settings: Number of settings of the other factors.
         groups: Number of groups, after joining settings that share weights.
-        seeds: Seeds used.
         by_seed: ``(seed, mean over groups)``; these means are tested.
         by_setting: ``(setting, mean over seeds)``.
         limits: ``(factor, levels)`` where the settings do not cover all levels of a factor.
@@ -209,9 +206,7 @@ def estimate_main_effects(
     """Estimate the effect of every level against its factor's baseline level.
 
     Args:
-        cells: The rows of every cell by seed.
         factors: Factor -> levels, the baseline's first.
-        metric: The metric.
         estimand: Which settings an effect is the mean over; None for all.
         claims: Names of the effects that are judged; None for all.
         alpha: Probability of any wrong statement about them.
@@ -260,8 +255,6 @@ def list_compared_cells(cells: Cells, change: Change, estimand: Estimand) -> set
 
     Args:
         cells: The cells of the design; their trials are not read.
-        change: The level, or the two levels.
-        estimand: Which settings an effect is the mean over.
     """
     factors = estimand.factors
     chosen = estimand.select(list(pairs.find_matched_corners(cells, factors, change)))

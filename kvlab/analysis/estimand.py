@@ -32,7 +32,6 @@ class Estimand:
     """The cells of one design, by what may be compared.
 
     Attributes:
-        cells: The cells of the design.
         factors: Factor -> levels, the baseline's first.
         patches: Factor -> level -> what it sets, as dotted keys.
         kv_bytes: Bytes of every cell's cache, where they are known.

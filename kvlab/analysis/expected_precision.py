@@ -151,8 +151,6 @@ def weigh_trainings(
     Args:
         trainings: The training of every cell at one seed.
         factors: Factor -> levels, the baseline's first.
-        claims: As ``factor=level``.
-        metric: What is decided.
         estimand: Which settings an effect is the mean over; None for all.
 
     Returns:

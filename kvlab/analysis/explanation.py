@@ -37,10 +37,8 @@ class SettingUse:
     """One setting of a level: whether its effect is a mean over it.
 
     Attributes:
-        cell: The cell with the level.
         partner: The cell with the baseline's level, and all other levels equal.
         difference: Mean over seeds; None if the setting is left out.
-        weight: In the effect.
         left_out: Why it is left out; empty if it is not.
     """
 
@@ -56,17 +54,12 @@ class Explanation:
     """A difference with all that the report says of it, and its terms.
 
     Attributes:
-        title: What is compared with what.
         metric: The metric; every value is in its unit.
         value: The difference; None if nothing could be compared.
         error: The standard error that it is tested with; None if it is not tested.
         interval: The simultaneous interval; None if none holds.
         confidence: Of the intervals together, in percent.
-        family: What the intervals hold for together.
-        verdict: Its words.
-        meaning: What the verdict says.
         terms: Two by two, where they are pairs; by seed.
-        settings: The settings of a level's effect.
         notes: What else there is to know, in sentences.
         over_all_seeds: The difference of the cells' means over all their seeds, where that is the
             value; None where the mean of the terms is.

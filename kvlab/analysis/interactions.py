@@ -111,10 +111,7 @@ def tell_settings_apart(
     """Replace every level whose settings disagree by one effect for each kind of setting.
 
     Args:
-        cells: The rows of every cell by seed.
         effects: Mean effects over settings, see `estimate_main_effects`.
-        interactions: Interactions of the same metric, judged.
-        estimand: Which settings enter.
 
     Returns:
         Effects that are judged together.

@@ -24,8 +24,6 @@ class TakenLook:
     Attributes:
         number: From 1.
         seeds: Number of seeds that were asked for up to it.
-        metric: What the claims are about.
-        states: Every claim after it.
     """
 
     number: int
@@ -71,11 +69,7 @@ def judge_by_looks(
     whose settings disagree is told apart by them; its parts share the error of the claim.
 
     Args:
-        cells: The rows of every cell by seed.
         effects: Mean effects over settings and all seeds, see `estimate_main_effects`.
-        declared: The looks, as declared.
-        looks: The looks that were taken.
-        estimand: Which settings enter.
         interactions: Interactions over all seeds, judged.
     """
     by_seeds: dict[int, dict[str, Effect]] = {}

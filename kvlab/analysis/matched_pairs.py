@@ -59,9 +59,7 @@ def find_contrast(cells: Sequence[Levels], factors: Factors, change: Change) -> 
     """Return the contrast that estimates a change over all cells of a design.
 
     Args:
-        cells: The cells of the design.
         factors: Factor -> levels, the baseline's first.
-        change: The level, or the two levels.
 
     Returns:
         None if the design cannot separate the change from the other main effects.
@@ -148,9 +146,7 @@ class Setting:
     Attributes:
         others: Levels of the other factors.
         differences: Difference by seed, for the seeds that have all trials.
-        trainings: Ids of the trainings involved.
         scale: Largest magnitude of a value that was subtracted.
-        corners: The signed cells.
         has_diverged: Whether any of its trials diverged, at any seed.
     """
 

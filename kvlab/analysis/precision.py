@@ -57,7 +57,6 @@ class Precision:
     """The errors of one effect, and half the width of its simultaneous interval.
 
     Attributes:
-        effect: The effect.
         seed_error: Standard error over seeds, which the interval is made from.
         text_error: Standard error over documents of the scored text.
         reach: Half the width of the interval.
@@ -155,7 +154,6 @@ def measure_final_fall(study: Study, share: float = 0.1) -> float | None:
     """Return by how much the baseline's validation loss fell over the last part of its training.
 
     Args:
-        study: The study.
         share: The part of the tokens.
 
     Returns:

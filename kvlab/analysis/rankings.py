@@ -69,7 +69,6 @@ class Ranking:
         baseline: The cell that means are anchored at.
         trainings: Cell -> ids of its trainings. Cells that share one keep errors of their own.
         noisy: Cells whose serving adds a noise of its own; they keep their own errors.
-        higher_is_better: The direction of the metric.
         in_steps: Whether the metric is a share of items, whose differences may be equal by chance.
         alpha: Probability of any false claim among those that are made together.
         all_seeds: As of `kvlab.analysis.standard_errors.pool_variance`.

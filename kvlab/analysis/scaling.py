@@ -50,7 +50,6 @@ class SizeLaw:
     """A straight line of log10 N at every seed.
 
     Attributes:
-        parameters: Size of each model, increasing.
         differences: Paired difference by seed and size.
     """
 
@@ -153,8 +152,6 @@ class SizeTrend:
     """How the effect of one level changes with size.
 
     Attributes:
-        factor: Its factor.
-        level: The level.
         law: The lines; None if fewer than three sizes share a seed.
         sizes: Level of the size factor for every size of the law.
         seeds: Seeds that have all of these sizes.
@@ -162,7 +159,6 @@ class SizeTrend:
         weights: Weight of every cell in the slope.
         error: Standard error that the slope is tested with; None if it is not tested.
         low: Lower end of its simultaneous interval.
-        high: Upper end.
         corrected_p: p-value, corrected for all levels.
         miss: Difference at the largest size minus the line through the other sizes.
         has_diverged: Whether a training of the level or of its baseline diverged.
@@ -213,10 +209,7 @@ def estimate_size_trends(
     """Fit the effect of every level of the other factors against the size of the model.
 
     Args:
-        cells: The rows of every cell by seed.
         factors: Factor -> levels, the baseline's first.
-        size_factor: The factor whose levels are sizes.
-        parameters: Size of each of its levels.
         alpha: Probability of any wrong statement about the trends.
 
     Returns:

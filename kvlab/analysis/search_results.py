@@ -22,7 +22,6 @@ class Objective:
 
     Attributes:
         name: A metric, or a number that is known before a trial runs, such as ``kv_bytes``.
-        is_minimized: Whether lower is better.
     """
 
     name: str
@@ -39,8 +38,6 @@ class SuggestedTrial:
 
     Attributes:
         number: Counted from 1, in the order in which suggestions were made.
-        level: Its level of the search's factor.
-        settings: Dotted key -> value.
         trial: Id of its trial; empty if it has none of its own.
         state: ``ok``: measured and within the limits. ``beyond``: it breaks a limit, has diverged
             or is impossible. ``lost``: it failed. ``pruned``: paused at a rung. ``open``: it has
@@ -74,13 +71,8 @@ class SuggestedTrial:
 class SearchResults:
     """A search and its suggestions.
 
-    Args:
-        search: The value of ``search`` in ``sweep.json``.
-
     Attributes:
         config: As written in the sweep, with defaults filled in.
-        objectives: What is improved.
-        suggestions: In the order in which they were made.
         stop_reason: Why no more suggestions are made; empty if the search has not ended.
         spent_flops: Training FLOPs, without those of the base experiment.
         spent_seconds: Time spent searching, over all runs.
@@ -174,12 +166,7 @@ class SearchResults:
 
 
 def describe_levels(sweep: Mapping[str, Any], levels: Mapping[str, str]) -> str:
-    """Return a cell's levels for people; of a search, the settings of the suggestion.
-
-    Args:
-        sweep: The content of ``sweep.json``.
-        levels: Level by factor.
-    """
+    """Return a cell's levels for people; of a search, the settings of the suggestion."""
     if sweep.get("search"):
         patch = sweep["patches"][SEARCH_FACTOR].get(levels.get(SEARCH_FACTOR), {})
         return format_settings(patch) or "base experiment"

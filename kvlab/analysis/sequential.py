@@ -172,7 +172,6 @@ class Looks:
         claims: Number of claims in the family.
         alpha: Probability of any wrong claim, over all claims and looks.
         margin: A cost below it does not matter; None if every difference does.
-        better: The direction of the metric.
     """
 
     sizes: tuple[int, ...]

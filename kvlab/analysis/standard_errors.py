@@ -66,7 +66,6 @@ class StandardError:
 
     Attributes:
         value: The standard error, in the unit of the difference.
-        df: Its degrees of freedom.
         is_pooled: Whether it is the pooled one, the larger of the two.
         is_paired: Whether it is that of differences within a seed, not that of trainings.
         shift: What trainings at further seeds add to the mean of the differences within a seed.
@@ -104,9 +103,7 @@ class PooledVariance(Generic[Key]):
 
     Attributes:
         variance: The average; a contrast has it times its squared length.
-        df: Its degrees of freedom.
         most_seeds: The largest number of seeds of a contrast in it.
-        contrasts: Number of contrasts in it.
         is_paired: Whether variances are those of differences within a seed.
         own: Training -> its values by seed, and their variance.
         all_seeds: Whether the mean of a training is over all of its seeds, not the contrast's.

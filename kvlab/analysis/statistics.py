@@ -46,14 +46,10 @@ class Estimate:
     """A mean difference over seeds.
 
     Attributes:
-        value: The mean.
         kind: ``tested`` has an interval and a p-value. ``one seed`` has no replicates. ``exact``
             is the same difference at every seed. ``unvaried`` is the same, but of a metric that
             moves in steps, where equal differences occur by chance. ``identical`` is zero.
-        standard_error: Standard error of the mean.
         df: Degrees of freedom; of a test of its own, the number of seeds minus one.
-        low: Lower end of the 95% interval.
-        high: Upper end of the 95% interval.
         p: Two-sided p-value, uncorrected.
     """
 
@@ -100,8 +96,6 @@ def smallest_detectable(standard_error: float, df: float, level: float = ALPHA) 
     """Return the true difference that is found significant with probability `POWER`.
 
     Args:
-        standard_error: Standard error of the difference.
-        df: Its degrees of freedom.
         level: Two-sided level of its test.
     """
     return standard_error * _detectable_in_errors(df, level)
@@ -135,8 +129,6 @@ class ItemComparison:
     """Outcomes of system B against system A on the same items.
 
     Attributes:
-        items: Number of items.
-        seeds: Number of seeds.
         difference: Share that B gets right minus the share that A gets right.
         gained: Outcomes that only B gets right, over all seeds.
         lost: Outcomes that only A gets right, over all seeds.

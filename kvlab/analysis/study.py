@@ -39,20 +39,14 @@ class Study:
     """One sweep, as read from its record.
 
     Args:
-        store: The store that holds the record.
-        sweep: The sweep's description, as ``sweep.json`` holds it.
-        rows: Rows in the design's order.
         sections: Names of the report's sections, in order. Default: those that the sweep asks for.
 
     Attributes:
-        sweep: The sweep's description.
         factors: Factor -> levels, the baseline's first.
-        baseline: The baseline cell.
         rows: One row per cell and seed, in the design's order.
         cells: Cell -> rows by seed, in the design's order.
         sections: Names of the report's sections; None for all.
         search: What the search has found; None if the sweep is no search.
-        decide: What the sweep declared that it decides.
         claims: The claims that are tested together, as ``factor=level``.
         has_narrow_claims: Whether the sweep claims something of some levels alone.
     """

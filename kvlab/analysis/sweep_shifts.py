@@ -28,10 +28,8 @@ class Shift:
     """The second sweep's estimate minus the first one's.
 
     Attributes:
-        value: The difference.
         kind: As of `kvlab.analysis.statistics.Estimate`.
         seeds: Number of seeds: of pairs, or the smaller number of independent ones.
-        error: The standard error, if it is tested.
         low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
         high: Upper end; 0 where zero itself is excluded.
         p: p-value, corrected for all shifts that are judged together.
@@ -59,7 +57,6 @@ class SweepShifts:
         cells: Cell -> shift of its mean.
         against_baseline: Cell -> shift of its difference from the baseline, which ranks it.
         effects: Name of a level or of two levels -> shift of what it does.
-        is_paired: Whether trials were paired by seed.
     """
 
     cells: Mapping[Levels, Shift]
@@ -74,10 +71,7 @@ def estimate_shifts(
     """Estimate and judge the shifts between two sweeps.
 
     Args:
-        before: The first sweep.
-        after: The second sweep.
         shared: Cells of the first sweep -> the same cells of the second one.
-        metric: The metric to compare.
     """
     seeds = set(before.seeds) & set(after.seeds)
     is_paired = len(seeds) > 1 or min(len(before.seeds), len(after.seeds)) < 2

@@ -21,12 +21,8 @@ class TrialRow:
     """One cell at one seed.
 
     Attributes:
-        levels: The cell.
-        seed: The seed.
-        trial: The trial's id.
         status: ``done``, ``failed``, ``diverged``, ``pruned``, ``damaged`` or ``missing``.
         training: Id of the training, empty if there is no result.
-        measurements: Metrics by name.
         curve: ``(step, tokens, loss)`` of each validation during training, if the trial is done.
         record: The other parts of the result as recorded; empty if there is no result.
     """
@@ -51,10 +47,6 @@ _NOT_KEPT = ("measurements", "curves", "files")
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
     """Read all rows of a sweep.
-
-    Args:
-        store: The store that holds the record.
-        sweep: The sweep's description, as ``sweep.json`` holds it.
 
     Returns:
         Rows sorted by the order of the levels, then by seed.
@@ -158,9 +150,6 @@ def describe_shared_timings(rows: Iterable[TrialRow]) -> str:
     """Say how many trials were timed while something else ran; empty if none were.
 
     Such times say less about their cell. Results that do not record it count as none.
-
-    Args:
-        rows: The trials that are done.
     """
     shared = [is_shared(row) for row in rows]
     count = sum(shared)
@@ -178,10 +167,6 @@ def describe_timing_obstacle(
     They compare if every trial was timed alone, and the trials of a cell and of the baseline
     alternate: a machine that slows down in the course of a sweep would be taken for a cell's doing.
     Trials that were timed again in one session alternate from round to round.
-
-    Args:
-        cells: The trials of every cell by seed.
-        baseline: The baseline cell.
     """
     rows = [row for by_seed in cells.values() for row in by_seed.values() if row.is_done]
     if shared := describe_shared_timings(rows):

@@ -28,8 +28,6 @@ class Verdict:
 
     Attributes:
         words: As printed; ``{margin}`` stands for the sweep's margin.
-        meaning: What it says, for readers of reports.
-        tone: Color of the words.
         concludes: Whether it decides something about the level.
     """
 
@@ -138,7 +136,6 @@ def judge_family(
     """Return simultaneous intervals and corrected p-values.
 
     Args:
-        values: Estimated differences.
         errors: Their standard errors, above 0.
         alpha: Probability of any wrong statement.
         margin: A cost that does not matter; None without one.

@@ -29,13 +29,8 @@ class Curve:
     """A figure of one metric over one field of the lines.
 
     Attributes:
-        name: Name of the figure.
-        metric: Metric of the lines.
         field: Field of the lines on the x axis.
-        x_title: Title of the x axis.
-        y_title: Title of the y axis.
         scale: Factor from the lines' unit to that of the y axis.
-        caption: The figure's caption.
         with_uncached: Whether times without a cache are drawn too, dashed.
     """
 
@@ -80,7 +75,6 @@ def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> It
     """Yield the figures of `CURVES` that the lines have at least two points for.
 
     Args:
-        lines: Benchmark lines.
         keys: Variant -> key of the design's cell, for selection across a page.
     """
     lines, keys = list(lines), keys or {}
@@ -244,7 +238,6 @@ def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]],
     value (with one seed, the measurement's own interval).
 
     Args:
-        study: The study.
         max_cells: Number of cells after which further cells are left out.
 
     Returns:

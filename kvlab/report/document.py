@@ -61,12 +61,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        title: The column's head.
-        numeric: Whether the column is right-aligned.
         hint: Explanation of the head, shown under the table in every format.
         csv: Titles of the CSV columns that this column becomes, with their units. Empty: one
             CSV column with the same title.
-        is_csv_only: Whether the column is in the CSV alone.
     """
 
     title: str
@@ -81,9 +78,7 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        text: What readers see.
         value: Sort key, in the unit of the column's head.
-        tone: Emphasis.
         code: Whether the text is literal, such as a trial id.
         csv: One value for each of the column's CSV columns. Empty: ``value`` alone.
     """
@@ -150,13 +145,9 @@ class Point:
     """One point.
 
     Attributes:
-        x: Position on the x axis.
-        y: Position on the y axis.
         tip: Lines shown on hovering.
         key: Key of the design's cell, for selection across the page.
         label: Text beside the mark, where there is space.
-        x_range: Ends of the horizontal error bar.
-        y_range: Ends of the vertical error bar.
         seeds: Values at each seed, drawn as small dots: along the x axis if the y axis has names,
             else along the y axis.
     """
@@ -186,10 +177,6 @@ class Line:
     """A series joined by a line; its points answer to hovering.
 
     Attributes:
-        name: Its entry in the legend.
-        points: Its points.
-        role: Its colour.
-        dash: Its dashes.
         shape: A mark at every third point, which tells lines apart that lie close; None for none.
     """
 
@@ -205,10 +192,8 @@ class Axis:
     """An axis.
 
     Attributes:
-        title: The axis' title.
         kind: ``bytes`` and ``log`` are logarithmic, on the x axis alone. ``names``, on the y axis
             alone, has one row per name at y = 0, 1, ..., the first on top.
-        names: Names of the rows.
     """
 
     title: str
@@ -241,9 +226,7 @@ class Figure:
 
     Attributes:
         name: Stem of its files.
-        caption: Its caption.
         alt: What it shows, in words.
-        plot: The plot.
         is_half: Whether the page shows it beside the next or the last one.
     """
 
@@ -270,8 +253,6 @@ class Section:
     """A section of a report.
 
     Attributes:
-        title: Its title.
-        contents: What it holds, in order.
         is_appendix: Whether it stands after the sections that answer the question, folded.
     """
 

@@ -78,7 +78,6 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     """Draw a plot in the current style; the height follows from its content.
 
     Args:
-        plot: The plot.
         width: Width in inches.
 
     Returns:
@@ -360,8 +359,6 @@ def render_pdf(plot: Plot, name: str, width: float) -> bytes:
     """Render a plot as one PDF page, with text of 8 pt and fonts embedded as TrueType.
 
     Args:
-        plot: The plot.
-        name: Name of the figure.
         width: Width of the page, in inches.
     """
     with figure_style(name, _PDF_STYLE):
@@ -379,7 +376,6 @@ def render_files(plot: Plot, name: str) -> tuple[bytes, bytes]:
     """Render a plot as the contents of an SVG and a PNG file.
 
     Args:
-        plot: The plot.
         name: Name of the figure; it salts the ids inside the SVG.
     """
     with figure_style(name):
@@ -393,7 +389,6 @@ def render_inline_svg(plot: Plot, name: str, alt: str) -> str:
     """Render a plot as an ``svg`` element of the page, whose text is text in the page's colours.
 
     Args:
-        plot: The plot.
         name: Name of the figure; it salts the ids inside the SVG.
         alt: What it shows, in words.
     """

@@ -54,13 +54,9 @@ class Finding:
     """A row of the page: what one part of a record says of a claim, in Markdown.
 
     Attributes:
-        verdict: Whether the claim holds.
         compared: What is compared with what, with a link to the table of the report.
         figure: The difference or the quantity, with its unit.
         interval: The simultaneous interval, or that the figure is exact.
-        text_error: The standard error over texts.
-        seeds: Number of seeds.
-        parameters: Size of the models.
     """
 
     verdict: str
@@ -86,7 +82,6 @@ def read_studies(reports: Path, folder: Path) -> dict[str, Study]:
     """Read the committed record of every report.
 
     Args:
-        reports: The folder of reports.
         folder: An empty folder, in which the records stay as long as they are read.
 
     Raises:
@@ -111,7 +106,6 @@ def make_findings(claims: Claims, document: YamlDocument, studies: Mapping[str, 
     Args:
         claims: What articles claim.
         document: The file with the claims, for the places of mistakes.
-        studies: Studies by the name of their report.
 
     Raises:
         SpecError: Answers name what no record has: with file, line and column.
@@ -395,9 +389,7 @@ def fill_study_tables(page: str, sweeps: Path, studies: Mapping[str, Study]) -> 
     to a sweep and links to reports. The other columns are written by people.
 
     Args:
-        page: The page as it is.
         sweeps: Its folder, with the sweeps that it links to.
-        studies: Studies by the name of their report.
 
     Raises:
         SpecError: A sweep cannot be read.

@@ -67,8 +67,6 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
     """Write the files of a sweep, and ``main.tex`` if the folder has none.
 
     Args:
-        study: The study.
-        document: Its report, whose figures are drawn.
         paper: Where the files go. A ``main.tex`` that is there is never replaced.
     """
     own = paper.folder / study.name
@@ -115,7 +113,6 @@ def write_table(study: Study, width: float) -> str:
     """Return the main table as a float: the ablation, or the best configurations of a search.
 
     Args:
-        study: The study.
         width: Width in inches; above `COLUMN_WIDTH` the float spans both columns.
     """
     table = _ablation(study) if study.search is None else _best_trials(study, study.search)

@@ -24,11 +24,7 @@ class Cost:
     """A cost of a cell.
 
     Attributes:
-        title: Title of the axis.
-        short_title: Title of a column.
-        scale: Scale of the axis.
         values: Returns the mean cost of every cell that has it.
-        format: Formats one cost with its unit.
     """
 
     title: str
@@ -73,8 +69,6 @@ class CellPoint:
     """A cell's cost and quality.
 
     Attributes:
-        levels: The cell.
-        cost: Its cost.
         mean: Its mean in the metric, as ranked: see `kvlab.analysis.rankings`.
         quality: What the front is of: the mean, or the difference from the cell's reference.
         is_on_front: Whether no other cell is better in one and at least as good in the other.
@@ -95,10 +89,8 @@ class BudgetBest:
     """The best cell among those that fit a memory budget.
 
     Attributes:
-        condition: The budget in words.
         budget: Bytes per `BUDGET_CONTEXT` tokens.
         n_fitting: Number of cells that fit and did not diverge.
-        point: The best of them.
         choice: The same cell with those that may be the best instead, for all budgets together.
     """
 
@@ -134,9 +126,7 @@ def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
     """Return every cell with a cost and a quality metric, the cheapest first.
 
     Args:
-        study: The study.
         metric: A metric with a better direction.
-        cost: The cost.
     """
     return _mark_front(study, metric, cost.values(study), study.ranked_means(metric))
 

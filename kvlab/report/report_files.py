@@ -36,9 +36,6 @@ def write_report(
     folder. Trials that have not ended are reported as missing.
 
     Args:
-        store: The store that holds the record, or its path.
-        sweep_name: Name of the sweep.
-        folder: Parent folder of reports.
         sections: Names of the sections, in order. Default: those that the sweep asks for.
         paper: Where LaTeX and PDF files for a paper are written as well. Default: nowhere.
 

@@ -22,14 +22,9 @@ class CellChange:
     """A cell that both sweeps have.
 
     Attributes:
-        levels: Factor -> level.
         before: Mean in the first sweep; of paired trials, over the seeds that both have.
         after: Mean in the second sweep, over the same seeds.
-        difference: ``after`` minus ``before``.
         low: Lower end of the 95% interval of the difference, simultaneous for all that is compared.
-        high: Upper end of the interval.
-        seeds: Number of seeds.
-        verdict: Whether the cell differs.
     """
 
     levels: dict[str, str]
@@ -47,15 +42,11 @@ class Conclusion:
     """What each sweep concludes about a level, two levels, a cell on the front, or a budget.
 
     Attributes:
-        about: The subject.
-        before: The first sweep's conclusion.
-        after: The second sweep's conclusion.
         difference_before: The difference behind it, if there is one.
         difference_after: The same of the second sweep.
         shift: The second difference minus the first; of a ranking, that of the cell which moved
             most surely. None if it cannot be estimated.
         low: Lower end of the simultaneous interval of the shift.
-        high: Upper end of the interval.
         verdict: ``changed``, ``within noise``, ``identical`` or why nothing is tested.
         is_ranking: Whether it ranks cells, whose neighbours change places by noise alone.
     """

@@ -36,11 +36,7 @@ def cells_table(
     """Return a table of one row for each cell of the design.
 
     Args:
-        study: The study.
-        name: Of the table.
-        caption: Of the table.
         entries: Returns a cell's columns after its name. A cell without any value is left out.
-        cells: The cells, by default all.
     """
     rows: list[tuple[Entries, str]] = []
     for levels in study.cells if cells is None else cells:
@@ -62,9 +58,7 @@ def mean_column(title: str, unit: str = "", hint: str = "") -> Column:
     """Return a column of `mean_cell` cells; its CSV has the mean and its standard deviation.
 
     Args:
-        title: The column's head.
         unit: Unit for the CSV, if the head does not name it.
-        hint: Explanation of the head.
     """
     name, title_unit = _split_unit(title)
     unit = title_unit or unit

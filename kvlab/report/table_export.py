@@ -134,7 +134,6 @@ def table_to_latex(table: Table, name: str = "", width: float | None = None) -> 
     hints of the columns stand under the table.
 
     Args:
-        table: The table.
         name: Name for the label. Default: that of the table.
         width: Inches of a paper's table, whose float spans both columns above `COLUMN_WIDTH`. By
             default it is for a page of one column.

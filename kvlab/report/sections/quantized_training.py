@@ -69,7 +69,6 @@ def _recipe(row: TrialRow, *without: str) -> str:
     """Return all that a trial does but the quantization of its training.
 
     Args:
-        row: The trial.
         without: More settings of the training that are left out.
     """
     left_out = {*_FLOAT, *without}

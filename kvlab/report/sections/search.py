@@ -358,13 +358,8 @@ def _front_figure(
     """Plot the first objective against a cost.
 
     Args:
-        study: The study.
-        search: Its search.
-        stem: Of the figure's files.
         x_name: Name of the cost, an objective or what could be one.
         costs: Number of a measured trial -> its cost; without those that have none.
-        best_title: What ``best`` are.
-        best: Trials that are marked.
     """
     y_name = search.objectives[0].name
     others = [one for one in search.trials if one.number in costs and one not in best]

@@ -142,10 +142,8 @@ def _compare_items(
     """Return a table for each metric that compares cells with the baseline on the same items.
 
     Args:
-        study: The study.
         outcomes: Metric -> trial -> one byte per item, 0 or 1.
         titles: Metric -> name of its table, and what is compared.
-        fold_title: Of the fold around the tables.
     """
     tables = []
     for metric, (name, title) in titles.items():
