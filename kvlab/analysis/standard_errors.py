@@ -134,7 +134,11 @@ class PooledVariance(Generic[Key]):
         else:
             if self.all_seeds:
                 squares = {key: s * (count / len(self.own[key][0])) for key, s in squares.items()}
-                shift = math.fsum(w * self._shift_mean(key, seeds) for key, w in weights.items())
+                for key, weight in weights.items():
+                    values = self.own[key][0]
+                    if len(values) > count:
+                        at_seeds = fmean(values[seed] for seed in seeds)
+                        shift += weight * (fmean(values.values()) - at_seeds)
             parts = {key: square * self.own[key][1] for key, square in squares.items()}
             own = math.fsum(parts.values())
             scale = math.fsum(p * p / (len(self.own[key][0]) - 1) for key, p in parts.items())
@@ -146,13 +150,6 @@ class PooledVariance(Generic[Key]):
             df = 1.0 if self.is_paired and count == 2 else math.sqrt(pooled_df * own_df)
             error, is_pooled = math.sqrt(own / count), False
         return StandardError(error, df, is_pooled, self.is_paired, shift)
-
-    def _shift_mean(self, key: Key, seeds: Collection[int]) -> float:
-        """Return a training's mean over all its seeds minus that over some of them."""
-        values = self.own[key][0]
-        if len(values) == len(seeds):
-            return 0.0
-        return fmean(values.values()) - fmean(values[seed] for seed in seeds)
 
 
 def measure_seed_effect(values: Iterable[Mapping[int, float]]) -> SeedEffect | None:

@@ -341,10 +341,10 @@ class Study:
     @cached_property
     def _training_obstacle(self) -> str:
         """Why the rates of trainings do not compare; they are not taken again."""
-        cells = {
-            levels: {seed: trial_rows.without_second_times(row) for seed, row in rows.items()}
-            for levels, rows in self.cells.items()
-        }
+        cells: dict[Levels, dict[int, TrialRow]] = {levels: {} for levels in self.cells}
+        for row in self.rows:
+            first = {key: value for key, value in row.record.items() if key != "timing"}
+            cells[row.levels][row.seed] = replace(row, record=first)
         return trial_rows.describe_timing_obstacle(cells, self.baseline)
 
     def is_disturbed(self, metric: str) -> bool:

@@ -106,7 +106,13 @@ def _paired_shifts(
             if partner is not None and all(
                 one.is_done and metric in one.measurements for one in (row, partner)
             ):
-                rows.setdefault(levels, {})[seed] = _subtract_rows(partner, row, metric)
+                one, two = partner.measurements[metric], row.measurements[metric]
+                # rounding errors count as zero
+                value = 0.0 if abs(one - two) <= 1e-12 * max(abs(one), abs(two)) else one - two
+                training = f"{row.training} {partner.training}"
+                rows.setdefault(levels, {})[seed] = TrialRow(
+                    levels, seed, row.trial, "done", training, {metric: value}
+                )
     differences = {
         levels: {seed: row.measurements[metric] for seed, row in by_seed.items()}
         for levels, by_seed in rows.items()
@@ -133,14 +139,6 @@ def _paired_shifts(
         _mean_shifts(relative, trained_apart, differences, metric),
         _list_effects(effects),
     )
-
-
-def _subtract_rows(row: TrialRow, other: TrialRow, metric: str) -> TrialRow:
-    """Return a row whose measurement is the difference of two; rounding errors count as zero."""
-    one, two = row.measurements[metric], other.measurements[metric]
-    difference = 0.0 if abs(one - two) <= 1e-12 * max(abs(one), abs(two)) else one - two
-    training = f"{other.training} {row.training}"
-    return TrialRow(other.levels, row.seed, other.trial, "done", training, {metric: difference})
 
 
 def _mean_shifts(
@@ -188,7 +186,12 @@ def _independent_shifts(
         for levels, other in shared.items():
             samples = values(before, levels), values(after, other)
             if all(samples):
-                found[levels] = _welch(*(_describe_sample(one) for one in samples))
+                parts = []
+                for by_seed in samples:
+                    one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
+                    error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
+                    parts.append(Shift(one.value, one.kind, len(by_seed), error))
+                found[levels] = _welch(*parts)
         return found
 
     cells = shifts(lambda study, levels: study.values(levels, metric))
@@ -200,12 +203,6 @@ def _independent_shifts(
     )
     effects = {name: _welch(one, others[name]) for name, one in own.items() if name in others}
     return cells, relative, effects
-
-
-def _describe_sample(by_seed: Mapping[int, float]) -> Shift:
-    one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
-    error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
-    return Shift(one.value, one.kind, len(by_seed), error)
 
 
 def _welch(one: Shift, other: Shift) -> Shift:

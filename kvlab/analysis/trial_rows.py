@@ -4,7 +4,7 @@ Whether their times compare depends on what else ran and on the order in which t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.errors import StoreError
@@ -141,11 +141,6 @@ def is_shared(row: TrialRow) -> bool:
     return not is_timed_again(row) and bool(provenance.get("timings") == "shared")
 
 
-def without_second_times(row: TrialRow) -> TrialRow:
-    """Return a row as if its trial had not been timed again."""
-    return replace(row, record={k: v for k, v in row.record.items() if k != "timing"})
-
-
 def describe_shared_timings(rows: Iterable[TrialRow]) -> str:
     """Say how many trials were timed while something else ran; empty if none were.
 
@@ -174,22 +169,15 @@ def describe_timing_obstacle(
     firsts = [row for row in rows if not is_timed_again(row)]
     if any(row.record["provenance"].get("timings") is None for row in firsts):
         return "The record does not say whether the trials were timed alone"
-    spans = {levels: _finish_span(by_seed.values()) for levels, by_seed in cells.items()}
-    first, last = spans.get(baseline) or ("", "~")
-    apart = [span for span in spans.values() if span and (span[0] > last or span[1] < first)]
+    ends: dict[Levels, list[str]] = {}  # when trials were timed: at their end, or that of a session
+    for row in rows:
+        timed = row.record.get("timing", row.record["provenance"])
+        ends.setdefault(row.levels, []).append(str(timed.get("finished", "")))
+    own = ends.get(baseline, ["", "~"])
+    apart = [one for one in ends.values() if min(one) > max(own) or max(one) < min(own)]
     if apart:
         return (
             f"The trials of {format_count(len(apart), 'cell')} were timed before or after all of"
             " the baseline's, not in between"
         )
     return ""
-
-
-def _finish_span(rows: Iterable[TrialRow]) -> tuple[str, str] | None:
-    """Return when the first and the last trial was timed, as ISO 8601 in UTC; None if none was.
-
-    A trial is timed at its end; those that were timed again, at the end of their session.
-    """
-    records = [row.record for row in rows if row.is_done]
-    ends = [str(one.get("timing", one["provenance"]).get("finished", "")) for one in records]
-    return (min(ends), max(ends)) if ends else None

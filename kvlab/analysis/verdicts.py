@@ -12,8 +12,10 @@ rest; so any number of statements is wrong with probability alpha at most.
 """
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from kvlab.analysis.standard_errors import StandardError
@@ -37,63 +39,9 @@ class Verdict:
     concludes: bool = False
 
 
-VERDICTS: dict[str, Verdict] = {
-    "better": Verdict("better", "the interval is on the better side of zero", "good", True),
-    "worse": Verdict("worse", "the interval is on the worse side of zero", "bad", True),
-    "worse within": Verdict(
-        "worse, but less than {margin}",
-        "the interval is on the worse side of zero, and ends below the margin",
-        "bad",
-        True,
-    ),
-    "bounded": Verdict(
-        "costs less than {margin}",
-        "the interval contains zero, and its worse end is below the margin",
-        "good",
-        True,
-    ),
-    "higher": Verdict("higher", "the interval is above zero", "", True),
-    "lower": Verdict("lower", "the interval is below zero", "", True),
-    "equivalent": Verdict(
-        "within {margin}",
-        "the interval contains zero and no value as large as the margin",
-        "",
-        True,
-    ),
-    "within noise": Verdict(
-        "within noise", "the interval contains zero: not told apart from it", "muted"
-    ),
-    "undecided": Verdict(
-        "undecided", "the interval contains zero and values beyond the margin", "muted"
-    ),
-    "unbounded": Verdict(
-        "not bounded: a training went wrong",
-        "the interval ends below the margin, but a training of the comparison went wrong, so the"
-        " next ones may cost more",
-        "muted",
-    ),
-    "diverged": Verdict(
-        "diverged",
-        "trainings with the level diverged where their partners did not; the remaining ones are the"
-        " lucky ones, so it is not called better or cheap",
-        "bad",
-    ),
-    "baseline diverged": Verdict(
-        "baseline diverged",
-        "more trainings with the baseline level diverged; the remaining ones are the lucky ones, so"
-        " the level is not called worse",
-        "muted",
-    ),
-    "identical": Verdict("identical", "zero at every seed", "", True),
-    "one seed": Verdict("one seed: not tested", "one seed has no spread"),
-    "unvaried": Verdict("same at every seed: not tested", "equal shares of items occur by chance"),
-    "unpaired": Verdict("no matched pair", "nothing to compare with", "muted"),
-    "disturbed": Verdict(
-        "not judged", "something else ran while it was timed, or cells were timed apart", "muted"
-    ),
-    "awaited": Verdict("no look yet", "the look that is to judge it was not taken yet", "muted"),
-    "unclaimed": Verdict("not claimed", "the sweep's `decide.claims` leaves it out", "muted"),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text(encoding="utf-8"))
+
+VERDICTS = {name: Verdict(**facts) for name, facts in _TABLE.items()}
 """Every verdict on a level, by its name. Reports, comparisons and MLflow print the words."""
 
 WORSE = ("worse", "worse within")

@@ -11,7 +11,6 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_bytes
-from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report import document as doc
 from kvlab.report import texts
 from kvlab.report.formatting import format_significant
@@ -79,12 +78,10 @@ def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> It
     """
     lines, keys = list(lines), keys or {}
     for curve in CURVES:
-        figure = _curve_figure(curve, lines, keys)
-        if figure is not None:
-            yield figure
+        yield from _draw_curve(curve, lines, keys)
 
 
-def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
+def _draw_curve(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Iterator[doc.Figure]:
     series: dict[tuple[str, bool], list[doc.Point]] = {}
     for line in lines:
         is_cached = bool(line.get("cached"))
@@ -96,7 +93,7 @@ def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> doc.Fi
     series = {key: points for key, points in series.items() if len(points) > 1}
     variants = list(dict.fromkeys(variant for variant, _ in series))[:MAX_VARIANTS]
     if not variants or (curve.with_uncached and all(is_cached for _, is_cached in series)):
-        return None
+        return
     layers = []
     for (variant, is_cached), points in series.items():
         if variant in variants:
@@ -105,7 +102,7 @@ def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> doc.Fi
             role = doc.SERIES[variants.index(variant)]
             layers.append(doc.Line(name, tuple(points), role, doc.DASHES[not is_cached]))
     plot = doc.Plot(doc.Axis(curve.x_title), doc.Axis(curve.y_title), tuple(layers))
-    return doc.Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
+    yield doc.Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
 
 
 def _name_ends(layers: Iterable[doc.Line], unit: str = "") -> str:
@@ -270,17 +267,6 @@ def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
             mean |= {"low": min(values), "high": max(values), "quantiles": []}
         means.append(mean | {"noisy": any(line.get("noisy") for line in lines)})
     return means
-
-
-def measured_peaks(lines: list[dict[str, Any]]) -> DevicePeaks | None:
-    """Return the device's measured peak rates, from the first lines that have them."""
-    first_lines = {line["metric"]: line for line in reversed(lines)}
-    if not {"bandwidth", "matrix_rate"} <= first_lines.keys():
-        return None
-    bandwidth, matrix_rate = first_lines["bandwidth"], first_lines["matrix_rate"]
-    products = first_lines.get("product_bandwidth", bandwidth)["value"]
-    rates = bandwidth["value"], matrix_rate["value"], products
-    return DevicePeaks(bandwidth["device"], bandwidth["dtype"], 0, *rates)
 
 
 def cell_experiment(study: Study, levels: Levels) -> Experiment | None:

@@ -339,11 +339,6 @@ KeyedRow = tuple[Entries, str] | tuple[Entries, str, bool]
 """A row, the key of the design's cell or change that it is about, and whether it is muted."""
 
 
-def pair(heads: Iterable[str], *values: Value) -> Entries:
-    """Return a row of columns without hints."""
-    return zip(heads, values, strict=True)
-
-
 def make_table(name: str, caption: str, rows: Iterable[KeyedRow]) -> Table:
     """Return a table. A column that is given by its head has numbers if its cells have."""
     heads: list[tuple[Column | str, str]] = []

@@ -171,5 +171,10 @@ def format_ends(values: Iterable[float], show: Callable[[Any], str]) -> str:
     return " to ".join(dict.fromkeys(map(show, (min(found), max(found))))) if found else ""
 
 
+def capitalize(text: str) -> str:
+    """Return a text with a capital first letter; the others stay."""
+    return text[:1].upper() + text[1:]
+
+
 def format_percent(share: float, digits: int = 1) -> str:
     return f"{format_fixed(100 * share, digits)}%"

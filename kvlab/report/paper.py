@@ -110,11 +110,7 @@ def list_citations(text: str) -> list[str]:
 
 
 def write_table(study: Study, width: float) -> str:
-    """Return the main table as a float: the ablation, or the best configurations of a search.
-
-    Args:
-        width: Width in inches; above `COLUMN_WIDTH` the float spans both columns.
-    """
+    """Return the main table, as wide as so many inches: the ablation, or the best of a search."""
     table = _ablation(study) if study.search is None else _best_trials(study, study.search)
     return table_to_latex(table, f"{study.name}-{table.name}", width)
 

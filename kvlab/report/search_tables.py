@@ -1,7 +1,7 @@
 """What the sections of a search share: its numbers and its settings as text and in tables."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
@@ -88,11 +88,9 @@ def objective_of_row(name: str, row: TrialRow) -> float | None:
 def breaks_limit(search: SearchResults, row: TrialRow) -> bool:
     """Return whether a trial is beyond any limit of the search."""
     for name, limit in search.config["limits"].items():
-        value = objective_of_row(name, row)
-        low, high = limit.get("at_least"), limit.get("at_most")
-        if value is not None and (
-            (low is not None and value < low) or (high is not None and value > high)
-        ):
+        value, low, high = objective_of_row(name, row), limit["at_least"], limit["at_most"]
+        is_low = value is not None and low is not None and value < low
+        if is_low or (value is not None and high is not None and value > high):
             return True
     return False
 
@@ -160,17 +158,13 @@ def trials_table(
         rows.append((found, cell_key(study, one)))
     base = base_row(study)
     if base is not None:
-        settings = dict(_base_settings(search, base))
+        settings: dict[str, Any] = {}  # what the base experiment has for the varied keys
+        for key in search.keys:
+            value: Any = base.record.get("experiment", {})
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None and not isinstance(value, dict):
+                settings[key] = value
         found = entries(doc.cell("base"), base, settings, base.trial)
         rows.append((found, study.cell_key(study.baseline), True))
     return doc.make_table(name, caption, rows)
-
-
-def _base_settings(search: SearchResults, base: TrialRow) -> Iterator[tuple[str, Any]]:
-    """Yield what the base experiment has for the varied keys."""
-    for key in search.keys:
-        value: Any = base.record.get("experiment", {})
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
-            yield key, value

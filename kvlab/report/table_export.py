@@ -94,19 +94,17 @@ def fill_latex(template: str, fields: Mapping[str, str]) -> str:
 
 def escape_latex(text: str) -> str:
     """Return LaTeX that shows ``text`` literally, on one line."""
-    return _LATEX_SPECIAL.sub(_escape_character, sanitize_line(text))
+
+    def escape(match: re.Match[str]) -> str:
+        unknown = f"\\texttt{{U+{ord(match[0]):04X}}}"
+        return match[0] if _LATEX_LETTERS.match(match[0]) else _LATEX_ESCAPES.get(match[0], unknown)
+
+    return _LATEX_SPECIAL.sub(escape, sanitize_line(text))
 
 
 def escape_prose(text: str) -> str:
     """Escape a sentence; its apostrophes stay apostrophes."""
     return escape_latex(text).replace("\\textquotesingle{}", "'")
-
-
-def _escape_character(match: re.Match[str]) -> str:
-    character = match[0]
-    if _LATEX_LETTERS.match(character):
-        return character
-    return _LATEX_ESCAPES.get(character, f"\\texttt{{U+{ord(character):04X}}}")
 
 
 _LATEX_ESCAPES = {

@@ -83,7 +83,7 @@ def _describe_cost(study: Study) -> list[doc.Content]:
 
 def _name_levels(study: Study, effects: list[Effect]) -> tuple[doc.Span, ...]:
     """Name the levels of one verdict, the largest differences first, and count the others."""
-    words = effects[0].verdict[:1].upper() + effects[0].verdict[1:]
+    words = fmt.capitalize(effects[0].verdict)
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     named = []
     for number, effect in enumerate(effects[:most]):

@@ -128,10 +128,14 @@ def report_tuned_settings(study: Study) -> doc.Section | None:
     contents: list[doc.Content] = [texts.write("tuning", tuning=tuning)]
     if warnings := tuple(_warn_of_tuning(study, tuning)):
         contents.append(doc.Bullets(warnings))
-    rows = [(_rate_entries(study, tuning, one), _key(study, one)) for one in entries]
+    rows = [
+        (_rate_entries(study, tuning, one), study.cell_key(_levels(study, one))) for one in entries
+    ]
     contents.append(doc.make_table("tuned", "What was found for each architecture.", rows))
     points = [(entry, *point) for entry in entries for point in _typical_losses(entry)]
-    rows = [(_loss_entries(study, *point), _key(study, point[0])) for point in points]
+    rows = [
+        (_loss_entries(study, *point), study.cell_key(_levels(study, point[0]))) for point in points
+    ]
     if any(losses for _, _, losses, _ in points):
         contents.append(doc.make_table("tuned-losses", "Losses while tuning.", rows))
         contents += _draw_losses(study, entries, key)
@@ -148,7 +152,7 @@ def _warn_of_tuning(study: Study, tuning: Mapping[str, Any]) -> Iterator[tuple[d
         yield texts.spans("tuned at few seeds", n=len(tuning["seeds"]))
     for entry in tuning["architectures"]:
         if flag := entry["optimum"].get("flag"):
-            label = doc.Code(_label(study, entry))
+            label = doc.Code(study.label(_levels(study, entry)))
             yield label, f" has {REASONS[flag]}: it may do better elsewhere."
 
 
@@ -156,19 +160,11 @@ def _levels(study: Study, entry: Architecture) -> Levels:
     return tuple(entry["levels"][factor] for factor in study.factors)
 
 
-def _label(study: Study, entry: Architecture) -> str:
-    return study.label(_levels(study, entry))
-
-
-def _key(study: Study, entry: Architecture) -> str:
-    return study.cell_key(_levels(study, entry))
-
-
 def _rate_entries(study: Study, tuning: Mapping[str, Any], entry: Architecture) -> doc.Entries:
     grid = tuning["grid"]
     step = (grid[-1] / grid[0]) ** (1 / (len(grid) - 1))
     optimum = Optimum(**entry["optimum"]) if entry["optimum"] else Optimum(None)
-    yield "architecture", doc.cell(_label(study, entry)), "the cell that was tuned"
+    yield "architecture", doc.cell(study.label(_levels(study, entry))), "the cell that was tuned"
     yield "cells", len(entry["cells"]), "that take this value"
     yield "recipe", doc.cell(f"{entry['recipe']:g}", entry["recipe"]), "the value of the experiment"
     yield "tuned", cols.number_cell(optimum.value, "{:g}".format)
@@ -205,7 +201,7 @@ def _typical_losses(entry: Architecture) -> list[tuple[float, list[float], float
 def _loss_entries(
     study: Study, entry: Architecture, value: float, losses: Sequence[float], typical: float
 ) -> doc.Entries:
-    yield "architecture", _label(study, entry)
+    yield "architecture", study.label(_levels(study, entry))
     yield "value", doc.cell(f"{value:g}", value)
     yield "seeds", len(losses), "of trials that have ended, diverged ones included"
     if diverged := sum(map(math.isinf, losses)):
@@ -224,7 +220,11 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
     layers: list[doc.Points | doc.Line] = []
     found = []
     for number, entry in enumerate(entries[: len(doc.SERIES)]):
-        name, optimum, role = _label(study, entry), entry["optimum"] or {}, doc.SERIES[number]
+        name, optimum, role = (
+            study.label(_levels(study, entry)),
+            entry["optimum"] or {},
+            doc.SERIES[number],
+        )
         points = [
             _loss_mark(study, entry, value, loss)
             for value, _, loss in _typical_losses(entry)
@@ -247,5 +247,9 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
 
 
 def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> doc.Point:
-    tip = (_label(study, entry), f"{value:g}", f"loss {fmt.format_metric('loss', loss)}")
-    return doc.Point(value, loss, tip, _key(study, entry))
+    tip = (
+        study.label(_levels(study, entry)),
+        f"{value:g}",
+        f"loss {fmt.format_metric('loss', loss)}",
+    )
+    return doc.Point(value, loss, tip, study.cell_key(_levels(study, entry)))

@@ -128,7 +128,12 @@ def _effect_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.
     if any(one.divergence is not None for one in effects):
         hint = "pairs in which only the level, and only its partner, diverged"
         column = doc.Column("diverged", True, hint, ("diverged", "partner diverged"))
-        yield column, _diverged_cell(effect)
+        diverged, found = doc.Cell("0", 0, csv=(0, 0)), effect.divergence
+        if found is not None:
+            text = f"{found.level} of {found.pairs}, partner {found.partner}"
+            tone: doc.Tone = "bad" if found.level else ""
+            diverged = doc.Cell(text, found.level, tone, csv=(found.level, found.partner))
+        yield column, diverged
     hint = "the larger one: pooled over all levels that change training, or the level's own"
     error = own_interval = own_p = groups = doc.EMPTY_CELL
     if estimate is not None and effect.is_tested:
@@ -180,23 +185,12 @@ def _last_entries(effects: list[Effect], effect: Effect, what: str) -> doc.Entri
 
 
 def _difference_cell(effect: Effect, value: float) -> doc.Cell:
-    if effect.estimate is None:
-        return doc.EMPTY_CELL
-    return cols.difference_cell(effect.metric, value)
+    return cols.difference_cell(effect.metric, value) if effect.estimate else doc.EMPTY_CELL
 
 
 def _p_cell(effect: Effect) -> doc.Cell:
     p = effect.corrected_p if effect.has_interval and effect.is_tested else None
     return cols.number_cell(p, fmt.format_p_value)
-
-
-def _diverged_cell(effect: Effect) -> doc.Cell:
-    found = effect.divergence
-    if found is None:
-        return doc.Cell("0", 0, csv=(0, 0))
-    text = f"{found.level} of {found.pairs}, partner {found.partner}"
-    tone: doc.Tone = "bad" if found.level else ""
-    return doc.Cell(text, found.level, tone, csv=(found.level, found.partner))
 
 
 def _seeds_cell(study: Study, effect: Effect) -> doc.Cell:

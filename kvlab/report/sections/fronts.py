@@ -100,7 +100,7 @@ def _figure(study: Study, metric: str, name: str, points: list[CellPoint]) -> do
             doc.Points("baseline", marks(base, True), "c1", "diamond"),
         ),
     )
-    title = cost.short_title[:1].upper() + cost.short_title[1:]
+    title = fmt.capitalize(cost.short_title)
     caption = texts.fill("caption of a front", cost=title, metric=fmt.short_title(metric))
     listed = "; ".join(
         f"{study.label(p.levels)}: {cost.format(p.cost)}, {fmt.format_metric(metric, p.mean)}"

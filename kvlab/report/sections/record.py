@@ -32,9 +32,8 @@ def report_provenance(study: Study) -> doc.Section:
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:
         counts = count_values(recorded)
-        heads = ("what", "value", "trials")
         rows = [
-            (doc.pair(heads, name, doc.Cell(value, value, code=True), count), "")
+            ((("what", name), ("value", doc.Cell(value, value, code=True)), ("trials", count)), "")
             for name, values in counts.items()
             for value, count in sorted(values.items())
         ]

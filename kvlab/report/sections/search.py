@@ -125,8 +125,10 @@ def report_search_setup(study: Study, search: SearchResults) -> doc.Section:
         kind += ", even in the logarithm" if interval["log"] else ""
         step = f", step {interval['step']:g}" if interval["step"] else ""
         space.append((key, kind, f"{interval['low']:g} to {interval['high']:g}{step}"))
-    heads = ("parameter", "kind", "values")
-    rows = ((doc.pair(heads, doc.Cell(key, key, code=True), *facts), "") for key, *facts in space)
+    rows = (
+        ((("parameter", doc.Cell(key, key, code=True)), ("kind", kind), ("values", values)), "")
+        for key, kind, values in space
+    )
     contents = (note, doc.make_table("space", "The space.", rows), _budget_table(study, search))
     return doc.Section("What was searched", contents, is_appendix=True)
 
@@ -148,7 +150,7 @@ def _budget_table(study: Study, search: SearchResults) -> doc.Table:
     )
     end = f"It ended: {search.stop_reason}." if search.stop_reason else "It has not ended."
     caption = f"The budget, without the base experiment. {end}"
-    rows = ((doc.pair(("what", "used", "budget"), *line), "") for line in lines)
+    rows = (((("what", what), ("used", used), ("budget", most)), "") for what, used, most in lines)
     return doc.make_table("search-budget", caption, rows)
 
 
@@ -299,16 +301,11 @@ def _history_figure(study: Study, search: SearchResults, number: int) -> doc.Fig
             doc.Points("best so far", marks(improved, len(improved) <= MAX_LABELS), "c0", "dot"),
         ),
     )
-    caption = f"{_title(name)} of every measured trial, in order."
+    caption = f"{fmt.capitalize(tables.objective_title(name))} of every measured trial, in order."
     first, last = (tables.format_with_unit(name, improved[end].values[number]) for end in (0, -1))
     alt = f"{caption} The first is {first}, the best {last}, of trial {improved[-1].number}."
     stem = f"history-{name.replace('_', '-')}"
     return doc.Figure(stem, caption, alt, plot, len(search.objectives) > 1)
-
-
-def _title(name: str) -> str:
-    title = tables.objective_title(name)
-    return title[:1].upper() + title[1:]
 
 
 def _mark(
@@ -389,7 +386,8 @@ def _front_figure(
             doc.Points("base experiment", tuple(base_marks), "c1", "diamond"),
         ),
     )
-    caption = f"{_title(y_name)} against {tables.objective_title(x_name)}."
+    title = fmt.capitalize(tables.objective_title(y_name))
+    caption = f"{title} against {tables.objective_title(x_name)}."
     listed = "; ".join(
         f"trial {one.number}: {tables.format_with_unit(x_name, costs[one.number])},"
         f" {tables.format_with_unit(y_name, one.values[0])}"

@@ -6,7 +6,7 @@ from typing import Any
 from kvlab.analysis import trial_rows
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.layout.roofline_model import MAX_BREAK_EVEN, find_break_even
+from kvlab.layout.roofline_model import MAX_BREAK_EVEN, DevicePeaks, find_break_even
 from kvlab.report import benchmark_plots as bench
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
@@ -213,9 +213,16 @@ def _tabulate_break_even(
     study: Study, lines: list[dict[str, Any]], keys: Mapping[str, str]
 ) -> list[doc.Table]:
     """Tabulate the context and the batch from which each layout is faster than the baseline's."""
-    peaks, base = bench.measured_peaks(lines), bench.cell_experiment(study, study.baseline)
-    if peaks is None or base is None:
+    firsts = {line["metric"]: line for line in reversed(lines)}
+    base = bench.cell_experiment(study, study.baseline)
+    if base is None or not {"bandwidth", "matrix_rate"} <= firsts.keys():
         return []
+    of_memory, of_products = (
+        firsts["bandwidth"],
+        firsts.get("product_bandwidth", firsts["bandwidth"]),
+    )
+    rates = (one["value"] for one in (of_memory, firsts["matrix_rate"], of_products))
+    peaks = DevicePeaks(of_memory["device"], of_memory["dtype"], 0, *rates)
 
     def entries(levels: Levels) -> doc.Entries:
         own = bench.cell_experiment(study, levels)
