@@ -5,6 +5,7 @@
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,13 @@ from tests.support.record_factory import (
     SizedRecord,
     TunedRecord,
 )
-from tests.support.search_record import EVERY_OUTCOME
+from tests.support.search_record import (
+    EVERY_OUTCOME,
+    SearchRecord,
+    settings,
+    suggest,
+    two_objectives,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("answer", "looks", "probes", "failures")
@@ -78,6 +85,12 @@ def is_odd(levels):
     return [*levels.values()].count("on") % 2 == 1
 
 
+LARGEST = replace(EVERY_OUTCOME, search={**EVERY_OUTCOME.search, "directions": ["maximize"]})
+STARTED = [suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")]
+UNENDED = SearchRecord(suggestions=STARTED, search={"stop_reason": ""})
+LOST = [suggest(settings(1, 1e-3), "lost")]
+BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
+LIMITED = {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}}
 HEADS = {"heads": ("mha", "mqa")}
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
@@ -86,6 +99,11 @@ FULL_SECTIONS = (
 RECORDS = {
     "report": (GoldenRecord(), SECTIONS),
     "search": (EVERY_OUTCOME, SEARCH_SECTIONS),
+    "objectives": (two_objectives(), ("answer", "best")),
+    "largest": (LARGEST, ("answer",)),
+    "unended": (UNENDED, ("answer", "next")),
+    "lost": (SearchRecord(suggestions=LOST), ("answer", "next")),
+    "beyond": (SearchRecord(suggestions=[BEYOND], search=LIMITED), ("answer", "next")),
     "full": (FullRecord(), FULL_SECTIONS),
     "fraction": (
         Record(factors=dict.fromkeys("abcd", ("off", "on")), effects=EVEN, exclude=is_odd),

@@ -1,8 +1,5 @@
 """The report of a search: what it answers, and that nothing in it is false of a search."""
 
-import re
-from dataclasses import replace
-
 import pytest
 
 from kvlab.analysis.study import Study
@@ -18,7 +15,6 @@ from tests.support.search_record import (
     EVERY_OUTCOME,
     SearchRecord,
     settings,
-    suggest,
     two_objectives,
 )
 from tests.support.tiny_sweep import write_tiny_sweep
@@ -45,66 +41,11 @@ class TestSearchSections(ReportSectionContract):
     table = SEARCH_SECTIONS
 
 
-def read(record, folder):
-    return markdown(load(record, folder)).replace("\\_", "_")
-
-
-def section(text, title):
-    return re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
-
-
-def table_rows(text, *, first):
-    """Return the rows of the table whose head begins with ``first``."""
-    lines = text[text.index(f"| {first}") :].splitlines()
-    end = lines.index("") if "" in lines else None
-    return [[part.strip() for part in row.strip("|").split("|")] for row in lines[2:end]]
-
-
-@pytest.fixture(scope="module")
-def report(study):
-    return markdown(study).replace("\\_", "_")
-
-
 def test_the_answer_as_text_has_the_best_and_the_warning(study, empty_study, tmp_path):
     best, _ = answer_text(study).splitlines()
     assert "of trial 2: n_kv_head=2 learning_rate=0.002" in best
     assert answer_text(load(two_objectives(), tmp_path)).count("\n- ") == 2
     assert len(answer_text(empty_study).splitlines()) == 2
-
-
-def test_several_objectives_have_a_front_and_a_best_under_each(tmp_path):
-    text = read(two_objectives(), tmp_path)
-    assert re.findall(r"of \*\*trial (\d)\*\*", section(text, "The answer")) == ["1", "4"]
-    rows = table_rows(section(text, "Best configurations"), first="trial")
-    assert [row[0] for row in rows] == ["1", "3", "4", "base"]
-    record = replace(EVERY_OUTCOME, search={**EVERY_OUTCOME.search, "directions": ["maximize"]})
-    best = section(read(record, tmp_path / "larger"), "The answer")
-    assert "**trial 1**" in best, "a larger loss is better"
-
-
-BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("suggestions", "search", "words"),
-    [
-        (
-            [suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")],
-            {"stop_reason": ""},
-            "The search has not ended:** 1 of 8 trials ended",
-        ),
-        ([suggest(settings(1, 1e-3), "lost")], {}, "No trial has been measured yet"),
-        (
-            [BEYOND],
-            {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}},
-            "None of 1 measured trial keeps the limits (KV cache of one sequence at most 1 KiB)",
-        ),
-    ],
-)
-def test_a_search_without_an_answer_says_why(tmp_path, suggestions, search, words):
-    text = read(SearchRecord(suggestions=suggestions, search=search), tmp_path)
-    assert words in section(text, "The answer")
-    assert ("What to do next" in text) == ("stop_reason" in search)
 
 
 def test_a_damaged_best_trial_is_said(tmp_path):
