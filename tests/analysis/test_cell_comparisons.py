@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
-from kvlab.analysis.sequential import t_bounds
-from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
 from tests.analysis.test_estimand import CELLS, FACTORS, tied_study
 from tests.report.reference_effects import Sweep
@@ -92,21 +89,6 @@ def test_against_a_plain_reference(decide, together):
             assert found.value == pytest.approx(cells[cell].value)
             low_high = cells[cell].low, cells[cell].high
             assert (found.low, found.high) == pytest.approx(low_high, abs=1e-12)
-
-
-def test_a_look_spends_a_part_of_the_error():
-    """Four of eight declared seeds: each interval has the bound of that look, and no more."""
-    looks = {"first": 0, "looks": [2, 4, 8]}
-    declared = {"stages": {"declared": {"looks": {"seeds": looks}}}}
-    study, plain = noisy_study(0, **declared), noisy_study(0)
-    assert study.declared_looks.looks == (2, 4, 8)
-    bound = t_bounds((2, 4), 8, 0.05)[-1]
-    level = 2 * stats.t.sf(bound, SEEDS - 1)  # of one test at this look
-    assert level < 0.01
-    for cell in (("mqa", "rope", "trained"), ("mqa", "rope", "tied")):
-        one = plain.comparisons[cell].estimate
-        reach = t_quantile(1 - level / len(COMPARED) / 2, one.df) * one.standard_error
-        assert study.comparisons[cell].high == pytest.approx(one.value + reach)
 
 
 def test_cells_that_diverged_are_not_judged():

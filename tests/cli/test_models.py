@@ -231,12 +231,3 @@ def test_transformers_reads_an_exported_model(kind, shape, tmp_path, monkeypatch
     # the tokenizer of bytes ends a text with 256; the defaults are 50256 for gpt2, 2 for llama
     assert (theirs.config.bos_token_id, theirs.config.eos_token_id) == (256, 256)
     assert theirs.generation_config.eos_token_id == 256
-
-
-def test_a_model_without_a_hugging_face_architecture_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    shape = {**COMMON, "kv_sharing": "adjacent:2"}
-    trial = write_trained_trial("runs", shape, make_random_model(ModelConfig(**shape)))
-    assert main(["export", trial, "out"]) == 2
-    assert "kv_owners is not (0, 1)" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -153,20 +153,6 @@ def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
         assert "none of its weights fits" in result["error"]["message"]
 
 
-def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
-    write_sweep(folder, n_layer=3, block_size=8)
-    code, store, found = run_driver(folder)
-    assert code == 0
-    result = found["published", "plain"]
-    start = result["training_record"]["start"]
-    assert start["fresh"] == {"position_embedding.weight[8:]": "the source has 8 rows"}
-    assert all(name.startswith("blocks.2.") for name in start["unused"])
-    assert len(start["unused"]) == 12
-    log = (store.attempt_directory(result["trial"], 1) / "log.txt").read_text()
-    assert "position_embedding.weight[8:]" in log
-    assert "of checkpoint: 28 copied, 0 pooled, 0 averaged, 1 fresh, 12 unused" in log
-
-
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
     write_sweep(folder)
     trial = plan_sweep(folder).trials[0].trial

@@ -92,6 +92,21 @@ LOST = [suggest(settings(1, 1e-3), "lost")]
 BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
 LIMITED = {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}}
 HEADS = {"heads": ("mha", "mqa")}
+SMALL = {**HEADS, "sharing": ("none", "tied")}
+
+
+def half_missing(levels, seed):
+    return "done" if levels["heads"] == "mha" else "missing" if seed else "diverged"
+
+
+def store_more(found, _levels, seed):
+    found["measurements"]["kv_bytes_storage"] += seed
+
+
+def mix_code(found, _levels, seed):
+    found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
+
+
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
     "starts", "equal-memory", "interval-widths", "quantized-training",
@@ -109,7 +124,14 @@ RECORDS = {
         Record(factors=dict.fromkeys("abcd", ("off", "on")), effects=EVEN, exclude=is_odd),
         ("effects", "interactions", "design"),
     ),
+    "partial": (Record(factors=SMALL, status=half_missing), ("answer",)),
+    "missing": (Record(factors=SMALL, status=lambda *_: "missing"), ("answer",)),
+    "once": (Record(factors=SMALL, seeds=(0,)), ("answer",)),
+    "wrong-memory": (Record(factors=HEADS, change=store_more), ("memory",)),
+    "mixed": (Record(factors=HEADS, change=mix_code), ("provenance",)),
     "tuned": (TunedRecord(), ("tuned",)),
+    "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
+    "tuning": (TunedRecord(is_over=False), ("tuned",)),
     "matched": (MatchedRecord(), ("matched",)),
     "tasks": (LmEvalRecord(factors=HEADS, seeds=(0,)), ("lm-eval",)),
     "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),

@@ -8,12 +8,11 @@ from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.document import Fold
 from kvlab.report.sections import SECTIONS
 from tests.report.full_record import line
-from tests.report.reading import load, markdown, rows
+from tests.report.reading import load, rows
 from tests.support.record_factory import (
     LmEvalRecord,
     Record,
     SizedRecord,
-    TunedRecord,
 )
 
 
@@ -36,18 +35,6 @@ def test_rounding_is_no_effect(tmp_path):
     assert {e.verdict for e in study.effects("serving_kl")} == {"identical"}
     other = rows(SECTIONS["effects"].make(study), "effects-other")
     assert not [row for row in other if "KL" in row["measurement"]]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tokens": 4096}, ("fewer tokens (4,096)", "`mqa` has the least", "diverged at 1 of 2")),
-        ({"is_over": False}, ("The tuning is not over",)),
-    ],
-)
-def test_what_weakens_the_tuning_is_said(tmp_path, changes, words):
-    text = markdown(load(TunedRecord(**changes), tmp_path, "tuned"))
-    assert all(one in text for one in words)
 
 
 def test_answers_to_other_items_are_not_paired(tmp_path):

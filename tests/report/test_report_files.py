@@ -71,33 +71,6 @@ def test_the_answer_as_text_is_the_lead_the_levels_and_what_is_missing(full_repo
     assert partial_answer.splitlines()[-1].startswith("This report is partial. 36 of 72 trials are")
 
 
-def store_more(found, _levels, seed):
-    found["measurements"]["kv_bytes_storage"] += seed
-
-
-def mix_code(found, _levels, seed):
-    found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
-
-
-def half_missing(levels, seed):
-    return "done" if levels["heads"] == "mha" else "missing" if seed else "diverged"
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        (Record(status=half_missing), ["36 of 72 trials are measured (12 diverged, 24 missing)"]),
-        (Record(status=lambda *_: "missing"), ["0 of 72 trials are measured (72 missing)"]),
-        (Record(seeds=(0,)), ["no difference is judged", "one seed: not tested"]),
-        (Record(change=store_more), ["48 of 72 trials disagree: a bug"]),
-        (Record(change=mix_code), ["trials differ in commit", "Uncommitted code"]),
-    ],
-)
-def test_what_limits_a_report_is_said(tmp_path, record, words):
-    text = markdown(load(record, tmp_path))
-    assert all(one in text for one in words)
-
-
 def test_a_changed_number_is_not_taken(tmp_path):
     record = full()
     store = record.write(tmp_path / "store")
