@@ -9,59 +9,9 @@ from hypothesis import strategies as st
 
 from kvlab.analysis.divergence import MOST_DEVIATIONS, find_wrong_trainings
 from kvlab.analysis.effects import estimate_main_effects
-from kvlab.analysis.study import Study
 from tests.support.cells import make_cells, make_study
-from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope")}
-
-
-def study(tmp_path, status, **changes):
-    record = Record(factors=FACTORS, status=status, seeds=tuple(range(6)), **changes)
-    return Study.load(record.write(tmp_path / "store"), record.name)
-
-
-def effects_of(study, metric="loss"):
-    return {effect.name: effect for effect in study.effects(metric)}
-
-
-def test_a_level_that_diverges_is_not_better(tmp_path):
-    """rope is better by 0.05 where it ends, and one in twelve of its trainings does not."""
-
-    def status(levels, seed):
-        lost = levels["position"] == "rope" and levels["heads"] == "mha" and seed == 2
-        return "diverged" if lost else "done"
-
-    found = effects_of(study(tmp_path, status))
-    rope = found["position=rope"]
-    assert (rope.verdict, rope.is_significant, rope.has_interval) == ("diverged", False, False)
-    assert (rope.divergence.level, rope.divergence.partner, rope.divergence.pairs) == (1, 0, 12)
-    assert rope.value < -0.03, "the difference of those that ended is shown"
-    time = effects_of(study(tmp_path, status), "tpot_ms_p50")["position=rope"]
-    assert time.verdict_name != "diverged", "how fast it decodes has nothing to do with it"
-    failed = effects_of(
-        study(tmp_path / "2", lambda *at: status(*at).replace("diverged", "failed"))
-    )
-    assert failed["position=rope"].verdict == "better", "a trial that was killed says nothing"
-
-
-def test_what_is_said_follows_from_the_side_that_diverged(tmp_path):
-    def diverging(level, seeds):
-        def status(levels, seed):
-            return "diverged" if level in levels.values() and seed < seeds else "done"
-
-        return effects_of(study(tmp_path / level, status))
-
-    heads = diverging("rope", 2)["heads=mqa"]  # over the settings without a diverged training
-    assert (heads.verdict, heads.pairs_used, heads.pairs_designed) == ("worse", 6, 12)
-    assert heads.divergence.both == 2 * 1
-    assert dict(heads.limits)["position"] == ("learned",)
-    heads = diverging("mha", 3)["heads=mqa"]
-    assert heads.verdict == "baseline diverged", "it is not worse because of its baseline"
-    assert (heads.divergence.level, heads.divergence.partner) == (0, 6)
-    mqa = diverging("mqa", 6)["heads=mqa"]
-    assert (mqa.estimate, mqa.verdict, mqa.divergence.level) == (None, "diverged", 12)
-    assert mqa.divergence.p == 2**-5
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
+from kvlab.analysis.standard_errors import measure_seed_effect, pool_variance
 from tests.studies import null_sweeps as study
 from tests.studies.null_sweeps import LOOKED, THREE, Structure, list_structures, look, simulate
 
@@ -72,3 +76,71 @@ def test_looks_find_nearly_what_the_most_seeds_find_with_fewer():
     tally = look(LOOKED["5 of 3"], 50)
     assert tally.power > 0.98
     assert tally.trials < 0.8
+
+
+# What equal seeds explain, and errors where they explain nothing
+
+
+def table(cells: int, seeds: int, *, common: float, number: int) -> np.ndarray:
+    """Return normal values of cells by seeds, with a part that all cells have in common."""
+    random = np.random.default_rng(number)
+    return random.normal(size=(cells, seeds)) + common * random.normal(size=seeds)
+
+
+def by_seed(values: np.ndarray) -> dict[int, dict[int, float]]:
+    return {n: dict(enumerate(row)) for n, row in enumerate(values.tolist())}
+
+
+@given(cells=st.integers(2, 8), seeds=st.integers(2, 6), number=st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_the_f_test_is_that_of_a_two_way_table(cells, seeds, number):
+    values = table(cells, seeds, common=0.5, number=number)
+    found = measure_seed_effect(list(by_seed(values).values()))
+    of_seeds = cells * values.mean(axis=0).var(ddof=1)
+    left = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    left_df = (cells - 1) * (seeds - 1)
+    residual = (left**2).sum() / left_df
+    assert found is not None
+    assert found.p == pytest.approx(stats.f.sf(of_seeds / residual, seeds - 1, left_df))
+    unpaired = values.var(axis=1, ddof=1).mean()
+    assert found.spread_ratio == pytest.approx(np.sqrt(residual / unpaired))
+
+
+def test_a_missing_training_changes_the_test_as_least_squares_does():
+    values = table(4, 5, common=1.0, number=3)
+    rows = by_seed(values)
+    del rows[1][2]
+    found = measure_seed_effect(list(rows.values()))
+    there = [(c, s, v) for c, row in rows.items() for s, v in row.items()]
+    response = np.array([v for _, _, v in there])
+
+    def left_over(with_seeds: bool) -> tuple[float, int]:
+        of_cells = np.array([[float(c == one) for one in range(4)] for c, _, _ in there])
+        of_seeds = np.array([[float(s == one) for one in range(1, 5)] for _, s, _ in there])
+        design = np.hstack([of_cells, of_seeds]) if with_seeds else of_cells
+        fitted = design @ np.linalg.lstsq(design, response, rcond=None)[0]
+        return float(((response - fitted) ** 2).sum()), len(there) - design.shape[1]
+
+    (small, small_df), (large, large_df) = left_over(True), left_over(False)
+    value = (large - small) / (large_df - small_df) / (small / small_df)
+    assert found is not None
+    assert found.p == pytest.approx(stats.f.sf(value, large_df - small_df, small_df), rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [{}, {0: {1: 1.0, 2: 3.0}}, {0: {1: 1.0}, 1: {1: 2.0}}])
+def test_too_few_trainings_say_nothing(rows):
+    assert measure_seed_effect(list(rows.values())) is None
+
+
+TWO = [{1: 1.0, 0: -1.0}, {2: 1.0, 0: -1.0}]
+
+
+@pytest.mark.parametrize("weights", [TWO, [{3: 0.5, 2: 0.5, 1: -0.5, 0: -0.5}, *TWO]])
+def test_few_differences_and_means_over_settings_keep_their_pairs(weights):
+    values = table(4, 5, common=0, number=2)
+    assert not measure_seed_effect(list(by_seed(values).values())).is_found
+    differences = [
+        dict(enumerate(sum(weight * values[n] for n, weight in one.items()).tolist()))
+        for one in weights
+    ]
+    assert pool_variance(differences, weights, by_seed(values)).is_paired

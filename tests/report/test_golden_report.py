@@ -107,6 +107,53 @@ def mix_code(found, _levels, seed):
     found["provenance"] |= {"commit": f"{seed}" * 40, "dirty": True}
 
 
+def accuracies(*shares):
+    def change(found, *_):
+        found["measurements"] |= dict(zip(ACCURACIES, shares, strict=True))
+        found["measurements"] |= {"hellaswag_items": 50, "hellaswag_acc_norm_stderr": 0.01}
+
+    return Record(factors=SMALL, change=change)
+
+
+def leaked(share):
+    def change(found, *_):
+        found["provenance"]["data"]["overlap"] = {"13": 0.5, "50": share}
+
+    return Record(factors=HEADS, change=change)
+
+
+def beats_bigrams_by(margin):
+    def change(found, levels, _seed):
+        loss, own = found["measurements"]["loss"], margin if levels["heads"] == "mqa" else 0.25
+        found["measurements"] |= {"loss_bigram": loss + own, "loss_unigram": loss + 2}
+
+    return Record(factors=HEADS, change=change)
+
+
+def scored_tokens(count):
+    def change(found, *_):
+        found["experiment"]["training"] |= {"evaluate_tokens": 8192}
+        found["measurements"] |= {"loss_tokens": count}
+
+    return Record(factors=HEADS, change=change)
+
+
+def losing(level, seeds, beside="", status="diverged"):
+    """Trainings with a level, and perhaps beside another, that diverge at some seeds."""
+
+    def state(levels, seed):
+        is_lost = {level, beside or level} <= {*levels.values()} and seed in seeds
+        return status if is_lost else "done"
+
+    def time_alone(found, *_):
+        found["provenance"]["timings"] = "exclusive"
+
+    return Record(factors=PLACES, seeds=tuple(range(6)), status=state, change=time_alone)
+
+
+ACCURACIES = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
+PLACES = {**HEADS, "position": ("learned", "rope")}
+LOST_SECTIONS = ("divergence", "effects")
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
     "starts", "equal-memory", "interval-widths", "quantized-training",
@@ -129,6 +176,19 @@ RECORDS = {
     "once": (Record(factors=SMALL, seeds=(0,)), ("answer",)),
     "wrong-memory": (Record(factors=HEADS, change=store_more), ("memory",)),
     "mixed": (Record(factors=HEADS, change=mix_code), ("provenance",)),
+    "at-chance": (accuracies(0.3, 0.37, 0.2), ("hellaswag", "pareto")),
+    "above-chance": (accuracies(0.6, 0.6, 0.6), ("hellaswag", "pareto")),
+    "leaked": (leaked(0.305), ("provenance",)),
+    "not-leaked": (leaked(0.0058), ("provenance",)),
+    "bigrams-win": (beats_bigrams_by(-0.01), ("answer",)),
+    "bigrams-lose": (beats_bigrams_by(0.05), ("answer",)),
+    "other-tokens": (scored_tokens(16_384), ("curves",)),
+    "same-tokens": (scored_tokens(8192), ("curves",)),
+    "diverged-once": (losing("rope", [2], "mha"), LOST_SECTIONS),
+    "failed-once": (losing("rope", [2], "mha", "failed"), LOST_SECTIONS),
+    "diverged-both": (losing("rope", [0, 1]), LOST_SECTIONS),
+    "diverged-baseline": (losing("mha", [0, 1, 2]), LOST_SECTIONS),
+    "diverged-always": (losing("mqa", range(6)), LOST_SECTIONS),
     "tuned": (TunedRecord(), ("tuned",)),
     "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
     "tuning": (TunedRecord(is_over=False), ("tuned",)),

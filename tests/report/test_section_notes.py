@@ -3,7 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
 from jinja2 import meta
 
 from kvlab.report import texts
@@ -11,66 +10,6 @@ from tests.report.reading import load, markdown
 from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
-ACCURACIES = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
-
-
-def text_of(change, folder, *sections):
-    return markdown(load(Record(factors=FACTORS, change=change), folder, *sections))
-
-
-def accuracies(*shares):
-    def change(found, *_):
-        found["measurements"] |= dict(zip(ACCURACIES, shares, strict=True))
-        found["measurements"] |= {"hellaswag_items": 50, "hellaswag_acc_norm_stderr": 0.01}
-
-    return change
-
-
-def leaked(share):
-    def change(found, *_):
-        found["provenance"]["data"]["overlap"] = {"13": 0.5, "50": share}
-
-    return change
-
-
-def beats_bigrams_by(margin):
-    def change(found, levels, _seed):
-        measured = found["measurements"]
-        own = margin if levels["heads"] == "mqa" else 0.25
-        measured |= {"loss_bigram": measured["loss"] + own, "loss_unigram": measured["loss"] + 2}
-
-    return change
-
-
-def scored_tokens(count):
-    def change(found, *_):
-        found["experiment"]["training"] |= {"evaluate_tokens": 8192}
-        found["measurements"] |= {"loss_tokens": count}
-
-    return change
-
-
-def timed(how):
-    def change(found, _levels, seed):
-        found["provenance"]["timings"] = how if seed == 0 else "exclusive"
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("section", "bad", "good", "words"),
-    [
-        ("hellaswag", accuracies(0.3, 0.37, 0.2), accuracies(0.6, 0.6, 0.6), "above chance"),
-        ("pareto", accuracies(0.3, 0.37, 0.2), accuracies(0.6, 0.6, 0.6), "no front of HellaSwag"),
-        ("provenance", leaked(0.305), leaked(0.0058), "Leaked text:"),
-        ("answer", beats_bigrams_by(-0.01), beats_bigrams_by(0.05), "\n\n**6 of 12 trained models"),
-        ("curves", scored_tokens(16_384), scored_tokens(8192), "does not end at its cell's loss"),
-        ("effects", timed("shared"), timed("exclusive"), "4 of 12 trials were timed while"),
-    ],
-)
-def test_numbers_that_are_no_finding_are_said_to_be_none(tmp_path, section, bad, good, words):
-    assert words in text_of(bad, tmp_path / "bad", section)
-    assert words not in text_of(good, tmp_path / "good", section)
 
 
 def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
