@@ -3,9 +3,9 @@
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -28,6 +28,8 @@ from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import DataConfig, load_experiment
+from tests.support.driver_process import wait_for
+from tests.support.kill_process import run_until
 from tests.support.text_files import documents, stories, write_jsonl, write_parquet
 from tests.support.tiny_sweep import run_kvlab
 
@@ -42,53 +44,6 @@ data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths),
                   validation_fraction=0.1)
 dataset = prepare_dataset(data, workers=workers)
 print(dataset.digest, (dataset.folder / "train.bin").stat().st_ino)
-"""
-KILLS = """
-import json, os, shutil, signal, sys
-from pathlib import Path
-from kvlab.data.dataset_preparation import list_prepared_datasets, prepare_dataset
-from kvlab.data.shards import verify_dataset
-from kvlab.spec import DataConfig
-
-paths, home, workers, stride = json.loads(sys.argv[1])
-data = DataConfig(source="files", tokenizer="bytes", paths=tuple(paths), validation_fraction=0.3)
-
-def killed_at(moment):
-    # Kill just before or just after the moment-th durable step.
-    count = 0
-    def wrap(function):
-        def call(*words):
-            nonlocal count
-            count += 1
-            if count == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = function(*words)
-            count += 1
-            if count == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-        return call
-    os.fsync, os.replace = wrap(os.fsync), wrap(os.replace)
-
-digests, moment = [], 1 - stride
-while True:
-    moment += stride
-    os.environ["KVLAB_DATA"] = f"{home}/{moment}"
-    child = os.fork()
-    if child == 0:
-        killed_at(moment)
-        prepare_dataset(data, workers=workers)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    for folder in list_prepared_datasets():
-        assert verify_dataset(folder) == [], (moment, folder)
-    digests.append(prepare_dataset(data).digest)
-    left = [name for name in os.listdir(f"{home}/{moment}/datasets") if name.endswith(".work")]
-    assert status == 0 or len(left) <= 1
-    shutil.rmtree(f"{home}/{moment}")
-    if status == 0:
-        break
-print(json.dumps([moment, digests]))
 """
 
 
@@ -189,39 +144,42 @@ def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
     ],
 )
 def test_a_kill_at_any_durable_step_leaves_no_incomplete_dataset(
-    tmp_path, write, suffix, workers, stride
+    tmp_path, monkeypatch, write, suffix, workers, stride
 ):
-    paths = [
-        str(write(tmp_path / f"{number}{suffix}", stories(10, seed=number))) for number in range(3)
-    ]
-    done = start_script(KILLS, paths, str(tmp_path / "homes"), workers, stride)
-    out, _ = done.communicate(timeout=60)
-    assert done.returncode == 0
-    moments, digests = json.loads(out)
-    assert moments > (30 if workers == 1 else 10)
-    assert len(set(digests)) == 1
+    data = config(
+        *(write(tmp_path / f"{n}{suffix}", stories(10, seed=n)) for n in range(3)),
+        tokenizer="bytes",
+        validation_fraction=0.3,
+    )
+    digests, moment, code = set(), 1 - stride, None
+    while code != 0:
+        moment += stride
+        home = tmp_path / "homes" / str(moment)
+        monkeypatch.setenv("KVLAB_DATA", str(home))
+        code = run_until(
+            lambda: prepare_dataset(data, workers=workers), moment, ("fsync", "replace")
+        )
+        assert code in (0, -signal.SIGKILL)
+        assert [
+            problem for path in list_prepared_datasets() for problem in verify_dataset(path)
+        ] == []
+        digests.add(prepare_dataset(data).digest)
+        assert code == 0 or len([*home.glob("datasets/.*.work")]) <= 1
+        shutil.rmtree(home)
+    assert moment > (30 if workers == 1 else 10)
+    assert len(digests) == 1
 
 
 def list_pieces(home):
     return sorted(home.glob("datasets/.*.work/pieces/*.npy"))
 
 
-def kill_after_pieces(child, home, count):
-    """Kill ``child`` when there are ``count`` pieces; return False if it ended before."""
-    deadline = time.monotonic() + 60
-    while len(list_pieces(home)) < count:
-        assert time.monotonic() < deadline
-        if child.poll() is not None:
-            return False
-        time.sleep(0.005)
-    child.kill()
-    child.communicate()
-    return True
-
-
 def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(200, seed=n))) for n in range(6)]
-    assert kill_after_pieces(start_script(PREPARE, paths, 1), data_home, 2)
+    child = start_script(PREPARE, paths, 1)
+    wait_for(lambda: len(list_pieces(data_home)) >= 2)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL, "it was not over"
     # Marked, to recognize them in the dataset.
     made = list_pieces(data_home)[0].with_suffix(".tokens")
     marks = np.full(made.stat().st_size // 2, 1234, np.uint16)
@@ -260,10 +218,8 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
         write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(1000, seed=number))
     with ThreadPoolExecutor(1) as thread:
         preparing = thread.submit(prepare_dataset, config(tmp_path / "text"), workers=2)
-        while not (children := find_tokenizing_processes()):
-            assert not preparing.done()
-            time.sleep(0.005)
-        children[0].kill()
+        wait_for(lambda: preparing.done() or find_tokenizing_processes())
+        find_tokenizing_processes()[0].kill()
         with pytest.raises(DataError, match="ended early"):
             preparing.result(timeout=60)
     assert find_tokenizing_processes() == []
@@ -273,11 +229,8 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
 def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(12)]
     child = start_script(PREPARE, paths, 2)
-    deadline = time.monotonic() + 60
-    while len(workers := find_tokenizing_processes(child.pid)) < 2 or not list_pieces(data_home):
-        assert time.monotonic() < deadline
-        assert child.poll() is None
-        time.sleep(0.005)
+    wait_for(lambda: len(find_tokenizing_processes(child.pid)) > 1 and list_pieces(data_home))
+    workers = find_tokenizing_processes(child.pid)
     child.kill()
     child.communicate()
     _, alive = psutil.wait_procs(workers, timeout=20)
@@ -434,19 +387,20 @@ def test_rate_and_time_left_without_the_units_of_an_earlier_run(monkeypatch):
     moment, lines = [50.0], []
     monkeypatch.setattr(dataset_preparation.time, "monotonic", lambda: moment[0])
     meter = ThroughputMeter("tokens", 2_000_000, lines.append)
-    moment[0] += 0.5
-    meter.add({"bytes": 1_000_000, "tokens": 200_000}, is_new=True)
-    assert lines == [], "not more than one line a second"
-    moment[0] += 0.5
-    meter.add({"bytes": 8_000_000, "tokens": 400_000}, is_new=False)
-    assert lines[0] == "tokenizing: 9.0 MB of text, 1.0 MB/s, 0.6 million tokens, about 7s left"
-    moment[0] += 1
-    meter.add({"bytes": 3_000_000, "tokens": 700_000}, is_new=True)
-    assert lines[1] == "tokenizing: 12.0 MB of text, 2.0 MB/s, 1.3 million tokens, about 2s left"
-    moment[0] += 2
-    meter.add({"bytes": 0, "tokens": 700_000}, is_new=True)
-    assert "left" not in lines[2]
+    for seconds, size, tokens, is_new in (
+        (0.5, 1_000_000, 200_000, True),  # not more than one line a second
+        (0.5, 8_000_000, 400_000, False),
+        (1.0, 3_000_000, 700_000, True),
+        (2.0, 0, 700_000, True),
+    ):
+        moment[0] += seconds
+        meter.add({"bytes": size, "tokens": tokens}, is_new=is_new)
     unknown = ThroughputMeter("bytes", None, lines.append)
     moment[0] += 2
     unknown.add({"bytes": 2_000_000, "tokens": 0}, is_new=False)
-    assert lines[3] == "tokenizing: 2.0 MB of text, 0.0 million tokens"
+    assert lines == [
+        "tokenizing: 9.0 MB of text, 1.0 MB/s, 0.6 million tokens, about 7s left",
+        "tokenizing: 12.0 MB of text, 2.0 MB/s, 1.3 million tokens, about 2s left",
+        "tokenizing: 12.0 MB of text, 1.0 MB/s, 2.0 million tokens",
+        "tokenizing: 2.0 MB of text, 0.0 million tokens",
+    ]

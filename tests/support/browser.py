@@ -1,6 +1,5 @@
 """Control a headless Chromium over its debugging protocol."""
 
-import base64
 import fcntl
 import itertools
 import json
@@ -104,11 +103,8 @@ class Browser:
         self.ask("Input.dispatchKeyEvent", type=down, **facts, **text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", **facts)
 
-    def move(self, place: dict[str, float]) -> None:
-        self.ask("Input.dispatchMouseEvent", type="mouseMoved", **place)
-
     def click(self, place: dict[str, float]) -> None:
-        self.move(place)
+        self.ask("Input.dispatchMouseEvent", type="mouseMoved", **place)
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, **place, button="left", clickCount=1)
 
@@ -120,10 +116,6 @@ class Browser:
         self.run("1")  # earlier messages arrive before its answer
         bad = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [event for event in self._events if event.get("method") in bad]
-
-    def picture(self, path: Path, whole: bool = False) -> None:
-        data = self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def close(self) -> None:
         self._session = ""

@@ -19,6 +19,7 @@ from kvlab.train import checkpoint, loop
 from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from kvlab.train.training_record import load_training_record
+from tests.support.kill_process import die_at
 from tests.support.tiny_training import dataset, experiment, model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,22 +201,8 @@ def child(directory, started, fatal_sync, is_background):
     if is_background:
         loop.BACKGROUND_DEVICES = {"cpu"}
     if fatal_sync:
-        die_before_sync(fatal_sync)
+        die_at(2 * fatal_sync - 1, ("fsync",))
     run(directory, on_progress=lambda _: started.set())
-
-
-def die_before_sync(number):
-    """SIGKILLs this process before it makes something durable for the ``number``-th time."""
-    sync, left = os.fsync, number
-
-    def fsync(handle):
-        nonlocal left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        sync(handle)
-
-    os.fsync = fsync
 
 
 @pytest.mark.faults
