@@ -118,8 +118,6 @@ class DecodeRun:
         step = self._step
         if step is None:
             self.cache.reset()
-            if self.model.device.type == "cuda":
-                self._prefill()  # so that no graph is captured for shorter texts
             prepared, self.preparation = time_preparation(
                 lambda: make_decoder(self.model, self.cache), self.model.device
             )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from kvlab.model.generate import capture_stream, release_workspaces
 from kvlab.model.kernels import malloc
 
 SAMPLE_SECONDS = 0.001
@@ -47,13 +48,17 @@ def measure_peak_memory(
         work: on CPU it is called in another thread, so settings of this thread, such as
             `torch.inference_mode`, do not apply to it.
         reserved: on CUDA count what the allocator reserved of the device, not what tensors use,
-            and give unused blocks back before and after.
+            and give unused blocks back before and after. It has the workspaces of cuBLAS, which
+            tensors have not.
     """
     if device.type != "cuda":
         with malloc.return_freed_memory(), ThreadPoolExecutor(max_workers=1) as thread:
             return thread.submit(_measure_resident, work).result()
+    release_workspaces(device)
     if reserved:
         torch.cuda.empty_cache()
+    else:
+        _use_workspaces(device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     current = torch.cuda.memory_reserved if reserved else torch.cuda.memory_allocated
@@ -66,6 +71,17 @@ def measure_peak_memory(
     finally:
         if reserved:
             torch.cuda.empty_cache()
+
+
+def _use_workspaces(device: torch.device) -> None:
+    """Let cuBLAS make its workspaces, 32 MiB a stream on a large GPU: no activations of the work.
+
+    PyTorch may release those of a stream together with a graph that was captured on it.
+    """
+    one = torch.ones(16, 16, device=device)
+    for stream in (torch.cuda.current_stream(device), capture_stream(device)):
+        with torch.cuda.stream(stream):
+            one @ one
 
 
 def _measure_resident(work: Callable[[], object]) -> MemoryUse:

@@ -1,9 +1,9 @@
 """Evaluate one model: loss, probes and HellaSwag, one-shot and through the serving cache."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate import probes
 from kvlab.evaluate import validation_loss as losses
-from kvlab.evaluate.forward_passes import OnCount
+from kvlab.evaluate.forward_passes import Arrays, Batch
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
@@ -26,8 +26,17 @@ REPORT_SECONDS = 0.5
 
 OnProgress = Callable[[dict[str, Any]], None]
 
-StartProgress = Callable[[str, int], OnCount]
-"""Announce a part by its note and total count; return the function that advances it."""
+
+class Kept(Protocol):
+    """Arrays by batch, of which an earlier attempt may have left some."""
+
+    def get(self, name: str, /) -> Arrays | None: ...
+
+    def __setitem__(self, name: str, arrays: Arrays, /) -> None: ...
+
+
+StartPart = Callable[[str, int], "EvaluationPart"]
+"""Announce a part by its note and total count."""
 
 Measurements = dict[str, float | int]
 """Values by the names of `kvlab.store.metrics`."""
@@ -60,6 +69,7 @@ def evaluate(
     *,
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
+    kept: Kept | None = None,
 ) -> Evaluation:
     """Measure what ``experiment.evaluation`` asks for.
 
@@ -72,6 +82,7 @@ def evaluate(
     Args:
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
             exception that it raises ends the evaluation.
+        kept: the batches that are done; those that it has are not computed again.
 
     Raises:
         DataError: there are too few validation tokens, or HellaSwag or a tokenizer is
@@ -81,27 +92,29 @@ def evaluate(
     model.trained_kv = experiment.training.kv
     validation, config = dataset.validation, experiment.evaluation
 
-    def start_progress(note: str, total: int) -> OnCount:
-        return ProgressReporter(note, total, on_progress).advance
+    def start_part(note: str, total: int) -> EvaluationPart:
+        return EvaluationPart(note, total, on_progress, kept)
 
     with keep_freed_memory(model.device.type):
-        measurements, texts = _measure_losses(model, validation, experiment, start_progress)
-        probed, needle = measure_probes(model, validation, experiment, start_progress)
+        measurements, texts = _measure_losses(model, validation, experiment, start_part)
+        probed, needle = measure_probes(model, validation, experiment, start_part)
         measurements |= probed
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
             serving = experiment.serving if config.served else None
             total = sum(len(item.endings) for item in questions) * len(CONVENTIONS)
-            on_count = start_progress("HellaSwag", total * (2 if config.served else 1))
+            part = start_part("HellaSwag", total * (2 if config.served else 1))
             tokenizer = load_tokenizer(experiment.data.tokenizer)
-            items = score_hellaswag(model, questions, tokenizer, serving, on_count)
+            items = score_hellaswag(
+                model, questions, tokenizer, serving, part.advance, keep=part.keep
+            )
             measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items, needle, texts)
 
 
 def _measure_losses(
-    model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
+    model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
 ) -> tuple[Measurements, TextSums]:
     serving = experiment.serving
     token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
@@ -110,8 +123,8 @@ def _measure_losses(
     texts: TextSums = {}
     if served_text is not None:
         passes = 2 if losses.stores_other_dtype(model, serving) else 1
-        on_progress = start_progress("validation loss, served", passes * served_text.target_count)
-        compared = losses.compare_serving(model, served_text, serving, on_progress)
+        part = start_part("validation loss, served", passes * served_text.target_count)
+        compared = losses.compare_serving(model, served_text, serving, part.advance, part.keep)
         served, one_shot = compared.served, compared.one_shot
         nats = served_text.flatten(served)
         loss = float(nats.mean())
@@ -129,8 +142,8 @@ def _measure_losses(
         sums = {"nats": served, "one_shot_nats": one_shot}
         texts["served"] = sum_by_document(served_text, experiment, sums)
     if served_text is None or len(text) != len(served_text):
-        on_progress = start_progress("validation loss", text.target_count)
-        one_shot = losses.target_losses(model, text, None, on_progress)
+        part = start_part("validation loss", text.target_count)
+        one_shot = losses.target_losses(model, text, None, part.advance, part.keep)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
     measurements |= {
@@ -188,7 +201,7 @@ def select_scored_text(
 
 
 def measure_probes(
-    model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
+    model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
 ) -> tuple[Measurements, list[dict[str, Any]]]:
     """Measure the probes that ``experiment.evaluation`` asks for.
 
@@ -209,27 +222,27 @@ def measure_probes(
     measurements: Measurements = {}
     if config.recall:
         rows = probes.make_recall_rows(config.recall, block_size, vocabulary)
-        on_progress = start_progress("associative recall", rows.tokens.size * len(modes))
+        part = start_part("associative recall", rows.tokens.size * len(modes))
         measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
         for suffix, serving in modes.items():
-            is_correct = probes.score_recall(model, rows, serving, on_progress)
+            is_correct = probes.score_recall(model, rows, serving, part.advance, part.keep)
             measurements |= probes.recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
         text = spread_windows(validation, count, length)
-        on_progress = start_progress("loss by position", text.target_count * len(modes))
+        part = start_part("loss by position", text.target_count * len(modes))
         for suffix, serving in modes.items():
-            nats = losses.position_losses(model, text, serving, on_progress)
+            nats = losses.position_losses(model, text, serving, part.advance, part.keep)
             measurements |= losses.position_measurements(nats, block_size, suffix)
     lines: list[dict[str, Any]] = []
     if config.needle is not None:
         depths, count = config.needle.depths, config.needle.rows
         total = sum(config.needle.lengths) * (len(depths) + 1) * count * len(modes)
-        on_progress = start_progress("needle in a haystack", total)
+        part = start_part("needle in a haystack", total)
         for length in config.needle.lengths:
             needles = probes.make_needle_rows(validation, length, depths, count, vocabulary)
             scores = [
-                probes.score_needles(model, needles, serving, on_progress)
+                probes.score_needles(model, needles, serving, part.advance, part.keep)
                 for serving in modes.values()
             ]
             lines += probes.needle_lines(needles, *scores)
@@ -237,18 +250,21 @@ def measure_probes(
     return measurements, lines
 
 
-class ProgressReporter:
-    """Counts what is done of one part and reports it at most every `REPORT_SECONDS`.
+class EvaluationPart:
+    """Counts what is done of one part, reports it at most every `REPORT_SECONDS`, and keeps it.
 
     Args:
         note: names the part.
         total: of its counts.
         on_progress: see `evaluate`.
+        kept: see `evaluate`.
     """
 
-    def __init__(self, note: str, total: int, on_progress: OnProgress | None):
-        self._note, self._total, self._on_progress = note, total, on_progress
-        self._done, self._reported_at = 0, float("-inf")
+    def __init__(
+        self, note: str, total: int, on_progress: OnProgress | None, kept: Kept | None = None
+    ):
+        self._note, self._total, self._on_progress, self._kept = note, total, on_progress, kept
+        self._done, self._passes, self._reported_at = 0, 0, float("-inf")
 
     def advance(self, count: int) -> None:
         """Add ``count`` to what is done."""
@@ -258,3 +274,21 @@ class ProgressReporter:
             self._reported_at = now
             state = {"stage": "evaluation", "note": self._note}
             self._on_progress({**state, "step": self._done, "steps": self._total})
+
+    def keep(
+        self, compute: Callable[[Batch], Arrays], batches: Iterable[Batch]
+    ) -> Iterator[Arrays]:
+        """Yield ``compute(batch)`` of each; those that are kept are not computed again."""
+        self._passes += 1
+        for number, batch in enumerate(batches):
+            name = f"{self._note}, pass {self._passes}, batch {number}"
+            arrays = None if self._kept is None else self._kept.get(name)
+            if arrays is not None:
+                self.advance(int(arrays["count"]))
+                yield {key: array for key, array in arrays.items() if key != "count"}
+                continue
+            before = self._done
+            arrays = compute(batch)
+            if self._kept is not None:
+                self._kept[name] = {**arrays, "count": np.array(self._done - before)}
+            yield arrays

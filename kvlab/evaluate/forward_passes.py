@@ -3,8 +3,9 @@
 Shapes: B rows of a batch, R rows, T tokens, P positions, E n_embd.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,25 @@ from kvlab.spec import ServingConfig
 
 OnCount = Callable[[int], None]
 """Called with the number of tokens or continuations that are newly done; possibly 0."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+Batch = TypeVar("Batch")
+
+
+class Keep(Protocol):
+    """Computes batches like `map`, or takes what an earlier attempt has kept of them."""
+
+    def __call__(
+        self, compute: Callable[[Batch], Arrays], batches: Iterable[Batch]
+    ) -> Iterator[Arrays]:
+        """Yield ``compute(batch)`` of each. It depends on the batch alone."""
+
+
+def keep_nothing(compute: Callable[[Batch], Arrays], batches: Iterable[Batch]) -> Iterator[Arrays]:
+    """Compute every batch."""
+    return map(compute, batches)
+
 
 PASS_TOKENS = {"cpu": 4096, "cuda": 65_536}
 """Tokens of one forward pass."""
@@ -88,26 +108,39 @@ def _decode_rows(
     return states
 
 
-def iter_states_at(
+def compute_at(
     model: GPT,
     rows: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     serving: ServingConfig | None,
     on_progress: OnCount,
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the next rows of (R, T), and their residual stream (B, P, E) at ``positions`` (P,).
+    keep: Keep,
+    compute: Callable[[slice, Tensor], Arrays],
+) -> Arrays:
+    """Return what ``compute`` returns of all rows (R, T), each array joined along its rows.
 
     Args:
         serving: see `hidden_states`.
         on_progress: called with the number of tokens that are newly read.
+        compute: takes some rows and their residual stream (B, P, E) at ``positions`` (P,).
     """
     size = batch_rows(model, rows.shape[1], serving)
     selected = torch.from_numpy(positions).to(model.device)
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
+
+    def run(part: slice) -> Arrays:
         tokens = torch.from_numpy(rows[part]).to(model.device)
-        yield part, hidden_states(model, tokens, serving, on_progress)[:, selected]
+        states = hidden_states(model, tokens, serving, on_progress)[:, selected]
         on_progress(tokens.numel())
+        return compute(part, states)
+
+    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    return join_arrays(keep(run, parts))
+
+
+def join_arrays(parts: Iterable[Arrays]) -> Arrays:
+    """Return each array of all parts, along the first axis."""
+    done = list(parts)
+    return {name: np.concatenate([part[name] for part in done]) for name in done[0]}
 
 
 def _decode_by_document(

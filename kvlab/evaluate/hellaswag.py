@@ -20,7 +20,7 @@ from typing import Any
 
 from kvlab.data.hellaswag_dataset import HellaSwagItem
 from kvlab.data.tokenizers import Tokenizer
-from kvlab.evaluate.forward_passes import OnCount
+from kvlab.evaluate.forward_passes import Keep, OnCount, keep_nothing
 from kvlab.evaluate.scoring import Continuations, fit_to_block, score_continuations
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
@@ -36,6 +36,7 @@ def score_hellaswag(
     serving: ServingConfig | None = None,
     on_progress: OnCount = lambda _: None,
     conventions: Sequence[str] = tuple(CONVENTIONS),
+    keep: Keep = keep_nothing,
 ) -> list[dict[str, Any]]:
     """Return one record per item, in their order.
 
@@ -57,9 +58,10 @@ def score_hellaswag(
         _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
     ]
     groups = [group for own, _, _ in questions for group in own]
-    scores = {"one_shot": iter(score_continuations(model, groups, None, on_progress))}
+    scores = {"one_shot": iter(score_continuations(model, groups, None, on_progress, keep))}
     if serving is not None:
-        scores["served"] = iter(score_continuations(model, groups, serving, on_progress))
+        served = score_continuations(model, groups, serving, on_progress, keep)
+        scores["served"] = iter(served)
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
     keys = [(record, name) for name in conventions for record in records]
     for (record, name), (own, divisors, is_shortened) in zip(keys, questions, strict=True):

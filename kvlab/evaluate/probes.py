@@ -34,9 +34,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from kvlab.data.batches import Tokens
-from kvlab.evaluate.forward_passes import OnCount, iter_states_at
+from kvlab.evaluate.forward_passes import Arrays, Keep, OnCount, compute_at, keep_nothing
 from kvlab.evaluate.validation_loss import Floats
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
@@ -97,7 +98,11 @@ def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows
 
 @torch.inference_mode()
 def score_recall(
-    model: GPT, rows: RecallRows, serving: ServingConfig | None, on_progress: OnCount
+    model: GPT,
+    rows: RecallRows,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> npt.NDArray[np.bool_]:
     """Return (R, P), whether each answer was correct.
 
@@ -105,14 +110,16 @@ def score_recall(
         serving: feed each token alone through this cache. None: one-shot.
         on_progress: called with the number of tokens that are newly read.
     """
-    found = []
-    for part, states in iter_states_at(model, rows.tokens, rows.positions, serving, on_progress):
+
+    def compute(part: slice, states: Tensor) -> Arrays:
         values, answers = (
             torch.from_numpy(array[part]).to(model.device) for array in (rows.values, rows.answers)
         )
         logits = states @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values only
-        found.append((logits.argmax(-1) == answers).cpu().numpy())
-    return np.concatenate(found)
+        return {"is_correct": (logits.argmax(-1) == answers).cpu().numpy()}
+
+    done = compute_at(model, rows.tokens, rows.positions, serving, on_progress, keep, compute)
+    return done["is_correct"]
 
 
 def recall_measurements(
@@ -219,7 +226,11 @@ def _draw_needle(number: int, haystack: Array, frequencies: Array) -> Array:
 
 @torch.inference_mode()
 def score_needles(
-    model: GPT, rows: NeedleRows, serving: ServingConfig | None, on_progress: OnCount
+    model: GPT,
+    rows: NeedleRows,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> NeedleScores:
     """Score the answers.
 
@@ -231,12 +242,14 @@ def score_needles(
     tokens = rows.tokens.reshape(-1, rows.length)
     targets = torch.from_numpy(np.tile(rows.answers, (shape[0], 1))).to(model.device)
     positions = np.arange(rows.length - size, rows.length)
-    losses, hits = [], []
-    for part, states in iter_states_at(model, tokens, positions, serving, on_progress):
-        nats, is_top = token_scores(states, model.lm_head.weight, targets[part])
-        losses.append(nats.double().mean(1).cpu())
-        hits.append(is_top.double().mean(1).cpu())
-    return NeedleScores(*(torch.cat(values).view(shape).numpy() for values in (losses, hits)))
+
+    def compute(part: slice, states: Tensor) -> Arrays:
+        scores = token_scores(states, model.lm_head.weight, targets[part])
+        losses, hits = (score.double().mean(1).cpu().numpy() for score in scores)
+        return {"losses": losses, "accuracies": hits}
+
+    done = compute_at(model, tokens, positions, serving, on_progress, keep, compute)
+    return NeedleScores(done["losses"].reshape(shape), done["accuracies"].reshape(shape))
 
 
 def needle_lines(

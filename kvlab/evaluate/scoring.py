@@ -14,16 +14,25 @@ Shapes: R rows, T tokens of the longest, P predicted tokens, E n_embd.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, make_rounding
 from kvlab.cache.uncached_passes import PADDING, SHARED_PREFIX, TreePass
-from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
+from kvlab.evaluate.forward_passes import (
+    Arrays,
+    Keep,
+    OnCount,
+    decode_rows,
+    keep_nothing,
+    pass_rows,
+)
 from kvlab.model import GPT
-from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices
+from kvlab.model.generate import Decoder, GraphDecoder, StaticDecoder, last_token_indices
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig
@@ -60,8 +69,8 @@ class ContinuationScore(NamedTuple):
     is_greedy: bool
 
 
-Scored = Iterator[tuple[int, int, ContinuationScore]]
-"""The number of a group, the number of its ending and the score, in any order."""
+Scored = tuple[int, int, ContinuationScore]
+"""The number of a group, the number of its ending and the score."""
 
 
 def fit_to_block(context: list[int], ending: list[int], block_size: int) -> Pair:
@@ -104,7 +113,11 @@ def score_pairs(
 
 @torch.inference_mode()
 def score_continuations(
-    model: GPT, groups: Sequence[Continuations], serving: ServingConfig | None, on_progress: OnCount
+    model: GPT,
+    groups: Sequence[Continuations],
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> list[list[ContinuationScore]]:
     """Return the score of every ending of every group, in their order.
 
@@ -112,15 +125,22 @@ def score_continuations(
         serving: decode through this cache. None: one-shot.
         on_progress: called with the number of endings that are newly done.
     """
-    if serving is None:
-        scored = _score_one_shot(model, groups, on_progress)
-    else:
-        scored = _score_served(model, groups, serving, on_progress)
-    by_place = {(group, ending): score for group, ending, score in scored}
-    return [
-        [by_place[number, ending] for ending in range(len(group.endings))]
-        for number, group in enumerate(groups)
-    ]
+    scores: list[list[Any]] = [[None] * len(group.endings) for group in groups]
+    score = _score_one_shot if serving is None else partial(_score_served, serving=serving)
+    for done in score(model, groups, on_progress=on_progress, keep=keep):
+        for group, ending, *values in zip(*(done[name].tolist() for name in _COLUMNS), strict=True):
+            scores[group][ending] = ContinuationScore(*values)
+    return scores
+
+
+_COLUMNS = {"group": np.int64, "ending": np.int64, "nats": np.float64, "is_greedy": np.bool_}
+"""Arrays of the endings of a batch: the number of its context, its own, and its score."""
+
+
+def _to_arrays(scored: Sequence[Scored]) -> Arrays:
+    columns = zip(*((group, ending, *score) for group, ending, score in scored), strict=True)
+    pairs = zip(_COLUMNS.items(), columns, strict=True)
+    return {name: np.array(column, dtype) for (name, dtype), column in pairs}
 
 
 def _sum_scores(
@@ -162,15 +182,18 @@ class _PackedRow:
     endings: list[int] = field(default_factory=list)
 
 
-def _score_one_shot(model: GPT, groups: Sequence[Continuations], on_progress: OnCount) -> Scored:
+def _score_one_shot(
+    model: GPT, groups: Sequence[Continuations], on_progress: OnCount, keep: Keep
+) -> Iterator[Arrays]:
     row_tokens = MAX_ROW_TOKENS if model.trained_kv.blocks is None else 0
     rows = sorted(_pack_rows(groups, row_tokens), key=lambda row: row.length)
-    start = 0
-    while start < len(rows):
-        batch = _select_pass(model, rows, start)
-        start += len(batch)
-        yield from _score_pass(model, groups, batch)
-        on_progress(sum(len(row.endings) for row in batch))
+
+    def compute(batch: Sequence[_PackedRow]) -> Arrays:
+        scored = _score_pass(model, groups, batch)
+        on_progress(len(scored))
+        return _to_arrays(scored)
+
+    return keep(compute, _split_passes(model, rows))
 
 
 def _pack_rows(groups: Sequence[Continuations], row_tokens: int) -> Iterator[_PackedRow]:
@@ -185,25 +208,27 @@ def _pack_rows(groups: Sequence[Continuations], row_tokens: int) -> Iterator[_Pa
         yield row
 
 
-def _select_pass(model: GPT, rows: Sequence[_PackedRow], start: int) -> Sequence[_PackedRow]:
-    """Return the rows from ``start`` on, sorted by length, that share one pass.
+def _split_passes(model: GPT, rows: Sequence[_PackedRow]) -> Iterator[Sequence[_PackedRow]]:
+    """Yield the rows, sorted by length, that share a pass.
 
     It ends when the longest row leaves no room for another, or when the pass is large enough to
     be fast and another row would add padding.
     """
-    end, real = start + 1, rows[start].length
-    while end < len(rows) and end - start < pass_rows(model, rows[end].length):
-        padded = (end - start + 1) * rows[end].length
-        if real >= FULL_SPEED_TOKENS and padded > MAX_PADDING * (real + rows[end].length):
-            break
-        real += rows[end].length
-        end += 1
-    return rows[start:end]
+    end = 0
+    while end < len(rows):
+        start, end, real = end, end + 1, rows[end].length
+        while end < len(rows) and end - start < pass_rows(model, rows[end].length):
+            padded = (end - start + 1) * rows[end].length
+            if real >= FULL_SPEED_TOKENS and padded > MAX_PADDING * (real + rows[end].length):
+                break
+            real += rows[end].length
+            end += 1
+        yield rows[start:end]
 
 
 def _score_pass(
     model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]
-) -> list[tuple[int, int, ContinuationScore]]:
+) -> list[Scored]:
     length = max(row.length for row in rows)
     tokens, positions, branches = (
         torch.full((len(rows), length), fill) for fill in (0, 0, PADDING)
@@ -249,23 +274,45 @@ def _score_pass(
 
 
 def _score_served(
-    model: GPT, groups: Sequence[Continuations], serving: ServingConfig, on_progress: OnCount
-) -> Scored:
+    model: GPT,
+    groups: Sequence[Continuations],
+    serving: ServingConfig,
+    on_progress: OnCount,
+    keep: Keep,
+) -> Iterator[Arrays]:
     """Score groups with the shortest contexts first, as many as fit at once, so that little of a
     pass is padding."""
-    size = None
-    if groups and serving.compile:  # a step is compiled anew for each size of a cache
+    size, step = None, None
+    if groups:
         rows, length = _cache_size(model, groups, serving)
-        size = min(rows, sum(len(group.endings) for group in groups)), length
+        is_cuda = model.device.type == "cuda"
+        is_captured = is_cuda and model.new_cache(1, length, serving).has_static_pass
+        if serving.compile or is_captured:  # which is done anew for each size of a cache
+            size = min(rows, sum(len(group.endings) for group in groups)), length
+            step = _RowsStep(model)
+
+    def compute(batch: Sequence[int]) -> Arrays:
+        return _to_arrays(_score_batch(model, groups, batch, serving, size, step, on_progress))
+
+    return keep(compute, _split_batches(model, groups, serving, size))
+
+
+def _split_batches(
+    model: GPT,
+    groups: Sequence[Continuations],
+    serving: ServingConfig,
+    size: tuple[int, int] | None,
+) -> Iterator[Sequence[int]]:
+    """Yield the numbers of the groups whose contexts share a cache."""
     batch: list[int] = []
     for i in sorted(range(len(groups)), key=lambda i: len(groups[i].context)):
         rows, _ = size or _cache_size(model, [groups[j] for j in (*batch, i)], serving)
         if batch and len(batch) >= rows:
-            yield from _score_batch(model, groups, batch, serving, size, on_progress)
+            yield batch
             batch = []
         batch.append(i)
     if batch:
-        yield from _score_batch(model, groups, batch, serving, size, on_progress)
+        yield batch
 
 
 def _cache_size(
@@ -277,18 +324,42 @@ def _cache_size(
     return min(decode_rows(model, length, serving), pass_rows(model, 1 + length // 2)), length
 
 
+class _RowsStep:
+    """The decode step of caches of one size, which is captured once: they are copied into one."""
+
+    def __init__(self, model: GPT):
+        self._model = model
+        self._cache: KVCache | None = None
+        self._step: GraphDecoder | StaticDecoder | None = None
+
+    def start(self, cache: KVCache) -> Decoder:
+        """Return the step that goes on from the tokens in ``cache``."""
+        if self._cache is None or self._step is None:
+            decoder = GraphDecoder if self._model.device.type == "cuda" else StaticDecoder
+            self._cache = cache
+            self._step = decoder(self._model, cache, head=False, compiles=cache.compiles_steps)
+            return self._step
+        for own, new in zip(self._cache.tensors, cache.tensors, strict=True):
+            own.copy_(new)
+        self._cache.reset()
+        self._cache.advance(cache.list_lengths())
+        return self._step
+
+
 def _score_batch(
     model: GPT,
     groups: Sequence[Continuations],
     batch: Sequence[int],
     serving: ServingConfig,
     size: tuple[int, int] | None,
+    step: _RowsStep | None,
     on_progress: OnCount,
-) -> Scored:
+) -> list[Scored]:
     """Score the endings of the groups ``batch``, those of similar length together.
 
     Args:
         size: rows and tokens of every cache that is decoded; None: as many as needed.
+        step: of caches of that size; None: each has its own.
     """
     count, length = size or _cache_size(model, [groups[i] for i in batch], serving)
     cache = model.new_cache(len(batch), length, serving)
@@ -298,16 +369,19 @@ def _score_batch(
     )
     rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
     rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
+    scored: list[Scored] = []
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
         padding = part[:1] * (0 if size is None else count - len(part))  # its scores are dropped
         endings = [groups[batch[row]].endings[n] for row, n in part + padding]
         cache_rows = torch.tensor([row for row, _ in part + padding], device=model.device)
         context = cache.select_rows(cache_rows)
-        scores = _decode_endings(model, last[cache_rows], context, endings, on_progress)
+        own_step = step or _RowsStep(model)
+        scores = _decode_endings(model, last[cache_rows], context, endings, own_step, on_progress)
         on_progress(len(part))
-        for (row, n), score in zip(part, scores[: len(part)], strict=True):
-            yield batch[row], n, score
+        found = zip(part, scores[: len(part)], strict=True)
+        scored += [(batch[row], n, score) for (row, n), score in found]
+    return scored
 
 
 def _decode_endings(
@@ -315,6 +389,7 @@ def _decode_endings(
     last_hidden: Tensor,
     cache: KVCache,
     endings: Sequence[Sequence[int]],
+    rows_step: _RowsStep,
     on_progress: OnCount,
 ) -> list[ContinuationScore]:
     """Return the scores of R endings whose contexts are in ``cache``.
@@ -327,11 +402,9 @@ def _decode_endings(
     targets, lengths = _pad_rows(model, endings)
     count = targets.shape[1]
     states = [last_hidden]
-    if cache.has_static_pass and count > 1:
-        decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
-        step = decoder(model, cache, head=False, compiles=cache.compiles_steps)
+    step = rows_step.start(cache) if cache.has_static_pass and count > 1 else None
     for position, column in enumerate(targets[:, :-1].unbind(1)):
-        if cache.has_static_pass:
+        if step is not None:
             # The step of graphs takes rows of any lengths, and asks the device nothing. Rows that
             # have ended go on with padding, which no other row sees.
             state = step(column)

@@ -16,7 +16,7 @@ Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_siz
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,16 @@ import torch
 from torch import Tensor
 
 from kvlab.data.batches import ScoredText, Tokens
-from kvlab.evaluate.forward_passes import OnCount, batch_rows, document_spans, hidden_states
+from kvlab.evaluate.forward_passes import (
+    Arrays,
+    Keep,
+    OnCount,
+    batch_rows,
+    document_spans,
+    hidden_states,
+    join_arrays,
+    keep_nothing,
+)
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
@@ -38,20 +47,31 @@ Floats = npt.NDArray[np.float64]
 POSITION_PARTS = 8
 
 
+@torch.inference_mode()
 def target_losses(
-    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
+    model: GPT,
+    text: ScoredText,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> Floats:
     """Return the nats of each target (windows, block_size).
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    batches = _batch_losses(model, text, serving, on_progress)
-    return np.concatenate([losses.cpu().numpy() for losses in batches])
+    compute = _make_loss(model, text, serving, on_progress, lambda losses: losses)
+    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
+    return join_arrays(keep(compute, batches))["nats"]
 
 
+@torch.inference_mode()
 def position_losses(
-    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
+    model: GPT,
+    text: ScoredText,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> Floats:
     """Return the mean nats (block_size,) of the token that follows each position.
 
@@ -60,20 +80,28 @@ def position_losses(
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    batches = _batch_losses(model, text, serving, on_progress)
-    return np.asarray(sum(losses.sum(0).cpu().numpy() for losses in batches) / len(text))
+    compute = _make_loss(model, text, serving, on_progress, lambda losses: losses.sum(0))
+    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
+    return np.asarray(sum(done["nats"] for done in keep(compute, batches)) / len(text))
 
 
-@torch.inference_mode()
-def _batch_losses(
-    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
-) -> Iterator[Tensor]:
-    """Yield losses (B, T) in float64 of successive windows."""
-    for x, y in text.iter_batches(batch_rows(model, text.block_size, serving)):
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
+def _make_loss(
+    model: GPT,
+    text: ScoredText,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    reduce: Callable[[Tensor], Tensor],
+) -> Callable[[tuple[Tokens, Tokens]], Arrays]:
+    """Return what computes ``reduce`` of the losses (B, T) in float64 of a batch."""
+
+    def compute(batch: tuple[Tokens, Tokens]) -> Arrays:
+        inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
         states = hidden_states(model, inputs, serving, on_progress, text.document_start)
-        yield token_losses(states, model.lm_head.weight, targets).double()
-        on_progress(x.size)
+        losses = token_losses(states, model.lm_head.weight, targets).double()
+        on_progress(inputs.numel())
+        return {"nats": _to_numpy(reduce(losses))}
+
+    return compute
 
 
 def position_measurements(losses: Floats, block_size: int, suffix: str) -> dict[str, float]:
@@ -167,7 +195,11 @@ def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
 
 @torch.inference_mode()
 def compare_serving(
-    model: GPT, text: ScoredText, serving: ServingConfig, on_progress: OnCount
+    model: GPT,
+    text: ScoredText,
+    serving: ServingConfig,
+    on_progress: OnCount,
+    keep: Keep = keep_nothing,
 ) -> ServingComparison:
     """Score validation windows one-shot and through the serving cache.
 
@@ -177,16 +209,13 @@ def compare_serving(
     """
     has_other_dtype = stores_other_dtype(model, serving)
     start, exact_serving = text.document_start, serving.store_as_model(model.config)
-    losses: dict[str, list[Tensor]] = {"one_shot": [], "served": [], "exact": []}
-    divergences: list[Tensor] = []  # KL and whether the top changed, (2, B, T)
-    squares, largest, logit_count = 0.0, 0.0, 0
-    lengths: list[int] = []  # of texts that are served alone
     # whole one-shot passes side by side, as far as they fit: one-shot scores are then bitwise those
     # of a trial that does not serve
     one_shot_rows, rows = (batch_rows(model, text.block_size, way) for way in (None, exact_serving))
     rows = max(rows // one_shot_rows * one_shot_rows, min(rows, one_shot_rows))
-    for x, y in text.iter_batches(rows):
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
+
+    def compute(batch: tuple[Tokens, Tokens]) -> Arrays:
+        inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
         passes = [
             model.hidden_states(part, document_start=start)
             for part in torch.split(inputs, one_shot_rows)
@@ -195,32 +224,42 @@ def compare_serving(
             "served": hidden_states(model, inputs, serving, on_progress, start),
             "one_shot": torch.cat(passes),
         }
-        on_progress(x.size)
-        divergences.append(_token_divergences(model, states["one_shot"], states["served"]))
+        on_progress(inputs.numel())
+        divergences = _token_divergences(model, states["one_shot"], states["served"])
+        done = {"by_window": divergences.mean(2), "by_position": divergences.sum(1)}
         if has_other_dtype:
             exact = hidden_states(model, inputs, exact_serving, on_progress, start)
             states["exact"] = exact
+            changes = []  # sum of squares, largest and number of each chunk
             # the head is linear: the logits of a difference are the differences of the logits
             for chunk in _chunks(states["served"] - exact):
                 logits = model.compute_logits(chunk).float()
-                squares += float(logits.square().sum(dtype=torch.float64))
-                largest = max(largest, float(logits.abs().max()))
-                logit_count += logits.numel()
-            on_progress(x.size)
+                square = logits.square().sum(dtype=torch.float64)
+                changes.append([float(square), float(logits.abs().max()), logits.numel()])
+            done["changes"] = torch.tensor(changes, dtype=torch.float64)
+            on_progress(inputs.numel())
         for name, stream in states.items():
-            losses[name].append(token_losses(stream, model.lm_head.weight, targets).double())
-        lengths += [end - start for _, start, end in document_spans(inputs, start)]
-    by_window = _to_numpy(torch.cat([one.mean(2) for one in divergences], 1))
-    by_position = _to_numpy(sum(one.sum(1) for one in divergences)) / by_window.shape[1]
-    evicted = None
+            done[name] = token_losses(stream, model.lm_head.weight, targets).double()
+        lengths = [end - first for _, first, end in document_spans(inputs, start)]
+        done["lengths"] = torch.tensor(lengths)  # of texts that are served alone
+        return {name: _to_numpy(values) for name, values in done.items()}
+
+    done = list(keep(compute, text.iter_batches(rows)))
+    by_position = sum(batch.pop("by_position") for batch in done)
+    by_window = np.concatenate([batch.pop("by_window") for batch in done], 1)
+    joined = join_arrays(done)
+    squares, largest, logit_count = 0.0, 0.0, 0.0
+    for square, change, count in joined.pop("changes", np.zeros((0, 3))).tolist():
+        squares, largest, logit_count = squares + square, max(largest, change), logit_count + count
+    lengths, evicted = joined.pop("lengths").tolist(), None
     dropping = [p for p in KVLayout.of(model.config, serving).plans if p.drops_tokens]
     if dropping:
         queries = sum(length * (length + 1) // 2 for length in lengths)
         evicted = sum(map(dropping[0].count_dropped, lengths)) / queries
     return ServingComparison(
-        **{name: _to_numpy(torch.cat(one)) if one else np.zeros(0) for name, one in losses.items()},
+        **{"exact": np.zeros(0), **joined},
         by_window=by_window,
-        by_position=by_position,
+        by_position=by_position / by_window.shape[1],
         logit_rms=(squares / max(1, logit_count)) ** 0.5,
         logit_largest=largest,
         evicted_share=evicted,

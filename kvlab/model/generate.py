@@ -282,12 +282,11 @@ class EagerDecoder:
 
 
 class GraphDecoder:
-    """Capture static steps as CUDA graphs, and replay one for every token.
+    """Capture a static step as a CUDA graph, and replay it for every token.
 
-    A graph reads as many entries of the cache as it was captured for, so there are up to
-    `READ_LENGTHS` of them, and each token takes the shortest that reads all entries in use. All
-    warm-ups, captures and first replays, which upload a graph, are done here, so that no step of
-    a text is slower than the others. A compiled step has one graph, which reads all entries.
+    The graph reads all entries of the cache, or where the kernel of one token's attention runs
+    those in use. Warm-ups, the capture and the first replay, which uploads a graph, are done here,
+    so that no step of a text is slower than the others.
     """
 
     WARM_UPS = 3
@@ -298,59 +297,25 @@ class GraphDecoder:
         with record_kernels() as self._kernels:  # those of a compiled step, which notes none
             StaticDecoder(model, cache, head=head).compute(cache.max_length)
         stream = capture_stream(cache.device)
-        self._graphs: list[tuple[int, torch.cuda.CUDAGraph]] = []
-        self._out: Tensor | None = None  # of all graphs: that of a large batch has gigabytes
-        shortest = cache.max_length if compiles else cache.length
-        for entries in list_read_lengths(shortest, cache.max_length):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
-                for _ in range(self.WARM_UPS):
-                    self._static_decoder.compute(entries)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            pool = self._graphs[0][1].pool() if self._graphs else None
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                out = self._static_decoder.compute(entries)
-                if self._out is None:
-                    self._out = out
-                else:
-                    self._out.copy_(out)
-            del out  # the pool gives its memory to the next graph
-            graph.replay()  # writes what the first step writes again
-            self._graphs.append((entries, graph))
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
+            for _ in range(self.WARM_UPS):
+                self._static_decoder.compute(cache.max_length)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._out = self._static_decoder.compute(cache.max_length)
+        self._graph.replay()  # writes what the first step writes again
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
-        assert self._out is not None, "at least one graph is captured"
-        self._find_graph(self._cache.length)[1].replay()
+        self._graph.replay()
         self._static_decoder.advance()
         return self._out
 
-    def _find_graph(self, held: int) -> tuple[int, torch.cuda.CUDAGraph]:
-        needed = min(held + 1, self._cache.max_length)
-        return next(graph for graph in self._graphs if graph[0] >= needed)
-
     def count_read_slots(self, held: int) -> int | None:
         reads_used = self._kernels == {DECODE_KERNEL}  # which stops where a row's tokens end
-        return self._cache.count_read_slots(held + 1 if reads_used else self._find_graph(held)[0])
-
-
-READ_LENGTHS = 8
-"""The largest number of graphs of one cache."""
-
-MIN_READ_LENGTH = 256
-"""The smallest step between read lengths: reading fewer entries saves less than a launch takes."""
-
-
-def list_read_lengths(held: int, max_length: int) -> list[int]:
-    """Return the numbers of entries that steps of a cache read, in ascending order.
-
-    Args:
-        held: tokens that it holds now: shorter texts need no graph of their own.
-    """
-    part = max(MIN_READ_LENGTH, -(-max_length // READ_LENGTHS))
-    lengths = range(part, max_length, part)
-    return [*(length for length in lengths if length > held), max_length]
+        return self._cache.count_read_slots(held + 1 if reads_used else self._cache.max_length)
 
 
 @lru_cache
@@ -360,6 +325,16 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     cuBLAS keeps a workspace for each stream that it has seen, 32 MiB on a large GPU.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as torch declares it
+
+
+def release_workspaces(device: torch.device) -> None:
+    """Release the workspaces that cuBLAS keeps for the streams of a CUDA device.
+
+    PyTorch counts them as allocated until then ("cuBLAS workspaces" in its notes on CUDA). A graph
+    that was captured with them must not be replayed afterwards.
+    """
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class StaticDecoder:

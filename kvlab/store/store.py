@@ -4,7 +4,7 @@
                              training.json | diverged.json
     <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
-                             texts.json.gz, tasks.json.gz,
+                             texts.json.gz, tasks.json.gz, partial/<n>.json,
                              attempts/<n>/{log.txt, traceback.txt, repairs.txt, paused}
     <store>/sweeps/<name>/   sweep.json, search.json, points/, reported.json, timings.json, stop,
                              drivers/

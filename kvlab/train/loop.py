@@ -15,6 +15,7 @@ import torch
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
+from kvlab.model.generate import release_workspaces
 from kvlab.model.kernels import malloc
 from kvlab.spec.experiment import Experiment
 from kvlab.train import training_record as records
@@ -371,6 +372,7 @@ class _PeakMemory:
     def __init__(self, model: GPT):
         self._device = model.device
         if self._device.type == "cuda":
+            release_workspaces(self._device)  # of an earlier trial of this process
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         self._weight_bytes = sum(weight.nbytes for weight in model.parameters())

@@ -18,7 +18,7 @@ import torch
 
 from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 from kvlab.errors import DataError, UsageError
-from kvlab.evaluate.evaluation import OnProgress, ProgressReporter
+from kvlab.evaluate.evaluation import EvaluationPart, OnProgress
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.scoring import Pair, score_pairs
 from kvlab.model.generate import make_decoder, prefill
@@ -147,19 +147,19 @@ def harness_model(
         """Translate lm-eval's requests; see its guide to models."""
 
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
-            on_count = ProgressReporter(note, len(requests), on_progress).advance
+            on_count = EvaluationPart(note, len(requests), on_progress).advance
             return scorer.score_continuations([request.args for request in requests], on_count)
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
             texts = [scorer.split_text(request.args[0]) for request in requests]
-            on_count = ProgressReporter(note, sum(map(len, texts)), on_progress).advance
+            on_count = EvaluationPart(note, sum(map(len, texts)), on_progress).advance
             return scorer.score_texts(texts, on_count)
 
         def generate_until(self, requests: Any) -> list[str]:
             return [scorer.generate(*request.args) for request in count(requests)]
 
     def count(requests: Any) -> Iterator[Any]:
-        on_count = ProgressReporter(note, len(requests), on_progress).advance
+        on_count = EvaluationPart(note, len(requests), on_progress).advance
         for request in requests:
             yield request
             on_count(1)

@@ -25,6 +25,7 @@ from kvlab.humanize import summarize_error
 from kvlab.oom import is_device_fault
 from kvlab.store import Store, attempt
 from kvlab.store.attempt import ProgressUpdate
+from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements
 from kvlab.store.verification import Damage, heal_directory
@@ -90,8 +91,12 @@ class Trainable(Protocol):
             Diverged: the loss became NaN or infinite.
         """
 
-    def measure(self, directory: Path) -> TrialMeasurements:
-        """Load the weights from ``directory`` and measure them as the experiment says."""
+    def measure(self, directory: Path, kept: PartialResults) -> TrialMeasurements:
+        """Load the weights from ``directory`` and measure them as the experiment says.
+
+        Args:
+            kept: what an earlier attempt has measured of them; it takes what is measured now.
+        """
 
 
 MakeTrainable = Callable[[Trial, ReportProgress], Trainable]
@@ -242,7 +247,8 @@ class _TrialAttempt:
                         if fence is not None:
                             trainable.train(directory, self.should_stop, fence)
                     self.should_stop.check()
-                    self.record_result(origin, trainable.measure(directory))
+                    kept = self.open_partial_results(origin)
+                    self.record_result(origin, trainable.measure(directory, kept))
                     self.log("done")
                     return "done"
                 except (errors.DatasetDamaged, errors.SourceDamaged, errors.RecordDamaged) as error:
@@ -286,6 +292,7 @@ class _TrialAttempt:
         provenance = build_provenance(origin, started=started, attempts=number)
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
+        self.open_partial_results(origin).remove()
         self.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
@@ -411,6 +418,19 @@ class _TrialAttempt:
         result = build_result(trial, "done", provenance, measured=measured)
         seal = store.training_seal(trial.training_id)
         store.write_result({**result, "training_seal": seal, "files": files}, self.fence)
+        self.open_partial_results(origin).remove()
+
+    def open_partial_results(self, origin: Origin) -> PartialResults:
+        """Return what attempts have measured of these weights by this code, before their end."""
+        provenance = build_provenance(origin, started=self.attempt.started, attempts=0)
+        code = {name: provenance[name] for name in ("commit", "dirty", "kvlab", "versions")}
+        identity = {
+            **code,
+            "kernels": provenance["kernels"],
+            "training": self.store.training_seal(self.trial.training_id),
+        }
+        folder = self.store.trial_directory(self.trial.id) / "partial"
+        return PartialResults(folder, identity, self.log, self.fence)
 
     def report_and_check_stop(self, update: ProgressUpdate) -> None:
         """Report, and check for a stop, except in training, which writes a checkpoint first."""

@@ -22,6 +22,7 @@ from kvlab.layout.gpu_sharing import allocator_share, start_mps
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import ProgressUpdate
+from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
 from kvlab.train.tensor_files import load_final_weights
@@ -84,7 +85,7 @@ class TorchTrainable:
             trial, self._dataset, directory, self._device, self._report, yield_or_stop, fence
         )
 
-    def measure(self, directory: Path) -> TrialMeasurements:
+    def measure(self, directory: Path, kept: PartialResults) -> TrialMeasurements:
         training = load_training_record(directory)
         if training is None:  # moved aside since, as another trial has found it damaged
             raise RecordDamaged(f"{directory / 'training.json'} is missing")
@@ -93,7 +94,10 @@ class TorchTrainable:
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
         report, dataset = self._report_evaluation, self._dataset
-        evaluation = evaluate(model, dataset, experiment, device=self._device, on_progress=report)
+        with kept.open(self._machine) as done:
+            evaluation = evaluate(
+                model, dataset, experiment, device=self._device, on_progress=report, kept=done
+            )
         tasks = run_tasks(
             OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer),
             experiment.evaluation.lm_eval,

@@ -1,10 +1,12 @@
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kvlab.benchmark import peak_memory
 from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.measures import decode_memory
 from kvlab.benchmark.measures.decode_memory import (
@@ -101,6 +103,67 @@ def test_small_pieces_that_were_freed_before_are_counted_again():
     grown = growth(lambda: [bytearray(b"x" * 20_000) for _ in range(5000)])
     # other tests leave holes of less than a page between pieces, which are used again
     assert 98_000_000 <= grown < 105_000_000
+
+
+class FakeMatrix:
+    def __matmul__(self, _other):
+        """What it allocates is in `FakeAllocator.use_stream`."""
+
+
+class FakeAllocator:
+    """Bytes that are allocated on a device; cuBLAS keeps 32 for each stream that it has seen."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.peak = 0
+        self.streams, self.stream = set(), "default"
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
+        monkeypatch.setattr(peak_memory, "capture_stream", lambda _device: "capture")
+        monkeypatch.setattr(torch, "ones", lambda *_a, **_k: FakeMatrix())
+        for name, fake in {
+            "current_stream": lambda _device: "default", "stream": self.use_stream,
+            "synchronize": lambda _device: None, "empty_cache": lambda: None,
+            "reset_peak_memory_stats": lambda _device: setattr(self, "peak", self.now),
+            **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda _device: self.now),
+            **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda _d: self.peak),
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    @contextmanager
+    def use_stream(self, stream):
+        self.stream = stream
+        self.multiply()
+        yield
+
+    def add(self, count):
+        self.now += count
+        self.peak = max(self.peak, self.now)
+
+    def multiply(self):
+        if self.stream not in self.streams:
+            self.streams.add(self.stream)
+            self.add(32)
+
+    def clear(self):
+        self.now -= 32 * len(self.streams)
+        self.streams = set()
+
+
+@pytest.mark.parametrize("seen", [(), ("default",), ("default", "capture", "of another trial")])
+def test_workspaces_of_cublas_are_no_activations(seen, monkeypatch):
+    """Whatever ran before; but a process that is given memory needs them, too."""
+    cuda = FakeAllocator(monkeypatch)
+    for cuda.stream in seen:
+        cuda.multiply()
+
+    def work():
+        for cuda.stream in ("default", "capture"):
+            cuda.multiply()
+            cuda.add(5)
+            cuda.add(-5)
+
+    device = torch.device("cuda")
+    assert measure_peak_memory(device, work).growth == 5
+    assert measure_peak_memory(device, work, reserved=True).growth == 64 + 5
 
 
 def test_peaks_differ_by_the_caches(monkeypatch):

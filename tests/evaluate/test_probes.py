@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from kvlab.data.batches import spread_windows
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import measure_probes
+from kvlab.evaluate.forward_passes import keep_nothing
 from kvlab.evaluate.probes import (
     make_needle_rows,
     make_recall_rows,
@@ -101,7 +102,7 @@ def test_probes_are_measured_as_asked(position, served):
 
     def progress(note, tokens):  # noqa: ARG001
         counted.append(-tokens)
-        return counted.append
+        return SimpleNamespace(advance=counted.append, keep=keep_nothing)
 
     measurements, _ = measure_probes(GPT(of.model), TEXT, of, progress)
     assert set(measurements) <= set(METRICS)

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from kvlab.evaluate import forward_passes
+from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
 from kvlab.model.generate import StaticDecoder, prefill
@@ -44,8 +44,11 @@ def greedy_pair(context, count):
 
 @pytest.mark.parametrize("rows", [4, 64])
 def test_the_step_that_is_scored_is_the_compiled_one_and_of_one_size(rows, monkeypatch):
-    """It is compiled anew for each size of its cache. Padded rows and texts change no score."""
-    sizes = watch_compiled_steps(monkeypatch)
+    """It is compiled, and on CUDA captured, once. Padded rows and texts change no score."""
+    sizes, decoders = watch_compiled_steps(monkeypatch), []
+    monkeypatch.setattr(
+        scoring, "StaticDecoder", lambda *a, **k: decoders.append(1) or StaticDecoder(*a, **k)
+    )
     monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", rows)
     targets = [by_hand(*pair)[0] for pair in some_pairs()]
     done = []
@@ -54,6 +57,7 @@ def test_the_step_that_is_scored_is_the_compiled_one_and_of_one_size(rows, monke
     longest = 22 + 24 - 1  # the longest context and ending that are left of 25 tokens
     assert sizes == {(min(rows, len(targets)), longest)}
     assert sum(done) == len(targets)
+    assert len(decoders) == 1
 
 
 @pytest.mark.parametrize("serving", [None, ServingConfig()])

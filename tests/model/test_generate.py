@@ -1,8 +1,6 @@
 """Generation: cached equals uncached, sampling follows its distribution, rows end apart."""
 
-import itertools
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,46 +171,19 @@ def test_a_step_follows_its_cache(model, decoder):
                 assert (actual - model(whole)[:, -1]).abs().max() < 1e-10
 
 
-def test_a_compiled_step_has_one_graph(model, monkeypatch, traced_steps):
-    """It reads all entries, or where the kernel of codes runs those in use."""
+def test_a_cache_has_one_graph(model, monkeypatch, traced_steps):
+    """It reads all entries, or where the kernel of one token's attention runs those in use."""
     cuda = FakeCuda(monkeypatch)
     with torch.inference_mode():
         cache = model.new_cache(1, 2000)
         prefill(model, torch.tensor([[1, 2]]), cache)
-        decoder = generation.GraphDecoder(model, cache, compiles=True)
-        assert decoder.count_read_slots(3) == 2 * 2000 + 4 * 7
-        eager = generation.GraphDecoder(model, cache)
-    assert decoder._kernels == eager._kernels
-    assert len(decoder._graphs) == len(traced_steps) == 1
-    assert len(eager._graphs) == generation.READ_LENGTHS
-    assert cuda.log.count("replay") == 1 + generation.READ_LENGTHS
-
-
-def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monkeypatch):
-    assert generation.list_read_lengths(0, 8) == [8]
-    assert generation.list_read_lengths(0, 1024) == [256, 512, 768, 1024]
-    assert generation.list_read_lengths(512, 1000) == [768, 1000]
-    assert len(generation.list_read_lengths(0, 10**5)) == 8
-    cuda = FakeCuda(monkeypatch)
-    monkeypatch.setattr(generation, "MIN_READ_LENGTH", 3)
-    read, compute = [], StaticDecoder.compute
-    monkeypatch.setattr(StaticDecoder, "compute", lambda d, n: read.append(n) or compute(d, n))
-    graphs = itertools.count()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(
-        pool=lambda: None, replay=partial(cuda.log.append, next(graphs))))  # fmt: skip
-    with torch.inference_mode():
-        cache = model.new_cache(1, 8)
-        prefill(model, torch.tensor([[1, 2]]), cache)
-        decoder = generation.GraphDecoder(model, cache)
-        assert sorted(set(read)) == [3, 6, 8]
-        cuda.log.clear()
-        assert decoder.count_read_slots(3) == 2 * 6 + 4 * 6, "two global layers, and rings of 7"
-        assert decoder.count_read_slots(7) == 2 * 8 + 4 * 7
-        decoder._kernels = {DECODE_KERNEL}  # which reads what is in use
-        assert decoder.count_read_slots(3) == 6 * 4
-        outputs = [decoder(torch.tensor([token])) for token in range(6)]
-    assert cuda.log == [0, 1, 1, 1, 2, 2]
-    assert len(set(map(id, outputs))) == 1, "all graphs have one output"
+        decoders = [generation.GraphDecoder(model, cache, compiles=one) for one in (True, False)]
+        for decoder in decoders:
+            assert decoder.count_read_slots(3) == 2 * 2000 + 4 * 7
+            decoder._kernels = {DECODE_KERNEL}
+            assert decoder.count_read_slots(3) == 6 * 4
+    assert len(traced_steps) == 1
+    assert cuda.log == [*cuda.streams, "replay"] * 2
 
 
 def test_a_prefill_in_slices_is_the_same(model, monkeypatch):

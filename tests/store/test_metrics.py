@@ -20,8 +20,8 @@ class TestMetrics(MetricContract):
 
 
 class TrainableWithToyMetric(StubTrainable):
-    def measure(self, directory):
-        measured = super().measure(directory)
+    def measure(self, directory, kept):
+        measured = super().measure(directory, kept)
         return replace(measured, measurements={**measured.measurements, "toy": 2.5})
 
 

@@ -93,7 +93,7 @@ class StubTrainable:
         files = {name: seal_file(directory / name) for name in ("config.json", FINAL_WEIGHTS)}
         write_sealed_json(directory / "training.json", {"files": files}, fence=fence)
 
-    def measure(self, directory):
+    def measure(self, directory, kept):  # noqa: ARG002
         self.act("measure", 0)
         self.report({"stage": "evaluation"})
         path = directory / "final" / "model.safetensors"

@@ -124,8 +124,8 @@ def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
 )
 def test_a_result_that_cannot_be_recorded_is_a_failure_with_its_traceback(store, trial, wrong):
     class Wrong(StubTrainable):
-        def measure(self, directory):
-            return replace(super().measure(directory), **wrong)
+        def measure(self, directory, kept):
+            return replace(super().measure(directory, kept), **wrong)
 
     assert run(trial, store, Wrong) == "failed"
     error = store.result(trial.id)["error"]
