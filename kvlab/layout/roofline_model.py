@@ -102,12 +102,7 @@ def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | Non
     layout = layout or KVLayout.of(model)
     attention = 0
     for layer, plan in zip(model.layers, layout.plans, strict=True):
-        if layer.kv == "latent":
-            per_key = 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
-        else:
-            rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
-            per_key = 4 * layer.out_width + rotation
-        attention += per_key * plan.count_seen(context_length)
+        attention += layer.kv_form.flops_per_key(layer) * plan.count_seen(context_length)
     return 2 * _decoding_weights(model, layout) + attention
 
 

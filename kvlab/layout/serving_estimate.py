@@ -14,7 +14,6 @@ from kvlab.sharing import KIND_NAMES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.flops import forward_flops, parameter_count
-from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESET_NOTES, PRESETS
 from kvlab.spec.validation_errors import list_field_errors
@@ -158,17 +157,11 @@ def _rescale_kv_heads(model: ModelConfig, n_kv_head: int, target: ModelConfig) -
 
 def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:
     """Return the fields that say what a token of the target stores."""
-    if model.kv == "separate":
-        return {}
-    fields: dict[str, Any] = {"kv": model.kv}
-    if isinstance(model.kv, LatentKV):
-        sizes = {name: size for name, size in model.kv.model_dump().items() if size}
-        groups = sizes.pop("groups")
-        if any(size * target.head_dim % model.head_dim for size in sizes.values()):
-            text = f"heads of {target.head_dim} instead of {model.head_dim}"
-            raise RescaleError(f"its latents do not scale to {text}")
-        scaled = {name: n * target.head_dim // model.head_dim for name, n in sizes.items()}
-        fields["kv"] = {**scaled, "groups": groups}
-    if model.kv != "tied" and model.position_scheme.is_rotary:
+    form = model.kv_form.rescale(model.head_dim, target.head_dim)
+    if form is None:
+        text = f"heads of {target.head_dim} instead of {model.head_dim}"
+        raise RescaleError(f"its latents do not scale to {text}")
+    fields: dict[str, Any] = {"kv": model.kv if isinstance(model.kv, str) else form}
+    if form.shares_rotary_key and model.position_scheme.is_rotary:
         fields["position"] = model.position
     return fields

@@ -181,6 +181,6 @@ class TokenSlot(SlotPlan):
                 unit = "scales" if count else "scale"
                 vector = f"({vector} + {count}{stored.scale_bytes} for the {unit})"
             parts.append(f"{format_count(part.count, part.name)} x {vector}")
-        if self.layer.kv == "separate":
+        if len(parts) == 2 and parts[0] == parts[1]:
             return f"2 (K, V) x {parts[0]}"
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"

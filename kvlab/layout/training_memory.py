@@ -57,7 +57,7 @@ def activation_bytes(experiment: Experiment) -> int:
     values = model.n_layer * (residual_values + model.mlp_matrices * model.ffn_dim)
     for layer in model.layers:  # q, k, v, the output, and what they are made from
         values += 2 * (layer.q_width + layer.out_width) + layer.query_dim
-        values += 0 if layer.kv == "separate" else layer.store_width
+        values += 0 if layer.kv_form.stores_keys else layer.store_width
         if layer.has_qk_norm:
             values += layer.q_width + layer.n_kv_head * layer.head_dim
     if kv.identity(model):

@@ -3,7 +3,7 @@
 
 Multi-head, grouped-query and multi-query attention are one class with ``n_kv_head``. Local and
 global layers differ in ``window``. A layer that shares another layer's K/V does not write its own.
-`VIEWS` has the ways to read K and V from what a token stores.
+The classes at the end read K and V from what a token stores; `kvlab.spec.kv_forms` names them.
 
 Shapes: B rows, C tokens of this pass, P past tokens, H heads, Hkv K/V heads or latents, D head_dim,
 Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
@@ -12,6 +12,7 @@ Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 import math
 from collections.abc import Callable
 from functools import partial
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,8 @@ class Attention(nn.Module):
         self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
         self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if self.config.has_sink else None
-        self.kv = VIEWS[self.config.kv](self.config, owns_kv, config.norm_eps)
+        view: type[SeparateKV] = resolve_name(self.config.kv_form.view)
+        self.kv = view(self.config, owns_kv, config.norm_eps)
 
     def forward(
         self, x: Tensor, attention_pass: AttentionPass, rotation: PassRotation | None
@@ -221,9 +223,9 @@ class LatentKV(SeparateKV):
 
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
         super().__init__(layer, owns_kv, norm_eps)
-        self.layer = layer
-        self.norm = InputDtypeNorm(layer.latent_dim, eps=norm_eps) if owns_kv else None
-        self.up = Linear(layer.latent_dim, 2 * layer.out_width, bias=False)
+        self.layer, self.latent_dim = layer, layer.stored[0].size
+        self.norm = InputDtypeNorm(self.latent_dim, eps=norm_eps) if owns_kv else None
+        self.up = Linear(self.latent_dim, 2 * layer.out_width, bias=False)
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
         assert self.norm is not None, "a consumer stores nothing"
@@ -241,7 +243,7 @@ class LatentKV(SeparateKV):
 
         In training it never does, since there are as many queries as keys.
         """
-        head_dim, latent_dim = self.layer.head_dim, self.layer.latent_dim
+        head_dim, latent_dim = self.layer.head_dim, self.latent_dim
         # FLOPs of one head; work that both ways share is left out
         expanded = keys * 2 * head_dim * latent_dim + queries * keys * 2 * head_dim
         absorbed = queries * 2 * head_dim * latent_dim + queries * keys * 2 * latent_dim
@@ -283,12 +285,3 @@ class LatentKV(SeparateKV):
         y = attend(joined_q, Keys(latents, shared=shared), latents)
         y = torch.einsum("bghcl,ghdl->bghcd", y.reshape(*by_group, latent_dim), up[:, 1])
         return y.flatten(1, 2)
-
-
-VIEWS: dict[str, type[SeparateKV]] = {
-    "separate": SeparateKV,
-    "tied": TiedKV,
-    "grouped_tied": GroupedTiedKV,
-    "latent": LatentKV,
-}
-"""`LayerConfig.kv` -> how K and V are views of what is stored."""

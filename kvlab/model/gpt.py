@@ -327,7 +327,7 @@ class GPT(nn.Module):
             if name.endswith("qkv.weight"):
                 attention = self.get_submodule(name.removesuffix(".qkv.weight"))
                 assert isinstance(attention, Attention)
-                names = ("q", *_PART_NAMES[attention.config.kv])  # a latent may have no rotary key
+                names = ("q", *attention.config.kv_form.parts)  # a latent may have no rotary key
                 widths = attention.widths if attention.store_width else attention.widths[:1]
                 rows = torch.split(parameter, widths)
                 parts = {f"{name}.{part}": own for part, own in zip(names, rows, strict=False)}
@@ -374,12 +374,3 @@ def check_positions(config: ModelConfig, length: int, remedy: str) -> None:
     if config.position_scheme.has_embedding and length > config.block_size:
         text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
         raise ValueError(f"{text} positions; {remedy}")
-
-
-_PART_NAMES = {
-    "separate": ("k", "v"),
-    "tied": ("v",),
-    "grouped_tied": ("v", "rotary_key"),
-    "latent": ("latent", "rotary_key"),
-}
-"""`LayerConfig.kv` -> the names of what a token stores, which seed its rows of ``qkv``."""

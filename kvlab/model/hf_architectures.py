@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kvlab.model import hf_conversion as hf
 from kvlab.model.hf_conversion import Architecture, WeightMapping
-from kvlab.spec.layer_config import LatentKV
+from kvlab.spec.kv_forms import LatentKV
 from kvlab.spec.model_config import ModelConfig
 
 _PLAIN = {

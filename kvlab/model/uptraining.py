@@ -108,11 +108,11 @@ def _initialize_qkv(
     reason = ""
     if len(stored) > 1:
         reason = "the source's K/V heads differ between layers"
-    elif trained.kv != own.kv:
-        reason = f"the source stores its K/V as {trained.kv}, not {own.kv}"
+    elif trained.kv_form.name != own.kv_form.name:
+        reason = f"the source stores its K/V as {trained.kv_form.name}, not {own.kv_form.name}"
     elif trained.n_kv_head % own.n_kv_head:
         reason = f"{trained.n_kv_head} K/V heads do not pool into {own.n_kv_head}"
-    elif trained.kv == "latent" and trained.stored != own.stored:
+    elif trained.kv_form.name == "latent" and trained.stored != own.stored:
         reason = "the source's latents differ"
     if reason:
         conversion.fresh[f"{name}[{q_width}:]"] = reason

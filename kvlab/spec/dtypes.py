@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvlab.spec.spec_model import Problems, join_or
 
 if TYPE_CHECKING:
-    from kvlab.spec.layer_config import StoredVectors
+    from kvlab.spec.kv_forms import StoredVectors
     from kvlab.spec.model_config import ModelConfig
 
 SCALE_BYTES = 2
@@ -153,7 +153,7 @@ class BlockRule:
     def find_problems(self, model: "ModelConfig", section: str) -> Iterator[str]:
         """Yield why K and V of ``model`` cannot be quantized in blocks, or would never be."""
         longest = min(max(n.window or model.block_size for n in model.layers), model.block_size)
-        if model.kv != "separate":
+        if not model.kv_form.stores_keys:
             text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
             yield f"{text}; use int4 or int8 for what both are views of"
         elif model.sink_tokens:

@@ -25,10 +25,10 @@ def parameter_count(model: ModelConfig) -> int:
     total = embeddings + norm + model.n_layer * (mlp + model.norms_per_layer * norm)
     for layer, owner in enumerate(model.kv_owners):
         config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
-        total += model.n_embd * (outputs + config.out_width) + config.up_weights
+        total += model.n_embd * (outputs + config.out_width) + config.kv_form.up_weights(config)
         total += outputs + model.n_embd if model.bias else 0
         # weights of norms, and sinks
-        total += config.query_dim + (config.latent_dim if owner == layer else 0)
+        total += config.query_dim + (config.kv_form.norm_weights() if owner == layer else 0)
         total += config.head_dim * (1 + (owner == layer)) if config.has_qk_norm else 0
         total += config.n_head if config.has_sink else 0
     return total
@@ -73,7 +73,7 @@ def matrix_weights(model: ModelConfig) -> int:
     for layer, owner in enumerate(model.kv_owners):
         config = model.layers[layer]
         total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)
-        total += config.up_weights
+        total += config.kv_form.up_weights(config)
         total += model.n_embd * model.ffn_dim * model.mlp_matrices
     return total
 

@@ -4,13 +4,13 @@
 byte arithmetic, the FLOPs, the cache and the model read it. Also the table of position schemes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, WrapValidator
+from pydantic import Field
 
 from kvlab.spec import spec_model as spec
+from kvlab.spec.kv_forms import KVForm, StoredVectors
 
 
 @dataclass(frozen=True)
@@ -101,52 +101,6 @@ class LayerKind(spec.SpecModel):
     Unit: tokens. Default: `model.window` in `local`; elsewhere all before it. Example: 128"""
 
 
-KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
-"""How K and V come from what a token stores; see `LayerConfig.stored`."""
-
-
-class LatentKV(spec.SpecModel):
-    """`model.kv` as a map: multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434).
-
-    A token stores one latent vector, after an RMS norm of its own, and one rotary key that all
-    heads share. Every head's K and V are linear maps of the latent. With ``groups`` above 1 it is
-    grouped latent attention (GLA, arXiv 2505.21487): each group of heads has a latent.
-    """
-
-    latent: spec.PositiveInt
-    """Numbers of a latent vector. Unit: numbers. Example: 64, rotary: 16"""
-    rotary: spec.NonNegativeInt = 0
-    """Numbers of the rotary key that all heads share; above 0 if and only if position is rope.
-    Unit: numbers. Example: 16, latent: 64"""
-    groups: spec.PositiveInt = 1
-    """Latent vectors a token, each for n_head / groups of the heads.
-    Unit: vectors. Example: 2, latent: 64, rotary: 16"""
-    query: spec.PositiveInt | None = None
-    """Numbers of the vector that a token's queries are mapped from, after an RMS norm of its own.
-    It is not stored; it saves weights.
-    Unit: numbers. Default: queries are projected directly. Example: 96, latent: 64, rotary: 16"""
-
-
-def _validate_kv(value: Any, handler: Callable[[Any], Any]) -> Any:
-    """Validate a mapping as latent attention: an error is about one of its keys."""
-    is_latent = isinstance(value, dict | LatentKV)
-    return LatentKV.model_validate(value) if is_latent else handler(value)
-
-
-KVField = Annotated[
-    Literal["separate", "tied", "grouped_tied"] | LatentKV, WrapValidator(_validate_kv)
-]
-
-
-@dataclass(frozen=True)
-class StoredVectors:
-    """One part of what a token stores in a layer: ``count`` vectors of ``size`` numbers."""
-
-    count: int
-    size: int
-    name: str = "head"
-
-
 @dataclass(frozen=True)
 class LayerConfig:
     """The attention of one layer.
@@ -158,10 +112,7 @@ class LayerConfig:
         head_dim: numbers of one head of V, and of Q and K without what they have beside V.
         window: tokens that a token sees, itself included; None for all before it.
         rotary_dim: the leading dimensions of a head of Q and K that are rotated; 0 for none.
-        kv: how K and V come from what is stored; see `stored`.
-        latent_dim: numbers of a latent vector; 0 without latent attention.
-        query_dim: numbers of the vector that queries are mapped from; 0 if they are projected
-            directly.
+        kv_form: how K and V come from what is stored.
         has_sink: a learned logit of each query head joins the denominator of its softmax.
         sink_tokens: the first tokens, which are seen beside the window; 0 without a window.
         has_qk_norm: queries and keys have an RMS norm each, before they are rotated.
@@ -176,9 +127,7 @@ class LayerConfig:
     window: int | None
     rotary_dim: int
     rope_theta: float
-    kv: KVForm = "separate"
-    latent_dim: int = 0
-    query_dim: int = 0
+    kv_form: KVForm
     has_sink: bool = False
     sink_tokens: int = 0
     rope_scaling: RopeScaling | None = None
@@ -194,7 +143,7 @@ class LayerConfig:
     @property
     def rotary_share(self) -> float:
         """The part of a head, or of the key that all heads share, that is rotated."""
-        if self.kv in ("latent", "grouped_tied"):
+        if self.kv_form.shares_rotary_key:
             return float(self.rotary_dim > 0)
         return self.rotary_dim / self.head_dim
 
@@ -202,6 +151,11 @@ class LayerConfig:
     def q_width(self) -> int:
         """Numbers of all query heads of a token."""
         return self.n_head * self.key_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of the vector that queries are mapped from; 0 if they are projected directly."""
+        return self.kv_form.query_dim()
 
     @property
     def q_rows(self) -> int:
@@ -215,38 +169,18 @@ class LayerConfig:
 
     @property
     def key_dim(self) -> int:
-        """Numbers of one head of Q and K. Those of latent attention have the rotary key beside."""
-        return self.head_dim + (self.rotary_dim if self.kv == "latent" else 0)
+        """Numbers of one head of Q and K."""
+        return self.kv_form.key_dim(self)
 
     @property
     def stored(self) -> tuple[StoredVectors, ...]:
-        """What one token stores in the layer's cache slot.
-
-        separate: K and V. tied: one tensor that is V, and rotated when it is read, K.
-        grouped_tied: one tensor that is V, whose first half is half of K, and a rotary key for
-        all heads, which is the other half (GTA, arXiv 2505.21487). latent: a latent vector for
-        each group, from which K and V are mapped, and a rotary key for all heads.
-        """
-        heads = StoredVectors(self.n_kv_head, self.head_dim)
-        if self.kv == "separate":
-            return heads, heads
-        if self.kv == "tied":
-            return (heads,)
-        if self.kv == "grouped_tied":
-            return heads, StoredVectors(1, self.rotary_dim, "rotary key")
-        latent = StoredVectors(self.n_kv_head, self.latent_dim, "latent")
-        rotary = StoredVectors(1, self.rotary_dim, "rotary key")
-        return (latent, rotary) if self.rotary_dim else (latent,)
+        """What one token stores in the layer's cache slot."""
+        return self.kv_form.stored(self)
 
     @property
     def store_width(self) -> int:
         """Numbers that one token stores, as the layer's projections give them."""
         return sum(part.count * part.size for part in self.stored)
-
-    @property
-    def up_weights(self) -> int:
-        """Weights that map latents to every head's K and V, and to queries."""
-        return 2 * self.out_width * self.latent_dim + self.query_dim * self.q_width
 
     def visible_tokens(self, tokens: int) -> int:
         """Return how many of ``tokens`` the last one sees; its slot holds as many."""

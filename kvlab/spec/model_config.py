@@ -13,6 +13,7 @@ from kvlab.humanize import suggest_name
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
+from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
 from kvlab.spec.presets import PRESETS
 
 
@@ -153,7 +154,7 @@ class ModelConfig(spec.SpecModel):
     ] = "none"
     """Example: 'adjacent:2'"""
 
-    kv: layer_config.KVField = "separate"
+    kv: KVField = "separate"
     """What a token stores: K and V (separate), one tensor that is both (tied), one tensor that is V
     and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
     mapped from (a map; MLA and GLA).
@@ -173,6 +174,11 @@ class ModelConfig(spec.SpecModel):
     def position_scheme(self) -> layer_config.PositionScheme:
         """The entry of ``position`` in `POSITIONS`."""
         return layer_config.POSITIONS[self.position]
+
+    @property
+    def kv_form(self) -> KVForm:
+        """How K and V come from what a token stores."""
+        return NAMED_FORMS[self.kv] if isinstance(self.kv, str) else self.kv
 
     @property
     def mlp_matrices(self) -> int:
@@ -215,31 +221,24 @@ class ModelConfig(spec.SpecModel):
         return built_in | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
 
     def _resolve_layer(self, kind: str) -> layer_config.LayerConfig:
-        kv, (_, own) = self.kv, self.kind_settings[kind]
-        latent = kv if isinstance(kv, layer_config.LatentKV) else None
+        form, (_, own) = self.kv_form, self.kind_settings[kind]
         head_dim = own.head_dim or self.head_dim
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
         scheme = layer_config.POSITIONS[position]
-        rotary_dim = round(share * head_dim) if scheme.is_rotary else 0
-        is_none = scheme.is_rotary and not rotary_dim
-        if latent is not None:
-            rotary_dim = latent.rotary
-        elif kv == "grouped_tied":
-            rotary_dim = head_dim // 2
+        is_none = scheme.is_rotary and not round(share * head_dim)
+        rotary_dim = form.rotated_dims(head_dim, share if scheme.is_rotary else 0.0)
         window = own.window or (self.window if kind == "L" else None)
         return layer_config.LayerConfig(
             kind=kind,
             position="none" if is_none else position,
             n_head=self.n_head,
-            n_kv_head=(own.n_kv_head or self.n_kv_head) if latent is None else latent.groups,
+            n_kv_head=form.count_heads(own.n_kv_head or self.n_kv_head),
             head_dim=head_dim,
             window=window,
             rotary_dim=rotary_dim,
             rope_theta=own.rope_theta or self.rope_theta,
-            kv="latent" if isinstance(kv, layer_config.LatentKV) else kv,
-            latent_dim=0 if latent is None else latent.latent,
-            query_dim=0 if latent is None else latent.query or 0,
+            kv_form=form,
             has_sink=self.sink == "learned",
             sink_tokens=0 if window is None else self.sink_tokens,
             rope_scaling=(own.rope_scaling or self.rope_scaling) if rotary_dim else None,
@@ -255,7 +254,7 @@ class ModelConfig(spec.SpecModel):
         counts |= {f"{key}.n_kv_head": own.n_kv_head for key, own in self.kind_settings.values()}
         for key, count in counts.items():
             if count is not None and self.n_head % count:
-                yield key, self._describe_divisors()
+                yield key, self.describe_divisors()
         if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
             text = f"is not a multiple of n_head = {self.n_head}"
             yield "n_embd", f"{text}; change one, or set head_dim"
@@ -271,7 +270,10 @@ class ModelConfig(spec.SpecModel):
             pattern = re.sub("^G+$", "GLLLLL", self.attention_pattern)
             text = f"needs local layers, and attention_pattern {self.attention_pattern} gives none"
             yield "window", f"{text} on {self.n_layer} layers; use one such as {pattern}"
-        yield from self._find_kv_problems()
+        if self.qk_norm and not self.kv_form.stores_keys:
+            text = "normalizes what is stored, which is V, too, under this kv"
+            yield "qk_norm", f"{text}; use kv: separate, or leave it out"
+        yield from self.kv_form.find_problems(self)
         try:
             owner_map(self.kv_sharing, self.layer_kinds)
         except SharingError as error:
@@ -291,7 +293,8 @@ class ModelConfig(spec.SpecModel):
                 text = f"is of layers {kind}, and attention_pattern {self.attention_pattern}"
                 yield field, f"{text} has none; use one such as G{kind}, or leave it out"
 
-    def _describe_divisors(self) -> str:
+    def describe_divisors(self) -> str:
+        """Return which numbers of K/V heads, or of groups of heads, there may be."""
         divisors = [n for n in range(1, min(self.n_head, 4096) + 1) if self.n_head % n == 0]
         return f"does not divide n_head = {self.n_head}; use {spec.join_or(divisors)}"
 
@@ -332,41 +335,6 @@ class ModelConfig(spec.SpecModel):
             hint = f"use {nearest} / {layer.head_dim} = {nearest / layer.head_dim:.6g}"
             text = f"gives {rotated:.6g} of head_dim = {layer.head_dim}, and pairs rotate; {hint}"
             yield place("rotary_share"), text
-
-    def _find_kv_problems(self) -> spec.Problems:
-        is_rotary = self.position_scheme.is_rotary
-        if self.qk_norm and self.kv != "separate":
-            text = "normalizes what is stored, which is V, too, under this kv"
-            yield "qk_norm", f"{text}; use kv: separate, or leave it out"
-        if self.kv in ("separate", "tied"):
-            return
-        # settings of heads have no meaning where all heads share a rotary key
-        if self.rotary_share != 1:
-            yield "rotary_share", "has no meaning beside this kv, whose shared key rotates; drop it"
-        fixed = ["position", "rotary_share"]
-        fixed += ["n_kv_head"] if isinstance(self.kv, layer_config.LatentKV) else []
-        for key, own in self.kind_settings.values():
-            for name in fixed:
-                if getattr(own, name) is not None:
-                    yield f"{key}.{name}", "is the same in all layers under this kv; leave it out"
-        if self.kv == "grouped_tied":
-            if not is_rotary:
-                yield "kv", f"needs position: rope, not {self.position}; use tied instead"
-            for head_dim in sorted({layer.head_dim for layer in self.layers if layer.head_dim % 4}):
-                text = f"needs a head_dim that is a multiple of 4, not {head_dim}"
-                yield "kv", f"{text}: half of it is rotated in pairs"
-        if not isinstance(self.kv, layer_config.LatentKV):
-            return
-        if self.n_kv_head != self.n_head:
-            text = f"has no meaning beside kv.latent, so it must be n_head = {self.n_head}"
-            yield "n_kv_head", f"{text}; use kv.groups, or leave it out"
-        if self.n_head % self.kv.groups:
-            yield "kv.groups", self._describe_divisors()
-        if is_rotary and (self.kv.rotary == 0 or self.kv.rotary % 2):
-            text = f"is not an even number above 0; {self.position} rotates pairs of this key alone"
-            yield "kv.rotary", f"{text}, so use one such as {2 * -(-self.head_dim // 4)}"
-        if not is_rotary and self.kv.rotary:
-            yield "kv.rotary", f"needs position: rope, not {self.position}; leave it out"
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

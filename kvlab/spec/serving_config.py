@@ -252,7 +252,7 @@ class ServingConfig(SpecModel):
         elif self.evict.prompt is not None and self.evict.prompt >= model.block_size:
             text = f"leaves no token of block_size = {model.block_size} to decode after it"
             yield "serving.evict.prompt", f"{text}; use less"
-        elif self.evict.by != "recency" and model.kv != "separate":
+        elif self.evict.by != "recency" and not model.kv_form.stores_keys:
             text = "ranks tokens by stored keys, so it needs model.kv: separate"
             yield "serving.evict.by", f"{text}; use recency"
         elif self.evict.by != "recency" and shared:

@@ -6,12 +6,13 @@ import torch
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.layout.serving_estimate import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
-from kvlab.model.attention import VIEWS
+from kvlab.model.attention import SeparateKV
 from kvlab.model.attention_backends import scaled_dot_product
-from kvlab.model.decode_attention import Keys
+from kvlab.model.decode_attention import Keys, decode_stored
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
 from kvlab.model.rope import apply_rope, make_rope_table
-from kvlab.spec import ModelConfig, load_served_model
+from kvlab.spec import ModelConfig, ServingConfig, load_served_model
+from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
@@ -39,7 +40,6 @@ def config(form, **more):
 
 @pytest.mark.parametrize("form", NUMBERS)
 def test_a_token_stores_as_many_numbers_as_the_papers_say(form):
-    assert {config(form).layers[0].kv for form in FORMS} == set(VIEWS)
     layout = KVLayout.of(config(form))
     assert layout.plans[0].token_bytes("float32") == 4 * NUMBERS[form]
 
@@ -73,6 +73,46 @@ def test_queries_start_equal_and_one_tensor_for_k_and_v_starts_as_v():
     assert torch.equal(ours[32:], theirs[48:])
 
 
+class MirroredKV(SeparateKV):
+    """K is minus V, and V is stored."""
+
+    def store(self, parts, rope):  # noqa: ARG002
+        return parts
+
+    def attend(self, q, parts, rope, attend):  # noqa: ARG002
+        values = decode_stored(parts[0], q.dtype)
+        return attend(q, Keys(-values), values)
+
+
+class MirroredForm(KVForm):
+    name, view, parts = "mirrored", f"{__name__}:MirroredKV", ("v",)
+
+    def stored(self, layer):
+        return (StoredVectors(layer.n_kv_head, layer.head_dim),)
+
+
+@pytest.mark.parametrize(
+    "serving",
+    [{}, {"kv_dtype": "int8"}, {"kv_dtype": "int4"}, {"tie": "adjacent:2"}, {"evict": {"keep": 9}}],
+    ids=str,
+)
+def test_a_form_defined_elsewhere_has_bytes_rings_ties_and_formats(monkeypatch, serving):
+    monkeypatch.setitem(NAMED_FORMS, "mirrored", MirroredForm())
+    shape = config("separate", position="none").model_copy(update={"kv": "mirrored"})
+    how = ServingConfig(**serving)
+    model = random_model(shape, std=0.3)
+    tokens = torch.randint(0, 41, (2, 20), generator=torch.Generator().manual_seed(2))
+    caches = [model.new_cache(2, 20, how) for _ in range(2)]
+    assert caches[0].nbytes == KVLayout.of(shape, how).stored_bytes(2, 20, "float64")
+    with torch.inference_mode():
+        at_once = [model(tokens[:, i : i + 1], cache=caches[0]) for i in range(20)]
+        split = [model(part, cache=caches[1]) for part in tokens.split([7, 1, 12], 1)]
+        if not serving:
+            assert (torch.cat(at_once, 1) - model(tokens)).abs().max() < 1e-10
+    if "tie" not in serving:  # under which a layer reads its own K/V of a pass
+        assert (torch.cat(at_once, 1) - torch.cat(split, 1)).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_flops_count_every_weight_and_every_pair(form):
     shape = config(form, tie_embeddings=True, n_layer=2, attention_pattern="G", window=None,
@@ -82,7 +122,8 @@ def test_flops_count_every_weight_and_every_pair(form):
     weights = sum(p.numel() for name, p in model.named_parameters()
                   if p.dim() == 2 and "position" not in name)  # fmt: skip
     layer, tokens = shape.layers[0], 50
-    latent, rotary = layer.latent_dim, layer.rotary_dim if layer.latent_dim else 0
+    is_latent = layer.kv_form.name == "latent"
+    latent, rotary = (layer.kv_form.latent, layer.kv_form.rotary) if is_latent else (0, 0)
     pairs = 2 * 4 * 2 * (8 + rotary + 8) * tokens
     assert forward_flops(shape, tokens) == tokens * (2 * weights + pairs)
     if latent:  # scores with latent and rotary key, then the sum of latents
