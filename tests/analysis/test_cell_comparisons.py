@@ -89,17 +89,3 @@ def test_against_a_plain_reference(decide, together):
             assert found.value == pytest.approx(cells[cell].value)
             low_high = cells[cell].low, cells[cell].high
             assert (found.low, found.high) == pytest.approx(low_high, abs=1e-12)
-
-
-def test_cells_that_diverged_are_not_judged():
-    study = noisy_study(0)
-    lost = {("mqa", "rope", "trained"): 1, ("mha", "rope", "none"): 2}
-    rows = [
-        replace(row, status="diverged") if lost.get(row.levels) == row.seed else row
-        for row in study.rows
-    ]
-    found = Study(study.store, study.sweep, rows).comparisons
-    assert found["mqa", "rope", "trained"].verdict_name == "diverged"
-    assert not found["mqa", "rope", "trained"].has_interval
-    assert found["mqa", "rope", "none"].verdict_name == "baseline diverged"
-    assert found["mqa", "learned", "trained"].verdict_name == "worse"

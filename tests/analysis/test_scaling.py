@@ -76,14 +76,3 @@ def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed
         law.predict(1.01e8)
     with pytest.raises(ValueError, match="one seed has no spread"):
         SizeLaw((1e6, 3e6, 1e7), ((0.1, 0.09, 0.08),)).predict(2e7)
-
-
-def test_two_sizes_one_seed_and_diverged_trainings_are_no_trend(tmp_path):
-    one_seed = trends_of(tmp_path / "one", seeds=(0,))[0]["mqa"]
-    assert (one_seed.verdict, one_seed.is_tested) == ("one seed: not tested", False)
-    two = trends_of(tmp_path / "two", exclude=lambda v: {"large", "mqa"} <= {*v.values()})[0]
-    assert (two["mqa"].verdict, two["mqa"].law) == ("fewer than 3 sizes", None)
-    bad = ({"size": "large", "heads": "mqa", "position": "learned"}, 0)
-    status = lambda *at: "diverged" if at == bad else "done"  # noqa: E731
-    diverged = trends_of(tmp_path / "diverged", status=status)[0]
-    assert (diverged["mqa"].verdict, diverged["mqa"].is_tested) == ("diverged", False)

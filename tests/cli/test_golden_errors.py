@@ -64,6 +64,16 @@ class Later(ServedRecord):
         return found
 
 
+class HexRecord(Record):
+    """A level whose name is the beginning of an id, and another that begins several."""
+
+    def trial(self, levels, seed):
+        found = super().trial(levels, seed)
+        if levels["heads"] == "mha":
+            return f"4e3{seed}{found[4:]}"
+        return f"c{found[1:]}"
+
+
 class MoreOfTheBaseline(Record):
     """As `designs: {one_factor: 4, baseline: 12}`, with seeds that explain nothing."""
 
@@ -79,13 +89,14 @@ class MoreOfTheBaseline(Record):
 def folder(tmp_path_factory):
     """A folder with specs, records, a trained trial and a checkpoint; and that trial."""
     folder = tmp_path_factory.mktemp("golden")
-    for name in FILES:
-        shutil.copy(FOLDER / name, folder)
+    for path in (*(FOLDER / name for name in FILES), *FOLDER.glob("*.jsonl")):
+        shutil.copy(path, folder)
     small, four = {**HEADS, "sharing": ("none", "tied")}, (0, 1, 2, 3)
     more = {"heads": ("mha", "gqa", "mqa", "one")}
     records = {
         "runs": Record(factors=small, seeds=(0, 1)),
         "searched": EVERY_OUTCOME,
+        "hex": HexRecord(factors={"heads": ("mha", "4e30", "4e")}, seeds=(0, 1)),
         "wide": ServedRecord(factors=WIDE, seeds=four),
         "later": Later(factors=WIDE, seeds=(0, 1, 2), effects={"mqa": -0.1}),
         "half": Record(factors=HALF, seeds=four, exclude=is_in_other_half),

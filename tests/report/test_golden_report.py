@@ -99,6 +99,15 @@ def half_missing(levels, seed):
     return "done" if levels["heads"] == "mha" else "missing" if seed else "diverged"
 
 
+def is_large_mqa(levels):
+    return {"large", "mqa"} <= {*levels.values()}
+
+
+def lose_large(levels, seed):
+    is_lost = is_large_mqa(levels) and levels["position"] == "learned" and seed == 0
+    return "diverged" if is_lost else "done"
+
+
 def store_more(found, _levels, seed):
     found["measurements"]["kv_bytes_storage"] += seed
 
@@ -151,9 +160,23 @@ def losing(level, seeds, beside="", status="diverged"):
     return Record(factors=PLACES, seeds=tuple(range(6)), status=state, change=time_alone)
 
 
+def timed(timings="exclusive", apart=False):
+    """Heads that are slower; ``apart`` measures them after all others."""
+
+    def change(found, levels, seed):
+        is_mqa = levels["heads"] == "mqa"
+        how = timings if timings != "some" else "exclusive" if seed else "shared"
+        finished = f"2026-01-02T0{3 + (apart and is_mqa)}:{seed:02d}:30Z"
+        found["provenance"] |= {"timings": how, "finished": finished}
+        found["measurements"]["tpot_ms_p50"] = 1 + 0.5 * is_mqa + 0.01 * seed**2
+
+    return Record(factors=HEADS, change=change)
+
+
+TIMED_SECTIONS = ("effects", "pareto", "speed")
 ACCURACIES = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
 PLACES = {**HEADS, "position": ("learned", "rope")}
-LOST_SECTIONS = ("divergence", "effects")
+LOST_SECTIONS = ("divergence", "effects", "cells")
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
     "starts", "equal-memory", "interval-widths", "quantized-training",
@@ -189,12 +212,20 @@ RECORDS = {
     "diverged-both": (losing("rope", [0, 1]), LOST_SECTIONS),
     "diverged-baseline": (losing("mha", [0, 1, 2]), LOST_SECTIONS),
     "diverged-always": (losing("mqa", range(6)), LOST_SECTIONS),
+    "timed-alone": (timed(), TIMED_SECTIONS),
+    "timed-together": (timed("shared"), TIMED_SECTIONS),
+    "timed-mixed": (timed("some"), TIMED_SECTIONS),
+    "timed-unknown": (timed(None), TIMED_SECTIONS),
+    "timed-apart": (timed(apart=True), TIMED_SECTIONS),
     "tuned": (TunedRecord(), ("tuned",)),
     "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
     "tuning": (TunedRecord(is_over=False), ("tuned",)),
     "matched": (MatchedRecord(), ("matched",)),
     "tasks": (LmEvalRecord(factors=HEADS, seeds=(0,)), ("lm-eval",)),
     "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),
+    "sizes-once": (SizedRecord(seeds=(0,)), ("size-trends",)),
+    "sizes-two": (SizedRecord(exclude=is_large_mqa), ("size-trends",)),
+    "sizes-diverged": (SizedRecord(status=lose_large), ("size-trends",)),
     "quantized": (QuantizedTrainingRecord(), ("quantized-training",)),
 }
 

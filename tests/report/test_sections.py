@@ -13,10 +13,8 @@ from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import read_sweep
 from kvlab.errors import UsageError
 from kvlab.report import write_report
-from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS, SectionEntry
 from kvlab.store.metrics import METRICS
-from tests.report.reading import load, markdown, rows
 from tests.support.record_factory import Record
 
 HEADS = {"heads": ("mha", "mqa")}
@@ -93,41 +91,6 @@ def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     table = list(csv.DictReader((folder / "tables" / "effects-other.csv").open()))
     found = {row["level"]: row for row in table if row["measurement"] == "perplexity, served"}
     assert found["tied"]["verdict"] == "worse"
-
-
-def timed(timings="exclusive", apart=False):
-    """Heads that are slower; ``apart`` measures them after all others."""
-
-    def change(found, levels, seed):
-        is_mqa = levels["heads"] == "mqa"
-        how = timings if timings != "some" else "exclusive" if seed else "shared"
-        finished = f"2026-01-02T0{3 + (apart and is_mqa)}:{seed:02d}:30Z"
-        found["provenance"] |= {"timings": how, "finished": finished}
-        found["measurements"]["tpot_ms_p50"] = 1 + 0.5 * is_mqa + 0.01 * seed**2
-
-    return Record(factors=HEADS, change=change)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({}, None),
-        ({"timings": "shared"}, "All trials were timed while something else used"),
-        ({"timings": "some"}, "2 of 6 trials were timed while something else used their device"),
-        ({"timings": None}, "The record does not say whether the trials were timed alone"),
-        ({"apart": True}, "1 cell were timed before or after all of the baseline's"),
-    ],
-)
-def test_times_are_judged_only_of_trials_timed_alone_and_interleaved(tmp_path, changes, why):
-    study = load(timed(**changes), tmp_path)
-    found = rows(make_document(study), "effects-other")
-    verdicts = [row["verdict"] for row in found if row["measurement"].startswith("time per output")]
-    text = markdown(study)
-    assert verdicts == ([] if why else ["worse"])
-    assert ("figures/pareto-time.svg" in text) == (why is None)
-    assert ("| **1 of 3** |" in text) == (changes == {"timings": "some"})
-    if why:
-        assert why in text.split("Speed is not judged.")[1][:100]
 
 
 def test_a_section_that_this_version_lacks_says_how_to_go_on(tmp_path):

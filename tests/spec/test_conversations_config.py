@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from kvlab.errors import SpecError
-from kvlab.spec import Experiment, load_experiment, load_sweep
+from kvlab.spec import Experiment, load_experiment
 from kvlab.spec.conversations_config import ConversationsConfig, read_trace
 from kvlab.trial import Trial
 from tests.support.spec_files import EXPERIMENT, write_spec
@@ -72,24 +71,3 @@ def test_both_public_formats_are_read(tmp_path, trace):
     (request,) = read_trace(str(path), 10).requests
     assert (request.seconds, request.turn, request.chat, request.parent) == (61.114, 1, 159, None)
     assert len(read_trace(str(trace), 1).requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"timestamp": 1,', ":2:17: Expecting property name"),
-        ("[1]", ":2: is not a JSON object"),
-        (json.dumps({**MOONCAKE[1], "input_length": 0}), ":2: input_length = 0 is below 1; use 1 or more"),
-        (json.dumps({**MOONCAKE[1], "hash_ids": ["a"]}), ":2: hash_ids.0 = a is not a whole number"),
-        (json.dumps({**MOONCAKE[1], "hash_ids": [1, 2, 3]}), ":2: hash_ids has 3 ids where input_length = 672 has 2 blocks"),
-    ],
-)  # fmt: skip
-def test_a_wrong_line_of_a_trace_is_named_at_the_key_of_the_sweep(tmp_path, trace, line, message):
-    trace.write_text(f"{json.dumps(MOONCAKE[0])}\n{line}\n")
-    write_spec(tmp_path, written("trace: trace.jsonl, block_tokens: 8"))
-    text = "question: What?\nexperiment: e.yaml\nfactors: {h: {a: {}, b: {model.n_kv_head: 1}}}\nseeds: [0]\n"
-    with pytest.raises(SpecError) as caught:
-        load_sweep(write_spec(tmp_path, text, "s.yaml"))
-    (problem,) = caught.value.problems
-    assert (problem.line, problem.column) == (6, 26)
-    assert f"benchmark.conversations.trace: {trace}{message}" in problem.message
