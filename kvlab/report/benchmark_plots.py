@@ -4,8 +4,10 @@
 """
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from kvlab.analysis.study import Study
@@ -25,49 +27,21 @@ MAX_VARIANTS = len(doc.SERIES) - 1
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of one metric over one field of the lines.
-
-    Attributes:
-        field: Field of the lines on the x axis.
-        scale: Factor from the lines' unit to that of the y axis.
-        with_uncached: Whether times without a cache are drawn too, dashed.
-    """
+    """A figure of one metric over one field of the lines; see ``page/curves.toml``."""
 
     name: str
     metric: str
     field: str
     x_title: str
     y_title: str
-    scale: float
     caption: str
+    scale: float = 1.0
     with_uncached: bool = False
 
 
-CURVES = (
-    Curve(
-        "first-token", "ttft", "prompt_tokens", "prompt length (tokens)",
-        "time to first token (ms)", 1000.0, "Time to first token against prompt length, batch 1.",
-    ),
-    Curve(
-        "token-by-context", "tpot", "prompt_tokens", "tokens before the decoded ones",
-        "time per token, p50 (ms)", 1000.0,
-        "Time per output token against context, batch 1, with the 95% interval of the median.",
-    ),
-    Curve(
-        "token-without-cache", "tpot", "prompt_tokens", "tokens before the decoded ones",
-        "time per token, p50 (ms)", 1000.0,
-        "Time per output token against context, batch 1; dashed: without a cache.", True,
-    ),
-    Curve(
-        "throughput-by-batch", "tokens_per_second", "batch_size", "batch (sequences)",
-        "tokens per second", 1.0, "Decoded tokens each second against the batch.",
-    ),
-    Curve(
-        "tasks-by-batch", "tasks_per_second", "batch_size", "batch (sequences)",
-        "tasks per second", 1.0,
-        "Tasks of 256 prompt and 256 sampled tokens each second against the batch, with a cache.",
-    ),
-)  # fmt: skip
+_CURVES = files("kvlab.report").joinpath("page/curves.toml").read_text(encoding="utf-8")
+
+CURVES = tuple(Curve(name, **facts) for name, facts in tomllib.loads(_CURVES).items())
 
 
 def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[doc.Figure]:

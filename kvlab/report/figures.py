@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
+from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import format_bytes, sanitize_line, sanitize_text
@@ -49,28 +50,22 @@ _MARKERS = {"dot": "o", "ring": "o", "square": "s", "diamond": "D", "triangle": 
 
 
 @contextmanager
-def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[None]:
+def figure_style(salt: str, *styles: str) -> Iterator[None]:
     """Use matplotlib's defaults and this style, whatever the settings on this machine say.
 
     Args:
         salt: Salt of the ids in SVG files.
-        settings: ``rcParams`` that differ from the style.
+        styles: Further styles in the folder of the page, each a file of ``rcParams``.
     """
     import matplotlib
+    import matplotlib.style
 
-    style: dict[Any, Any] = {
-        "svg.hashsalt": salt, "svg.fonttype": "path", "font.family": ["DejaVu Sans"],
-        "font.size": 9.0, "axes.labelsize": "medium", "xtick.labelsize": "small",
-        "ytick.labelsize": "small", "legend.fontsize": "small", "legend.frameon": False,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
-        "axes.grid": True, "grid.color": GRID_COLOR, "grid.linewidth": 0.6, "axes.axisbelow": True,
-        "lines.linewidth": 1.4, "lines.markersize": 5.5, "axes.formatter.useoffset": False,
-        "figure.dpi": 200,  # as files are saved: texts are as wide as they were laid out for
-        "axes.formatter.limits": [-4, 6], "axes.unicode_minus": True,
-    }  # fmt: skip
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style | (settings or {}))
+        for name in ("figure", *styles):
+            with as_file(files("kvlab.report") / "page" / f"{name}.mplstyle") as path:
+                matplotlib.style.use(path)
+        matplotlib.rcParams["svg.hashsalt"] = salt
         yield
 
 
@@ -347,21 +342,13 @@ _THEME = {color: f"var(--{role})" for role, color in COLORS.items()} | {
 """Colours of figures -> variables of the page's style sheet."""
 
 
-_PDF_STYLE: dict[str, Any] = {
-    "font.family": ["STIXGeneral", "DejaVu Sans"],  # the first is drawn after Times
-    "font.size": 8.0, "xtick.labelsize": 8.0, "ytick.labelsize": 8.0, "legend.fontsize": 8.0,
-    "mathtext.fontset": "stix", "lines.linewidth": 1.0, "lines.markersize": 4.0,
-    "pdf.fonttype": 42,  # TrueType: publishers refuse the default, Type 3
-}  # fmt: skip
-
-
 def render_pdf(plot: Plot, name: str, width: float) -> bytes:
     """Render a plot as one PDF page, with text of 8 pt and fonts embedded as TrueType.
 
     Args:
         width: Width of the page, in inches.
     """
-    with figure_style(name, _PDF_STYLE):
+    with figure_style(name, "paper"):
         figure, pdf = draw_plot(plot, width), io.BytesIO()
         no_metadata = {"CreationDate": None, "Creator": None, "Producer": None}
         figure.savefig(pdf, format="pdf", metadata=no_metadata)
@@ -392,7 +379,7 @@ def render_inline_svg(plot: Plot, name: str, alt: str) -> str:
         name: Name of the figure; it salts the ids inside the SVG.
         alt: What it shows, in words.
     """
-    with figure_style(name, {"svg.fonttype": "none", "font.family": ["sans-serif"]}):
+    with figure_style(name, "inline"):
         svg = _save_svg(draw_plot(plot, FIGURE_WIDTH), plot)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None, "matplotlib writes one"
