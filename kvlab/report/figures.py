@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 FIGURE_WIDTH = 6.4
 """Width of figure files, in inches."""
 
-COLORS = {
-    "ink": "#1b1f24", "muted": "#8a9199",
-    "c0": "#0072b2", "c1": "#d55e00", "c2": "#6ea055", "c3": "#9877f9",
-    "c4": "#a31f60", "c5": "#5e3e00", "c6": "#280cf7", "c7": "#01030b",
-}  # fmt: skip
-"""Colours by role. The first two series are those of Okabe and Ito, darkened for a white ground;
-the others maximize the smallest difference between any two and from the grey, which colour-blind
-readers must be able to tell apart as well, and only one of them is nearly black."""
+_CSS = files("kvlab.report").joinpath("page/page.css").read_text(encoding="utf-8")
+
+COLORS = dict(re.findall(r"--(ink|muted|c\d): (#\w+)", _CSS.partition("@media")[0]))
+"""Colours by role, as the light page has them. The first two series are those of Okabe and
+Ito, darkened for a white ground; the others maximize the smallest difference between any two
+and from the grey, which colour-blind readers must be able to tell apart as well, and only one
+of them is nearly black."""
 
 GRID_COLOR = "#e6e8eb"
 

@@ -111,8 +111,8 @@ def make_findings(claims: Claims, document: YamlDocument, studies: Mapping[str, 
         SpecError: Answers name what no record has: with file, line and column.
     """
     head = (files("kvlab.report") / "page" / "findings.md.in").read_text("utf-8").rstrip()
-    near, errors = fmt.format_percent(TOLERANCE, 0), _describe_error_budget(studies)
-    problems, parts = [], [Template(head).substitute(near=near, errors=errors)]
+    fields = {"near": fmt.format_percent(TOLERANCE, 0), **_describe_error_budget(studies)}
+    problems, parts = [], [Template(head).substitute(fields)]
     for number, article in enumerate(claims.articles):
         title, rows = escape_markdown(article.article), list(_HEAD)
         for place, claim in enumerate(article.claims):
@@ -142,7 +142,7 @@ _HEAD = (
 )
 
 
-def _describe_error_budget(studies: Mapping[str, Study]) -> str:
+def _describe_error_budget(studies: Mapping[str, Study]) -> dict[str, str]:
     """Say what the intervals of a sweep hold for together, and which sweeps share trainings."""
     deciding = [
         study
@@ -159,11 +159,8 @@ def _describe_error_budget(studies: Mapping[str, Study]) -> str:
         f"{' and '.join(names)} share {format_count(count, 'training')}"
         for names, count in sorted(shared.items())
     )
-    return (
-        f"Each of {format_count(len(deciding), 'sweep')} has an error budget of its own, {errors}"
-        " for all that it decides, so that together they may be wrong more often. Sweeps that share"
-        f" trainings are not independent: {listed or 'none'}."
-    )
+    sweeps = format_count(len(deciding), "sweep")
+    return {"sweeps": sweeps, "errors": errors, "shared": listed or "none"}
 
 
 # Answers
