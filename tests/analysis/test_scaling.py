@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from kvlab.analysis.scaling import SizeLaw
+from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
-from tests.studies.size_laws import NOISES, coverage
 from tests.support.record_factory import SIZES, SizedRecord
 
 
@@ -61,12 +61,36 @@ def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_pat
     assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)
 
 
-@pytest.mark.parametrize("name", ["level x seed x size", "heavy tails"])
-def test_synthetic_laws_are_covered(name):
-    """`python -m tests.studies size_laws` has more sweeps, seeds and sizes."""
-    assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=250) == pytest.approx(
-        (0.945,) * 3, abs=0.04
-    )
+INTERCEPT, SLOPE = 0.08, -0.02
+
+
+def draw_differences(rng, seed, slope, training, heavy, logs):
+    """Return differences at 3 seeds, (seeds, sizes): a line of log10 N, and noise of these spreads."""
+    own, slopes = (rng.normal(0, spread, (3, 1)) for spread in (seed, slope))
+    lines = own + slopes * (logs - logs[:-1].mean())
+    draws = rng.standard_t(4, lines.shape) / 2**0.5 if heavy else rng.normal(size=lines.shape)
+    return INTERCEPT + SLOPE * (logs - 6.0) + lines + training * draws
+
+
+@pytest.mark.parametrize(
+    "noise", [(0.01, 0.005, 0.005, False), (0.01, 0.0, 0.01, True)],
+    ids=["level x seed x size", "heavy tails"],
+)  # fmt: skip
+def test_synthetic_laws_are_covered(noise):
+    """The slope, the line at ten times the largest size, and the mean of new seeds there."""
+    rng, covered = np.random.default_rng([3, 4, 250]), []
+    logs = np.array([6.0, 6.5, 7.0, 7.5, 8.5])
+    for _ in range(250):
+        drawn, new = (draw_differences(rng, *noise, logs) for _ in range(2))
+        law = SizeLaw(tuple(10 ** logs[:-1]), tuple(map(tuple, drawn[:, :-1])))
+        line, predicted = law.line(10 ** logs[-1]), law.predict(10 ** logs[-1])
+        pairs = (
+            (estimate(law.slopes), SLOPE),
+            (line, INTERCEPT + SLOPE * 2.5),
+            (predicted, new[:, -1].mean()),
+        )
+        covered.append([found.low <= truth <= found.high for found, truth in pairs])
+    assert np.mean(covered, axis=0) == pytest.approx((0.945,) * 3, abs=0.04)
 
 
 def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed():

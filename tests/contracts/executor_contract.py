@@ -13,6 +13,7 @@ from kvlab.errors import ResourceError, StoreError
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
+from tests.support.driver_process import wait_for
 from tests.support.stub_trials import StubRun
 
 EXPERIMENT = {
@@ -53,13 +54,6 @@ class Scripted:
                 acts = {tuple(key): act for *key, act in script["acts"]}
                 return StubRun(script["store"], script=acts)(trial)
         return "done"
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited for too long"
-        time.sleep(0.02)
 
 
 def some_trial(seed, **resources):

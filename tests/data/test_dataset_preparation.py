@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -27,10 +28,10 @@ from kvlab.data.shards import verify_dataset
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, DatasetDamaged
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
-from kvlab.spec import DataConfig, load_experiment
+from kvlab.spec import load_experiment
 from tests.support.driver_process import wait_for
 from tests.support.kill_process import run_until
-from tests.support.text_files import documents, stories, write_jsonl, write_parquet
+from tests.support.text_files import documents, files_config, stories, write_jsonl, write_parquet
 from tests.support.tiny_sweep import run_kvlab
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +48,7 @@ print(dataset.digest, (dataset.folder / "train.bin").stat().st_ino)
 """
 
 
-def config(*paths, **more):
-    settings = {"tokenizer": "gpt2:2048", "validation_fraction": 0.1, **more}
-    return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
+config = partial(files_config, tokenizer="gpt2:2048", validation_fraction=0.1)
 
 
 def read_splits(dataset):

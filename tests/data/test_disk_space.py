@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,13 @@ from kvlab.data import text_formats
 from kvlab.data.dataset_preparation import check_disk_space, estimate_disk_use, prepare_dataset
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
-from tests.support.text_files import stories, write_jsonl, write_parquet
+from tests.support.text_files import files_config, stories, write_jsonl, write_parquet
 
 Usage = namedtuple("Usage", "total used free")
 CRAWL = "CC-MAIN-2024-10"
 
 
-def config(*paths, **more):
-    settings = {"tokenizer": "bytes", "validation_fraction": 0.3, **more}
-    return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
+config = partial(files_config, validation_fraction=0.3)
 
 
 def set_free_bytes(monkeypatch, count):

@@ -27,6 +27,10 @@ search:
 """
 
 
+STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
+"""A space of few points."""
+
+
 class Bowl(StubTrainable):
     """A known loss: best at learning_rate 1e-2 with two K/V heads."""
 

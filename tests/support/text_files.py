@@ -10,6 +10,7 @@ import zstandard
 from pyarrow import parquet
 
 from kvlab.data.tokenizers import load_tokenizer
+from kvlab.spec import DataConfig
 
 PACKINGS = {
     "": lambda raw: raw,
@@ -17,6 +18,12 @@ PACKINGS = {
     ".xz": lzma.compress,
     ".zst": lambda raw: zstandard.ZstdCompressor().compress(raw),
 }
+
+
+def files_config(*paths, **settings):
+    """Return the `data` section of some files, whose tokens are bytes unless it says otherwise."""
+    settings = {"tokenizer": "bytes", **settings}
+    return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
 
 
 def write_jsonl(path, texts, packing=""):

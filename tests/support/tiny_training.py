@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from kvlab.model import GPT
 from kvlab.spec import Experiment
@@ -33,6 +34,13 @@ def dataset(count=4000):
         tokens.append((tokens[-1] * 3 + tokens[-2]) % 40 if noise > 0.05 else int(noise * 800))
     array = np.array(tokens, dtype=np.uint16)
     return SimpleNamespace(train=array[: -count // 4], validation=array[-count // 4 :])
+
+
+def assert_same_losses(one, other, tolerance):
+    """Check the curves of two records, point by point."""
+    for name in ("train_curve", "validation_curve"):
+        for a, b in zip(getattr(one, name), getattr(other, name), strict=True):
+            assert a == pytest.approx(b, abs=tolerance)
 
 
 def model(of, seed=0):

@@ -27,7 +27,7 @@ from tests.support.driver_process import (
 )
 from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
-from tests.support.stub_search import PRUNED, SEARCH, BowlRun, RisingRun, history, searching
+from tests.support.stub_search import PRUNED, SEARCH, STEPS, BowlRun, RisingRun, history, searching
 from tests.support.stub_trials import SWEEP, StubRun, write_sweep
 from tests.support.tiny_sweep import BUDGETS, TRUNK_EXPERIMENT, tiny_sweep_folder
 
@@ -49,7 +49,6 @@ class Kind:
     options: tuple[str, ...] = ()
 
 
-STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
 SAMPLERS = {
     "tpe": "{name: TPESampler, multivariate: true, group: true, n_startup_trials: 3, n_ei_candidates: 8}",
     "nsga2": "{name: nsgaii, population_size: 4, crossover: SBXCrossover, mutation: PolynomialMutation, mutation_prob: 0.5}",

@@ -18,7 +18,7 @@ from kvlab.train.loop import train
 from kvlab.train.tensor_files import load_final_weights
 from kvlab.train.train_step import SummedLoss, learning_rate
 from kvlab.train.training_record import load_training_record, mean_curve
-from tests.support.tiny_training import dataset, experiment, model
+from tests.support.tiny_training import assert_same_losses, dataset, experiment, model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
@@ -198,9 +198,7 @@ def test_compiled_training_is_the_same_training(tmp_path, precision):
     shape = {"n_layer": 1}
     _, eager = run(experiment(shape, training), tmp_path / "a")
     _, compiled = run(experiment(shape, {**training, "compile": True}), tmp_path / "b")
-    for name in ("train_curve", "validation_curve"):
-        for a, b in zip(getattr(eager, name), getattr(compiled, name), strict=True):
-            assert a == pytest.approx(b, abs=1e-3)
+    assert_same_losses(eager, compiled, 1e-3)
 
 
 def test_a_library_whose_compiler_was_killed_is_made_again(tmp_path, monkeypatch):

@@ -9,13 +9,9 @@ from kvlab.data.data_dir import ignore_progress
 from kvlab.data.dataset_preparation import dataset_identity
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.errors import DataError
-from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
+from tests.support.text_files import files_config as config
 from tests.support.text_files import stories, write_jsonl, write_parquet
-
-
-def config(*paths, **more):
-    return DataConfig(source="files", tokenizer="bytes", paths=tuple(map(str, paths)), **more)
 
 
 def texts(data):

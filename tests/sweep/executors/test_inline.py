@@ -13,7 +13,8 @@ from kvlab.errors import WorkerKilled
 from kvlab.sweep import plan_stage
 from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, wait_for
+from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
+from tests.support.driver_process import wait_for
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 

@@ -13,8 +13,9 @@ from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.trial.run import run_task
 from tests.support import stub_trials as stub
+from tests.support import tiny_sweep
 from tests.support.stub_trials import tiny_plan
-from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
+from tests.support.tiny_sweep import TRUNK_EXPERIMENT, run_kvlab, tiny_sweep_folder
 
 RECIPE = "{training.tokens: %d, training.schedule: wsd, training.decay_tokens: 64%s}"
 BUDGETS = f"""\
@@ -123,11 +124,7 @@ def test_trainings_that_keep_their_best_checkpoints_do_not_wait(tmp_path, store)
 
 
 def test_driven_budgets_train_their_stable_phase_once(tmp_path):
-    recipe = "schedule: wsd, warmup_tokens: 64, decay_tokens: 192, "
-    experiment = EXPERIMENT.replace("training: {", f"training: {{{recipe}")
-    levels = "".join(f"    t{n}: {{training.tokens: {n}}}\n" for n in (640, 1280, 960))
-    sweep = f"question: q\nexperiment: e.yaml\nfactors:\n  budget:\n{levels}"
-    with tiny_sweep_folder(tmp_path, sweep, experiment):
+    with tiny_sweep_folder(tmp_path, tiny_sweep.BUDGETS, TRUNK_EXPERIMENT):
         facts = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])
         assert facts["totals"]["training_tokens_saved"] == 448 + 768
         store = Store("runs")
@@ -140,10 +137,10 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
         branched = {tokens: one["branched_at"] for tokens, one in records.items()}
         assert branched == {640: 7, 960: 12, 1280: None}
         assert [len(one["resumed_from"]) for one in records.values()] == [1, 0, 1]
-        store.write_sweep(describe_sweep(planned, yaml=sweep, experiment_yaml="", command=""))
+        store.write_sweep(describe_sweep(planned, yaml="", experiment_yaml="", command=""))
         trunk = next((tmp_path / "runs" / "trunks").iterdir()).name
         assert store.trunk_steps(trunk) == [7, 12]
-        longer = sweep + "    t1600: {training.tokens: 1600}\n"
+        longer = tiny_sweep.BUDGETS + "    t1600: {training.tokens: 1600}\n"
         (tmp_path / "s.yaml").write_text(longer)
         assert "branches from the store after step 12" in run_kvlab("plan", "s.yaml")[1]
         [garbage] = [item for item in find_garbage(store) if item.path.name == trunk]

@@ -9,9 +9,7 @@ from kvlab.errors import SpecError
 from kvlab.spec.search_config import SearchConfig
 from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.sweep.search.search_history import Observation
-from tests.support.stub_search import SEARCH, searching
-
-STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
+from tests.support.stub_search import SEARCH, STEPS, searching
 
 
 @pytest.mark.parametrize("name", ["grid", "brute_force"])

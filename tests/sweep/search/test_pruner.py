@@ -25,7 +25,7 @@ searching = partial(stub_search.searching, text=SEARCH, run=RisingRun)
 
 
 def steps_of(store, point):
-    return (store.training_directory(point.training_id) / "steps.log").read_text().split()
+    return read_logged_steps(store)[point.training_id]
 
 
 def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
@@ -114,7 +114,7 @@ def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(halved
     _, store, search = halved
     for point in search.suggestions:
         steps = steps_of(store, point)
-        assert steps == [str(n + 1) for n in range(len(steps))]
+        assert steps == list(range(1, len(steps) + 1))
     pruned = next(p for p in search.suggestions if p.observation.state == "pruned")
     result = store.result(pruned.trial_id)
     assert result["pruned"] == {"step": 2, "steps": 20, "loss": pruned.observation.rung_losses[0]}
@@ -252,7 +252,7 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
     for training in {p.training_id for p in trained}:
         sharing = [p for p in trained if p.training_id == training]
         first = sharing[0]
-        assert steps_of(store, first) == [str(n + 1) for n in range(len(steps_of(store, first)))]
+        assert steps_of(store, first) == list(range(1, len(steps_of(store, first)) + 1))
         losses = first.observation.rung_losses[:1]
         assert all(p.observation.rung_losses[:1] in ([], losses) for p in sharing)
     whole = trained[0].flops
