@@ -8,7 +8,7 @@ knows a form by its name.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import WrapValidator
 
@@ -242,5 +242,5 @@ def _validate_kv(value: Any, handler: Callable[[Any], Any]) -> Any:
 
 
 KVField = Annotated[
-    Literal["separate", "tied", "grouped_tied"] | LatentKV, WrapValidator(_validate_kv)
+    Annotated[str, spec.OneOf(lambda: NAMED_FORMS)] | LatentKV, WrapValidator(_validate_kv)
 ]
