@@ -49,7 +49,8 @@ class HeavyHitterBuffer(KVBuffer):
         device: torch.device,
     ):
         super().__init__(plan, batch_size, context, dtype, device)
-        self.rule, shape = plan.rule, (batch_size, plan.layer.stored[0].count, self.size)
+        self.plan, self.rule = plan, plan.rule
+        shape = (batch_size, plan.layer.stored[0].count, self.size)
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)
         self.token_positions = torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -94,8 +95,7 @@ class PromptBuffer(KVBuffer):
         device: torch.device,
     ):
         super().__init__(plan, batch_size, context, dtype, device)
-        assert plan.rule.prompt is not None, "a prompt is reduced"
-        self.rule, self.prompt = plan.rule, plan.rule.prompt
+        self.plan, self.rule, self.prompt = plan, plan.rule, plan.prompt
         self.sinks, self.ring = self.rule.sinks, max(1, self.size - self.rule.sinks)
         shape = (batch_size, plan.layer.stored[0].count, plan.voted_tokens)
         self.votes = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -123,8 +123,8 @@ class PromptBuffer(KVBuffer):
         return []
 
     def list_snapshot(self, length: int) -> list[EntryRange]:
-        ranges = [(super().tensors, [slice(0, self.rule.count_held(length))])]
-        if self.rule.is_voting(length):
+        ranges = [(super().tensors, [slice(0, self.plan.count_held(length))])]
+        if self.plan.is_voting(length):
             ranges.append(((self.votes,), [slice(0, self.votes.shape[2])]))
         return ranges
 
@@ -158,7 +158,7 @@ class RankedPass(SlotPass):
     def write(self, parts: tuple[Tensor, ...]) -> None:
         buffer = self._buffer
         self.encoded = buffer.encode(parts)
-        used = max(map(buffer.rule.count_held, self._rows.past))
+        used = max(map(buffer.plan.count_held, self._rows.past))
         kept = buffer.read(slice(0, used))
         current = self._queries.masked_fill(~self._rows.is_real, -1)
         self.positions = self._join_positions(used, current)

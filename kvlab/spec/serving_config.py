@@ -53,35 +53,6 @@ class EvictionRule:
             return VOTE_BYTES * (self.prompt - self.recent)
         return self.keep * SCORE_BYTES if self.is_scored else 0
 
-    def drops(self, tokens: int) -> bool:
-        """Return whether a slot drops some of a text's ``tokens``."""
-        if self.prompt is not None:
-            return self.keep < self.prompt < tokens
-        return tokens > self.keep
-
-    def count_held(self, tokens: int) -> int:
-        """Return how many of ``tokens`` a slot holds that drops some of a longer text."""
-        if self.prompt is None:
-            return min(tokens, self.keep)
-        return tokens if tokens < self.prompt else self.keep + tokens - self.prompt
-
-    def is_voting(self, tokens: int) -> bool:
-        """Return whether some votes of the prompt are in, but not all."""
-        return self.prompt is not None and self.prompt - self.recent < tokens < self.prompt
-
-    def count_entries(self, tokens: int) -> int:
-        """Return the most tokens that it holds on the way to ``tokens``."""
-        held = self.count_held(tokens)
-        return held if self.prompt is None else max(held, min(tokens, self.prompt))
-
-    def count_dropped(self, tokens: int) -> int:
-        """Return how many tokens before them the queries of a text cannot see, over all of them."""
-        if not self.drops(tokens):
-            return 0
-        if self.prompt is not None:
-            return (tokens - self.prompt) * (self.prompt - self.keep)
-        return (tokens - self.keep) * (tokens - self.keep + 1) // 2
-
     def identity(self) -> dict[str, int | bool]:
         """Return the fields that say what is computed, as plain data."""
         return {key: value for key, value in asdict(self).items() if value is not None}

@@ -46,7 +46,7 @@ TRAITS: list[Callable[[Case, KVLayout], bool]] = [
     lambda _, layout: _has_blocks(layout) and _has_ring(layout),
     lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
     lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
-    lambda _, layout: any(p.drops_tokens and p.rule.drops(LONGEST) for p in layout.plans),
+    lambda _, layout: any(p.drops_tokens and p.drops(LONGEST) for p in layout.plans),
     lambda case, _: case.config.kv != "separate",
 ]
 """What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
