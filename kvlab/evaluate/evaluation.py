@@ -15,7 +15,7 @@ from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate import probes
 from kvlab.evaluate import validation_loss as losses
-from kvlab.evaluate.forward_passes import Arrays, Batch
+from kvlab.evaluate.forward_passes import Arrays, Batch, Part
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
@@ -35,7 +35,7 @@ class Kept(Protocol):
     def __setitem__(self, name: str, arrays: Arrays, /) -> None: ...
 
 
-StartPart = Callable[[str, int], "EvaluationPart"]
+StartPart = Callable[[str, int], Part]
 """Announce a part by its note and total count."""
 
 Measurements = dict[str, float | int]
@@ -106,9 +106,7 @@ def evaluate(
             total = sum(len(item.endings) for item in questions) * len(CONVENTIONS)
             part = start_part("HellaSwag", total * (2 if config.served else 1))
             tokenizer = load_tokenizer(experiment.data.tokenizer)
-            items = score_hellaswag(
-                model, questions, tokenizer, serving, part.advance, keep=part.keep
-            )
+            items = score_hellaswag(model, questions, tokenizer, serving, part)
             measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items, needle, texts)
 
@@ -124,7 +122,7 @@ def _measure_losses(
     if served_text is not None:
         passes = 2 if losses.stores_other_dtype(model, serving) else 1
         part = start_part("validation loss, served", passes * served_text.target_count)
-        compared = losses.compare_serving(model, served_text, serving, part.advance, part.keep)
+        compared = losses.compare_serving(model, served_text, serving, part)
         served, one_shot = compared.served, compared.one_shot
         nats = served_text.flatten(served)
         loss = float(nats.mean())
@@ -143,7 +141,7 @@ def _measure_losses(
         texts["served"] = sum_by_document(served_text, experiment, sums)
     if served_text is None or len(text) != len(served_text):
         part = start_part("validation loss", text.target_count)
-        one_shot = losses.target_losses(model, text, None, part.advance, part.keep)
+        one_shot = losses.target_losses(model, text, None, part)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
     measurements |= {
@@ -225,14 +223,14 @@ def measure_probes(
         part = start_part("associative recall", rows.tokens.size * len(modes))
         measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
         for suffix, serving in modes.items():
-            is_correct = probes.score_recall(model, rows, serving, part.advance, part.keep)
+            is_correct = probes.score_recall(model, rows, serving, part)
             measurements |= probes.recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
         text = spread_windows(validation, count, length)
         part = start_part("loss by position", text.target_count * len(modes))
         for suffix, serving in modes.items():
-            nats = losses.position_losses(model, text, serving, part.advance, part.keep)
+            nats = losses.position_losses(model, text, serving, part)
             measurements |= losses.position_measurements(nats, block_size, suffix)
     lines: list[dict[str, Any]] = []
     if config.needle is not None:
@@ -242,15 +240,14 @@ def measure_probes(
         for length in config.needle.lengths:
             needles = probes.make_needle_rows(validation, length, depths, count, vocabulary)
             scores = [
-                probes.score_needles(model, needles, serving, part.advance, part.keep)
-                for serving in modes.values()
+                probes.score_needles(model, needles, serving, part) for serving in modes.values()
             ]
             lines += probes.needle_lines(needles, *scores)
         measurements |= probes.needle_measurements(lines)
     return measurements, lines
 
 
-class EvaluationPart:
+class EvaluationPart(Part):
     """Counts what is done of one part, reports it at most every `REPORT_SECONDS`, and keeps it.
 
     Args:
@@ -267,7 +264,6 @@ class EvaluationPart:
         self._done, self._passes, self._reported_at = 0, 0, float("-inf")
 
     def advance(self, count: int) -> None:
-        """Add ``count`` to what is done."""
         self._done += count
         now = time.monotonic()
         if self._on_progress is not None and now - self._reported_at >= REPORT_SECONDS:
@@ -278,17 +274,18 @@ class EvaluationPart:
     def keep(
         self, compute: Callable[[Batch], Arrays], batches: Iterable[Batch]
     ) -> Iterator[Arrays]:
-        """Yield ``compute(batch)`` of each; those that are kept are not computed again."""
+        if self._kept is None:
+            yield from map(compute, batches)
+            return
         self._passes += 1
         for number, batch in enumerate(batches):
             name = f"{self._note}, pass {self._passes}, batch {number}"
-            arrays = None if self._kept is None else self._kept.get(name)
+            arrays = self._kept.get(name)
             if arrays is not None:
                 self.advance(int(arrays["count"]))
                 yield {key: array for key, array in arrays.items() if key != "count"}
                 continue
             before = self._done
             arrays = compute(batch)
-            if self._kept is not None:
-                self._kept[name] = {**arrays, "count": np.array(self._done - before)}
+            self._kept[name] = {**arrays, "count": np.array(self._done - before)}
             yield arrays

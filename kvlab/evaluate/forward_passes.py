@@ -5,7 +5,7 @@ Shapes: B rows of a batch, R rows, T tokens, P positions, E n_embd.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,27 +17,25 @@ from kvlab.model import GPT
 from kvlab.model.generate import make_decoder
 from kvlab.spec import ServingConfig
 
-OnCount = Callable[[int], None]
-"""Called with the number of tokens or continuations that are newly done; possibly 0."""
-
 Arrays = dict[str, npt.NDArray[Any]]
 
 Batch = TypeVar("Batch")
 
 
-class Keep(Protocol):
-    """Computes batches like `map`, or takes what an earlier attempt has kept of them."""
+class Part:
+    """One part of an evaluation: what is told of its progress and kept of it. Here nothing is."""
 
-    def __call__(
+    def advance(self, count: int) -> None:
+        """Add tokens or continuations to those that are done; possibly 0."""
+
+    def keep(
         self, compute: Callable[[Batch], Arrays], batches: Iterable[Batch]
     ) -> Iterator[Arrays]:
-        """Yield ``compute(batch)`` of each. It depends on the batch alone."""
+        """Yield ``compute(batch)`` of each, which depends on the batch alone."""
+        return map(compute, batches)
 
 
-def keep_nothing(compute: Callable[[Batch], Arrays], batches: Iterable[Batch]) -> Iterator[Arrays]:
-    """Compute every batch."""
-    return map(compute, batches)
-
+SILENT = Part()
 
 PASS_TOKENS = {"cpu": 4096, "cuda": 65_536}
 """Tokens of one forward pass."""
@@ -70,26 +68,26 @@ def hidden_states(
     model: GPT,
     x: Tensor,
     serving: ServingConfig | None,
-    on_progress: OnCount,
+    part: Part = SILENT,
     document_start: int | None = None,
 ) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T).
 
     Args:
         serving: feed each token alone through a new cache of this kind. None: one-shot.
-        on_progress: called with 0 after every decoded token.
+        part: advanced by 0 after every decoded token.
         document_start: the token that begins a document. Documents do not attend to each other;
             when served, each has a row of the cache to itself. None: each row is one document.
     """
     if serving is None:
         return model.hidden_states(x, document_start=document_start)
     if document_start is not None:
-        return _decode_by_document(model, x, serving, on_progress, document_start)
-    return _decode_rows(model, x, serving, on_progress, x.shape[1])
+        return _decode_by_document(model, x, serving, part, document_start)
+    return _decode_rows(model, x, serving, part, x.shape[1])
 
 
 def _decode_rows(
-    model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, max_length: int
+    model: GPT, x: Tensor, serving: ServingConfig, part: Part, max_length: int
 ) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T), by the step that generates text.
 
@@ -104,7 +102,7 @@ def _decode_rows(
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
     for tokens, out in zip(x.unbind(1), states.unbind(1), strict=True):
         out.copy_(step(tokens))
-        on_progress(0)
+        part.advance(0)
     return states
 
 
@@ -113,28 +111,27 @@ def compute_at(
     rows: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep,
+    part: Part,
     compute: Callable[[slice, Tensor], Arrays],
 ) -> Arrays:
     """Return what ``compute`` returns of all rows (R, T), each array joined along its rows.
 
     Args:
         serving: see `hidden_states`.
-        on_progress: called with the number of tokens that are newly read.
+        part: advanced by the tokens that are newly read.
         compute: takes some rows and their residual stream (B, P, E) at ``positions`` (P,).
     """
     size = batch_rows(model, rows.shape[1], serving)
     selected = torch.from_numpy(positions).to(model.device)
 
-    def run(part: slice) -> Arrays:
-        tokens = torch.from_numpy(rows[part]).to(model.device)
-        states = hidden_states(model, tokens, serving, on_progress)[:, selected]
-        on_progress(tokens.numel())
-        return compute(part, states)
+    def run(some: slice) -> Arrays:
+        tokens = torch.from_numpy(rows[some]).to(model.device)
+        states = hidden_states(model, tokens, serving, part)[:, selected]
+        part.advance(tokens.numel())
+        return compute(some, states)
 
-    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-    return join_arrays(keep(run, parts))
+    batches = [slice(start, start + size) for start in range(0, len(rows), size)]
+    return join_arrays(part.keep(run, batches))
 
 
 def join_arrays(parts: Iterable[Arrays]) -> Arrays:
@@ -144,7 +141,7 @@ def join_arrays(parts: Iterable[Arrays]) -> Arrays:
 
 
 def _decode_by_document(
-    model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount, document_start: int
+    model: GPT, x: Tensor, serving: ServingConfig, part: Part, document_start: int
 ) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T), decoded document by document.
 
@@ -167,7 +164,7 @@ def _decode_by_document(
         tokens = torch.zeros(rows, longest, dtype=x.dtype, device=x.device)
         for i, (row, start, end) in enumerate(batch):
             tokens[i, : end - start] = x[row, start:end]
-        decoded = _decode_rows(model, tokens, serving, on_progress, max_length)
+        decoded = _decode_rows(model, tokens, serving, part, max_length)
         for i, (row, start, end) in enumerate(batch):
             states[row, start:end] = decoded[i, : end - start]
     return states

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvlab.data.hellaswag_dataset import HellaSwagItem
 from kvlab.data.tokenizers import Tokenizer
-from kvlab.evaluate.forward_passes import Keep, OnCount, keep_nothing
+from kvlab.evaluate.forward_passes import SILENT, Part
 from kvlab.evaluate.scoring import Continuations, fit_to_block, score_continuations
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
@@ -34,16 +34,15 @@ def score_hellaswag(
     items: Sequence[HellaSwagItem],
     tokenizer: Tokenizer,
     serving: ServingConfig | None = None,
-    on_progress: OnCount = lambda _: None,
+    part: Part = SILENT,
     conventions: Sequence[str] = tuple(CONVENTIONS),
-    keep: Keep = keep_nothing,
 ) -> list[dict[str, Any]]:
     """Return one record per item, in their order.
 
     Args:
         serving: score a second time, token by token through this cache. None: do not.
-        on_progress: called with the number of endings that are newly scored. In total there are
-            items x 4 endings x conventions x scoring modes.
+        part: advanced by the endings that are newly scored. In total there are items x 4 endings
+            x conventions x scoring modes.
         conventions: names of the `CONVENTIONS` to score.
 
     Returns:
@@ -58,10 +57,9 @@ def score_hellaswag(
         _make_question(item, name, tokenizer, block_size) for name in conventions for item in items
     ]
     groups = [group for own, _, _ in questions for group in own]
-    scores = {"one_shot": iter(score_continuations(model, groups, None, on_progress, keep))}
+    scores = {"one_shot": iter(score_continuations(model, groups, None, part))}
     if serving is not None:
-        served = score_continuations(model, groups, serving, on_progress, keep)
-        scores["served"] = iter(served)
+        scores["served"] = iter(score_continuations(model, groups, serving, part))
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
     keys = [(record, name) for name in conventions for record in records]
     for (record, name), (own, divisors, is_shortened) in zip(keys, questions, strict=True):

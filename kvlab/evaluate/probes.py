@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from kvlab.data.batches import Tokens
-from kvlab.evaluate.forward_passes import Arrays, Keep, OnCount, compute_at, keep_nothing
+from kvlab.evaluate.forward_passes import SILENT, Arrays, Part, compute_at
 from kvlab.evaluate.validation_loss import Floats
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
@@ -98,27 +98,23 @@ def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows
 
 @torch.inference_mode()
 def score_recall(
-    model: GPT,
-    rows: RecallRows,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, rows: RecallRows, serving: ServingConfig | None, part: Part = SILENT
 ) -> npt.NDArray[np.bool_]:
     """Return (R, P), whether each answer was correct.
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
-        on_progress: called with the number of tokens that are newly read.
+        part: advanced by the tokens that are newly read.
     """
 
-    def compute(part: slice, states: Tensor) -> Arrays:
+    def compute(some: slice, states: Tensor) -> Arrays:
         values, answers = (
-            torch.from_numpy(array[part]).to(model.device) for array in (rows.values, rows.answers)
+            torch.from_numpy(array[some]).to(model.device) for array in (rows.values, rows.answers)
         )
         logits = states @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values only
         return {"is_correct": (logits.argmax(-1) == answers).cpu().numpy()}
 
-    done = compute_at(model, rows.tokens, rows.positions, serving, on_progress, keep, compute)
+    done = compute_at(model, rows.tokens, rows.positions, serving, part, compute)
     return done["is_correct"]
 
 
@@ -226,29 +222,25 @@ def _draw_needle(number: int, haystack: Array, frequencies: Array) -> Array:
 
 @torch.inference_mode()
 def score_needles(
-    model: GPT,
-    rows: NeedleRows,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, rows: NeedleRows, serving: ServingConfig | None, part: Part = SILENT
 ) -> NeedleScores:
     """Score the answers.
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
-        on_progress: called with the number of tokens that are newly read.
+        part: advanced by the tokens that are newly read.
     """
     shape, size = rows.tokens.shape[:2], rows.answers.shape[1]
     tokens = rows.tokens.reshape(-1, rows.length)
     targets = torch.from_numpy(np.tile(rows.answers, (shape[0], 1))).to(model.device)
     positions = np.arange(rows.length - size, rows.length)
 
-    def compute(part: slice, states: Tensor) -> Arrays:
-        scores = token_scores(states, model.lm_head.weight, targets[part])
+    def compute(some: slice, states: Tensor) -> Arrays:
+        scores = token_scores(states, model.lm_head.weight, targets[some])
         losses, hits = (score.double().mean(1).cpu().numpy() for score in scores)
         return {"losses": losses, "accuracies": hits}
 
-    done = compute_at(model, tokens, positions, serving, on_progress, keep, compute)
+    done = compute_at(model, tokens, positions, serving, part, compute)
     return NeedleScores(done["losses"].reshape(shape), done["accuracies"].reshape(shape))
 
 

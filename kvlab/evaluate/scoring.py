@@ -14,7 +14,6 @@ Shapes: R rows, T tokens of the longest, P predicted tokens, E n_embd.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +22,7 @@ from torch import Tensor
 
 from kvlab.cache import KVCache, make_rounding
 from kvlab.cache.uncached_passes import PADDING, SHARED_PREFIX, TreePass
-from kvlab.evaluate.forward_passes import (
-    Arrays,
-    Keep,
-    OnCount,
-    decode_rows,
-    keep_nothing,
-    pass_rows,
-)
+from kvlab.evaluate.forward_passes import SILENT, Arrays, Part, decode_rows, pass_rows
 from kvlab.model import GPT
 from kvlab.model.generate import Decoder, GraphDecoder, StaticDecoder, last_token_indices
 from kvlab.model.kernels.malloc import keep_freed_memory
@@ -87,7 +79,7 @@ def score_pairs(
     model: GPT,
     pairs: Sequence[Pair],
     serving: ServingConfig | None = None,
-    on_progress: OnCount = lambda _: None,
+    part: Part = SILENT,
 ) -> list[ContinuationScore]:
     """Return the score of each continuation, as EleutherAI's lm-eval harness asks for it.
 
@@ -96,7 +88,7 @@ def score_pairs(
 
     Args:
         serving: decode through this cache. None: one-shot.
-        on_progress: called with the number of continuations that are newly done.
+        part: advanced by the continuations that are newly done.
     """
     groups: dict[tuple[int, ...], Continuations] = {}
     places = []
@@ -106,28 +98,27 @@ def score_pairs(
         places.append((tuple(context), len(group.endings)))
         group.endings.append(ending)
     with keep_freed_memory(model.device.type):
-        scores = score_continuations(model, list(groups.values()), serving, on_progress)
+        scores = score_continuations(model, list(groups.values()), serving, part)
     by_context = dict(zip(groups, scores, strict=True))
     return [by_context[context][number] for context, number in places]
 
 
 @torch.inference_mode()
 def score_continuations(
-    model: GPT,
-    groups: Sequence[Continuations],
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig | None, part: Part
 ) -> list[list[ContinuationScore]]:
     """Return the score of every ending of every group, in their order.
 
     Args:
         serving: decode through this cache. None: one-shot.
-        on_progress: called with the number of endings that are newly done.
+        part: advanced by the endings that are newly done.
     """
     scores: list[list[Any]] = [[None] * len(group.endings) for group in groups]
-    score = _score_one_shot if serving is None else partial(_score_served, serving=serving)
-    for done in score(model, groups, on_progress=on_progress, keep=keep):
+    if serving is None:
+        batches = _score_one_shot(model, groups, part)
+    else:
+        batches = _score_served(model, groups, serving, part)
+    for done in batches:
         for group, ending, *values in zip(*(done[name].tolist() for name in _COLUMNS), strict=True):
             scores[group][ending] = ContinuationScore(*values)
     return scores
@@ -182,18 +173,16 @@ class _PackedRow:
     endings: list[int] = field(default_factory=list)
 
 
-def _score_one_shot(
-    model: GPT, groups: Sequence[Continuations], on_progress: OnCount, keep: Keep
-) -> Iterator[Arrays]:
+def _score_one_shot(model: GPT, groups: Sequence[Continuations], part: Part) -> Iterator[Arrays]:
     row_tokens = MAX_ROW_TOKENS if model.trained_kv.blocks is None else 0
     rows = sorted(_pack_rows(groups, row_tokens), key=lambda row: row.length)
 
     def compute(batch: Sequence[_PackedRow]) -> Arrays:
         scored = _score_pass(model, groups, batch)
-        on_progress(len(scored))
+        part.advance(len(scored))
         return _to_arrays(scored)
 
-    return keep(compute, _split_passes(model, rows))
+    return part.keep(compute, _split_passes(model, rows))
 
 
 def _pack_rows(groups: Sequence[Continuations], row_tokens: int) -> Iterator[_PackedRow]:
@@ -274,11 +263,7 @@ def _score_pass(
 
 
 def _score_served(
-    model: GPT,
-    groups: Sequence[Continuations],
-    serving: ServingConfig,
-    on_progress: OnCount,
-    keep: Keep,
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig, part: Part
 ) -> Iterator[Arrays]:
     """Score groups with the shortest contexts first, as many as fit at once, so that little of a
     pass is padding."""
@@ -292,9 +277,9 @@ def _score_served(
             step = _RowsStep(model)
 
     def compute(batch: Sequence[int]) -> Arrays:
-        return _to_arrays(_score_batch(model, groups, batch, serving, size, step, on_progress))
+        return _to_arrays(_score_batch(model, groups, batch, serving, size, step, part))
 
-    return keep(compute, _split_batches(model, groups, serving, size))
+    return part.keep(compute, _split_batches(model, groups, serving, size))
 
 
 def _split_batches(
@@ -353,7 +338,7 @@ def _score_batch(
     serving: ServingConfig,
     size: tuple[int, int] | None,
     step: _RowsStep | None,
-    on_progress: OnCount,
+    part: Part,
 ) -> list[Scored]:
     """Score the endings of the groups ``batch``, those of similar length together.
 
@@ -371,15 +356,16 @@ def _score_batch(
     rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
     scored: list[Scored] = []
     for start in range(0, len(rows), count):
-        part = rows[start : start + count]
-        padding = part[:1] * (0 if size is None else count - len(part))  # its scores are dropped
-        endings = [groups[batch[row]].endings[n] for row, n in part + padding]
-        cache_rows = torch.tensor([row for row, _ in part + padding], device=model.device)
+        real = rows[start : start + count]
+        # the scores of padding are dropped
+        some = real + real[:1] * (0 if size is None else count - len(real))
+        endings = [groups[batch[row]].endings[n] for row, n in some]
+        cache_rows = torch.tensor([row for row, _ in some], device=model.device)
         context = cache.select_rows(cache_rows)
         own_step = step or _RowsStep(model)
-        scores = _decode_endings(model, last[cache_rows], context, endings, own_step, on_progress)
-        on_progress(len(part))
-        found = zip(part, scores[: len(part)], strict=True)
+        scores = _decode_endings(model, last[cache_rows], context, endings, own_step, part)
+        part.advance(len(real))
+        found = zip(real, scores[: len(real)], strict=True)
         scored += [(batch[row], n, score) for (row, n), score in found]
     return scored
 
@@ -390,7 +376,7 @@ def _decode_endings(
     cache: KVCache,
     endings: Sequence[Sequence[int]],
     rows_step: _RowsStep,
-    on_progress: OnCount,
+    part: Part,
 ) -> list[ContinuationScore]:
     """Return the scores of R endings whose contexts are in ``cache``.
 
@@ -412,7 +398,7 @@ def _decode_endings(
             counts = [int(position < len(ending) - 1) for ending in endings]
             state = model.hidden_states(column[:, None], cache, counts)[:, -1]
         states.append(state.clone())
-        on_progress(0)
+        part.advance(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
     return _sum_scores(model, torch.stack(states, 1)[is_real], endings)
 

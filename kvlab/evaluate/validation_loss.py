@@ -27,14 +27,13 @@ from torch import Tensor
 
 from kvlab.data.batches import ScoredText, Tokens
 from kvlab.evaluate.forward_passes import (
+    SILENT,
     Arrays,
-    Keep,
-    OnCount,
+    Part,
     batch_rows,
     document_spans,
     hidden_states,
     join_arrays,
-    keep_nothing,
 )
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
@@ -49,29 +48,20 @@ POSITION_PARTS = 8
 
 @torch.inference_mode()
 def target_losses(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, text: ScoredText, serving: ServingConfig | None, part: Part = SILENT
 ) -> Floats:
     """Return the nats of each target (windows, block_size).
 
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    compute = _make_loss(model, text, serving, on_progress, lambda losses: losses)
-    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
-    return join_arrays(keep(compute, batches))["nats"]
+    batches = _batch_losses(model, text, serving, part, lambda losses: losses)
+    return join_arrays(batches)["nats"]
 
 
 @torch.inference_mode()
 def position_losses(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, text: ScoredText, serving: ServingConfig | None, part: Part = SILENT
 ) -> Floats:
     """Return the mean nats (block_size,) of the token that follows each position.
 
@@ -80,28 +70,27 @@ def position_losses(
     Args:
         serving: feed each token alone through this cache. None: one-shot.
     """
-    compute = _make_loss(model, text, serving, on_progress, lambda losses: losses.sum(0))
-    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
-    return np.asarray(sum(done["nats"] for done in keep(compute, batches)) / len(text))
+    batches = _batch_losses(model, text, serving, part, lambda losses: losses.sum(0))
+    return np.asarray(sum(done["nats"] for done in batches) / len(text))
 
 
-def _make_loss(
+def _batch_losses(
     model: GPT,
     text: ScoredText,
     serving: ServingConfig | None,
-    on_progress: OnCount,
+    part: Part,
     reduce: Callable[[Tensor], Tensor],
-) -> Callable[[tuple[Tokens, Tokens]], Arrays]:
-    """Return what computes ``reduce`` of the losses (B, T) in float64 of a batch."""
+) -> Iterator[Arrays]:
+    """Yield ``reduce`` of the losses (B, T) in float64 of successive windows."""
 
     def compute(batch: tuple[Tokens, Tokens]) -> Arrays:
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
-        states = hidden_states(model, inputs, serving, on_progress, text.document_start)
+        inputs, targets = (torch.from_numpy(tokens).to(model.device) for tokens in batch)
+        states = hidden_states(model, inputs, serving, part, text.document_start)
         losses = token_losses(states, model.lm_head.weight, targets).double()
-        on_progress(inputs.numel())
+        part.advance(inputs.numel())
         return {"nats": _to_numpy(reduce(losses))}
 
-    return compute
+    return part.keep(compute, text.iter_batches(batch_rows(model, text.block_size, serving)))
 
 
 def position_measurements(losses: Floats, block_size: int, suffix: str) -> dict[str, float]:
@@ -195,17 +184,12 @@ def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
 
 @torch.inference_mode()
 def compare_serving(
-    model: GPT,
-    text: ScoredText,
-    serving: ServingConfig,
-    on_progress: OnCount,
-    keep: Keep = keep_nothing,
+    model: GPT, text: ScoredText, serving: ServingConfig, part: Part = SILENT
 ) -> ServingComparison:
     """Score validation windows one-shot and through the serving cache.
 
     Args:
-        on_progress: called with the number of tokens that are newly decoded: twice each if
-            `stores_other_dtype`.
+        part: advanced by the tokens that are newly decoded: twice each if `stores_other_dtype`.
     """
     has_other_dtype = stores_other_dtype(model, serving)
     start, exact_serving = text.document_start, serving.store_as_model(model.config)
@@ -215,20 +199,20 @@ def compare_serving(
     rows = max(rows // one_shot_rows * one_shot_rows, min(rows, one_shot_rows))
 
     def compute(batch: tuple[Tokens, Tokens]) -> Arrays:
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in batch)
+        inputs, targets = (torch.from_numpy(tokens).to(model.device) for tokens in batch)
         passes = [
-            model.hidden_states(part, document_start=start)
-            for part in torch.split(inputs, one_shot_rows)
+            model.hidden_states(some, document_start=start)
+            for some in torch.split(inputs, one_shot_rows)
         ]
         states = {
-            "served": hidden_states(model, inputs, serving, on_progress, start),
+            "served": hidden_states(model, inputs, serving, part, start),
             "one_shot": torch.cat(passes),
         }
-        on_progress(inputs.numel())
+        part.advance(inputs.numel())
         divergences = _token_divergences(model, states["one_shot"], states["served"])
         done = {"by_window": divergences.mean(2), "by_position": divergences.sum(1)}
         if has_other_dtype:
-            exact = hidden_states(model, inputs, exact_serving, on_progress, start)
+            exact = hidden_states(model, inputs, exact_serving, part, start)
             states["exact"] = exact
             changes = []  # sum of squares, largest and number of each chunk
             # the head is linear: the logits of a difference are the differences of the logits
@@ -237,14 +221,14 @@ def compare_serving(
                 square = logits.square().sum(dtype=torch.float64)
                 changes.append([float(square), float(logits.abs().max()), logits.numel()])
             done["changes"] = torch.tensor(changes, dtype=torch.float64)
-            on_progress(inputs.numel())
+            part.advance(inputs.numel())
         for name, stream in states.items():
             done[name] = token_losses(stream, model.lm_head.weight, targets).double()
         lengths = [end - first for _, first, end in document_spans(inputs, start)]
         done["lengths"] = torch.tensor(lengths)  # of texts that are served alone
         return {name: _to_numpy(values) for name, values in done.items()}
 
-    done = list(keep(compute, text.iter_batches(rows)))
+    done = list(part.keep(compute, text.iter_batches(rows)))
     by_position = sum(batch.pop("by_position") for batch in done)
     by_window = np.concatenate([batch.pop("by_window") for batch in done], 1)
     joined = join_arrays(done)

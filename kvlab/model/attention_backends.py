@@ -8,7 +8,6 @@ Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D width of Q a
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -243,7 +242,7 @@ FLEX_WIDTH = 16
 
 
 FLEX_SHAPES = 64
-"""Shapes for which the kernel is compiled, each once. torch's own limit is 8."""
+"""Shapes for which the kernel stays compiled. torch's own limit is 8."""
 
 
 def attend_flex(
@@ -259,9 +258,7 @@ def attend_flex(
 
     On CPU it has no backward pass (torch 2.13). A compiled model takes kernel and mask into its
     own graph, where the mask is a small kernel of each pass. Otherwise the kernel is compiled
-    alone, at the first use of these shapes, and a mask is built once for each shape. Once there are
-    `FLEX_SHAPES` of them, torch would go on with flex_attention's unfused form, which holds the
-    scores of all queries and keys. Other backends take its place here.
+    alone, at the first use of these shapes, and a mask is built once for each shape.
 
     Args:
         compiles: whether the kernel is compiled alone; default on CUDA.
@@ -277,20 +274,25 @@ def attend_flex(
         blocks = _make_block_mask(*shape)
     else:
         blocks = _cached_block_mask(*shape)
-    if is_compiling or not (q.device.type == "cuda" if compiles is None else compiles):
-        note_kernel("flex")
-        return _run_flex(flex.flex_attention, q, k, v, blocks, sink)
-    limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
-    try:
-        with torch._dynamo.config.patch(limits):
-            out = _run_flex(_compile_flex(), q, k, v, blocks, sink)
-    except FailOnRecompileLimitHit:
-        text = f"over {FLEX_SHAPES} shapes of attention in one process: no more are compiled"
-        warnings.warn(f"{text}, and windows are computed in blocks, slower", stacklevel=2)
-        attend = attend_windowed_blocks if mask.is_windowed(k.shape[2]) else attend_sdpa
-        return attend(q, k, v, mask, sink)
     note_kernel("flex")
-    return out
+    if is_compiling or not (q.device.type == "cuda" if compiles is None else compiles):
+        return _run_flex(flex.flex_attention, q, k, v, blocks, sink)
+    return run_compiled(FLEX_SHAPES, lambda: _run_flex(_compile_flex(), q, k, v, blocks, sink))
+
+
+def run_compiled(shapes: int, run: Callable[[], Tensor]) -> Tensor:
+    """Return ``run()``, whose compiled code is forgotten before it has more than ``shapes``.
+
+    Beyond its limit torch would run functions as they are: flex_attention then holds the scores of
+    all queries and keys.
+    """
+    limits = {"recompile_limit": shapes, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(limits):
+        try:
+            return run()
+        except FailOnRecompileLimitHit:
+            torch.compiler.reset()
+            return run()
 
 
 def _run_flex(

@@ -10,11 +10,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from kvlab.cache import KVCache
 from kvlab.cache.static_pass import StaticPass
-from kvlab.model.attention_backends import record_kernels
+from kvlab.model.attention_backends import record_kernels, run_compiled
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT, check_positions
 from kvlab.model.kernels.compiled_libraries import remove_torn_libraries
@@ -400,12 +399,7 @@ STEP_SHAPES = 64
 
 def _run_compiled_step(model: GPT, tokens: Tensor, step: StaticPass, head: bool) -> Tensor:
     """Run the step as compiled for models, batches and caches of these sizes."""
-    with torch._dynamo.config.patch(recompile_limit=STEP_SHAPES):
-        try:
-            return _compile_step()(model, tokens, step, head)
-        except FailOnRecompileLimitHit:
-            torch.compiler.reset()
-            return _compile_step()(model, tokens, step, head)
+    return run_compiled(STEP_SHAPES, lambda: _compile_step()(model, tokens, step, head))
 
 
 @lru_cache(maxsize=1)

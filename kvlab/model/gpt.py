@@ -275,19 +275,6 @@ class GPT(nn.Module):
         modules = self.blocks.named_modules(prefix="blocks")
         return {name: module for name, module in modules if isinstance(module, Linear)}
 
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return inputs and outputs of each product of `linear_layers`, by name.
-
-        Each of several latents has its own product, with a part of one weight.
-        """
-        shapes = {}
-        for name, layer in self.linear_layers().items():
-            outputs, inputs = layer.weight.shape
-            kind = self.config.layers[int(name.split(".")[1])]
-            is_latent = name.endswith("kv.up")
-            shapes[name] = inputs, outputs // (kind.n_kv_head if is_latent else 1)
-        return shapes
-
     def new_cache(
         self,
         batch_size: int,

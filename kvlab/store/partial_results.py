@@ -6,15 +6,15 @@ computes only the others, so that its numbers are bitwise those of an evaluation
 A file that is damaged, or of other weights, code or machine, is not used.
 """
 
-import base64
 import re
 import shutil
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,29 +49,6 @@ class _PartialForm(TypedDict):
 _NAME = re.compile(r"[0-9]{1,9}[.]json\Z")
 
 
-class _Kept(NamedTuple):
-    identity: dict[str, Any]
-    batches: dict[str, Arrays]
-
-
-def _read(path: Path) -> _Kept:
-    value = read_sealed_json(path, "identity", "batches")
-    check_form(path, value, _PartialForm)
-    try:
-        batches = {
-            name: {key: _decode(one) for key, one in arrays.items()}
-            for name, arrays in value["batches"].items()
-        }
-    except ValueError as error:
-        raise RecordDamaged(f"{path} is damaged: {error}") from None
-    return _Kept(value["identity"], batches)
-
-
-def _decode(one: _ArrayForm) -> npt.NDArray[Any]:
-    numbers = np.frombuffer(base64.b64decode(one["base64"]), one["dtype"])
-    return numbers.reshape(one["shape"]).copy()
-
-
 class PartialResults:
     """The batches of one trial's evaluation that are done, by name.
 
@@ -97,22 +74,14 @@ class PartialResults:
         Raises:
             LeaseLost, StoreError: a file cannot be moved or written.
         """
-        self._identity["machine"], self._found, self._new = asdict(machine), {}, {}
-        names = [name for name in list_names(self._folder) if _NAME.match(name)]
-        self._number = max((int(name.removesuffix(".json")) for name in names), default=0)
-        for path in [self._folder / name for name in names]:
+        self._identity["machine"] = asdict(machine)
+        for name in filter(_NAME.match, list_names(self._folder)):
+            self._number = max(self._number, int(name.removesuffix(".json")))
             try:
-                kept = _read(path)
+                self._found |= self._read(self._folder / name)
             except RecordDamaged as error:
-                set_aside(self._folder, [path.name], self._fence)
+                set_aside(self._folder, [name], self._fence)
                 self._log(f"{error}; its batches are computed again")
-                continue
-            if kept.identity == self._identity:
-                self._found |= kept.batches
-            else:
-                self._fence.check()
-                path.unlink()
-                self._log(f"{path} is of other weights, code or machine; it is not used")
         if self._found:
             self._log(f"evaluation goes on: {len(self._found)} batches of it are done")
         self._written_at = time.monotonic()
@@ -121,6 +90,22 @@ class PartialResults:
         except Exception:
             self._write()
             raise
+
+    def _read(self, path: Path) -> dict[str, Arrays]:
+        value = read_sealed_json(path, "identity", "batches")
+        check_form(path, value, _PartialForm)
+        if value["identity"] != self._identity:
+            raise RecordDamaged(f"{path} is of other weights, code or another machine")
+        try:
+            return {
+                name: {
+                    key: np.frombuffer(b64decode(one["base64"]), one["dtype"]).reshape(one["shape"])
+                    for key, one in arrays.items()
+                }
+                for name, arrays in value["batches"].items()
+            }
+        except ValueError as error:
+            raise RecordDamaged(f"{path} is damaged: {error}") from None
 
     def get(self, name: str) -> Arrays | None:
         """Return what an earlier attempt has kept of a batch; None if it has not."""
@@ -142,7 +127,7 @@ class PartialResults:
                 key: {
                     "dtype": array.dtype.name,
                     "shape": list(array.shape),
-                    "base64": base64.b64encode(array.tobytes()).decode(),
+                    "base64": b64encode(array.tobytes()).decode(),
                 }
                 for key, array in arrays.items()
             }

@@ -250,8 +250,7 @@ class TrainStepper:
         """Return what `TrainingRecord.int8` says."""
         if self.loss.int8 is None:
             return None
-        tokens = self.microbatch_rows * self.block_size
-        return self.loss.int8.describe(self.model.linear_shapes(), tokens)
+        return self.loss.int8.describe(len(self.model.linear_layers()))
 
     @torch.no_grad()
     def validation_loss(self) -> float:

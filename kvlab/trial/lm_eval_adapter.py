@@ -19,7 +19,7 @@ import torch
 from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 from kvlab.errors import DataError, UsageError
 from kvlab.evaluate.evaluation import EvaluationPart, OnProgress
-from kvlab.evaluate.forward_passes import OnCount
+from kvlab.evaluate.forward_passes import SILENT, Part
 from kvlab.evaluate.scoring import Pair, score_pairs
 from kvlab.model.generate import make_decoder, prefill
 from kvlab.spec.evaluation_config import LmEvalTask, find_task_file
@@ -147,22 +147,22 @@ def harness_model(
         """Translate lm-eval's requests; see its guide to models."""
 
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
-            on_count = EvaluationPart(note, len(requests), on_progress).advance
-            return scorer.score_continuations([request.args for request in requests], on_count)
+            part = EvaluationPart(note, len(requests), on_progress)
+            return scorer.score_continuations([request.args for request in requests], part)
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
             texts = [scorer.split_text(request.args[0]) for request in requests]
-            on_count = EvaluationPart(note, sum(map(len, texts)), on_progress).advance
-            return scorer.score_texts(texts, on_count)
+            part = EvaluationPart(note, sum(map(len, texts)), on_progress)
+            return scorer.score_texts(texts, part)
 
         def generate_until(self, requests: Any) -> list[str]:
             return [scorer.generate(*request.args) for request in count(requests)]
 
     def count(requests: Any) -> Iterator[Any]:
-        on_count = EvaluationPart(note, len(requests), on_progress).advance
+        part = EvaluationPart(note, len(requests), on_progress)
         for request in requests:
             yield request
-            on_count(1)
+            part.advance(1)
 
     return KvlabLM()
 
@@ -175,13 +175,13 @@ class TextScorer:
         self._serving = opened.serving if served else None
 
     def score_continuations(
-        self, texts: Sequence[tuple[str, str]], on_count: OnCount = lambda _: None
+        self, texts: Sequence[tuple[str, str]], part: Part = SILENT
     ) -> list[tuple[float, bool]]:
         """Return each continuation's log-likelihood, and whether greedy decoding produces it.
 
         Args:
             texts: pairs of context and continuation.
-            on_count: called with the number of continuations that are newly done.
+            part: advanced by the continuations that are newly done.
 
         Raises:
             UsageError: a continuation is empty.
@@ -197,7 +197,7 @@ class TextScorer:
                 raise UsageError(f"{text} {context[-40:]!r}; {hint}")
             start = context_ids or [self._tokenizer.end_of_text]
             pairs.append((start, whole[len(context_ids) :]))
-        scores = score_pairs(self._model, pairs, self._serving, on_count)
+        scores = score_pairs(self._model, pairs, self._serving, part)
         return [(-score.nats, score.is_greedy) for score in scores]
 
     def split_text(self, text: str) -> list[Pair]:
@@ -214,19 +214,17 @@ class TextScorer:
             pairs.append((ids[max(0, end - block - 1) : start + 1], ids[start + 1 : end]))
         return pairs
 
-    def score_texts(
-        self, texts: Sequence[Sequence[Pair]], on_count: OnCount = lambda _: None
-    ) -> list[float]:
+    def score_texts(self, texts: Sequence[Sequence[Pair]], part: Part = SILENT) -> list[float]:
         """Return the log-likelihood of each text that `split_text` has split.
 
         All windows are scored together: alone, nearly each text would have a size of its own, for
         which a compiled step is compiled anew.
 
         Args:
-            on_count: called with the number of windows that are newly done.
+            part: advanced by the windows that are newly done.
         """
         pairs = [pair for text in texts for pair in text]
-        scores = iter(score_pairs(self._model, pairs, self._serving, on_count))
+        scores = iter(score_pairs(self._model, pairs, self._serving, part))
         return [-sum(next(scores).nats for _ in text) for text in texts]
 
     @torch.inference_mode()

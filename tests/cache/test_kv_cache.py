@@ -156,9 +156,9 @@ def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
     text = spread_windows(TEXT, 64, 16)
     evict = {"bytes": 4 * 2 * 2 * (8 + 2) * 6, "by": "recency", "sinks": 1}  # int8: six tokens
     how = ServingConfig(evict=evict, kv_dtype="int8")
-    measured = compare_serving(model, text, how, lambda _: None).measurements()
+    measured = compare_serving(model, text, how).measurements()
     assert measured["evicted_share"] == pytest.approx(sum(range(11)) / sum(range(17)))
     assert measured["serving_kl"] > 1e-3 > measured["kv_dtype_logit_rms"] ** 2 > 0
     evict = {"by": "snapkv", "prompt": 10, "keep": 6, "recent": 2}
-    measured = compare_serving(model, text, ServingConfig(evict=evict), lambda _: None)
+    measured = compare_serving(model, text, ServingConfig(evict=evict))
     assert measured.evicted_share == pytest.approx(6 * 4 / sum(range(17)))

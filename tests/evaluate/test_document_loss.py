@@ -36,10 +36,10 @@ def by_hand():
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
     expected = pytest.approx(by_hand(), abs=1e-5)
-    assert target_losses(MODEL, SCORED, None, lambda _: None).mean(1) == expected
-    served = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None).mean(1)
+    assert target_losses(MODEL, SCORED, None).mean(1) == expected
+    served = target_losses(MODEL, SCORED, ServingConfig()).mean(1)
     assert served == expected
-    packed = target_losses(MODEL, PACKED, None, lambda _: None).mean(1)
+    packed = target_losses(MODEL, PACKED, None).mean(1)
     assert packed != expected, "packed text differs"
 
 
@@ -48,14 +48,14 @@ def test_documents_of_all_sizes_have_one_compiled_step(monkeypatch):
     sizes = watch_compiled_steps(monkeypatch)
     for text in (SCORED, PACKED):
         sizes.clear()
-        expected = target_losses(MODEL, text, ServingConfig(), lambda _: None)
-        served = target_losses(MODEL, text, ServingConfig(compile=True), lambda _: None)
+        expected = target_losses(MODEL, text, ServingConfig())
+        served = target_losses(MODEL, text, ServingConfig(compile=True))
         assert np.abs(served - expected).max() < 1e-5
         assert sizes == {(3, 40)}
 
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    comparison = compare_serving(MODEL, SCORED, serving, lambda _: None)
+    comparison = compare_serving(MODEL, SCORED, serving)
     assert comparison.exact.mean(1) == pytest.approx(by_hand(), abs=1e-5)
     assert 0 < comparison.logit_rms < 0.1

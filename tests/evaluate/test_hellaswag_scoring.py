@@ -74,7 +74,7 @@ PLAIN = {"completion": plain_completion, "lmeval": plain_lmeval}
 )
 def test_every_item_scores_as_in_the_plain_way_one_shot_and_served(tok, shape):
     model = make_model(tok, **shape)
-    records = score_hellaswag(model, ITEMS, tok, ServingConfig(), lambda _: None)
+    records = score_hellaswag(model, ITEMS, tok, ServingConfig())
     assert [(r["ind"], r["label"]) for r in records] == [(i.ind, i.label) for i in ITEMS]
     for record, item in zip(records, ITEMS, strict=True):
         for convention, plain in PLAIN.items():
@@ -89,7 +89,7 @@ def test_every_item_scores_as_in_the_plain_way_one_shot_and_served(tok, shape):
 
 
 def test_what_does_not_fit_is_cut_and_counted():
-    records = score_hellaswag(make_model(BPE), ITEMS, BPE, None, lambda _: None)
+    records = score_hellaswag(make_model(BPE), ITEMS, BPE, None)
     cut = {r["ind"] for r in records if r["lmeval"]["shortened"]}
     lengths = {i.ind: len(BPE.encode(f"{i.activity_label}: {i.ctx}")) for i in ITEMS}
     assert lengths[120] > 40 > lengths[24]
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_cut_and_counted():
 def test_a_tied_cache_is_scored_as_it_serves():
     """The context goes in at once; then every ending token alone sees it through the cache."""
     model, serving = make_model(BPE, block_size=256), ServingConfig(tie="adjacent:2")
-    records = score_hellaswag(model, ITEMS[:3], BPE, serving, lambda _: None)
+    records = score_hellaswag(model, ITEMS[:3], BPE, serving)
     for record, item in zip(records, ITEMS, strict=False):
         context = BPE.encode(item.ctx)
         expected = []

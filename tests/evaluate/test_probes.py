@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from kvlab.data.batches import spread_windows
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import measure_probes
-from kvlab.evaluate.forward_passes import keep_nothing
 from kvlab.evaluate.probes import (
     make_needle_rows,
     make_recall_rows,
@@ -29,10 +28,6 @@ from tests.support.tiny_training import experiment
 SHAPE = {"vocab_size": 258, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
 SERVING = ServingConfig()
 TEXT = np.random.default_rng(5).integers(0, 256, 2000).astype(np.uint16)
-
-
-def ignore(*_):
-    pass
 
 
 def loud(**changes):
@@ -61,7 +56,7 @@ def test_rows_are_pairs_and_then_the_keys_again():
 
 def test_recall_is_the_best_of_the_rows_values():
     model, rows = loud(), make_recall_rows(40, 32, 256)
-    right = score_recall(model, rows, None, ignore)
+    right = score_recall(model, rows, None)
     logits = model(torch.from_numpy(rows.tokens)).detach()
     for r in range(40):
         for i, position in enumerate(rows.positions):
@@ -81,7 +76,7 @@ def test_recall_is_the_best_of_the_rows_values():
 def test_loss_by_position_is_the_loss_of_each_place():
     model = loud(position="rope")
     scored = spread_windows(TEXT, 130, 64)
-    losses = position_losses(model, scored, None, ignore)
+    losses = position_losses(model, scored, None)
     rows = np.stack([TEXT[start : start + 65] for start in scored.starts]).astype(np.int64)
     text = torch.from_numpy(rows)
     logits = model(text[:, :-1]).detach()
@@ -102,7 +97,7 @@ def test_probes_are_measured_as_asked(position, served):
 
     def progress(note, tokens):  # noqa: ARG001
         counted.append(-tokens)
-        return SimpleNamespace(advance=counted.append, keep=keep_nothing)
+        return SimpleNamespace(advance=counted.append, keep=map)
 
     measurements, _ = measure_probes(GPT(of.model), TEXT, of, progress)
     assert set(measurements) <= set(METRICS)
@@ -193,13 +188,13 @@ def test_needles_follow_the_text_s_words_and_a_text_of_few_words_has_some_too():
 
 @pytest.mark.parametrize("serving", [None, PLAIN])
 def test_it_is_lost_exactly_where_the_window_ends(serving):
-    everywhere = score_needles(copier(), rows(), serving, ignore)
+    everywhere = score_needles(copier(), rows(), serving)
     assert (everywhere.accuracies[:-1] == 1).all()
     assert everywhere.losses[:-1].max() < 1e-4
     assert everywhere.losses[-1].min() > 1, "without a needle there is nothing to copy"
     assert everywhere.accuracies[-1].max() == 0
     window = 10
-    scores = score_needles(copier(attention_pattern="GL", window=window), rows(), serving, ignore)
+    scores = score_needles(copier(attention_pattern="GL", window=window), rows(), serving)
     for place in range(PLACES + 1):
         distance = (LENGTH - 4) - (place + 4)  # from a question's token back to its answer's
         if distance < window:
@@ -214,7 +209,7 @@ def test_it_is_lost_exactly_where_the_window_ends(serving):
 def test_a_tie_at_serving_loses_it_though_one_shot_finds_it():
     made, model = rows((0.0, 1.0)), copier()
     tied = ServingConfig(tie="adjacent:2", tie_rule="owner")
-    ways = (score_needles(model, made, serving, ignore) for serving in (None, tied))
+    ways = (score_needles(model, made, serving) for serving in (None, tied))
     for line in needle_lines(made, *ways):
         assert (line["accuracy"], line["accuracy_served"]) == (1, 0)
         assert line["loss_change"] == pytest.approx(line["loss_served"] - line["loss"])
@@ -226,7 +221,7 @@ def test_scores_are_those_of_the_logits_and_lines_their_means():
     model = random_model(ModelConfig(vocab_size=WORDS, block_size=LENGTH, n_layer=2, n_head=2,
                                      n_embd=16))  # fmt: skip
     made = rows((0.25, 0.75), count=6)
-    scores = score_needles(model, made, None, ignore)
+    scores = score_needles(model, made, None)
     losses = np.zeros((3, 6, 4))
     for d in range(3):
         logits = model(torch.from_numpy(made.tokens[d])).detach()[:, -4:]

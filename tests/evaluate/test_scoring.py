@@ -1,5 +1,6 @@
 import copy
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def test_the_step_that_is_scored_is_the_compiled_one_and_of_one_size(rows, monke
     monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", rows)
     targets = [by_hand(*pair)[0] for pair in some_pairs()]
     done = []
-    scores = score_pairs(MODEL, some_pairs(), ServingConfig(compile=True), done.append)
+    part = SimpleNamespace(advance=done.append, keep=map)
+    scores = score_pairs(MODEL, some_pairs(), ServingConfig(compile=True), part)
     assert [-score.nats for score in scores] == pytest.approx(targets, abs=1e-4)
     longest = 22 + 24 - 1  # the longest context and ending that are left of 25 tokens
     assert sizes == {(min(rows, len(targets)), longest)}
@@ -97,7 +99,7 @@ def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypa
     monkeypatch.setattr(forward_passes, "make_decoder", StaticDecoder)  # as on CUDA
     tokens = torch.zeros(2, 2, dtype=torch.int64, device="meta")
     with torch.inference_mode():
-        states = forward_passes.hidden_states(model, tokens, serving, lambda _: None)
+        states = forward_passes.hidden_states(model, tokens, serving)
         assert states.shape == (2, 2, 16)
         cache = model.new_cache(2, 5, serving)
         prefill(model, tokens, cache)

@@ -63,7 +63,7 @@ def by_hand(model, windows, serving):
 def test_divergence_is_that_of_every_token_alone(shape, serving):
     model, how = random_model(ModelConfig(**{**SHAPE, **shape})), ServingConfig(**serving)
     kl, changed = by_hand(model, 5, how)
-    compared = compare_serving(model, SCORED, how, lambda _: None)
+    compared = compare_serving(model, SCORED, how)
     assert compared.by_window[0] == pytest.approx(kl.mean(1), rel=1e-9)
     assert compared.by_window[1] == pytest.approx(changed.mean(1))
     if "tie" in serving:

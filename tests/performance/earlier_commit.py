@@ -69,7 +69,7 @@ def decoding(serving, changes={}):
 def scoring(serving):
     model = GPT(experiment.model, seed=0).eval()
     windows = spread_windows(text, 16 * model.config.block_size, model.config.block_size)
-    return lambda: target_losses(model, windows, serving, lambda _count: None)
+    return lambda: target_losses(model, windows, serving)
 
 hybrid = {"attention_pattern": "GL", "window": 32}
 works = {

@@ -157,13 +157,3 @@ def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path
     assert len(calls) == layers, "one step of one pass, and no product of the validation"
     said = {"kernel": kernel, "products": ["grad_weight"], "layers": layers, "padded": []}
     assert record.int8 == load_training_record(tmp_path).int8 == said
-
-
-def test_the_record_says_what_cublas_multiplies_in_place_of_a_shape_that_it_refuses():
-    of = experiment({"n_embd": 20, "ffn_dim": 24}, {"int8": ["output", "grad_weight"]})
-    stepper = TrainStepper(model(of), DATA, of, 0)
-    stepper.loss.int8 = Int8Linear(("output", "grad_weight"), "cublas")
-    padded = stepper.describe_int8()["padded"]
-    assert ["output", "blocks.0.mlp.up", [64, 20, 24], [64, 24, 24]] in padded
-    assert ["grad_weight", "blocks.1.mlp.down", [20, 64, 24], [20, 64, 24]] not in padded
-    assert all(own != multiplied for *_, own, multiplied in padded)

@@ -18,13 +18,12 @@ weight. Weights, sums over steps and the optimizer stay in float32.
 worker. The other two do not depend on which rows share a pass.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
@@ -47,9 +46,6 @@ _CHUNK_ELEMENTS = 2**17
 
 _MIN_CHUNK_ROWS = 256
 """Rows of one call of a product; each call arranges the right factor anew."""
-
-_CUDA_MIN_ROWS, _CUDA_MULTIPLE = 17, 8
-"""Shapes that cuBLAS multiplies: more than 16 rows, other sizes multiples of 8."""
 
 
 class Codes(NamedTuple):
@@ -112,25 +108,8 @@ def _split_inputs(a: Tensor, b: Tensor, count: int) -> Iterator[tuple[Tensor, Te
     yield from zip(torch.split(a, count, 1), torch.split(b, count, 0), strict=True)
 
 
-def _multiply_padded(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply by cuBLAS, padded with zeros where it refuses the shape. It prefers b by columns."""
-    sizes = (*a.shape, b.shape[1])
-    padded = pad_for_cublas(*sizes)
-    rows, inputs, columns = (more - size for more, size in zip(padded, sizes, strict=True))
-    if padded != sizes:
-        a, b = F.pad(a, (0, inputs, 0, rows)), F.pad(b, (0, columns, 0, inputs))
-    return torch._int_mm(a.contiguous(), b.mT.contiguous().mT)[: sizes[0], : sizes[2]]
-
-
-def pad_for_cublas(rows: int, inputs: int, columns: int) -> tuple[int, int, int]:
-    """Return M, K and N of a product as cuBLAS takes it."""
-    inputs, columns = (-(-size // _CUDA_MULTIPLE) * _CUDA_MULTIPLE for size in (inputs, columns))
-    return max(rows, _CUDA_MIN_ROWS), inputs, columns
-
-
 INT8_KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "onednn": torch._int_mm,
-    "cublas": _multiply_padded,
     "float32": _multiply_in_float32,
     "integer": multiply_integers,
 }
@@ -141,13 +120,12 @@ def select_int8_kernel(device: torch.device) -> str:
     """Return the fastest of `INT8_KERNELS` that is exact on a device.
 
     oneDNN is exact on processors with VNNI or AMX. Without them it adds pairs of products in 16
-    bits, where they saturate, so an extreme product is tried.
+    bits, where they saturate, so an extreme product is tried. On CUDA, where products of these
+    widths gain nothing by int8, float32 gives its numerics: TF32 represents every code.
     """
     if is_plain_code_used() or device.type not in ("cpu", "cuda"):
         return "integer"
-    if device.type == "cuda":
-        return "cublas"
-    return "onednn" if _is_onednn_exact() else "float32"
+    return "onednn" if device.type == "cpu" and _is_onednn_exact() else "float32"
 
 
 @lru_cache
@@ -198,34 +176,10 @@ class Int8Linear:
     products: tuple[str, ...]
     kernel: str
 
-    def describe(self, shapes: Mapping[str, tuple[int, int]], rows: int) -> dict[str, Any]:
-        """Return, as plain data, what a training's record says of its products.
-
-        Args:
-            shapes: K and N of each layer by name.
-            rows: M.
-
-        Returns:
-            ``kernel``, ``products``, ``layers`` (their number), and ``padded``: product, layer,
-            and the sizes of the product and of what was multiplied.
-        """
-        padded = []
-        for name, (inputs, outputs) in shapes.items() if self.kernel == "cublas" else ():
-            sizes = {
-                "output": (rows, inputs, outputs),
-                "grad_input": (rows, outputs, inputs),
-                "grad_weight": (outputs, rows, inputs),
-            }
-            for product in self.products:
-                own, multiplied = sizes[product], pad_for_cublas(*sizes[product])
-                if multiplied != own:
-                    padded.append([product, name, list(own), list(multiplied)])
-        return {
-            "kernel": self.kernel,
-            "products": list(self.products),
-            "layers": len(shapes),
-            "padded": padded,
-        }
+    def describe(self, layers: int) -> dict[str, Any]:
+        """Return, as plain data, what a training's record says of its products."""
+        products = list(self.products)
+        return {"kernel": self.kernel, "products": products, "layers": layers, "padded": []}
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N).
