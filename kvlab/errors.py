@@ -9,6 +9,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── StoreError             the store cannot be read or written
 │   └── RecordDamaged      a file of the record is not what was written
 ├── ResourceError          a trial requests more than the machine or the cluster has
+├── CodeChanged            a worker runs other code than the driver; submit again
 ├── ClusterLost            the Ray cluster under a running sweep is gone; submit again
 ├── CacheError             a request that the KV cache's layout does not support
 ├── MeasurementError       two measurements that must agree differ: a bug, never a result
@@ -108,6 +109,10 @@ class RecordDamaged(StoreError):
 
     def __init__(self, message: str):
         super().__init__(sanitize_text(message))
+
+
+class CodeChanged(KvlabError):
+    """A worker runs other code than the driver that started it."""
 
 
 class ResourceError(KvlabError):

@@ -143,6 +143,18 @@ class Study:
         return tuple(row for row in self.rows if row.is_done)
 
     @cached_property
+    def usual_code(self) -> tuple[str, str] | None:
+        """The code of most trials, of several the first; None if no trial says."""
+        codes = Counter(row.code for row in self.rows if row.code and row.status != "failed")
+        return codes.most_common(1)[0][0] if codes else None
+
+    @cached_property
+    def other_code(self) -> tuple[TrialRow, ...]:
+        """The trials that ran other code than most, each once. Trials that do not say are none."""
+        rows = {row.trial: row for row in self.rows if row.code and row.status != "failed"}
+        return tuple(row for row in rows.values() if row.code != self.usual_code)
+
+    @cached_property
     def is_untrained(self) -> bool:
         """Whether all weights are as initialized, so that losses mean nothing."""
         trainings = [row.record["experiment"].get("training", {}) for row in self.done_rows]

@@ -40,6 +40,14 @@ class TrialRow:
     def is_done(self) -> bool:
         return self.status == "done"
 
+    @property
+    def code(self) -> tuple[str, str] | None:
+        """Digests of the code that trained and of the code that measured; see
+        `kvlab.trial.code_identity`. None if the record does not say, or nothing was trained."""
+        code = (self.record.get("provenance") or {}).get("code") or {}
+        digests = [*code.get("training", ()), code.get("measurement", "")]
+        return (" + ".join(digests[:-1]), digests[-1]) if digests[1:] and all(digests) else None
+
 
 _NOT_KEPT = ("measurements", "curves", "files")
 """Parts of a result that have fields of their own, or lie in files of their own."""

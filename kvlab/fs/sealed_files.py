@@ -226,15 +226,18 @@ def _explain(path: str | Path, error: OSError) -> StoreError:
     return StoreError(f"{path} cannot be read: {error.strerror}; check its permissions")
 
 
-def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None) -> Path:
-    """Move damaged files and folders of ``directory`` into a new folder under ``damaged/``.
+def set_aside(
+    directory: Path, names: Sequence[str], fence: Fence | None = None, folder: str = "damaged"
+) -> Path:
+    """Move files and folders of ``directory`` into a new folder under ``folder``.
 
     Args:
         names: Paths in ``directory``; those that are missing are skipped.
         fence: Of the lock on ``directory``.
+        folder: Name that says why they are moved.
 
     Returns:
-        The new folder, ``damaged/<n>``.
+        The new folder, such as ``damaged/<n>``.
 
     Raises:
         LeaseLost: The lock was taken over.
@@ -244,7 +247,7 @@ def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None)
         fence.check()
     try:
         for number in itertools.count(1):
-            target = directory / "damaged" / str(number)
+            target = directory / folder / str(number)
             with contextlib.suppress(FileExistsError):
                 target.mkdir(parents=True)
                 break
@@ -253,6 +256,6 @@ def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None)
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(directory / name, target / name)
     except OSError as error:
-        text = f"{directory / 'damaged'} cannot be written: {error.strerror}"
+        text = f"{directory / folder} cannot be written: {error.strerror}"
         raise StoreError(f"{text}; free or repair the disk, run again") from None
     return target

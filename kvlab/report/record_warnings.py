@@ -41,6 +41,10 @@ def list_warnings(study: Study) -> Iterator[Content]:
     mixed = ", ".join(name for name, values in counts.items() if len(values) > 1)
     if mixed:
         yield texts.write("mixed record", facts=mixed)
+    if study.other_code:
+        trials = {row.trial: row.code for row in study.rows if row.record.get("provenance")}
+        unknown = sum(code is None for code in trials.values())
+        yield texts.write("mixed code", study=study, n=len(trials), unknown=unknown)
     if "yes" in counts.get("uncommitted changes", {}):
         yield texts.write("uncommitted code")
     overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]
@@ -53,10 +57,13 @@ def count_values(recorded: Sequence[Record]) -> dict[str, Counter[str]]:
     """Return how many trials have which value of each recorded fact."""
     versions = [one.get("versions") or {} for one in recorded]
     data = [one.get("data") or {} for one in recorded]
+    code = [one.get("code") or {} for one in recorded]
     words = {None: None, True: "yes", False: "no"}
     facts: dict[str, list[Any]] = {
         "commit": [one.get("commit") for one in recorded],
         "uncommitted changes": [words[one.get("dirty")] for one in recorded],
+        "training code": [" + ".join(one.get("training", ())) or None for one in code],
+        "measuring code": [one.get("measurement") or None for one in code],
         "kvlab": [one.get("kvlab") for one in recorded],
         "python": [one.get("python") for one in recorded],
     }

@@ -217,6 +217,8 @@ def _warnings(studies: Studies) -> Iterator[str]:
     before, after = studies
     for name, *path in (
         ("code (commit)", "commit"),
+        ("digests of the training code", "code", "training"),
+        ("digests of the measuring code", "code", "measurement"),
         ("uncommitted changes", "dirty"),
         ("kvlab version", "kvlab"),
         ("package versions", "versions"),
@@ -225,7 +227,8 @@ def _warnings(studies: Studies) -> Iterator[str]:
         ("data", "data", "digest"),
     ):
         one, other = (_provenance_values(study, path) for study in studies)
-        if one != other:
+        is_unknown = path[0] == "code" and "None" in (one, other)  # of an earlier version
+        if one != other and not is_unknown:
             yield f"{name} differ: {one or 'nothing'} against {other or 'nothing'}"
     patches, others = (study.sweep.get("patches", {}) for study in studies)
     for factor in sorted(patches.keys() & others.keys()):
@@ -254,5 +257,7 @@ def _provenance_values(study: Study, path: list[str]) -> str:
             value = (value or {}).get(key)
         if isinstance(value, dict):
             value = " ".join(f"{name} {version}" for name, version in sorted(value.items()))
+        if isinstance(value, list):
+            value = " + ".join(value)
         values.add(str(value))
     return ", ".join(sorted(values))

@@ -32,16 +32,19 @@ class Origin:
         commit: of the kvlab that runs; None outside a checkout.
         dirty: whether tracked files differ from it.
         command: as typed, without absolute paths.
+        code: digests of the code that its trials are to run; None if they may run any. See
+            `kvlab.trial.code_identity`.
     """
 
     commit: str | None = None
     dirty: bool | None = None
     command: str = ""
+    code: Mapping[str, str] | None = None
 
 
-def capture_origin(command: str = "") -> Origin:
+def capture_origin(command: str = "", code: Mapping[str, str] | None = None) -> Origin:
     """Return the origin of trials that this process starts."""
-    return Origin(*read_git_state(Path(kvlab.__file__).parent), command)
+    return Origin(*read_git_state(Path(kvlab.__file__).parent), command, code)
 
 
 def read_git_state(package: Path) -> tuple[str | None, bool | None]:
@@ -111,6 +114,7 @@ def build_provenance(
     pauses: int = 0,
     machine: Machine | None = None,
     data: DataProvenance | None = None,
+    code: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the ``provenance`` of a result.
 
@@ -120,6 +124,7 @@ def build_provenance(
         pauses: attempts that ended at a rung of a search; the key is left out if there are none.
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
+        code: see `kvlab.trial.code_identity.describe_code`.
     """
     versions = {}
     for package in PACKAGES:
@@ -128,6 +133,7 @@ def build_provenance(
     return {
         "commit": origin.commit,
         "dirty": origin.dirty,
+        **({"code": dict(code)} if code else {}),
         "kvlab": kvlab.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -16,7 +16,7 @@ Verdict = Literal["equal", "within", "beyond", "only in A", "only in B", "not co
 NOT_RECORDED = "not recorded"
 
 _ENVIRONMENT = (
-    "commit", "dirty", "kvlab", "python", "platform", "versions", "device", "threads",
+    "commit", "dirty", "code", "kvlab", "python", "platform", "versions", "device", "threads",
     "kernels", "timings", "command", "started", "finished", "attempts",
 )  # fmt: skip
 

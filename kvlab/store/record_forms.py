@@ -63,6 +63,7 @@ _PROVENANCE = _form(
     ("data?", OptionalData),
     ("started? finished?", Text),
     ("attempts?", int),
+    ("code?", _form(("training", list[Text]), ("measurement", Text))),
 )
 _TIMED_TRIAL = _form(
     ("result", Text), ("measurements", dict[Text, Number]), ("benchmark", _list[_LINE])
@@ -137,12 +138,14 @@ _FORMS = {
     "search.json": _form(("search", Any), ("seconds flops?", Number)),
     "reported.json": _form(("seeds", list[list[int]])),
     "timings.json": _form(("sessions", _list[_TIMING_SESSION])),
-    "training.json": _form(("files", _form(("final/model.safetensors", Object)))),
+    "training.json": _form(
+        ("files", _form(("final/model.safetensors", Object))), ("code?", list[Text])
+    ),
     "config.json": _form(),
     "start.json": _form(("source", Text)),
-    "diverged.json": _form(("message", Text)),
+    "diverged.json": _form(("message", Text), ("code?", list[Text])),
     "rungs.json": _form(("rungs", _dict[Seed, _form(("step", int), ("loss", Number))])),
-    "state.json": _form(("files state", Object)),
+    "state.json": _form(("files", Object), ("state", _form(("code?", list[Text])))),
 }  # fmt: skip
 
 _IDENTITY = {"sweep.json": "name", "trial.json": "trial", "result.json": "trial"}

@@ -18,7 +18,7 @@ kvlab's and files that a killed process left unfinished.
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ from kvlab.store.record_forms import read_if_whole, read_record
 from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import SCHEMA, TrialRecords
+
+_TRAINING_FILES = (
+    "training.json", "final", "config.json", "checkpoints", "start.json", "rungs.json",
+    "diverged.json",
+)  # fmt: skip
 
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 
@@ -111,9 +116,44 @@ class Store(TrialRecords):
         path = self.training_directory(training_id) / "diverged.json"
         return read_if_whole(path).get("message")
 
-    def write_divergence(self, training_id: str, message: str, fence: Fence | None = None) -> None:
+    def write_divergence(
+        self, training_id: str, message: str, code: Sequence[str], fence: Fence | None = None
+    ) -> None:
         path = self.training_directory(training_id) / "diverged.json"
-        write_sealed_json(path, {"schema": SCHEMA, "message": message}, fence=fence)
+        content = {"schema": SCHEMA, "message": message, "code": list(code)}
+        write_sealed_json(path, content, fence=fence)
+
+    def training_code(self, training_id: str) -> list[str]:
+        """Return the digests of the code that a training's weights come from so far.
+
+        Returns:
+            See `kvlab.train.training_record.TrainingRecord`; none if it has not begun.
+        """
+        directory = self.training_directory(training_id)
+        if self.is_trained(training_id):
+            return _read_code(directory / "training.json")
+        if self.divergence(training_id) is not None:
+            return _read_code(directory / "diverged.json")
+        names = sorted(list_names(directory / "checkpoints"), reverse=True)
+        steps = [directory / "checkpoints" / name for name in names if _TRUNK_STEP.match(name)]
+        return _read_code(steps[0] / "state.json") if steps else []
+
+    def trunk_code(self, trunk_id: str, last_step: int | None = None) -> list[str]:
+        """Return the digests of the code of a trunk's newest checkpoint, at most ``last_step``."""
+        steps = [step for step in self.trunk_steps(trunk_id) if step <= (last_step or step)]
+        directory = self.trunk_directory(trunk_id)
+        return _read_code(directory / f"step-{steps[-1]:08d}" / "state.json") if steps else []
+
+    def set_aside_code(self, directory: Path, fence: Fence) -> Path:
+        """Move what a training or a trunk has so far into ``other-code/``, so that it runs again.
+
+        Requires its lock.
+
+        Returns:
+            The folder that it is moved to.
+        """
+        steps = [name for name in list_names(directory) if _TRUNK_STEP.match(name)]
+        return sealed_files.set_aside(directory, (*_TRAINING_FILES, *steps), fence, "other-code")
 
     def rungs(self, training_id: str) -> dict[int, float]:
         """Return validation losses (nats/token) by the steps after which a search paused it."""
@@ -208,6 +248,12 @@ class Store(TrialRecords):
                 result = self.result(trial_id, timings)
                 if result is not None:
                     yield result
+
+
+def _read_code(path: Path) -> list[str]:
+    """Return the ``code`` of a training's file, which an earlier version did not write."""
+    content = read_if_whole(path)
+    return list(content.get("state", content).get("code", [""]))
 
 
 def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:

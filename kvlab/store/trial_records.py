@@ -39,11 +39,18 @@ RESULT_FILES = (*DETAIL_FILES, "result.json")
 
 @dataclass(frozen=True)
 class _End:
-    """What was read of a trial that has ended: its files' stamp and the seals of its details."""
+    """What was read of a trial that has ended: its files' stamp, the seals of its details, and the
+    code that it names."""
 
     stamp: tuple[tuple[int, int, int], ...]
     status: Status
     files: Mapping[str, FileSeal] = field(default_factory=dict)
+    code: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, stamp: tuple[tuple[int, int, int], ...], result: Mapping[str, Any]) -> "_End":
+        code = (result.get("provenance") or {}).get("code")
+        return cls(stamp, result["status"], result.get("files", {}), code)
 
 
 class TrialRecords(StorePaths):
@@ -73,15 +80,29 @@ class TrialRecords(StorePaths):
         What `verify_record` finds damaged is damaged here. The files are read again when one of
         them has another inode, size or time.
         """
+        end = self._end(trial_id)
+        return None if end is None else end.status
+
+    def code(self, trial_id: str) -> Mapping[str, Any] | None:
+        """Return the digests of the code of a trial that has ended, as its result has them.
+
+        Returns:
+            See `kvlab.trial.code_identity`; None if it does not name its code.
+        """
+        end = self._end(trial_id)
+        return None if end is None else end.code
+
+    def _end(self, trial_id: str) -> _End | None:
+        """Return what is known of a trial that has ended; read again if a file has changed."""
         stamp, end = self._stamp(trial_id), self._ends.get(trial_id)
         if end is not None and end.stamp == stamp:
-            return end.status
+            return end
         try:
             result = self.result(trial_id)
         except RecordDamaged:
-            self._remember(trial_id, _End(stamp, "damaged"))
-            return "damaged"
-        return None if result is None else result["status"]
+            self._remember(trial_id, damaged := _End(stamp, "damaged"))
+            return damaged
+        return None if result is None else _End.of(stamp, result)
 
     def result(
         self, trial_id: str, timings: Mapping[str, TimingSession] | None = None
@@ -99,7 +120,7 @@ class TrialRecords(StorePaths):
             result = read_record(path)
         except FileNotFoundError:
             return None
-        end = _End(stamp, result["status"], result.get("files", {}))
+        end = _End.of(stamp, result)
         if self._ends.get(trial_id) != end:
             for name, seal in end.files.items():
                 sealed_files.check_file(path.with_name(name), seal)
@@ -267,11 +288,10 @@ class TrialRecords(StorePaths):
             RecordDamaged: the file is not the one that the result lists.
         """
         path = self.trial_directory(trial_id) / name
-        end = self._ends.get(trial_id)
-        if end is None or end.status == "damaged" or end.stamp != self._stamp(trial_id):
-            files = (self.result(trial_id) or {}).get("files", {})
-        else:
-            files = end.files
+        end = self._end(trial_id)
+        if end is not None and end.status == "damaged":
+            self.result(trial_id)  # says what is wrong
+        files = {} if end is None else end.files
         if name not in files:
             return b""
         data = b""

@@ -84,6 +84,7 @@ class Verification:
     Attributes:
         trials, trainings: numbers of those that were read.
         paths: the files that are what was written.
+        ended: ids of the trials whose result is what was written.
         datasets: digests of the datasets that trials were trained on.
         damaged: what is wrong.
         notes: what is not as it was, and is no damage.
@@ -92,6 +93,7 @@ class Verification:
     trials: int = 0
     trainings: int = 0
     paths: list[Path] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     datasets: set[str] = field(default_factory=set)
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -231,6 +233,7 @@ class _Verifier:
 
     def _note_training(self, trial: str, result: Mapping[str, Any]) -> None:
         """Note the text of a result, and weights that are not those that it measured."""
+        self.found.ended.append(trial)
         data = (result.get("provenance") or {}).get("data") or {}
         self.found.datasets |= {data["digest"]} if "digest" in data else set()
         try:

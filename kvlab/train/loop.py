@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +64,7 @@ def train(
     initial_weights: WeightLoader | None = None,
     until: int | None = None,
     trunk: Trunk | None = None,
+    code: Sequence[str] = ("",),
     fence: Fence | None = None,
 ) -> records.TrainingRecord:
     """Train ``model`` in place as ``experiment.training`` says.
@@ -87,6 +88,8 @@ def train(
             training that resumes is bitwise equal to one that never paused.
         trunk: checkpoints of the stable phase of wsd, shared with other token budgets: the
             training starts from the newest that is its own too, and adds those asked for.
+        code: digests for the record, of the code that runs and of that which made
+            ``initial_weights``.
         fence: of the lock on ``directory``, checked before each file is put in place.
 
     Raises:
@@ -99,8 +102,9 @@ def train(
         DataError: a split has too few tokens.
     """
     directory = Path(directory)
+    model = model.to(device)
     run = _Run(
-        model.to(device), dataset, experiment, seed, directory, initial_weights, until, trunk, fence
+        model, dataset, experiment, seed, directory, initial_weights, until, trunk, code, fence
     )
     record = records.load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
@@ -126,6 +130,7 @@ class _Run:
     initial_weights: WeightLoader | None
     until: int | None
     trunk: Trunk | None
+    code: Sequence[str]
     fence: Fence | None
 
     def __post_init__(self) -> None:
@@ -190,7 +195,9 @@ class _Run:
                 if self.workers.broadcast_decision(branch, self.device):
                     state = self.checkpoints.resume(self.model, self.stepper.optimizer)
         self.stepper.connect_workers()
-        return state or TrainingState()
+        state = state or TrainingState(code=[])
+        state.code = list(dict.fromkeys((*state.code, *self.code)))
+        return state
 
     def take_step(self, state: TrainingState, *, is_first: bool) -> None:
         """Take one optimizer step and record its loss and time.
@@ -297,6 +304,7 @@ class _Run:
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             branched_at=state.branched_at,
+            code=state.code,
             checkpoint_seconds=state.checkpoint_seconds,
             attention="; ".join(sorted(self.stepper.attention or ())) or None,
             peak_bytes=self.memory.peak_bytes(),

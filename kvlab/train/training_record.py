@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class TrainingRecord:
             before they were noted.
         int8: see `kvlab.model.kernels.int8.Int8Linear.describe`; None if every product was in the
             training's precision, whose peak `mfu` is a share of in any case.
+        code: digests of all code that took its steps or made its initial weights; an empty one
+            stands for code that was not noted. See `kvlab.trial.code_identity`.
     """
 
     steps: int
@@ -69,6 +71,7 @@ class TrainingRecord:
     checkpoint_seconds: float = 0.0
     attention: str | None = None
     int8: dict[str, Any] | None = None
+    code: list[str] = field(default_factory=lambda: [""])
 
 
 def mean_curve(

@@ -11,6 +11,7 @@ from kvlab.store.attempt import Attempt
 from kvlab.store.provenance import Origin, build_provenance, utc_now
 from kvlab.store.result import Failure
 from kvlab.store.verification import heal_directory
+from kvlab.trial.code_identity import describe_code
 from kvlab.trial.trial import Trial, build_result, describe_trial
 
 LOCK_PATIENCE_SECONDS = 5.0
@@ -59,7 +60,8 @@ def record_failure(
             message, trace = f"in the smoke test: {failure.message}", smoke_trace or ""
             failure = replace(failure, message=message, traceback=attempt.write_traceback(trace))
         attempts = len(store.attempts(trial.id))
-        provenance = build_provenance(origin, started=started, attempts=attempts)
+        code = describe_code(store, trial.training_id)
+        provenance = build_provenance(origin, code=code, started=started, attempts=attempts)
         store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
         return True
 
@@ -79,7 +81,13 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
         rungs = sorted(store.rungs(trial.training_id).items())
         attempts, pauses = len(store.attempts(trial.id)), store.count_pauses(trial.id)
         now = utc_now()
-        provenance = build_provenance(origin, started=now, attempts=attempts, pauses=pauses)
+        provenance = build_provenance(
+            origin,
+            code=describe_code(store, trial.training_id),
+            started=now,
+            attempts=attempts,
+            pauses=pauses,
+        )
         step, loss = rungs[-1]
         pruned = {"step": step, "steps": training.steps, "loss": loss}
         result = build_result(trial, "pruned", provenance, pruned=pruned)

@@ -17,6 +17,7 @@ from kvlab.store.attempt import ProgressUpdate
 from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from kvlab.train.tensor_files import read_final_weights
+from kvlab.trial.code_identity import this_code
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
 from kvlab.trial.trial import Trial
 
@@ -103,6 +104,8 @@ def train_trial(
     if trial.trunk_id is not None:
         store = Store(directory.parent.parent)
         trunk = Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
+    source = trial.source_training
+    begun_by = Store(directory.parent.parent).training_code(source.training_id) if source else []
     train(
         GPT(trial.experiment.model, seed=trial.seed).to(device),
         dataset,
@@ -115,6 +118,7 @@ def train_trial(
         initial_weights=loader,
         until=trial.until,
         trunk=trunk,
+        code=[*begun_by, this_code().training],
         fence=fence,
     )
 

@@ -29,6 +29,7 @@ from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import Failure, TrialMeasurements
 from kvlab.store.verification import Damage, heal_directory
+from kvlab.trial.code_identity import describe_code, this_code
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
@@ -163,9 +164,13 @@ def run_task(
 
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
+        CodeChanged: this process runs other code than the driver.
     """
     fences = list[Fence]()
     should_stop = StopCheck(stop_flags, fences)
+    if origin is not None and origin.code not in (None, this_code()._asdict()):
+        text = "the code is not what it was when this submit began: it was edited, or a machine"
+        raise errors.CodeChanged(f"{text} has another version of kvlab")
     if isinstance(task, SmokeTest):
         return run_smoke_test(task)
     if isinstance(task, JointTiming):
@@ -289,7 +294,8 @@ class _TrialAttempt:
         has_diverged = failure.kind == "diverged"
         status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"
         started, number = self.attempt.started, self.attempt.number
-        provenance = build_provenance(origin, started=started, attempts=number)
+        own = describe_code(self.store, self.trial.training_id)
+        provenance = build_provenance(origin, code=own, started=started, attempts=number)
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
         self.open_partial_results(origin).remove()
@@ -347,7 +353,8 @@ class _TrialAttempt:
             try:
                 yield fence
             except errors.Diverged as error:
-                self.store.write_divergence(training, str(error), fence)
+                code = dict.fromkeys((*self.store.training_code(training), this_code().training))
+                self.store.write_divergence(training, str(error), [*code], fence)
                 raise
             if earlier is not None:  # its weights were lost
                 self.attempt.log_repair(_compare_training(directory, earlier, fence))
@@ -409,6 +416,7 @@ class _TrialAttempt:
         )
         provenance = build_provenance(
             origin,
+            code=describe_code(store, trial.training_id),
             started=self.attempt.started,
             attempts=self.attempt.number,
             pauses=store.count_pauses(trial.id),
@@ -423,9 +431,9 @@ class _TrialAttempt:
     def open_partial_results(self, origin: Origin) -> PartialResults:
         """Return what attempts have measured of these weights by this code, before their end."""
         provenance = build_provenance(origin, started=self.attempt.started, attempts=0)
-        code = {name: provenance[name] for name in ("commit", "dirty", "kvlab", "versions")}
         identity = {
-            **code,
+            "code": this_code().measurement or provenance["commit"],
+            "versions": provenance["versions"],
             "kernels": provenance["kernels"],
             "training": self.store.training_seal(self.trial.training_id),
         }

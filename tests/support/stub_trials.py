@@ -16,6 +16,7 @@ from kvlab.store.provenance import DataProvenance, Machine, Origin
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial.code_identity import this_code
 from kvlab.trial.run import run_task
 
 EXPERIMENT = """\
@@ -91,7 +92,8 @@ class StubTrainable:
         (directory / "final").mkdir(exist_ok=True)
         write_whole(directory / "final" / "model.safetensors", self.weights(), fence)
         files = {name: seal_file(directory / name) for name in ("config.json", FINAL_WEIGHTS)}
-        write_sealed_json(directory / "training.json", {"files": files}, fence=fence)
+        content = {"files": files, "code": [this_code().training]}
+        write_sealed_json(directory / "training.json", content, fence=fence)
 
     def measure(self, directory, kept):  # noqa: ARG002
         self.act("measure", 0)

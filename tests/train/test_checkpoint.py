@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvlab.errors import Paused, Stopped, StoreError
-from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.train import checkpoint, loop
 from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
@@ -313,6 +313,24 @@ def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
     for steps, directory, one in ((14, short, record), (18, other, resumed)):
         alone = tmp_path / f"alone{steps}"
         assert_same_training(one, directory, run(alone, wsd(steps)), alone)
+
+
+def test_the_record_names_all_code_that_took_its_steps(tmp_path):
+    """Also the code that was stopped, and that of the stable phase that it branches from."""
+    long, short = tmp_path / "store" / "long", tmp_path / "store" / "short"
+    calls = iter(range(1, 100))
+    with pytest.raises(Stopped):
+        run_budget(long, wsd(30), [8], code=["a"], should_stop=lambda: next(calls) == 10)
+    assert run_budget(short, wsd(14), code=["b"]).code == ["a", "b"]
+    assert run_budget(long, wsd(30), [8], code=["a"]).code == ["a"]
+    assert load_training_record(long).code == ["a"]
+    state = short.parent / "old" / "checkpoints" / "step-00000001" / "state.json"
+    with pytest.raises(Stopped):
+        run(state.parents[2], wsd(14), code=["a"], should_stop=lambda: True)
+    content = read_sealed_json(state)
+    del content["state"]["code"]  # as before the code was noted
+    write_sealed_json(state, content)
+    assert run(state.parents[2], wsd(14), code=["b"]).code == ["", "b"]
 
 
 def test_a_kill_between_a_checkpoint_and_the_trunk_loses_neither(tmp_path, monkeypatch):

@@ -161,6 +161,7 @@ def test_a_damaged_or_foreign_file_is_not_used(planned):
         lambda: (path.unlink(), path.mkdir()),
         lambda: change(path, halve_losses),
         lambda: change(path, lambda v: v["identity"]["machine"].update(device="another")),
+        lambda: change(path, lambda v: v["identity"].update(code="before an edit")),
         lambda: change(path, lambda v: v.update(batches={"a": {"b": {"dtype": "object"}}})),
         lambda: change(path, lambda v: next(iter(v["batches"].values()))["count"].update(shape=[7])),
     ]):  # fmt: skip

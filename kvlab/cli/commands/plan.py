@@ -24,6 +24,7 @@ from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning import explain as matching
 from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
+from kvlab.sweep.planning.code_review import CodeReview, review_code
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
             text = f"--why = {options.why}" if options.why else "--why"
             raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
         nearest = matching.find_nearest_trial(why.trial, store)
-    retiming = _describe_retiming(planned, store)
+    retiming, code = _describe_retiming(planned, store), review_code(stage, store)
     facts = {**_collect_facts(planned), "budget": costs and asdict(costs)}
     if most is not None:
         at_most = {"trials": len(most.trials), "trainings": most.training_count}
@@ -78,6 +79,7 @@ def run(options: argparse.Namespace) -> None:
         facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
     facts["precision"] = precision and precision.to_json()
     facts["retiming"] = retiming
+    facts["code"] = asdict(code) | {"is_mixing": code.is_mixing}
     facts["unmatched"] = [asdict(group) for group in unmatched]
     if why is not None:
         facts["why"] = {
@@ -96,6 +98,7 @@ def run(options: argparse.Namespace) -> None:
         *(precision.describe() if precision else []),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
+        *_format_code(code),
         *(_format_stage(stage, least, most, most_costs) if most is not None else []),
         *(_format_difference(why, nearest) if why is not None else []),
     ]
@@ -195,7 +198,19 @@ def _format_trials(planned: Plan) -> str:
     return format_table(rows, "l" * len(factors) + "rl" + "r" * has_width + "rrrrl")
 
 
+def _format_code(code: CodeReview) -> Iterator[str]:
+    """Yield how many trials are of other code, and whether going on would mix it with this."""
+    if found := code.describe():
+        text = "to go on would mix code, so submit asks for --code rerun or --code mix"
+        hint = "nothing would be mixed; submit --code rerun runs them again"
+        yield f"Code: {found}; {text if code.is_mixing else hint}."
+
+
 def _describe_state(one: PlannedTrial) -> str:
+    return _name_state(one) + (", other code" if one.code.compare() == "other" else "")
+
+
+def _name_state(one: PlannedTrial) -> str:
     if one.state == "shares training":
         return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
     if one.state != "new":
@@ -258,6 +273,7 @@ def _collect_facts(planned: Plan) -> dict[str, Any]:
                 "branches_from": one.branch.source,
                 "branches_at": one.branch.steps or None,
                 "state": one.state,
+                "code": one.code.compare(),
                 "shares_with": one.shares_with,
                 "starts_from": one.starts_from
                 or (one.trial.initial_weights and one.trial.initial_weights.name),

@@ -8,12 +8,13 @@ from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
-from kvlab.humanize import format_duration, sanitize_line
+from kvlab.humanize import format_count, format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
 from kvlab.sweep.driver.sweep_progress import estimate_pace
+from kvlab.trial.code_identity import TrialCode
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
@@ -62,6 +63,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
             "driven": bool(drivers),
             "drivers": drivers,
             "states": counts,
+            "other_code": sum(own.get("code") == "other" for own in trials.values()),
             "pace": pace,
             **({} if search is None else {"search": list(format_search(search))}),
             "trials": list(trials.values()),
@@ -72,7 +74,8 @@ def _collect_trial_facts(store: Store, trial: str) -> dict[str, Any]:
     status = store.status(trial)
     if status in STATES:
         detail = "" if status == "done" else format_outcome(store, trial)
-        return {"state": status, "detail": detail}
+        code = TrialCode.of(store.code(trial)).compare()
+        return {"state": status, "detail": detail, "code": code}
     if store.is_running(trial):
         progress = store.progress(trial)
         return {"state": "running", "detail": format_progress(progress or {"stage": "starting"})}
@@ -94,6 +97,9 @@ def _format_sweep(facts: dict[str, Any]) -> str:
         parts.append(f"about {format_duration(pace['seconds_left'])} left")
     lines += [f"rate: {', '.join(parts)}"] if parts else []
     lines += [f"stage: {facts['stage']}"] if facts.get("stage") else []
+    if count := facts["other_code"]:
+        text = f"code: {format_count(count, 'trial')} ran other code than this"
+        lines.append(f"{text}; `kvlab plan {facts['sweep']}` lists them")
     lines += facts.get("search", [])
     for trial in facts["trials"]:
         if trial["detail"]:

@@ -24,7 +24,7 @@ from kvlab.cli.terminal import print_answer, tolerate_broken_output
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.lock import seems_held
-from kvlab.humanize import format_duration
+from kvlab.humanize import format_count, format_duration
 from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
@@ -32,8 +32,9 @@ from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_pol
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
-from kvlab.sweep.planning import budget, planner, stages, texts
+from kvlab.sweep.planning import budget, code_review, planner, stages, texts
 from kvlab.sweep.search import search_history, searcher
+from kvlab.trial.code_identity import this_code
 from kvlab.trial.run import run_task
 
 PREPARATION_SECONDS = 10.0
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "run a step of every architecture first (default: if a training takes over 5 minutes)"
     parser.add_argument("--smoke", action=argparse.BooleanOptionalAction, help=text)
     shared.add_flag(parser, "--retry-failed", "also run trials that failed before")
+    text = "where results of other code would be compared with this: keep them, or run them again"
+    parser.add_argument("--code", choices=("mix", "rerun"), help=text)
     shared.add_flag(parser, "--retime", "time trials again whose timings were disturbed")
     shared.add_list(parser, "--promote", "TRIAL", "train a pruned trial of the search to its end")
     shared.add_flag(parser, "--no-report", "write no report at the end")
@@ -102,8 +105,11 @@ def _submit(options: argparse.Namespace) -> int:
         with driver_registry.join_sweep(store, sweep.name, None, exclusive=False):
             return driver_registry.run_until_stopped(work, store.stop_flag(sweep.name))
 
+    def say(line: str) -> None:
+        print(line, file=stream, flush=True)
+
     try:
-        stage = plan_stage(sweep, store, identify=prepare)
+        stage = _choose_code(options, plan_stage(sweep, store, identify=prepare), store, say)
     except Stopped:
         print("stopped while the text is prepared; submit again to go on from there", file=stream)
         if options.json:
@@ -139,6 +145,33 @@ def _submit(options: argparse.Namespace) -> int:
     return summary.exit_code
 
 
+def _choose_code(
+    options: argparse.Namespace, stage: Stage, store: Store, say: Callable[[str], None]
+) -> Stage:
+    """Return a stage to run, which does not mix code unless that was asked for.
+
+    Raises:
+        UsageError: To go on would mix code, and ``--code`` does not say what to do; or its trials
+            cannot run again, see `code_review.run_again`.
+    """
+    review = code_review.review_code(stage, store, options.retry_failed)
+    found, sweep = review.describe(), stage.plan.sweep
+    if found and options.code == "rerun":
+        retry_policy.reopen_tuning(store, sweep.name, review.others)
+        code_review.run_again(stage, review, store)
+        say(f"code: {found}; they run again, and what is there is kept aside")
+        return plan_stage(sweep, store)
+    if review.is_mixing and options.code is None:
+        text = f"--code is not given: {found}, and {format_count(review.to_run, 'trial')} to run"
+        hint = "use --code rerun to run the former again (their results are kept aside)"
+        text = f"{text} would mix code in one comparison; {hint}, or --code mix to go on"
+        raise UsageError(f"{text}; `kvlab plan {options.sweep}` lists them")
+    if found:
+        hint = "" if options.code else "; --code rerun runs them again"
+        say(f"code: {found}{hint}")
+    return stage
+
+
 @dataclass
 class _SweepRun:
     """Run a stage of a sweep and those that follow it, with one executor.
@@ -166,7 +199,8 @@ class _SweepRun:
         words += ["--scale", options.scale] if options.scale else []
         words += ["--executor", options.executor] if options.executor != DEFAULT_EXECUTOR else []
         self._command = provenance.redact_command(words)
-        self._origin = provenance.capture_origin(self._command)
+        code = None if options.code == "mix" else this_code()._asdict()
+        self._origin = provenance.capture_origin(self._command, code)
         self._stop_flag = self.store.new_driver_stop_flag(self._sweep.name)
         self._last_plan = self.stage.plan
         self._begun: set[bool] = set()  # tuning or not: kinds of stages that were run
@@ -246,6 +280,7 @@ class _SweepRun:
             yaml=sweep.source.document.text,
             experiment_yaml=sweep.source.base_document.text,
             command=self._command,
+            code=self._origin.code,
         )
         search = None if sweep.search is None else searcher.Searcher(planned, store, describe)
         if search is not None:
@@ -278,6 +313,7 @@ class _SweepRun:
     def _plan_next_stage(self) -> Stage:
         """Plan the next stage from the record, and print what was decided."""
         stage = plan_stage(self._sweep, self.store)
+        stage = _choose_code(self.options, stage, self.store, self._say)
         for line in stage.lines:
             self._say(line)
         if planner.trials_to_run(stage.plan):

@@ -12,6 +12,7 @@ from kvlab.humanize import format_bytes, format_count
 from kvlab.store.record_archive import is_archive
 from kvlab.store.verification import Damage, Verification, heal, verify_record
 from kvlab.sweep.planning.stages import rebuild_description
+from kvlab.trial.code_identity import TrialCode
 
 IN_USE = "left, because a process uses it now"
 PREPARED_AGAIN = "the text is prepared again when a trial needs it"
@@ -29,6 +30,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}; write it anew from a store that is whole")
     store = open_store(options.store)
     found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
+    codes = [TrialCode.of(store.code(one)).compare() for one in found.ended]
+    if others := codes.count("other"):
+        found.notes.append(f"{format_count(others, 'trial')} ran other code than this")
     size = sum(path.stat().st_size for path in found.paths if path.exists())
     damaged = [*found.damaged, *_verify_datasets(found)]
     outcomes = _heal(damaged) if options.heal else {}

@@ -44,6 +44,11 @@ def report_provenance(study: Study) -> doc.Section:
         fields = {"spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent}
         contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
+    if study.other_code:
+        own = ((_code_entries(study, r), study.cell_key(r.levels)) for r in study.other_code)
+        training, measurement = study.usual_code or ("", "")
+        caption = f"Trials of other code than {training} (training) and {measurement} (measuring)."
+        contents.append(doc.make_table("other-code", caption, own))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
@@ -53,6 +58,12 @@ def report_provenance(study: Study) -> doc.Section:
 def _format_spent(compute: Compute) -> str:
     hours = (f"{format_number(h)} {device} hours" for device, h in sorted(compute.hours.items()))
     return " and ".join([f"{format_number(compute.flops)} training FLOPs", *hours])
+
+
+def _code_entries(study: Study, row: TrialRow) -> doc.Entries:
+    yield from _trial_entries(study, row)
+    for name, digest in zip(("training code", "measuring code"), row.code or ("", ""), strict=True):
+        yield name, doc.Cell(digest, digest, code=True)
 
 
 # Failures and retries

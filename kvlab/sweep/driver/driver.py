@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
+from kvlab.errors import CodeChanged, ResourceError, SourceMissing, Stopped, StoreError
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep.driver import trial_queue as queues
@@ -301,7 +301,10 @@ class Driver:
         if isinstance(ended.error, StoreError):
             raise ended.error
         status: str | None = ended_status(self.store, planned.trial.id)
-        if status is None and ended.error is not None:
+        if isinstance(ended.error, CodeChanged):
+            text = f"no more trials are started: {ended.error}; those that run go on to their end"
+            self._halt(planned, f"{text}. Submit again; `kvlab plan` shows trials of other code")
+        elif status is None and ended.error is not None:
             status = self._retry_or_record(planned, ended.error)
         elif status is None and ended.outcome == "paused":
             status = self._resume_or_prune(planned)
@@ -354,9 +357,14 @@ class Driver:
         halt_reason = self._retry_policy.reason_to_halt(planned) if status == "failed" else None
         self._record_end(planned, status, seconds)
         self._queue.push_front(*self._trainings.pop_waiting(planned.trial.training_id))
-        if halt_reason and not self._halt_reason:
-            self._halt_reason = halt_reason
-            self.on_event(Event("halted", planned, message=halt_reason))
+        if halt_reason:
+            self._halt(planned, halt_reason)
+
+    def _halt(self, planned: PlannedTrial, reason: str) -> None:
+        """Start no more trials, for the first reason that there is."""
+        if not self._halt_reason:
+            self._halt_reason = reason
+            self.on_event(Event("halted", planned, message=reason))
 
     def _queue_retry(self, retry: Retry) -> None:
         self._trials[retry.planned.trial.id] = retry.planned

@@ -119,6 +119,8 @@ def _check_can_join(
             is_same = ours.get("cells") == theirs.get("cells")
         if not is_same:
             raise UsageError(f"{text} with other cells than this file's; {hint}")
+        if ours.get("code") and theirs.get("code") and ours["code"] != theirs["code"]:
+            raise UsageError(f"{text} with other code than this; {hint}, or use --code mix")
     return recorded
 
 

@@ -6,6 +6,7 @@ changes where a step's memory goes, not its mathematics.
 
 import contextlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +179,7 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
     return ended_status(store, trial_id)
 
 
-def reopen_tuning(store: Store, sweep: str) -> None:
+def reopen_tuning(store: Store, sweep: str, others: Collection[str] = ()) -> None:
     """Set the failures of tuning trials aside, and have the rates decided again.
 
     Not after a look at the data: its error holds for the rates that it was taken at. Nor while a
@@ -186,17 +187,20 @@ def reopen_tuning(store: Store, sweep: str) -> None:
 
     Args:
         sweep: Name of a sweep, which may not have been submitted yet.
+        others: Trials that are to run again for another reason, instead of those that failed.
     """
     recorded: dict[str, Any] = {}
     with contextlib.suppress(UsageError):
         recorded = store.sweep(sweep)
     tuning = recorded.get("tuning") or {}
     trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
-    failed = [trial for trial in sorted(trials) if store.status(trial) == "failed"]
+    again = trials.intersection(others)
+    if not others:
+        again = {trial for trial in trials if store.status(trial) == "failed"}
     is_looked_at = recorded.get(RECORD_KEY, {}).get("taken")
-    if not failed or not tuning["is_over"] or is_looked_at or store.is_driven(sweep):
+    if not again or not tuning["is_over"] or is_looked_at or store.is_driven(sweep):
         return
-    for trial in failed:
+    for trial in sorted(again):
         forget_failure(store, trial)
     stages = {**recorded["stages"], "number": 0}  # those that follow replace it
     store.write_sweep({**recorded, "tuning": {**tuning, "is_over": False}, "stages": stages})

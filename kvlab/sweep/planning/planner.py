@@ -19,6 +19,7 @@ from kvlab.store import Store
 from kvlab.sweep.planning import texts as planned_texts
 from kvlab.sweep.planning.texts import IdentifyDataset, PlannedTexts
 from kvlab.sweep.planning.trunks import Branch, plan_branches
+from kvlab.trial.code_identity import TrialCode
 from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missing
 from kvlab.trial.trial import Trial
 
@@ -57,6 +58,8 @@ class PlannedTrial:
         kv_bytes: Of one sequence of the block size.
         flops: Of its training, whichever trial runs it.
         name: Shown to people instead of the levels: of a search, the suggested settings.
+        code: That of its result. Of a trial that is to run, that of what it goes on from; see
+            `begun_code`.
     """
 
     trial: Trial
@@ -71,6 +74,7 @@ class PlannedTrial:
     tokens: int
     branch: Branch = field(default_factory=Branch)
     name: str = ""
+    code: TrialCode = field(default_factory=TrialCode)
 
     @property
     def levels(self) -> Mapping[str, str]:
@@ -309,6 +313,11 @@ class SweepPlanner:
                 )
                 state = "shares training" if is_trained else "new"
                 planned_trainings.add(trial.training_id)
+            code = TrialCode()
+            if store is not None and state in ("new", "shares training"):
+                code = begun_code(trial, store)
+            elif store is not None:
+                code = TrialCode.of(store.code(trial.id))
             first, source = first_trial[trial.training_id], trial.source_training
             planned.append(
                 PlannedTrial(
@@ -317,6 +326,7 @@ class SweepPlanner:
                     state=state,
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
+                    code=code,
                     **costs,
                 )
             )
@@ -371,6 +381,20 @@ def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Itera
         yield f"{text} they are made again, because {reason}"
 
 
+def begun_code(trial: Trial, store: Store) -> TrialCode:
+    """Return the code that has trained what a trial goes on from; none if it begins anew.
+
+    That is its training, or the stable phase or the training that this one starts from.
+    """
+    training = store.training_code(trial.training_id)
+    if not training and trial.source_training is not None:
+        training = store.training_code(trial.source_training.training_id)
+    recipe = trial.experiment.training
+    if not training and trial.trunk_id is not None and not recipe.keep_best:
+        training = store.trunk_code(trial.trunk_id, recipe.stable_steps)
+    return TrialCode(tuple(training))
+
+
 def uses_pruning(sweep: Sweep) -> bool:
     """Return whether a pruned trial counts as ended in this sweep."""
     return sweep.search is not None and sweep.search.pruning is not None
@@ -389,17 +413,27 @@ def baseline_first(sweep: Sweep) -> dict[str, tuple[str, ...]]:
     }
 
 
-def describe_stage(stage: Stage, **texts: str) -> dict[str, Any]:
-    """Return the content of ``sweep.json`` for a stage; for ``texts`` see `describe_sweep`."""
-    description = {**describe_sweep(stage.plan, **texts), **stage.record}
+def describe_stage(stage: Stage, **facts: Any) -> dict[str, Any]:
+    """Return the content of ``sweep.json`` for a stage; for ``facts`` see `describe_sweep`."""
+    description = {**describe_sweep(stage.plan, **facts), **stage.record}
     if stage.declaration is not None:
-        facts = {"number": stage.number, "name": stage.name, "is_last": stage.is_last}
-        description["stages"] = {"declared": dict(stage.declaration), **facts}
+        own = {"number": stage.number, "name": stage.name, "is_last": stage.is_last}
+        description["stages"] = {"declared": dict(stage.declaration), **own}
     return description
 
 
-def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str) -> dict[str, Any]:
-    """Return the content of ``sweep.json``: the question as submitted, and its trials."""
+def describe_sweep(
+    plan: Plan,
+    *,
+    yaml: str,
+    experiment_yaml: str,
+    command: str,
+    code: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the content of ``sweep.json``: the question as submitted, and its trials.
+
+    ``code`` is what all of its drivers run; None if they may run any.
+    """
     sweep, size = plan.sweep, dict[str, Any]()
     texts = {text.identity: asdict(text) for text in plan.texts if text.identity}
     if sweep.size is not None:
@@ -428,4 +462,5 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "yaml_sha256": hashlib.sha256(yaml.encode()).hexdigest(),
         "experiment_yaml": experiment_yaml,
         "command": command,
+        **({"code": dict(code)} if code else {}),
     }

@@ -65,9 +65,9 @@ def clock(monkeypatch):
     """Replace the search's clock: 100 seconds pass in every measurement, and none otherwise."""
     passed = [0.0]
 
-    def slow(self, directory, measure=Bowl.measure):
+    def slow(self, *arguments, measure=Bowl.measure):
         passed[0] += 100.0
-        return measure(self, directory)
+        return measure(self, *arguments)
 
     monkeypatch.setattr(
         "kvlab.sweep.search.searcher.time", SimpleNamespace(monotonic=lambda: passed[0])

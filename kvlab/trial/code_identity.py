@@ -1,0 +1,203 @@
+"""Digests of the code that computes: of what trains, and of what measures. Imports no torch.
+
+They are no part of a trial's id. The record has them, so that results of an earlier version of a
+module are recognized. A digest is over the syntax trees of modules: comments, docstrings and layout
+do not count, and it is the same from every version of Python. The sources are read from where
+kvlab is installed.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import kvlab
+from kvlab.store import Store
+
+DIGEST_LENGTH = 16
+"""Hex digits of a digest."""
+
+
+@dataclass(frozen=True, eq=False)
+class CodeScope:
+    """The modules that decide one result.
+
+    Attributes:
+        packages: Modules, and packages with all that they hold.
+        exceptions: What is imported and decides nothing, with the reason. A test follows the
+            imports: every module is in one of the two.
+    """
+
+    packages: tuple[str, ...]
+    exceptions: Mapping[str, str]
+
+    def holds(self, module: str) -> bool | None:
+        """Return whether a module counts, by its longest listed prefix; None if it has none."""
+        parts = module.split(".")
+        for prefix in (".".join(parts[:n]) for n in range(len(parts), 0, -1)):
+            if prefix in self.packages:
+                return True
+            if prefix in self.exceptions:
+                return False
+        return None
+
+
+_EVERYWHERE = {
+    "kvlab.data": "prepares text, whose digest is in the ids",
+    "kvlab.errors": "messages",
+    "kvlab.fs": "files, locks and leases",
+    "kvlab.hf_checkpoints": "finds the files of a checkpoint, whose sha256 are in the ids",
+    "kvlab.humanize": "messages",
+    "kvlab.oom": "classifies errors",
+    "kvlab.sharing": "makes owner maps, which are in the ids",
+    "kvlab.spec": "reads and checks the YAML; what it asks for is in the ids",
+    "kvlab.store": "keeps what was computed",
+    "kvlab.trial": "ids, locks and records",
+}
+
+TRAINING = CodeScope(
+    packages=(
+        "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.data.batches",
+        "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.layer_config", "kvlab.spec.model_config",
+        "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
+        "kvlab.trial.initial_weights_loader",
+    ),
+    exceptions=_EVERYWHERE | {
+        "kvlab.cache": "stores K/V, which no training step does",
+        "kvlab.layout": "counts bytes and FLOPs; a microbatch changes where memory goes",
+        "kvlab.model.decode_attention": "one token through a cache",
+        "kvlab.model.generate": "generates, which no training step does",
+        "kvlab.train.mfu": "a rate",
+        "kvlab.train.training_record": "keeps what was computed",
+    },
+)  # fmt: skip
+
+MEASUREMENT = CodeScope(
+    packages=(
+        "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
+        "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers",
+        "kvlab.evaluate", "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
+        "kvlab.spec.conversations_config", "kvlab.spec.dtypes", "kvlab.spec.evaluation_config",
+        "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.serving_config",
+        "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
+    ),
+    exceptions=_EVERYWHERE | {
+        "kvlab.layout.gpu_sharing": "which trials run at once",
+        "kvlab.layout.training_memory": "predicts the memory of a training",
+        "kvlab.model.uptraining": "initial weights of a training",
+        "kvlab.train": "trains; a measurement begins with its weights",
+    },
+)  # fmt: skip
+
+
+class CodeIdentity(NamedTuple):
+    """The digests of one version of the code; empty if its sources cannot be read."""
+
+    training: str
+    measurement: str
+
+
+@cache
+def this_code() -> CodeIdentity:
+    """Return the digests of the code that this process runs.
+
+    They are computed once, before a trial starts: a module that is edited later is not loaded
+    again.
+    """
+    return read_code(Path(kvlab.__file__).parent)
+
+
+def read_code(package: Path) -> CodeIdentity:
+    """Return the digests of the sources in a folder that holds the package kvlab."""
+    lines: dict[CodeScope, list[str]] = {TRAINING: [], MEASUREMENT: []}
+    try:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            module = ".".join(parts).removesuffix(".__init__")
+            if scopes := [scope for scope in lines if scope.holds(module)]:
+                line = f"{module} {digest_source(path.read_bytes())}\n"
+                for scope in scopes:
+                    lines[scope].append(line)
+    except (OSError, SyntaxError, ValueError):
+        return CodeIdentity("", "")
+    if not any(lines.values()):  # compiled files alone
+        return CodeIdentity("", "")
+    digests = (hashlib.sha256("".join(own).encode()).hexdigest() for own in lines.values())
+    return CodeIdentity(*(found[:DIGEST_LENGTH] for found in digests))
+
+
+def digest_source(source: bytes) -> str:
+    """Return 64 hex digits of what a module says, without comments, docstrings and layout."""
+    text = "\0".join(_walk(ast.parse(source)))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _walk(node: Any) -> Iterator[str]:
+    """Yield a syntax tree in words. Fields that are empty are left out: versions add some."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return  # a docstring, of an attribute too
+        case ast.JoinedStr(values=values):  # Python 3.12 adds empty parts
+            yield from _walk(["f", *(one for one in values if getattr(one, "value", 0) != "")])
+        case ast.AST():
+            yield type(node).__name__
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if value is not None and value != []:
+                    yield name
+                    yield from _walk(value)
+        case list():
+            yield "["
+            for one in node:
+                yield from _walk(one)
+            yield "]"
+        case _:
+            yield repr(node)
+
+
+# The code of a trial
+
+
+CodeState = Literal["same", "other", "unknown"]
+"""``unknown``: of a record from before the code was noted."""
+
+
+@dataclass(frozen=True)
+class TrialCode:
+    """The code of one trial; an empty digest is not known.
+
+    Attributes:
+        training: All code that its weights come from: of the training, of the stable phase that
+            it branched from, and of the training that it started from.
+        measurement: The code that measured it.
+    """
+
+    training: tuple[str, ...] = ("",)
+    measurement: str = ""
+
+    @classmethod
+    def of(cls, code: Mapping[str, Any] | None) -> "TrialCode":
+        """Return the code that the provenance of a result names, from `Store.code`."""
+        return cls() if code is None else cls(tuple(code["training"]), code["measurement"])
+
+    def compare(self) -> CodeState:
+        """Return whether this is the code of this process, or another one."""
+        if not any((*self.training, self.measurement)):
+            return "unknown"
+        now = this_code()
+        both = [
+            *((one, now.training) for one in self.training),
+            (self.measurement, now.measurement),
+        ]
+        if any(one and own and one != own for one, own in both):
+            return "other"
+        return "same" if all(one and own for one, own in both) else "unknown"
+
+
+def describe_code(store: Store, training_id: str) -> dict[str, Any]:
+    """Return the ``code`` of a result's provenance, for a trial that this process ends."""
+    training = store.training_code(training_id)
+    return {"training": training, "measurement": this_code().measurement}

@@ -1,0 +1,177 @@
+"""Digests of the code: which modules count, and what of them."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+import kvlab
+from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.dtypes import DTYPES
+from kvlab.trial.code_identity import (
+    MEASUREMENT,
+    TRAINING,
+    CodeIdentity,
+    TrialCode,
+    digest_source,
+    read_code,
+    this_code,
+)
+from tests.support.code_versions import running_code
+
+# where each begins
+ENTRIES = {
+    TRAINING: (
+        "kvlab.train.loop", "kvlab.trial.initial_weights_loader", "kvlab.trial.ddp",
+    ),
+    MEASUREMENT: (
+        "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",
+        "kvlab.trial.lm_eval_adapter",
+    ),
+}  # fmt: skip
+PACKAGE = Path(kvlab.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def imports():
+    return grimp.build_graph("kvlab", exclude_type_checking_imports=True)
+
+
+def follow(graph, scope):
+    """Return every module that is imported from the entries, directly or not.
+
+    The imports of modules that do not count are not followed.
+    """
+    seen, waiting = set(), list(ENTRIES[scope])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            if scope.holds(module) or module in ENTRIES[scope]:
+                waiting += graph.find_modules_directly_imported_by(module)
+    return seen
+
+
+@pytest.mark.parametrize("scope", [TRAINING, MEASUREMENT], ids=["training", "measurement"])
+class TestScope:
+    def test_every_imported_module_counts_or_has_a_reason(self, scope, imports):
+        assert [one for one in sorted(follow(imports, scope)) if scope.holds(one) is None] == []
+        assert [one for one in ENTRIES[scope] if one not in imports.modules] == []
+
+    def test_every_line_of_the_list_names_something_that_is_imported(self, scope, imports):
+        found = follow(imports, scope)
+        for listed in (*scope.packages, *scope.exceptions):
+            assert listed in imports.modules, listed
+            is_part = scope.holds(listed.rpartition(".")[0])  # an exception within a package
+            is_found = any(one == listed or one.startswith(f"{listed}.") for one in found)
+            assert is_found or is_part, listed
+
+    def test_every_exception_has_a_reason(self, scope, imports):  # noqa: ARG002
+        assert all(len(reason) > 5 for reason in scope.exceptions.values())
+
+
+def test_what_a_training_computes_is_in_its_list():
+    for module in ("model.attention", "model.kernels.int8", "train.train_step", "data.batches"):
+        assert TRAINING.holds(f"kvlab.{module}"), module
+    for module in ("evaluate.hellaswag", "report.markdown", "cache.kv_buffer", "store.store"):
+        assert not TRAINING.holds(f"kvlab.{module}"), module
+    for module in ("evaluate.hellaswag", "cache.kv_buffer", "benchmark.measures.decode"):
+        assert MEASUREMENT.holds(f"kvlab.{module}"), module
+    assert not MEASUREMENT.holds("kvlab.train.train_step")
+    # what tables name, which no import shows
+    for named in [one.module for one in MEASURES.values()] + [
+        one.kv_format for one in DTYPES.values()
+    ]:
+        assert MEASUREMENT.holds(named.partition(":")[0]), named
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the installed package, as from a wheel: no git, no project around it."""
+    folder = tmp_path / "kvlab"
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_a_copy_without_git_has_the_same_digests_and_needs_no_torch(package):
+    program = (
+        "import sys; from kvlab.trial.code_identity import this_code; one = this_code()\n"
+        "print(one.training, one.measurement, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    environment = {"PYTHONPATH": str(package.parent), "PATH": ""}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    now = this_code()
+    assert shown.stdout.split() == [now.training, now.measurement, "False"]
+
+
+def edit(package, module, old, new):
+    path = package / f"{module}.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_an_edit_changes_the_digests_of_what_it_decides(package):
+    before = read_code(package)
+    edit(package, "model/attention", "import", "# a comment\n\n\nimport")
+    edit(package, "report/markdown", '"""', '"""Other words. ')
+    edit(package, "model/gpt", '"""', '"""Other words. ')
+    assert read_code(package) == before
+    edit(package, "report/markdown", "import", "import os\nimport")
+    assert read_code(package) == before
+    edit(package, "evaluate/hellaswag", "import", "import os\nimport")
+    measured = read_code(package)
+    assert measured.training == before.training
+    assert measured.measurement != before.measurement
+    edit(package, "train/train_step", "import", "import os\nimport")
+    trained = read_code(package)
+    assert trained.training != before.training
+    assert trained.measurement == measured.measurement
+    (package / "model" / "new.py").write_text("x = 1\n")
+    both = read_code(package)
+    assert (both.training == trained.training, both.measurement == trained.measurement) == (0, 0)
+
+
+def test_without_sources_the_code_is_unknown(tmp_path):
+    (tmp_path / "kvlab").mkdir()
+    assert read_code(tmp_path / "kvlab") == CodeIdentity("", "")
+
+
+SOURCE = '''
+"""Words."""
+def f(x: int = 1, *, y=None) -> str:
+    """Words."""
+    return f"{x!r:>{y}}" "" f"{x}" + ("a" "b")  # a comment
+class C: ...
+'''
+
+
+def test_a_digest_is_the_same_from_every_python():
+    # as computed by Python 3.11, 3.12 and 3.13
+    assert digest_source(SOURCE.encode())[:16] == "8e11c27db5ee1dc8"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("f()", "f('')"), ("x = 1", "x = 1.0"), ("x = '1'", "x = 1"), ("f(a)", "f(*a)")],
+)
+def test_what_differs_has_another_digest(one, other):
+    assert digest_source(one.encode()) != digest_source(other.encode())
+
+
+def test_the_code_of_a_trial_against_this_code():
+    with running_code("t1", "m1"):
+        assert TrialCode(("t1",), "m1").compare() == "same"
+        assert TrialCode(("t1", "t2"), "m1").compare() == "other"
+        assert TrialCode(("t1",), "m2").compare() == "other"
+        assert TrialCode(("", "t2"), "m1").compare() == "other"
+        assert TrialCode(("", "t1"), "m1").compare() == "unknown"
+        assert TrialCode().compare() == TrialCode.of(None).compare() == "unknown"
+        code = {"training": ["t1"], "measurement": "m1"}
+        assert TrialCode.of(code).compare() == "same"
+    with running_code("", ""):  # no sources
+        assert TrialCode(("t1",), "m1").compare() == "unknown"
