@@ -1,6 +1,6 @@
 """`make bench`: speed side by side in one run. Quote the ratios; the seconds are this machine's.
 
-python -m tests.performance [decode context-length]
+python -m tests.performance [decode roofline]
 """
 
 import sys
