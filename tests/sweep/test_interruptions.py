@@ -4,8 +4,13 @@ A stop comes at several events: a start, an end, a rung, between two stages. Dri
 files that they write, and pairs of drivers that share a sweep die together.
 """
 
+import os
 import random
+import signal
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +21,9 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial.run import run_task
-from tests.support import stub_trials
+from kvlab.trial.torch_trainable import TorchTrainable
+from tests.support import stub_trials, tiny_sweep
+from tests.support.chaos_checks import numbers
 from tests.support.driver_process import (
     count_logged_steps,
     finish_driver,
@@ -25,6 +32,7 @@ from tests.support.driver_process import (
     start_driver,
     wait_for,
 )
+from tests.support.hellaswag_items import ITEMS
 from tests.support.kill_process import count_deaths
 from tests.support.stub_looks import LOOKS, TUNED, KnownRun, SurfaceRun, drive_looks, load_looks
 from tests.support.stub_search import PRUNED, SEARCH, STEPS, BowlRun, RisingRun, history, searching
@@ -195,3 +203,53 @@ def test_budgets_whose_driver_dies_at_any_write_end_as_in_a_calm_sweep(tmp_path)
     assert found["killed"] == found["calm"]
     (trunk,) = (store.path / "trunks").iterdir()
     assert store.trunk_steps(trunk.name) == [7, 12]
+
+
+MEASURED_EXPERIMENT = tiny_sweep.EXPERIMENT.replace(
+    "evaluation: {", "serving: {kv_dtype: int8}\nevaluation: {hellaswag: 7, served: true, "
+)
+
+
+class DyingTrainable(TorchTrainable):
+    """A real trial that dies at the first, second, fourth, ... report of what it measures."""
+
+    def __init__(self, trial, report):
+        counts = Counter()
+
+        def report_and_die(update):
+            report(update)
+            counts[update["stage"]] += 1
+            mark = Path(f"died-{trial.id}-{update['stage']}-{counts[update['stage']]}")
+            is_power_of_two = counts[update["stage"]].bit_count() == 1
+            if (
+                update["stage"] in ("evaluation", "benchmark")
+                and is_power_of_two
+                and not mark.exists()
+            ):
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        super().__init__(trial, report_and_die)
+
+
+@pytest.mark.faults
+def test_trials_that_die_wherever_they_measure_have_the_numbers_of_calm_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.evaluate.evaluation.load_hellaswag", lambda *_, **__: ITEMS)
+    monkeypatch.setattr("kvlab.evaluate.evaluation.REPORT_SECONDS", 0.0)
+    found = {}
+    for name, trainable in {"calm": TorchTrainable, "killed": DyingTrainable}.items():
+
+        def drive_measured(trainable=trainable):
+            torch.set_num_threads(1)
+            store = Store("runs")
+            run = partial(run_task, store=store.path, make_trainable=trainable)
+            stub_trials.drive(plan(load_sweep("s.yaml"), store), store, run)
+
+        (tmp_path / name).mkdir()
+        with tiny_sweep_folder(tmp_path / name, tiny_sweep.SWEEP, MEASURED_EXPERIMENT) as folder:
+            count_deaths(drive_measured, random.Random(0), NEVER, NEVER)
+            found[name] = numbers(Store("runs"), folder)
+            marks = Counter(path.name.split("-")[2] for path in folder.glob("died-*"))
+    assert marks.keys() == {"evaluation", "benchmark"}
+    assert marks.total() > 8
+    assert found["killed"] == found["calm"]

@@ -165,6 +165,8 @@ def test_runs_that_are_not_as_described_are_made_anew(copy, runs):
         "UPDATE runs SET start_time = NULL",
         "UPDATE tags SET value = CAST(x'ff00' AS TEXT) WHERE key = 'kvlab.sweep'",
         "UPDATE latest_metrics SET value = 'x'",
+        "UPDATE latest_metrics SET key = x'00' WHERE key = 'quality/loss'",
+        "UPDATE params SET key = x'00' WHERE key = 'heads'",
     ],
 )
 def test_a_damaged_database_is_said_so(copy, statement):

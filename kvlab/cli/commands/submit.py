@@ -85,8 +85,7 @@ def _submit(options: argparse.Namespace) -> int:
     stream = sys.stderr if options.json else sys.stdout
     directory = store.sweep_directory(sweep.name)
     for damage in verification.heal(directory, stages.rebuild_description) or ():
-        text = f"healed  {damage}, and written again from the results of the trials"
-        print(text, file=stream, flush=True)
+        print(f"healed  {damage}", file=stream, flush=True)
     if options.retry_failed:
         retry_policy.reopen_tuning(store, sweep.name)
     next_line = 0.0

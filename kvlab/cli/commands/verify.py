@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, open_store, sweep_name
 from kvlab.cli.terminal import print_result, show_status_line
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     size = sum(path.stat().st_size for path in found.paths if path.exists())
     damaged = [*found.damaged, *_verify_datasets(found)]
     outcomes = _heal(damaged) if options.heal else {}
-    left = [item for item in damaged if outcomes.get(item.path, IN_USE) == IN_USE]
+    left = [item for item in damaged if item.path not in outcomes]
     facts = {
         "trials": found.trials,
         "trainings": found.trainings,
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     }
     lines = []
     for item in damaged:
-        healed = f"; {outcomes[item.path]}" if options.heal else ""
+        healed = f"; {outcomes.get(item.path, IN_USE)}" if options.heal else ""
         lines += [f"{item.path}: {item.reason}{healed}", f"  {item.remedy}"]
     numbers = {"trial": found.trials, "training": found.trainings, "dataset": len(found.datasets)}
     counts = ", ".join(format_count(number, noun) for noun, number in numbers.items())
@@ -77,17 +78,15 @@ def _verify_datasets(found: Verification) -> Iterator[Damage]:
 
 
 def _heal(damaged: list[Damage]) -> dict[str, str]:
-    """Heal the directories of damaged files; return what became of each file, in words."""
-    outcomes = {item.path: "made again meanwhile" for item in damaged}
-    for directory in dict.fromkeys(item.directory for item in damaged):
-        here = [item for item in damaged if item.directory == directory]
-        if here[0].remedy == PREPARED_AGAIN:
-            aside = dataset_preparation.set_aside_dataset(directory)
-            if aside is not None:
-                outcomes[here[0].path] = f"moved to {aside}"
-            continue
-        healed = heal(directory, rebuild_description)
-        if healed is None:
-            outcomes |= dict.fromkeys((item.path for item in here), IN_USE)
-        outcomes |= {item.path: f"moved to {item.aside}" for item in healed or ()}
+    """Heal what is damaged; return what became of each file that no process uses, in words."""
+    outcomes = dict[str, str]()
+    for item in damaged:
+        if item.remedy == PREPARED_AGAIN:
+            aside = dataset_preparation.set_aside_dataset(item.directory)
+            healed: list[Damage] | None = [replace(item, aside=aside)] if aside else []
+        else:
+            healed = heal(item.directory, rebuild_description)
+        outcomes |= {one.path: f"moved to {one.aside}" for one in healed or ()}
+        if healed is not None:
+            outcomes.setdefault(item.path, "made again meanwhile")
     return outcomes
