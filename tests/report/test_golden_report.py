@@ -99,6 +99,10 @@ def half_missing(levels, seed):
     return "done" if levels["heads"] == "mha" else "missing" if seed else "diverged"
 
 
+def lose_mha(levels, _seed):
+    return "failed" if levels["heads"] == "mha" else "done"
+
+
 def is_large_mqa(levels):
     return {"large", "mqa"} <= {*levels.values()}
 
@@ -139,6 +143,18 @@ def beats_bigrams_by(margin):
     return Record(factors=HEADS, change=change)
 
 
+def one_shot_of_more(found, *_):
+    """The loss of a longer text is not the one that a served loss is compared with."""
+    found["measurements"] |= {"loss": 9.0, "loss_tokens": 16_384, "served_tokens": 4096}
+
+
+def round_off(found, levels, seed):
+    """Of plain caches a divergence of 1e-14 differs surely between cells, and means nothing."""
+    level = SERVING.index(levels["serving"])
+    found["measurements"]["serving_kl"] = 1e-14 * (1 + level + seed / 100)
+    found["measurements"]["serving_top_changed"] = 0.0
+
+
 def scored_tokens(count):
     def change(found, *_):
         found["experiment"]["training"] |= {"evaluate_tokens": 8192}
@@ -177,6 +193,7 @@ TIMED_SECTIONS = ("effects", "pareto", "speed")
 ACCURACIES = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
 PLACES = {**HEADS, "position": ("learned", "rope")}
 LOST_SECTIONS = ("divergence", "effects", "cells")
+SERVING = ("plain", "coarse", "tied")
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
     "starts", "equal-memory", "interval-widths", "quantized-training",
@@ -197,6 +214,9 @@ RECORDS = {
     "partial": (Record(factors=SMALL, status=half_missing), ("answer",)),
     "missing": (Record(factors=SMALL, status=lambda *_: "missing"), ("answer",)),
     "once": (Record(factors=SMALL, seeds=(0,)), ("answer",)),
+    "no-reference": (Record(factors=SMALL, status=lose_mha), ("answer",)),
+    "longer-text": (Record(factors=SMALL, change=one_shot_of_more), ("cells", "serving-gap")),
+    "rounding": (Record(factors={"serving": SERVING}, change=round_off), ("effects",)),
     "wrong-memory": (Record(factors=HEADS, change=store_more), ("memory",)),
     "mixed": (Record(factors=HEADS, change=mix_code), ("provenance",)),
     "at-chance": (accuracies(0.3, 0.37, 0.2), ("hellaswag", "pareto")),
@@ -223,6 +243,7 @@ RECORDS = {
     "matched": (MatchedRecord(), ("matched",)),
     "tasks": (LmEvalRecord(factors=HEADS, seeds=(0,)), ("lm-eval",)),
     "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),
+    "sizes-noisy": (SizedRecord(predict=(3e7, 1e8), noise=0.3), ("size-trends",)),
     "sizes-once": (SizedRecord(seeds=(0,)), ("size-trends",)),
     "sizes-two": (SizedRecord(exclude=is_large_mqa), ("size-trends",)),
     "sizes-diverged": (SizedRecord(status=lose_large), ("size-trends",)),

@@ -22,15 +22,6 @@ def contents(study, kind):
     return {c.name: c for c in report_overview(study) if isinstance(c, kind)}
 
 
-def test_the_lead_claims_nothing_that_was_not_measured(tmp_path):
-    failed = Record(factors=HEADS, status=lambda v, _: "failed" if "mha" in v.values() else "done")
-    (lead,) = write_lead(load(failed, tmp_path / "failed"))
-    assert len(lead.spans) == 1, "no cell is named without its reference"
-    (lead, *_) = write_lead(load(Record(factors=HEADS, seeds=(0,)), tmp_path / "one"))
-    assert lead.spans[0].text == "mqa"
-    assert " to " not in lead.spans[-1], "one seed has no interval"
-
-
 @pytest.mark.parametrize(("share", "is_close"), [(0.8, False), (0.93, True), (1.07, True)])
 def test_the_answer_names_what_ends_close_to_the_margin(tmp_path, share, is_close):
     """On either side, since another machine may move it to the other."""

@@ -1,12 +1,19 @@
-"""Every section of the table holds to the contract of report sections."""
+"""Every section of the table holds to the contract of report sections, and uses its texts."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
+from jinja2 import meta
 
+from kvlab.analysis.study import Study
+from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.report import texts
+from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
-from tests.report.full_record import RECORD
+from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
     LmEvalRecord,
@@ -57,9 +64,49 @@ class TestSections(ReportSectionContract):
     def test_a_column_of_a_csv_is_text_or_numbers_alone(self, name, study):
         section = self.table[name].make(study)
         for table in tables(section).values():
-            texts = {head for c in table.columns if not c.numeric for head in c.csv or (c.title,)}
+            worded = {head for c in table.columns if not c.numeric for head in c.csv or (c.title,)}
             for row in rows(section, table.name):
                 for head, text in row.items():
-                    if text and head not in {*texts, "unit"}:
+                    if text and head not in {*worded, "unit"}:
                         float(text)
-                    assert not (head in texts and RANGE.search(text)), (table.name, head)
+                    assert not (head in worded and RANGE.search(text)), (table.name, head)
+
+
+def test_answers_to_other_items_are_not_paired(tmp_path):
+    store = LmEvalRecord(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path)
+    row = next(r for r in Study.load(store, "made").done_rows if r.levels == ("mqa",))
+    tasks = store.tasks(row.trial)
+    tasks["letters"]["items"] = "another set"
+    path = store.trial_directory(row.trial) / "result.json"
+    result = store.result(row.trial)
+    files = store.write_details(row.trial, tasks=tasks)
+    write_sealed_json(path, {**result, "files": files})
+    section = SECTIONS["lm-eval"].make(Study.load(store, "made"))
+    assert "1 trial answered other items than the baseline" in str(section.contents[0])
+
+
+def test_one_place_makes_no_curve():
+    alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
+    assert list(benchmark_figures(alone)) == []
+    assert roofline_figure(alone, {}) is None
+
+
+def test_every_text_is_used_with_its_fields():
+    writers, environment = {"texts.fill", "texts.spans", "texts.write"}, texts.make_environment()
+    known = {
+        name: meta.find_undeclared_variables(environment.parse(text)) - set(environment.globals)
+        for name, text in texts.read_texts().items()
+    }
+    used = set()
+    for path in Path(texts.__file__).parent.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        keys = (key for node in nodes if isinstance(node, ast.Dict) for key in node.keys)
+        in_dicts = {key.value for key in keys if isinstance(key, ast.Constant)}
+        for node in nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in writers:
+                name, fields = node.args[0].value, {keyword.arg for keyword in node.keywords}
+                used.add(name)
+                if None in fields:  # more are in a dictionary of the module
+                    fields = (fields - {None}) | (in_dicts & known[name])
+                assert fields == known[name], name
+    assert used == known.keys()
