@@ -1,6 +1,9 @@
 """Fixtures that tests of several packages use."""
 
+import os
+import tempfile
 from contextlib import nullcontext
+from getpass import getuser
 
 import pytest
 
@@ -27,6 +30,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code():
+    """Keep what `torch.compile` makes where torch does, whichever data folder a test has."""
+    own = os.path.join(tempfile.gettempdir(), f"torchinductor_{getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", own)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ class Compute:
         trainings: Trainings that have ended, each once.
         flops: Of the trainings; those that were pruned up to there.
         hours: By device, ``GPU`` or ``CPU core``.
+        compile_seconds: For which trainings waited for `torch.compile`.
         without_flops: Trials whose training failed or diverged, which does not say its FLOPs.
         without_hours: Trials that were pruned, which does not say their hours.
         absent: Trials without a readable result.
@@ -34,6 +35,7 @@ class Compute:
     trainings: int
     flops: float
     hours: Mapping[str, float]
+    compile_seconds: float
     without_flops: int
     without_hours: int
     absent: int
@@ -57,53 +59,61 @@ def _add_up(rows: Iterable[TrialRow]) -> Compute:
     ended.sort(key=lambda row: (str(row.record["provenance"]["started"]), row.trial))
     trainings: set[str] = set()
     sessions: dict[tuple[str, str], TrialRow] = {}
-    flops, seconds = 0.0, defaultdict[str, float](float)
+    flops, compile_seconds, seconds = 0.0, 0.0, defaultdict[str, float](float)
     for row in ended:
         is_first = row.training not in trainings  # the others have waited for it
         if row.record.get("training_record"):
             trainings.add(row.training)
         device, count = _devices(row)
-        seconds[device] += count * _seconds(row, is_first)
-        flops += _training_flops(row) if is_first else 0.0
+        trained, others = _seconds(row, is_first)
+        seconds[device] += count * trained + _devices(row, measuring=True)[1] * others
+        if is_first:
+            flops += _training_flops(row)
+            compile_seconds += (row.record.get("training_record") or {}).get("compile_seconds", 0.0)
         if "timing" in row.record:
             timing = row.record["timing"]
             sessions.setdefault((timing["started"], timing["finished"]), row)
     for (started, finished), row in sessions.items():  # times that were taken again, in turns
-        device, count = _devices(row)
+        device, count = _devices(row, measuring=True)
         seconds[device] += count * seconds_between(started, finished)
     return Compute(
         len(ended),
         len(trainings),
         flops,
         {device: total / 3600 for device, total in seconds.items()},
+        compile_seconds,
         sum(row.status in ("failed", "diverged") for row in ended),
         sum(row.status == "pruned" for row in ended),
         len(trials) - len(ended),
     )
 
 
-def _devices(row: TrialRow) -> tuple[str, float]:
-    """Return the kind of device that a trial holds, and how many."""
+def _devices(row: TrialRow, *, measuring: bool = False) -> tuple[str, float]:
+    """Return the kind of device that a trial holds, and how many, as it trains or measures."""
     recorded = row.record.get("experiment", {}).get("resources") or {}
     resources = ResourcesConfig.model_validate(recorded)
+    if measuring and row.record["provenance"].get("pauses"):  # else all of its workers waited
+        resources = resources.one_worker
     return ("GPU", resources.devices) if resources.devices else ("CPU core", resources.cpus)
 
 
-def _seconds(row: TrialRow, is_first: bool) -> float:
-    """Return the seconds of a trial, with its training if it is the first that has it."""
+def _seconds(row: TrialRow, is_first: bool) -> tuple[float, float]:
+    """Return the seconds of a trial's optimizer steps, if it is the first that has its training,
+    and of all else.
+    """
     provenance = row.record["provenance"]
     attempt = seconds_between(provenance["started"], provenance["finished"])
     training = row.record.get("training_record") or {}
     steps = int(training.get("steps") or 0)
     if not is_first or not steps:
-        return attempt
+        return 0.0, attempt
     step_seconds = float(training["seconds"]) / steps
     branched = int(training.get("branched_at") or 0)
     resumed = max([branched, *map(int, training.get("resumed_from") or ())])
     in_attempt = step_seconds * (steps - resumed)
     is_own = attempt >= in_attempt - 1.0  # else it was trained for another sweep; times are whole
     others = max(0.0, attempt - in_attempt) if is_own else attempt
-    return step_seconds * (steps - branched) + others
+    return step_seconds * (steps - branched), others
 
 
 def _training_flops(row: TrialRow) -> float:

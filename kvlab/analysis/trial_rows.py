@@ -3,6 +3,7 @@
 Whether their times compare depends on what else ran and on the order in which they were taken.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,9 +168,10 @@ def describe_timing_obstacle(
 ) -> str:
     """Say why the times of different cells do not compare; empty if they do.
 
-    They compare if every trial was timed alone, and the trials of a cell and of the baseline
-    alternate: a machine that slows down in the course of a sweep would be taken for a cell's doing.
-    Trials that were timed again in one session alternate from round to round.
+    They compare if every trial was timed alone, those of one seed on one kind of device, and the
+    trials of a cell and of the baseline alternate: a machine that slows down in the course of a
+    sweep would be taken for a cell's doing. Trials that were timed again in one session alternate
+    from round to round.
     """
     rows = [row for by_seed in cells.values() for row in by_seed.values() if row.is_done]
     if shared := describe_shared_timings(rows):
@@ -178,9 +180,14 @@ def describe_timing_obstacle(
     if any(row.record["provenance"].get("timings") is None for row in firsts):
         return "The record does not say whether the trials were timed alone"
     ends: dict[Levels, list[str]] = {}  # when trials were timed: at their end, or that of a session
+    devices = defaultdict[int, set[str]](set)
     for row in rows:
         timed = row.record.get("timing", row.record["provenance"])
         ends.setdefault(row.levels, []).append(str(timed.get("finished", "")))
+        devices[row.seed].add(str(timed.get("device")))
+    mixed = max(devices.values(), key=len, default=set())
+    if len(mixed) > 1:
+        return f"Trials of one seed were timed on different devices ({' and '.join(sorted(mixed))})"
     own = ends.get(baseline, ["", "~"])
     apart = [one for one in ends.values() if min(one) > max(own) or max(one) < min(own)]
     if apart:

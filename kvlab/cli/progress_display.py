@@ -12,7 +12,7 @@ from kvlab.humanize import format_bytes, format_duration, sanitize_line
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate, format_progress
 from kvlab.sweep import Driver
-from kvlab.sweep.driver.sweep_progress import Event, RemainingTime
+from kvlab.sweep.driver.sweep_progress import NOT_OVER, Event, RemainingTime
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
 from kvlab.trial.finalize import format_pruned
 
@@ -110,7 +110,7 @@ class ProgressDisplay:
             self.print_line(f"{word:<7} {label}: {event.message}")
         elif event.kind == "halted":
             self.print_line(f"giving up: {event.message}")
-        elif event.status in ("stopped", "paused", "elsewhere"):
+        elif event.status in NOT_OVER:
             self.print_line(f"{event.status:<7} {label}")
         else:
             self._ended[planned.trial.id] = event.status

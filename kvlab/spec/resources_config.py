@@ -18,6 +18,9 @@ class ResourcesConfig(SpecModel):
     Unit: GPUs. Example: auto"""
     workers: Annotated[PositiveInt, Field(le=1024)] | None = None
     """Processes that train together. Unit: processes. Default: one a whole GPU. Example: 2"""
+    accelerator_type: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")] | None = None
+    """Kind of GPU, by Ray's name for it, where a cluster has several.
+    Default: any. Example: H100, gpus: 1"""
     microbatch_tokens: PositiveInt | None = None
     """Tokens of a forward pass; smaller needs less memory, same mathematics.
     Unit: tokens. Default: all that a process computes in a step. Example: 1024"""
@@ -28,6 +31,8 @@ class ResourcesConfig(SpecModel):
             yield "gpus", text
         elif self.devices and self.workers not in (None, max(1, int(self.devices))):
             yield "workers", f"is not the number of GPUs, {self.devices:g}; remove it"
+        if self.accelerator_type is not None and not self.devices:
+            yield "accelerator_type", "is a kind of GPU, and gpus is 0; remove it or set gpus"
 
     @property
     def devices(self) -> float:
@@ -43,3 +48,9 @@ class ResourcesConfig(SpecModel):
     def training_workers(self) -> int:
         """The number of processes that train together, each with one device."""
         return self.workers or max(1, int(self.devices))
+
+    @property
+    def one_worker(self) -> "ResourcesConfig":
+        """The part of one of the workers, with which a trial is measured."""
+        part = {"cpus": self.cpus / self.training_workers, "gpus": min(1.0, self.devices)}
+        return self.model_copy(update={**part, "workers": 1})

@@ -68,7 +68,7 @@ class Attempt:
         self._append(self.directory / "repairs.txt", line)
 
     def mark_paused(self) -> None:
-        """Record that the attempt ended at a rung of a search; see `Store.count_pauses`."""
+        """Record that the attempt ended as planned, without a result; see `Store.count_pauses`."""
         write_atomic(self.directory / "paused", "", fence=self._fence)
 
     def write_traceback(self, text: str) -> str:

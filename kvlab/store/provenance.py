@@ -121,7 +121,8 @@ def build_provenance(
     Args:
         started: time of the last attempt's start, see `utc_now`.
         attempts: how often the trial was started.
-        pauses: attempts that ended at a rung of a search; the key is left out if there are none.
+        pauses: attempts that ended as planned; see `Store.count_pauses`. The key is left out if
+            there are none.
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
         code: see `kvlab.trial.code_identity.describe_code`.

@@ -316,7 +316,9 @@ class TrialRecords(StorePaths):
         return sorted(int(name) for name in names if name.isdecimal())
 
     def count_pauses(self, trial_id: str) -> int:
-        """Return how many attempts ended at a rung of a search, with nothing lost."""
+        """Return how many attempts ended at a rung of a search, or with the training of several
+        workers, which one of them then measured: nothing was lost.
+        """
         paths = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
         return sum(path.exists() for path in paths)
 

@@ -294,6 +294,7 @@ RENAMED = {
     "training_flops_per_second": "train/flops_per_second",
     "training_mfu": "train/mfu",
     "training_peak_bytes": "train/peak_bytes",
+    "training_compile_seconds": "train/compile_seconds",
     "train_loss": "train/loss",
     "validation_loss": "train/validation_loss",
 }

@@ -50,8 +50,8 @@ class TrainingState:
         losses: of every step, in nats per token. The curve is made of them at the end, since the
             steps between its points depend on the token budget.
         lowest: argument of `kvlab.train.train_step.check_spike`.
-        validation_curve, resumed_from, branched_at, checkpoint_seconds, code: as in
-            `TrainingRecord`.
+        validation_curve, resumed_from, branched_at, checkpoint_seconds, compile_seconds, code: as
+            in `TrainingRecord`.
     """
 
     step: int = 0
@@ -64,6 +64,7 @@ class TrainingState:
     resumed_from: list[int] = field(default_factory=list)
     branched_at: int | None = None
     checkpoint_seconds: float = 0.0
+    compile_seconds: float = 0.0
     code: list[str] = field(default_factory=lambda: [""])
 
 

@@ -1,7 +1,6 @@
 """`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.generate import release_workspaces
 from kvlab.model.kernels import malloc
+from kvlab.model.kernels.compiled_libraries import read_compile_seconds
 from kvlab.spec.experiment import Experiment
 from kvlab.train import training_record as records
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
@@ -34,8 +34,9 @@ and optimizer state, which on CPU would come on top of the training's memory."""
 
 REPORT_SECONDS = 0.5
 
-RATE_SECONDS = 20.0
-"""The rate in progress reports is that of the steps in this time."""
+RATE_SECONDS = 6.0
+"""Time in which a step's weight in the rate of progress reports falls to 1/e: load that is over
+soon does not count."""
 
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -147,7 +148,7 @@ class _Run:
             self.fence,
             self.device.type in BACKGROUND_DEVICES,
         )
-        self.save_seconds = 0.0
+        self.save_seconds = self.compile_seconds = 0.0
 
     def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> records.TrainingRecord:
         """Take all remaining steps and write the result."""
@@ -155,7 +156,6 @@ class _Run:
         self.memory = _PeakMemory(self.model)
         state = self.load_state()
         self.saved_step = first_step = state.step
-        self.recent = _RecentSteps(state)
         self.saved_at = reported_at = start = time.monotonic()
         self.share_if_due(state)  # an earlier attempt may have been killed before it did
         self.pause_if_due(state)  # an earlier attempt may have paused here or gone further
@@ -211,9 +211,14 @@ class _Run:
         seconds = time.perf_counter() - start
         state.step += 1
         state.seconds += seconds
-        if not is_first:
+        if is_first:  # it warms up, and counts only as long as it is alone
+            self.step_seconds, self.recent_steps = seconds, 0
+        else:
             state.timed_seconds += seconds
             state.timed_steps += 1
+            self.recent_steps += 1
+            weight = min(1.0, max(1 / self.recent_steps, seconds / RATE_SECONDS))
+            self.step_seconds += weight * (seconds - self.step_seconds)
         state.losses.append(loss)
         recent = state.losses[-WINDOW:]
         state.lowest = check_spike(recent, state.lowest, self.training, state.step)
@@ -269,12 +274,20 @@ class _Run:
         """
         if state.step > self.saved_step:
             start = time.monotonic()
+            self.count_compiling(state)
             if self.workers.is_rank_zero:
                 self.checkpoints.save(self.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - start
             state.checkpoint_seconds += self.save_seconds
         self.share_if_due(state)
+
+    def count_compiling(self, state: TrainingState) -> None:
+        """Add the seconds of compiling since the last call."""
+        if self.training.compile:
+            seconds = read_compile_seconds()
+            state.compile_seconds += seconds - self.compile_seconds
+            self.compile_seconds = seconds
 
     def share_if_due(self, state: TrainingState) -> None:
         """Give the trunk the checkpoint of this step, if another token budget branches here."""
@@ -291,6 +304,7 @@ class _Run:
     def finish(self, state: TrainingState) -> records.TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
         self.wait_for_checkpoints(state)
+        self.count_compiling(state)
         # the first step of an attempt warms up, and counts only if there is no other
         timed = (state.timed_steps, state.timed_seconds)
         steps, seconds = timed if state.timed_steps else (state.step, state.seconds)
@@ -306,6 +320,7 @@ class _Run:
             branched_at=state.branched_at,
             code=state.code,
             checkpoint_seconds=state.checkpoint_seconds,
+            compile_seconds=state.compile_seconds,
             attention="; ".join(sorted(self.stepper.attention or ())) or None,
             peak_bytes=self.memory.peak_bytes(),
             int8=self.stepper.describe_int8(),
@@ -321,7 +336,7 @@ class _Run:
         return record
 
     def progress(self, state: TrainingState, seconds_per_step: float) -> dict[str, Any]:
-        rate = self.recent.steps_per_second(state) * self.training.batch_tokens
+        rate = self.training.batch_tokens / self.step_seconds
         return {
             "stage": "training",
             "step": state.step,
@@ -339,31 +354,6 @@ class _Run:
                 "validation_loss": list(state.validation_curve),
             },
         }
-
-
-class _RecentSteps:
-    """The rate of the last steps of this process: load that is over does not slow it down.
-
-    Args:
-        state: Before the first step.
-    """
-
-    def __init__(self, state: TrainingState):
-        self._first_step = state.step
-        self._marks = deque([(state.step, state.seconds)])
-
-    def steps_per_second(self, state: TrainingState) -> float:
-        """Return the rate over about `RATE_SECONDS` of steps, or over all since the first.
-
-        The first step of a process warms up and counts only if it is alone.
-        """
-        (step, seconds), now = self._marks[0], state.seconds
-        self._marks.append((state.step, now))
-        if step == self._first_step:
-            self._marks.popleft()
-        while len(self._marks) > 1 and now - self._marks[1][1] >= RATE_SECONDS:
-            self._marks.popleft()
-        return (state.step - step) / (now - seconds) if now > seconds else 0.0
 
 
 class _PeakMemory:

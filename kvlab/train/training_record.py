@@ -39,6 +39,8 @@ class TrainingRecord:
             token budget had trained; None if it took all steps itself. Those steps and their
             seconds are part of this record all the same.
         checkpoint_seconds: time in which steps waited for checkpoints, over all attempts.
+        compile_seconds: time in which `torch.compile` compiled, most of it in the first step of an
+            attempt, over all attempts. What the cache has takes less. 0 without compiling.
         peak_bytes: the most memory that the training held in its last attempt: weights, gradients,
             optimizer state, activations and logits. On CUDA what PyTorch's allocator gave out, on
             CPU the growth of the process. With several workers that of rank zero.
@@ -69,6 +71,7 @@ class TrainingRecord:
     peak_flops_origin: str
     branched_at: int | None = None
     checkpoint_seconds: float = 0.0
+    compile_seconds: float = 0.0
     attention: str | None = None
     int8: dict[str, Any] | None = None
     code: list[str] = field(default_factory=lambda: [""])

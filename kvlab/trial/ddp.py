@@ -7,40 +7,34 @@ So a trainer that waits for resources can never block the trial that it belongs 
 ray is imported when a training starts, not with this module.
 """
 
-import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvlab import errors
-from kvlab.errors import KvlabError, LeaseLost, ResourceError, WorkerKilled
+from kvlab.errors import KvlabError, ResourceError, WorkerKilled
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import Fence
 from kvlab.oom import classify_oom
-from kvlab.store.attempt import ProgressUpdate, write_progress
+from kvlab.store.attempt import ProgressUpdate
 from kvlab.trial.trial import Trial
-
-_RELAY_INTERVAL_SECONDS = 0.5
-_PROGRESS_FILE = "progress.json"
 
 
 @dataclass(frozen=True)
 class _WorkerTask:
     """What every worker of a training receives. Picklable.
 
-    ``folder`` holds the workers' progress and errors, and Ray's files, until the training ends.
+    ``folder`` holds the workers' errors and Ray's files, until the training ends.
     """
 
     trial: Trial
     directory: Path
     folder: Path
     threads: int
+    report: Callable[[ProgressUpdate], None]
     should_stop: Callable[[], bool]
     fence: Fence
 
@@ -53,6 +47,9 @@ def train_ddp(
     fence: Fence,
 ) -> None:
     """Train ``trial`` into ``directory`` with its ``training_workers``; see `kvlab.train.train`.
+
+    Args:
+        report: picklable; the first worker calls it.
 
     Raises:
         ResourceError: this process does not belong to a Ray cluster.
@@ -69,12 +66,11 @@ def train_ddp(
     directory = directory.absolute()
     folder = directory / "together"
     threads = max(1, int(resources.cpus) // resources.training_workers)
-    task = _WorkerTask(trial, directory, folder, threads, should_stop, fence)
+    task = _WorkerTask(trial, directory, folder, threads, report, should_stop, fence)
     _clear(folder, fence)  # a killed attempt may have left one
     folder.mkdir(parents=True)
     try:
-        with _relay_progress(folder / _PROGRESS_FILE, report):
-            _make_trainer(task).fit()
+        _make_trainer(task).fit()
     except Exception as error:
         raise read_worker_error(folder) or error from None
     finally:
@@ -94,11 +90,10 @@ def _make_trainer(task: _WorkerTask) -> Any:
 
     resources = task.trial.resources
     this_node = f"node:{ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]  # Ray's
-    environment = {"OMP_NUM_THREADS": str(task.threads)}
     # A worker that requests no GPU from Ray sees those that the environment names.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if resources.devices and visible is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = visible
+    own = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR")
+    environment = {name: os.environ[name] for name in own if name in os.environ}
+    environment["OMP_NUM_THREADS"] = str(task.threads)
     return TorchTrainer(
         _run_worker,
         train_loop_config={"task": task},
@@ -132,43 +127,13 @@ def _run_worker(config: dict[str, Any]) -> None:
     if trial.resources.devices:
         torch.cuda.set_device(rank)
 
-    report = partial(write_progress, task.folder / _PROGRESS_FILE, fence=task.fence)
     try:
         dataset = prepare_dataset(trial.experiment.data)
         stop, fence = task.should_stop, task.fence
-        train_trial(trial, dataset, task.directory, device, report, stop, fence)
+        train_trial(trial, dataset, task.directory, device, task.report, stop, fence)
     except Exception as error:
         write_worker_error(task.folder, rank, error)
         raise
-
-
-@contextmanager
-def _relay_progress(path: Path, report: Callable[[ProgressUpdate], None]) -> Iterator[None]:
-    """Pass on what the first worker reports, from a thread of this process."""
-    stopped = threading.Event()
-    last: ProgressUpdate | None = None
-
-    def pass_on() -> None:
-        nonlocal last
-        # A lost lease is noticed by the training itself.
-        with suppress(FileNotFoundError, json.JSONDecodeError, LeaseLost):
-            update: ProgressUpdate = json.loads(path.read_text())
-            if update != last:
-                last = update
-                report(update)
-
-    def run() -> None:
-        while not stopped.wait(_RELAY_INTERVAL_SECONDS):
-            pass_on()
-
-    thread = threading.Thread(target=run, name="kvlab-relay", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        pass_on()
 
 
 # Why a worker ended. Ray Train's own report does not suffice: when one worker is killed, the

@@ -5,6 +5,7 @@ training of the record. Its answer is a file for the driver, which keeps it if n
 the machine.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,9 +38,8 @@ class JointTiming:
     @property
     def resources(self) -> ResourcesConfig:
         """The resources of a trial, on one whole device."""
-        first = next(iter(self.experiments.values())).resources
-        one_device = {"gpus": 1.0 if first.devices else 0.0, "workers": 1}
-        return first.model_copy(update=one_device)
+        one = next(iter(self.experiments.values())).resources.one_worker
+        return one.model_copy(update={"gpus": float(math.ceil(one.devices))})
 
 
 def run_joint_timing(

@@ -40,7 +40,7 @@ Task = Trial | SmokeTest | JointTiming
 
 ReportProgress = Callable[[ProgressUpdate], None]
 
-Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
+Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "trained", "elsewhere"]
 
 STOP_CHECK_SECONDS = 0.2
 
@@ -147,7 +147,8 @@ def run_task(
 
     The training is skipped if its weights exist, and continued from its last checkpoint if it
     was interrupted. If another process runs this trial's training, this call waits for it. A
-    failure of the trial itself is recorded and not raised.
+    failure of the trial itself is recorded and not raised. A trial that several workers train has
+    a second task to measure it, with the resources of one; see `Trial.is_measurement`.
 
     Args:
         on_progress: receives updates, about twice a second at most.
@@ -158,9 +159,9 @@ def run_task(
         wait: for another process that runs this trial, instead of returning ``elsewhere``.
 
     Returns:
-        How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result, and the
-        next run continues the trial. ``elsewhere``: another process has the trial, or has taken
-        it over from this one.
+        How it ended. ``stopped``, ``paused`` (at ``trial.until``) and ``trained`` (by several
+        workers, one of which is to measure) leave no result, and the next run continues the
+        trial. ``elsewhere``: another process has the trial, or has taken it over from this one.
 
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
@@ -252,6 +253,10 @@ class _TrialAttempt:
                         if fence is not None:
                             trainable.train(directory, self.should_stop, fence)
                     self.should_stop.check()
+                    if trial.resources.training_workers > 1:
+                        self.log("trained by all workers; one of them measures")
+                        self.attempt.mark_paused()
+                        return "trained"
                     kept = self.open_partial_results(origin)
                     self.record_result(origin, trainable.measure(directory, kept))
                     self.log("done")
@@ -295,7 +300,10 @@ class _TrialAttempt:
         status: Literal["failed", "diverged"] = "diverged" if has_diverged else "failed"
         started, number = self.attempt.started, self.attempt.number
         own = describe_code(self.store, self.trial.training_id)
-        provenance = build_provenance(origin, code=own, started=started, attempts=number)
+        pauses = self.store.count_pauses(self.trial.id)
+        provenance = build_provenance(
+            origin, code=own, started=started, attempts=number, pauses=pauses
+        )
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
         self.open_partial_results(origin).remove()
@@ -340,6 +348,8 @@ class _TrialAttempt:
             if self.store.is_trained(training):
                 yield None
                 return
+            if trial.is_measurement:
+                raise errors.WorkerKilled("its weights are gone; all of its workers train again")
             earlier = self.store.earlier_training_record(training)
             message = self.store.divergence(training)
             if message is not None:

@@ -38,7 +38,8 @@ class SmokeTest:
 
     Attributes:
         id: names the task.
-        experiment: the trial's, on one device and at one worker's share of a step.
+        experiment: the trial's, on one device and at one worker's share of a step. Nothing is
+            compiled, which takes minutes, unless the memory is to be measured.
         seed: of the weights and the tokens.
         result_path: where the `SmokeResult` is written.
     """
@@ -51,10 +52,11 @@ class SmokeTest:
     @classmethod
     def of(cls, trial: Trial, result_path: Path) -> "SmokeTest":
         """Return the smoke test of a trial's architecture."""
-        resources, training = trial.resources, trial.experiment.training
-        tokens = {"batch_tokens": training.batch_tokens // resources.training_workers}
-        one_device = {"gpus": min(1.0, resources.devices), "workers": 1}
-        experiment = _change(trial.experiment, training=tokens, resources=one_device)
+        asked, training = trial.resources, trial.experiment.training
+        step: dict[str, Any] = {"batch_tokens": training.batch_tokens // asked.training_workers}
+        step["compile"] = training.compile and asked.gpus == "auto"  # else memory decides nothing
+        experiment = _change(trial.experiment, training=step, serving={"compile": False})
+        experiment = experiment.model_copy(update={"resources": asked.one_worker})
         return cls(f"smoke-{trial.id}", experiment, trial.seed, str(result_path))
 
     @property

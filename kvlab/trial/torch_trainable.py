@@ -1,6 +1,8 @@
 """Train and measure one trial with torch, see `kvlab.trial.run.Trainable`."""
 
+import os
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -13,6 +15,7 @@ import torch
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
 from kvlab.data.bigram_table import score_tables
+from kvlab.data.data_dir import get_data_dir
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.errors import DataError, RecordDamaged, ResourceError
 from kvlab.evaluate import evaluate
@@ -118,6 +121,8 @@ class TorchTrainable:
                 vocab_size=experiment.data.vocab_size,
             )
             measurements["training_peak_bytes"] = record["peak_bytes"]
+            if experiment.training.compile:
+                measurements["training_compile_seconds"] = record["compile_seconds"]
             if self._timing_lock is None:  # beside other trials on the device a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
         facts = dataset.identity, dataset.digest, dataset.licence, dataset.tokenizer
@@ -188,6 +193,7 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     threads = max(1, int(resources.cpus))
     torch.set_num_threads(threads)
     if resources.devices == 0:
+        keep_compiled_code(processor_name())
         return "cpu", Machine(processor_name(), threads)
     if resources.shares_gpu:
         start_mps()  # before CUDA is used; without it trials on one device take turns
@@ -198,4 +204,15 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     # earlier trial of this process.
     memory = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
+    keep_compiled_code(f"{processor_name()} {torch.cuda.get_device_name()}")
     return "cuda", Machine(torch.cuda.get_device_name(), threads)
+
+
+def keep_compiled_code(machine: str) -> None:
+    """Let all processes on machines of one kind use what `torch.compile` makes in any of them.
+
+    It is kept in the data folder, which machines may share, unless `TORCHINDUCTOR_CACHE_DIR` names
+    another one. Code for a CPU has the instructions of the one that it was made on.
+    """
+    folder = get_data_dir() / "compiled" / re.sub(r"\W+", "-", machine)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -31,6 +31,8 @@ class Trial:
             token budgets have in common with this one; None if there is no such phase.
         shared_steps: steps of that phase whose checkpoints other trainings of the plan branch
             from, set by the planner. Not part of the fingerprints.
+        is_measurement: whether it is the second task of a trial that several workers train: one
+            of them measures. Set by the driver. Not part of the fingerprints.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Trial:
     until: int | None = None
     trunk_id: str | None = None
     shared_steps: tuple[int, ...] = ()
+    is_measurement: bool = False
 
     @classmethod
     def of(
@@ -70,7 +73,9 @@ class Trial:
 
     @property
     def resources(self) -> ResourcesConfig:
-        return self.experiment.resources
+        """What this task of the trial needs."""
+        asked = self.experiment.resources
+        return asked.one_worker if self.is_measurement else asked
 
     @property
     def source_training(self) -> TrainedWeights | None:

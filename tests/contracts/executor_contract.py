@@ -132,3 +132,5 @@ class ExecutorContract(ABC):
             executor.check_requests([ResourcesConfig(), ResourcesConfig(cpus=4096)])
         with pytest.raises(ResourceError, match=r"resources\.gpus = 1000"):
             executor.check_requests([ResourcesConfig(gpus=1000)])
+        with pytest.raises(ResourceError, match=r"resources\.accelerator_type = X9"):
+            executor.check_requests([ResourcesConfig(gpus=1, accelerator_type="X9")])

@@ -176,14 +176,15 @@ def losing(level, seeds, beside="", status="diverged"):
     return Record(factors=PLACES, seeds=tuple(range(6)), status=state, change=time_alone)
 
 
-def timed(timings="exclusive", apart=False):
-    """Heads that are slower; ``apart`` measures them after all others."""
+def timed(timings="exclusive", apart=False, device="cpu"):
+    """Heads that are slower; ``apart`` measures them after all others, on ``device``."""
 
     def change(found, levels, seed):
         is_mqa = levels["heads"] == "mqa"
         how = timings if timings != "some" else "exclusive" if seed else "shared"
         finished = f"2026-01-02T0{3 + (apart and is_mqa)}:{seed:02d}:30Z"
         found["provenance"] |= {"timings": how, "finished": finished}
+        found["provenance"]["device"] = device if is_mqa else "cpu"
         found["measurements"]["tpot_ms_p50"] = 1 + 0.5 * is_mqa + 0.01 * seed**2
 
     return Record(factors=HEADS, change=change)
@@ -237,6 +238,7 @@ RECORDS = {
     "timed-mixed": (timed("some"), TIMED_SECTIONS),
     "timed-unknown": (timed(None), TIMED_SECTIONS),
     "timed-apart": (timed(apart=True), TIMED_SECTIONS),
+    "timed-devices": (timed(device="H200"), TIMED_SECTIONS),
     "tuned": (TunedRecord(), ("tuned",)),
     "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
     "tuning": (TunedRecord(is_over=False), ("tuned",)),

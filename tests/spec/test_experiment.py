@@ -1,6 +1,7 @@
 """Experiments: defaults, presets, and errors with place, value, rule and hint."""
 
 import pytest
+from pydantic import ValidationError
 
 from kvlab.errors import SpecError
 from kvlab.spec import (
@@ -60,6 +61,24 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path):
 )
 def test_workers_default_to_one_per_whole_gpu(resources, workers):
     assert ResourcesConfig(**resources).training_workers == workers
+
+
+@pytest.mark.parametrize(
+    ("resources", "own"),
+    [
+        ({"cpus": 8.0, "gpus": 4.0, "accelerator_type": "H100"}, (2.0, 1.0, "H100")),
+        ({"cpus": 3.0, "workers": 2}, (1.5, 0.0, None)),
+        ({"cpus": 2.0, "gpus": 0.25}, (2.0, 0.25, None)),
+    ],
+)
+def test_one_worker_has_its_part_of_the_resources(resources, own):
+    one = ResourcesConfig(**resources).one_worker
+    assert (one.cpus, one.gpus, one.accelerator_type, one.training_workers) == (*own, 1)
+
+
+def test_a_kind_of_gpu_without_a_gpu_is_refused():
+    with pytest.raises(ValidationError, match="is a kind of GPU, and gpus is 0"):
+        ResourcesConfig(accelerator_type="H100")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -58,6 +59,14 @@ def training_workers():
     return processes
 
 
+def trial_processes():
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name().startswith("ray::kvlab_tri")  # as far as the system keeps it
+    ]
+
+
 def end_of(executor):
     while not (ended := executor.wait(1.0)):
         pass
@@ -85,6 +94,18 @@ def test_one_of_two_workers_killed_the_trial_goes_on_and_loses_as_with_one(trial
         assert not training_workers(), "the other worker is gone too"
         executor.start(one)
         ended = end_of(executor)
+        assert (ended.outcome, ended.error) == ("trained", None)
+        own = replace(one, is_measurement=True)
+        executor.start(own)
+        progress = store.trial_directory(one.id) / "progress.json"
+        while not (progress.exists() and "evaluation" in progress.read_text()):
+            assert executor.wait(0.02) == []
+        assert not training_workers(), "the others are free"
+        [measuring] = trial_processes()
+        measuring.kill()
+        assert isinstance(end_of(executor).error, WorkerKilled)
+        executor.start(own)
+        ended = end_of(executor)
         assert (ended.outcome, ended.error) == ("done", None)
     finally:
         executor.close()
@@ -94,6 +115,7 @@ def test_one_of_two_workers_killed_the_trial_goes_on_and_loses_as_with_one(trial
     assert not (store.training_directory(one.training_id) / "together").exists()
     resumed, whole = store.result(one.id), Store(tmp_path / "one").result(one.id)
     assert resumed["training_record"]["workers"] == 2
+    assert resumed["experiment"]["resources"]["workers"] == 2
     assert resumed["measurements"]["loss"] == pytest.approx(whole["measurements"]["loss"], abs=1e-3)
     assert len(resumed["training_record"]["resumed_from"]) == 1
     assert resumed["training_record"]["resumed_from"][0] >= 20

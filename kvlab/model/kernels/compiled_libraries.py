@@ -1,4 +1,4 @@
-"""Libraries that `torch.compile` keeps on disk, and those that a killed compiler has left."""
+"""What `torch.compile` keeps on disk, what a killed compiler has left, and how long it took."""
 
 from pathlib import Path
 
@@ -21,3 +21,10 @@ def remove_torn_libraries() -> None:
                     library.unlink()
         except (Timeout, OSError):
             pass  # it is being made, or another process has removed it
+
+
+def read_compile_seconds() -> float:
+    """Return how long this process has compiled since `torch.compiler.reset`."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return calculate_time_spent()["total_wall_time"]

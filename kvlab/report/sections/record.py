@@ -7,7 +7,7 @@ from kvlab.analysis.compute import Compute, measure_compute
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.humanize import format_count, format_number
+from kvlab.humanize import format_count, format_duration, format_number
 from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
@@ -42,6 +42,7 @@ def report_provenance(study: Study) -> doc.Section:
         total, tuning = measure_compute(study)
         spent, tuning_spent = _format_spent(total), tuning and _format_spent(tuning)
         fields = {"spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent}
+        fields["compiled"] = format_duration(total.compile_seconds)
         contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
     if study.other_code:

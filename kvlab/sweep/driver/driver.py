@@ -18,7 +18,13 @@ from kvlab.store.provenance import Origin
 from kvlab.sweep.driver import trial_queue as queues
 from kvlab.sweep.driver.driver_registry import StopRequest, join_sweep
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy, forget_failure
-from kvlab.sweep.driver.sweep_progress import Event, PrepareTrials, Summary, TrialSource
+from kvlab.sweep.driver.sweep_progress import (
+    NOT_OVER,
+    Event,
+    PrepareTrials,
+    Summary,
+    TrialSource,
+)  # fmt: skip
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning import planner
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, ended_status
@@ -65,7 +71,7 @@ class Driver:
         self._trials = {planned.trial.id: planned for planned in plan.trials}
         self._states: dict[str, str] = {}  # trial id -> how it has ended
         self._running: dict[str, float] = {}  # trial id -> when it was started
-        self._queue, self._trainings = queues.TrialQueue(), queues.TrainingWaitlist()
+        self._queue, self._trainings = queues.TrialQueue(store), queues.TrainingWaitlist()
         self.remote_trials = queues.RemoteTrials(store, self._trainings)
         self._trunks = queues.TrunkWaitlist(
             store, lambda: [*self.running_trials, *self.remote_trials]
@@ -102,7 +108,8 @@ class Driver:
         """
         sweep = self.plan.sweep.name
         missing = planner.trials_to_run(self.plan, self.retry_failed)
-        self.executor.check_requests({planned.trial.resources for planned in missing})
+        tasks = (queues.next_task(planned, self.store) for planned in missing)
+        self.executor.check_requests({planned.trial.resources for planned in tasks})
         exclusive = self.source is not None
         with join_sweep(self.store, sweep, self.description, exclusive=exclusive):
             try:
@@ -211,6 +218,10 @@ class Driver:
             trial = planned.trial
             if self._has_ended_remotely(planned):
                 continue
+            if queues.next_task(planned, self.store) != planned:  # trained while it waited
+                self._queue.push(planned)
+                continue
+            self._trials[trial.id] = planned
             if is_source_missing(trial, self.store) and self._must_wait_for_source(planned):
                 continue
             if self._trainings.is_running(trial.training_id):
@@ -308,7 +319,7 @@ class Driver:
             status = self._retry_or_record(planned, ended.error)
         elif status is None and ended.outcome == "paused":
             status = self._resume_or_prune(planned)
-        elif status is None and ended.outcome not in ("stopped", "elsewhere"):
+        elif status is None and ended.outcome not in NOT_OVER:
             text = f"trial {ended.task_id} ended as {ended.outcome}, but {self.store.path} has no"
             raise StoreError(f"{text} result of it; workers and driver must share the store")
         if status is not None:
@@ -317,6 +328,8 @@ class Driver:
             self.on_event(Event("ended", planned, ended.outcome, seconds))
             if ended.outcome == "elsewhere":
                 self._wait_for_remote(planned)
+            elif ended.outcome == "trained":
+                self._queue.push(planned)
             elif ended.outcome == "stopped" and not (
                 self.is_stopping or self._stop_request.is_pending()
             ):

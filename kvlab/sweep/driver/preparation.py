@@ -166,12 +166,13 @@ class SmokeTests:
 
 
 def smoke_test_key(planned: PlannedTrial) -> str:
-    """Return a key of what a test does: the architecture, the training step, the resources."""
+    """Return a key of what a test finds out: whether the architecture works, and its memory."""
     experiment = planned.trial.experiment
-    training = experiment.training
-    step = [training.batch_tokens, training.precision, training.compile, training.steps > 0]
-    resources = experiment.resources.model_dump(mode="json")
-    facts = [architecture_key(planned), step, training.int8, resources]
+    training, resources = experiment.training, experiment.resources
+    facts = [architecture_key(planned), training.precision, training.int8, training.steps > 0]
+    facts += [resources.devices > 0, resources.accelerator_type]
+    if resources.gpus == "auto":
+        facts += [training.batch_tokens, training.compile, resources.model_dump(mode="json")]
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 
 

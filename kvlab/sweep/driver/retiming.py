@@ -99,11 +99,12 @@ def _group_trials(plan: Plan, store: Store) -> Iterator[Session]:
             if not trial or store.status(trial) != "done":
                 continue
             experiment = experiments[trial]
-            resources, benchmark = experiment.resources, experiment.benchmark
+            resources, benchmark = experiment.resources.one_worker, experiment.benchmark
             if benchmark.retime == "never":
                 continue
             data = experiment.data.model_dump(mode="json") if "task" in benchmark.parts else None
-            shared = [benchmark.identity(), resources.cpus, resources.devices > 0, data]
+            device = [resources.cpus, resources.devices > 0, resources.accelerator_type]
+            shared = [benchmark.identity(), *device, data]
             key = fingerprint({"benchmark": shared})
             layout = KVLayout.of(experiment.model, experiment.serving)
             length = max(benchmark.prompt_tokens, *benchmark.context_lengths, 0)

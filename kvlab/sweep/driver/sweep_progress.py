@@ -36,7 +36,8 @@ class Event:
             ``waiting``: another process runs it, or nothing runs and there is no room for it.
         planned: The trial.
         status: Of ``ended``: the status of its result, or ``stopped`` at a checkpoint, ``paused``
-            at a rung of a search, ``elsewhere`` if another process runs it.
+            at a rung of a search, ``trained`` if one worker is to measure what several have
+            trained, ``elsewhere`` if another process runs it.
         seconds: Of ``ended``: how long it ran.
         message: Of ``retried``, ``halted`` and ``waiting``: the reason; of ``healed``, what.
         is_remote: Whether another process has ended it.
@@ -101,6 +102,10 @@ class Summary:
         if self.stopped and (self.states["missing"] or self.has_more):
             return 130
         return 1 if self.states["failed"] or self.states["missing"] else 0
+
+
+NOT_OVER = ("stopped", "paused", "trained", "elsewhere")
+"""The statuses of events of trials that have no result."""
 
 
 # Pace and time left
@@ -172,9 +177,13 @@ class RemainingTime:
         trial = planned.trial
         if event.kind == "started":
             self._started[trial.id] = time.monotonic()
+            if trial.id in self._missing:
+                self._missing[trial.id] = planned  # which one worker may only measure by now
         elif event.kind in ("ended", "retried"):
             self._started.pop(trial.id, None)
-        if event.kind != "ended" or event.status in ("stopped", "paused", "elsewhere"):
+        if event.kind == "ended" and event.status == "trained":
+            self._durations[True].append(event.seconds)
+        if event.kind != "ended" or event.status in NOT_OVER:
             return
         self._missing.pop(trial.id, None)
         if event.status == "done" and not event.is_remote:

@@ -8,6 +8,7 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvlab.fs.lease import LeaseWatcher
@@ -61,22 +62,37 @@ def architecture_key(planned: PlannedTrial) -> str:
     return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 
 
+def next_task(planned: PlannedTrial, store: Store) -> PlannedTrial:
+    """Return a trial as the task that is next: one worker measures what several have trained."""
+    trial = planned.trial
+    if trial.experiment.resources.training_workers == 1:
+        return planned
+    is_measurement = store.is_trained(trial.training_id)
+    return replace(planned, trial=replace(trial, is_measurement=is_measurement))
+
+
 class TrialQueue:
     """Trials that wait for room on the executor, one queue for each request of resources.
 
-    A request that must wait does not block the others.
+    A request that must wait does not block the others. Measurements of what several workers have
+    trained wait for trainings, until as many wait as a training has workers: a single one would
+    keep the next training from a whole machine. The first does not wait, so that a mistake in what
+    is measured is known early.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store, self._has_measured = store, False
         self._queues: defaultdict[ResourcesConfig, deque[PlannedTrial]] = defaultdict(deque)
         self._delayed: list[tuple[float, PlannedTrial]] = []  # by the time at which each may start
 
     def push(self, planned: PlannedTrial) -> None:
+        planned = next_task(planned, self._store)
         self._queues[planned.trial.resources].append(planned)
 
     def push_front(self, *trials: PlannedTrial) -> None:
         """Put trials before all others of their request, the last argument first."""
         for planned in trials:
+            planned = next_task(planned, self._store)
             self._queues[planned.trial.resources].appendleft(planned)
 
     def push_delayed(self, planned: PlannedTrial, seconds: float) -> None:
@@ -94,10 +110,20 @@ class TrialQueue:
         has_changed = True
         while has_changed:  # what the caller does with one may put others into any queue
             has_changed = False
-            for resources, queue in list(self._queues.items()):
+            for resources in sorted(self._queues, key=self._rank):
+                queue = self._queues[resources]
                 while queue and executor.has_room(resources):
                     has_changed = True
+                    self._has_measured |= queue[0].trial.is_measurement
                     yield queue.popleft()
+
+    def _rank(self, resources: ResourcesConfig) -> int:
+        """Return 0 for the queue of a request that is served first, 2 for one that is last."""
+        trial = self._queues[resources][0].trial if self._queues[resources] else None
+        if trial is None or not trial.is_measurement:
+            return 1
+        workers = trial.experiment.resources.training_workers
+        return 0 if len(self._queues[resources]) >= workers or not self._has_measured else 2
 
     @property
     def blocked(self) -> PlannedTrial | None:

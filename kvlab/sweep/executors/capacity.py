@@ -14,6 +14,9 @@ REFRESH_SECONDS = 10.0
 
 _TOLERANCE = 1e-6  # of sums of fractions
 
+KIND = "accelerator_type:"
+"""The resource by which a machine of Ray says of which kind its GPUs are begins with this."""
+
 ListMachines = Callable[[], Sequence[dict[str, float]]]
 """Return the resources of each living machine of a cluster: ``CPU``, ``GPU`` and others."""
 
@@ -31,8 +34,21 @@ class Capacity:
 
     def __init__(self, list_machines: ListMachines, clock: Callable[[], float] = time.monotonic):
         self._list_machines, self._clock = list_machines, clock
-        self.cpus = self.gpus = 0.0
+        self._machines: list[dict[str, float]] = []
         self.refresh()
+
+    @property
+    def cpus(self) -> float:
+        return sum(machine.get("CPU", 0.0) for machine in self._machines)
+
+    @property
+    def gpus(self) -> float:
+        return self._count_gpus(None)
+
+    def _count_gpus(self, kind: str | None) -> float:
+        """Return the number of GPUs of one kind, or of all."""
+        own = (one for one in self._machines if kind is None or KIND + kind in one)
+        return sum(machine.get("GPU", 0.0) for machine in own)
 
     def refresh(self) -> None:
         """Query the cluster.
@@ -42,9 +58,7 @@ class Capacity:
         """
         self._refreshed = self._clock()
         with contextlib.suppress(Exception):  # of many kinds, all of them Ray's
-            if machines := self._list_machines():
-                self.cpus = sum(machine.get("CPU", 0.0) for machine in machines)
-                self.gpus = sum(machine.get("GPU", 0.0) for machine in machines)
+            self._machines = list(self._list_machines()) or self._machines
 
     def has_room(self, resources: ResourcesConfig, running: Iterable[ResourcesConfig]) -> bool:
         """Return whether the cluster as a whole has room beside what runs.
@@ -54,22 +68,38 @@ class Capacity:
         if self._clock() - self._refreshed >= REFRESH_SECONDS:
             self.refresh()
         wanted = [*running, resources]
-        has_cpus = sum(one.cpus for one in wanted) <= self.cpus + _TOLERANCE
-        return has_cpus and sum(one.devices for one in wanted) <= self.gpus + _TOLERANCE
+        kinds = {None, resources.accelerator_type}
+        return sum(one.cpus for one in wanted) <= self.cpus + _TOLERANCE and all(
+            sum(one.devices for one in wanted if kind in (None, one.accelerator_type))
+            <= self._count_gpus(kind) + _TOLERANCE
+            for kind in kinds
+        )
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
         """Raise ResourceError if a request fits no single machine."""
-        listed = self._list_machines()
-        machines = [(one.get("CPU", 0.0), one.get("GPU", 0.0)) for one in listed]
-        offers = "; ".join(sorted({f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in machines}))
+        machines = self._list_machines()
         for request in requests:
-            if not any(
-                cpus + _TOLERANCE >= request.cpus and gpus + _TOLERANCE >= request.devices
-                for cpus, gpus in machines
-            ):
-                text = f"resources.cpus = {request.cpus:g} and resources.gpus = {request.devices:g}"
-                text += f" fit no machine here ({offers or 'there is none'})"
-                raise ResourceError(f"{text}; lower what is too much or use a larger machine")
+            if any(_fits(request, machine) for machine in machines):
+                continue
+            text = f"resources.cpus = {request.cpus:g} and resources.gpus = {request.devices:g}"
+            if request.accelerator_type is not None:
+                text += f" of resources.accelerator_type = {request.accelerator_type}"
+            offers = "; ".join(sorted(set(map(_describe, machines)))) or "there is none"
+            hint = "lower what is too much or use a larger machine"
+            raise ResourceError(f"{text} fit no machine here ({offers}); {hint}")
+
+
+def _fits(request: ResourcesConfig, machine: dict[str, float]) -> bool:
+    kind = request.accelerator_type
+    has_cpus = machine.get("CPU", 0.0) + _TOLERANCE >= request.cpus
+    has_gpus = machine.get("GPU", 0.0) + _TOLERANCE >= request.devices
+    return has_cpus and has_gpus and (kind is None or KIND + kind in machine)
+
+
+def _describe(machine: dict[str, float]) -> str:
+    kinds = [name.removeprefix(KIND) for name in machine if name.startswith(KIND)]
+    count = f"{machine.get('CPU', 0.0):g} CPUs and {machine.get('GPU', 0.0):g} GPUs"
+    return " ".join([count, *(f"({kind})" for kind in kinds)])
 
 
 def cpu_count() -> int:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from kvlab.errors import WorkerKilled
 from kvlab.spec import ResourcesConfig
-from kvlab.sweep.executors.capacity import Capacity, cpu_count
+from kvlab.sweep.executors.capacity import KIND, Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.trial.run import Outcome, Task
 
@@ -32,12 +32,17 @@ class InlineExecutor:
         return "this process, one trial at a time"
 
     def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
-        requests, gpus = list(requests), 0
+        requests = list(requests)
+        machine: dict[str, float] = {"CPU": cpu_count()}
         if any(request.devices for request in requests):
             import torch  # such a trial needs torch in this process anyway
 
-            gpus = torch.cuda.device_count()
-        Capacity(lambda: [{"CPU": cpu_count(), "GPU": gpus}]).check_requests(requests)
+            machine["GPU"] = count = torch.cuda.device_count()
+            name = torch.cuda.get_device_name() if count else ""
+            kinds = {one.accelerator_type for one in requests if one.accelerator_type}
+            own = (kind for kind in kinds if all(part in name for part in kind.split("-")))
+            machine |= dict.fromkeys((f"{KIND}{kind}" for kind in own), 1.0)
+        Capacity(lambda: [machine]).check_requests(requests)
 
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
         return self._task is None

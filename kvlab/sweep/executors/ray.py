@@ -106,6 +106,7 @@ class RayExecutor:
         options: dict[str, Any] = {
             "num_cpus": resources.cpus,
             "num_gpus": resources.devices,
+            "accelerator_type": resources.accelerator_type,
             "name": f"kvlab trial {task.id}",
         }
         if self._capacity.gpus and not resources.devices:  # otherwise Ray exposes every GPU

@@ -87,7 +87,7 @@ class PlannedTrial:
     @property
     def trains(self) -> bool:
         """Whether to run it means to train."""
-        return self.state == "new"
+        return self.state == "new" and not self.trial.is_measurement
 
     @property
     def saved_tokens(self) -> int:

@@ -6,7 +6,9 @@ from kvlab.errors import StoreError
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.trial_queue import order_trials
+from kvlab.sweep.executors.capacity import Capacity
 from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support import stub_trials as stub
 from tests.support.driver_process import read_logged_steps
 from tests.support.stub_trials import StubRun, drive, tiny_plan
 
@@ -82,3 +84,100 @@ def test_workers_that_write_somewhere_else_are_noticed(tmp_path):
     store, elsewhere = Store(tmp_path / "runs"), Store(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="must share the store"):
         drive(tiny_plan(tmp_path), store, StubRun(elsewhere.path))
+
+
+WORKERS = "resources: {cpus: 2, workers: 2}\n"
+
+
+@pytest.fixture
+def shared_work(tmp_path, monkeypatch):
+    """A plan whose trainings have two workers each, and what one worker measures of it."""
+    calm = Store(tmp_path / "calm")
+    drive(tiny_plan(tmp_path), calm, StubRun(calm.path))
+    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + WORKERS)
+    planned = tiny_plan(tmp_path, text=stub.SWEEP + "failures: {backoff_seconds: 0}\n")
+    return planned, stub.read_numbers(calm, planned)
+
+
+class Tasks(StubRun):
+    """Note what each task asks for, and how it ends."""
+
+    def __init__(self, store, **options):
+        super().__init__(store, **options)
+        self.seen = []
+
+    def __call__(self, trial):
+        outcome = super().__call__(trial)
+        asked = trial.resources
+        self.seen.append((trial.id, asked.cpus, asked.training_workers, outcome))
+        return outcome
+
+
+def test_one_worker_measures_what_several_have_trained(store, shared_work):
+    planned, numbers = shared_work
+    run, events = Tasks(store.path), []
+    summary = drive(planned, store, run, on_event=events.append)
+    assert (summary.states, summary.trials_run) == ({"done": 8, "missing": 0}, 8)
+    assert stub.read_numbers(store, planned) == numbers
+    trained = [task for task in run.seen if task[3] == "trained"]
+    assert {task[1:3] for task in trained} == {(2, 2)}
+    assert len(trained) == planned.training_count == 4, "who shares a training only measures"
+    measured = [task for task in run.seen if task[3] == "done"]
+    assert {task[1:3] for task in measured} == {(1, 1)}
+    assert sorted(task[0] for task in measured) == sorted(ids(planned))
+    assert [event.status for event in events].count("trained") == 4
+    for trial in ids(planned):
+        result = store.result(trial)
+        attempts, pauses = (result["provenance"].get(key, 0) for key in ("attempts", "pauses"))
+        assert attempts - pauses == 1, "it was not retried"
+        assert result["experiment"]["resources"]["workers"] == 2, "as it was asked for"
+
+
+class TwoCores(InlineExecutor):
+    """A machine whose two cores are taken by one training or by two measurements."""
+
+    def __init__(self, run):
+        super().__init__(run)
+        self.capacity, self.tasks = Capacity(lambda: [{"CPU": 2.0}]), []
+
+    def has_room(self, resources):
+        return self.capacity.has_room(resources, [task.resources for task in self.tasks])
+
+    def start(self, task):
+        self.tasks.append(task)
+
+    def wait(self, seconds):
+        ended = []
+        while self.tasks:
+            self._task = self.tasks.pop(0)
+            ended += super().wait(seconds)
+        return ended
+
+
+def test_the_first_is_measured_at_once_and_others_once_they_fill_the_place_of_a_training(
+    store, shared_work
+):
+    planned, _ = shared_work
+    run = Tasks(store.path)
+    assert Driver(planned, store, TwoCores(run)).run().states["done"] == 8
+    order = "".join("t" if task[3] == "trained" else "m" for task in run.seen)
+    assert order == "tmtmmtmmtmmm"
+
+
+def test_a_kill_between_the_two_tasks_and_weights_lost_after_it_change_no_number(
+    store, shared_work
+):
+    planned, numbers = shared_work
+    first, second = planned.trials[0].trial, planned.trials[1].trial
+    assert first.training_id != second.training_id
+    for trial in (first, second):
+        assert StubRun(store.path)(trial) == "trained"  # and its driver is killed
+    weights = store.training_directory(second.training_id) / stub.FINAL_WEIGHTS
+    weights.write_text(weights.read_text()[::-1])
+    run = Tasks(store.path)
+    assert drive(planned, store, run).states["done"] == 8
+    assert stub.read_numbers(store, planned) == numbers
+    trained = [task[0] for task in run.seen if task[3] == "trained"]
+    assert len(trained) == 3, "all but the first"
+    steps = read_logged_steps(store)
+    assert steps[first.training_id] == list(range(1, 21))

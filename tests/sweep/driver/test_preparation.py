@@ -70,6 +70,31 @@ def test_every_architecture_is_tested_once_and_the_baseline_first(store, planned
     assert not list(store.path.rglob("*.json")), "nothing is recorded of what works"
 
 
+def changed(planned, **sections):
+    experiment = planned.trial.experiment
+    for name, values in sections.items():
+        section = getattr(experiment, name).model_copy(update=values)
+        experiment = experiment.model_copy(update={name: section})
+    return replace(planned, trial=replace(planned.trial, experiment=experiment))
+
+
+def test_cells_of_one_architecture_share_a_test_which_compiles_nothing(tmp_path, planned):
+    one = planned.trials[0]
+    others = [
+        changed(one, training={"compile": True}),
+        changed(one, training={"batch_tokens": 32, "learning_rate": 1e-2}),
+        changed(one, resources={"cpus": 4.0, "workers": 2}),
+    ]
+    assert {smoke_test_key(other) for other in others} == {smoke_test_key(one)}
+    compiled = changed(others[0], serving={"compile": True})
+    test = SmokeTest.of(compiled.trial, tmp_path).experiment
+    assert (test.training.compile, test.serving.compile) == (False, False)
+    # where the memory decides how many share a GPU, it is that of what will run
+    packed = [changed(each, resources={"gpus": "auto"}) for each in (one, *others)]
+    assert len(set(map(smoke_test_key, packed))) == 4
+    assert SmokeTest.of(packed[1].trial, tmp_path).experiment.training.compile
+
+
 def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(
     tmp_path, store, planned
 ):

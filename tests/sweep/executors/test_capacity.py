@@ -22,8 +22,8 @@ class Cluster:
         return Capacity(self, lambda: self.seconds)
 
 
-def asks(cpus, gpus=0.0):
-    return ResourcesConfig(cpus=cpus, gpus=gpus)
+def asks(cpus, gpus=0.0, kind=None):
+    return ResourcesConfig(cpus=cpus, gpus=gpus, accelerator_type=kind)
 
 
 @pytest.mark.parametrize(("cpus", "gpus"), [(65, 0), (1, 2), (8, 1)])
@@ -60,3 +60,20 @@ def test_fractions_fill_a_device_exactly():
     capacity = Cluster({"CPU": 1.0, "GPU": 1.0}).capacity()
     assert capacity.has_room(asks(0.1, 0.1), [asks(0.1, 0.1)] * 9)
     assert not capacity.has_room(asks(0.1, 0.1), [asks(0.1, 0.1)] * 10)
+
+
+def test_gpus_of_a_kind_are_counted_apart_and_one_that_is_not_there_is_refused():
+    fast = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}
+    slow = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100": 1.0}
+    capacity = Cluster(fast, slow).capacity()
+    assert capacity.has_room(asks(1, 1, "H100"), [asks(1, 1, "H100"), asks(1, 4, "A100")])
+    assert not capacity.has_room(asks(1, 1, "H100"), [asks(1, 2, "H100")])
+    assert capacity.has_room(asks(1, 1), [asks(1, 2, "H100")])
+    assert not capacity.has_room(asks(1, 1, "H100"), [asks(1, 6)])
+    capacity.check_requests([asks(1, 2, "H100"), asks(1, 4, "A100"), asks(1, 4)])
+    for gpus, kind in ((4, "H100"), (1, "H200")):
+        with pytest.raises(ResourceError) as caught:
+            capacity.check_requests([asks(1, gpus, kind)])
+        text = f"resources.gpus = {gpus} of resources.accelerator_type = {kind} fit no machine here"
+        offers = "(8 CPUs and 2 GPUs (H100); 8 CPUs and 4 GPUs (A100))"
+        assert f"{text} {offers}" in str(caught.value)

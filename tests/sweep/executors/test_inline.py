@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main
-from kvlab.errors import WorkerKilled
+from kvlab.errors import ResourceError, WorkerKilled
+from kvlab.spec import ResourcesConfig
 from kvlab.sweep import plan_stage
 from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -48,6 +50,15 @@ class TestInline(ExecutorContract):
         assert isinstance(raised.error, ValueError)
         assert isinstance(killed.error, WorkerKilled)
         assert "-9" in str(killed.error)
+
+    def test_the_kind_of_gpu_is_read_from_its_name(self, executor, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-40GB")
+        for kind in ("A100", "A100-40G"):
+            executor.check_requests([ResourcesConfig(gpus=1, accelerator_type=kind)])
+        for kind in ("H100", "A100-80G"):
+            with pytest.raises(ResourceError, match=f"accelerator_type = {kind} fit no machine"):
+                executor.check_requests([ResourcesConfig(gpus=1, accelerator_type=kind)])
 
     def test_a_process_for_a_gpu_ends_with_the_driver(self, run):
         trial = run.ask(some_trial(1, gpus=1), "meet", other="nobody")

@@ -1,5 +1,7 @@
 """The Ray executor. All tests share one local cluster."""
 
+from dataclasses import replace
+
 import psutil
 import pytest
 import ray
@@ -9,6 +11,7 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
+from tests.support import stub_trials
 from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
 
 
@@ -63,9 +66,12 @@ class TestRay(ExecutorContract):
         executor.start(run.ask(two, "meet", other=one.id))
         assert {e.outcome for e in until_ended(executor, 2).values()} == {"done"}
 
+    @pytest.mark.parametrize("workers", [1, 2])
     def test_the_driver_starts_killed_trials_again_from_their_checkpoint(
-        self, executor, run, tmp_path
+        self, executor, run, tmp_path, monkeypatch, workers
     ):
+        asked = f"resources: {{cpus: {workers}, workers: {workers}}}\n"  # two: measured by one
+        monkeypatch.setattr(stub_trials, "EXPERIMENT", stub_trials.EXPERIMENT + asked)
         store, calm = Store(tmp_path / "runs"), Store(tmp_path / "calm")
         planned = tiny_plan(tmp_path)
         trials = [one.trial for one in planned.trials]
@@ -85,9 +91,10 @@ class TestRay(ExecutorContract):
         again = [event.planned.trial.id for event in events if event.kind == "retried"]
         assert sorted(again) == sorted(ended)
         for trial in (trials[0], trials[4]):
-            assert store.attempts(trial.id) == [1, 2]
+            assert len(store.attempts(trial.id)) - store.count_pauses(trial.id) == 2
             log = store.training_directory(trial.training_id) / "steps.log"
             assert log.read_text().split() == [str(step) for step in range(1, 21)]
         for trial in trials:
-            StubRun(calm.path)(trial)
+            StubRun(calm.path)(replace(trial, is_measurement=False))
+            StubRun(calm.path)(replace(trial, is_measurement=workers > 1))
         assert read_numbers(store, planned) == read_numbers(calm, planned)
