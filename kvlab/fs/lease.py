@@ -17,6 +17,7 @@ a machine that is lost; and none of them tells a holder that it has lost its loc
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -92,16 +93,21 @@ class LeaseState:
 def read_lease(path: str) -> LeaseState | None:
     """Read a lease file; return None if it does not exist.
 
-    A file that no process has written so is a lease without a known holder: whoever watches it
-    gives it up after its own `lease_seconds` without a change.
+    What no process has written so is a lease without a known holder: whoever watches it gives it up
+    after its own `lease_seconds` without a change, also a link or a pipe.
     """
     with _explain_errors(path):
         try:
             # not blocking: something else than a file, such as a pipe, would never answer
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:
                 text = file.read(2000).decode(errors="replace")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a link
+                raise
+            text = ""
     match = _LEASE_LINE.match(text)
     holder = _parse_holder(match[3]) if match else {}
     return LeaseState(text, match is None or match[1] == "held", holder)

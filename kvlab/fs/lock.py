@@ -123,7 +123,7 @@ def seems_held(path: str | Path) -> bool:
     with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:
         now = os.fstat(file.fileno()).st_mtime
     try:
-        age = now - os.stat(file_path).st_mtime
+        age = now - os.lstat(file_path).st_mtime
     except OSError:
         return True  # taken over since
     limit = float(state.holder.get("seconds", 0.0)) if state else 0.0

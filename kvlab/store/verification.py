@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.lease import Fence
-from kvlab.fs.lock import Lock
+from kvlab.fs.lease import Fence, lease_seconds
+from kvlab.fs.lock import Lock, seems_held
 from kvlab.fs.sealed_files import check_file, read_seal, seal_file, set_aside, write_sealed_json
 from kvlab.store.record_forms import read_record
 from kvlab.store.store import Store
@@ -310,8 +310,9 @@ def heal(directory: Path, rebuild: Rebuild | None = None) -> list[Damage] | None
     """
     if not _find_damage(directory):
         return []
-    is_sweep = directory.parent.name == "sweeps"
-    with Lock(directory / "lock").hold(timeout=0.0) as fence:
+    is_sweep, lock = directory.parent.name == "sweeps", Lock(directory / "lock")
+    # a holder that is gone is given up after its lease
+    with lock.hold(0.0 if seems_held(lock.path) else 2 * lease_seconds()) as fence:
         if fence is None:
             return None
         if is_sweep and Store(directory.parent.parent).is_driven(directory.name):

@@ -119,9 +119,18 @@ def test_a_query_creates_no_files_and_an_impossible_path_is_refused(tmp_path, wa
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be locked"):
         Lock(tmp_path / "file" / "lock").acquire()
-    os.mkfifo(tmp_path / "lock.1")  # a pipe answers nobody
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("x")]
+)
+def test_what_is_no_lease_is_given_up_after_a_lease(tmp_path, monkeypatch, watcher, make):
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    make(tmp_path / "lock.1")
     assert watcher.is_held(tmp_path / "lock")
     assert seems_held(tmp_path / "lock")
+    with Lock(tmp_path / "lock").hold(timeout=60.0) as fence:
+        assert fence.holds()
 
 
 def test_a_process_that_wakes_up_after_a_takeover_writes_nothing(tmp_path, monkeypatch):

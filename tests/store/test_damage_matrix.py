@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.main import main
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.verification import heal, verify_record
 from kvlab.sweep.planning import stages
@@ -115,6 +116,16 @@ def test_damage_is_found_and_healed(store, files, damage, capsys):
         assert [path for path in store.path.rglob("damaged/*/**/*") if path.name == name]
 
 
+def test_a_lock_whose_holder_is_unknown_and_long_gone_keeps_no_damage(store, monkeypatch):
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    folder = store.trial_directory(store.trial_ids()[0])
+    damage_file(folder / "result.json", "flip", store.path)
+    (folder / "lock.99").write_text("torn")
+    assert heal(folder) is None, "a process may have begun to write it"
+    os.utime(folder / "lock.99", (0, 0))
+    assert heal(folder)
+
+
 @pytest.mark.parametrize("name", ["result.json", "items.jsonl.gz", "training.json"])
 def test_a_submit_alone_heals_what_it_needs(store, name):
     """Without `kvlab verify`: what has to be read again is found damaged then."""
@@ -152,12 +163,12 @@ def test_a_description_is_written_again_from_the_yaml_in_it_or_nothing_is_collec
     assert [file for file in files if not file.exists()] == []
 
 
-@pytest.mark.parametrize("kind", ["looks", "search"])
+@pytest.mark.parametrize("kind", ["looks", "search", "forged looks"])
 def test_what_was_decided_is_decided_again_from_the_results(tmp_path, kind):
     """Looks, rates that were tuned and the suggestions of a search lie in one file each."""
 
     def decide():
-        if kind == "looks":
+        if "looks" in kind:
             drive_looks(load_looks(tmp_path), store)
         else:
             _, search, driver = searching(tmp_path)
@@ -166,14 +177,21 @@ def test_what_was_decided_is_decided_again_from_the_results(tmp_path, kind):
 
     store = Store(tmp_path / "runs")
     decide()
-    path = store.sweep_directory("s") / ("sweep.json" if kind == "looks" else "search.json")
+    path = store.sweep_directory("s") / ("search.json" if kind == "search" else "sweep.json")
     before, results = json.loads(path.read_text()), measurements(store)
-    damage_file(path, "flip", path)
-    with store.driver_lock("s").hold():
-        assert heal(path.parent) is None, "a driver may be about to write it"
-    (damage,) = heal(path.parent)
-    assert str(damage).startswith(f"sweeps/s/{path.name} is damaged: ")
-    assert (path.parent / "damaged" / "1" / path.name).exists()
+    if kind == "forged looks":  # with a valid seal, so that nothing is found
+        forged = read_sealed_json(path)
+        for state in forged["looks"]["taken"][0]["states"].values():
+            state["unknown"] = state.popitem()[1]
+        forged["texts"] = {"0" * 64: {"unknown": 1}}
+        write_sealed_json(path, forged)
+    else:
+        damage_file(path, "flip", path)
+        with store.driver_lock("s").hold():
+            assert heal(path.parent) is None, "a driver may be about to write it"
+        (damage,) = heal(path.parent)
+        assert str(damage).startswith(f"sweeps/s/{path.name} is damaged: ")
+        assert (path.parent / "damaged" / "1" / path.name).exists()
     decide()
     again = json.loads(path.read_text())
     for content in (before, again):

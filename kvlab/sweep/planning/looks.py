@@ -7,6 +7,7 @@ compared with. `kvlab.analysis.sequential` decides. A look that was taken is rec
 sweep, they make one more look.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,12 @@ from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
 from kvlab.analysis.verdicts import VERDICTS, WORSE
-from kvlab.errors import SpecError
+from kvlab.errors import RecordDamaged, SpecError
 from kvlab.humanize import format_count
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store.metrics import METRICS
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, baseline_first, describe_sweep
 
 RECORD_KEY = "looks"
@@ -135,13 +137,13 @@ class LookPlanner:
         return needed
 
     def _read_taken(self, declaration: Mapping[str, Any], first: Plan) -> list[TakenLook]:
-        """Return the looks that were taken."""
-        recorded = self._planner.read_record()
-        looks = recorded.get(RECORD_KEY)
-        if not looks or not looks["taken"]:
+        """Return the looks that were taken. Those that are malformed are taken again."""
+        recorded, taken = self._planner.read_record(), list[TakenLook]()
+        with contextlib.suppress(RecordDamaged), refuse_malformed(self._sweep.name):
+            declared = recorded["stages"]["declared"][RECORD_KEY]
+            taken = [TakenLook.from_json(look) for look in recorded[RECORD_KEY]["taken"]]
+        if not taken:
             return []
-        taken = [TakenLook.from_json(look) for look in looks["taken"]]
-        declared = recorded["stages"]["declared"][RECORD_KEY]
         if declared == declaration or first.absent:
             return taken
         document = self._sweep.source.document

@@ -5,6 +5,7 @@ that is only shown prepares no more than a small text of one's own, in a second 
 that is not prepared, and that the record of the sweep does not know, the ids are provisional.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from kvlab.spec.data_config import SOURCES
 from kvlab.spec.sweep import Cell
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
+from kvlab.store.record_forms import refuse_malformed
 
 IdentifyDataset = Callable[[DataConfig], DatasetFacts | None]
 """Return the facts of a prepared dataset, its digest among them; None if it is not prepared."""
@@ -124,14 +126,13 @@ find_text = datasets.find_dataset
 
 def read_known_texts(store: Store, sweep: str) -> dict[str, DatasetFacts]:
     """Return what the record of a sweep keeps of its texts, so that a plan needs no tokens."""
-    try:
+    with contextlib.suppress(UsageError, StoreError), refuse_malformed(sweep):
         recorded = store.sweep(sweep).get("texts", {})
-    except (UsageError, StoreError):
-        return {}
-    return {
-        identity: DatasetFacts(**{**facts, "warnings": tuple(facts["warnings"])})
-        for identity, facts in recorded.items()
-    }
+        return {
+            identity: DatasetFacts(**{**facts, "warnings": tuple(facts["warnings"])})
+            for identity, facts in recorded.items()
+        }
+    return {}
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
