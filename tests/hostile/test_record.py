@@ -1,7 +1,6 @@
 """Files of the record that are sealed and wrong: refused with the place, or read as if missing."""
 
 import gzip
-import os
 import shutil
 
 import pytest
@@ -110,17 +109,6 @@ def test_details_that_unpack_to_anything_are_refused(record, monkeypatch):
     monkeypatch.setattr(trial_records, "MAX_JSON_BYTES", 1000)
     with pytest.raises(RecordDamaged, match="unpacks to more than 1,000 bytes"):
         Store(store.path).items_text(trial)
-
-
-def test_no_reader_waits_at_a_pipe(record, capsys):
-    made, store = record
-    trial = made.trial({"heads": "mha"}, 0)
-    (store.trial_directory(trial) / "attempts" / "1").mkdir(parents=True)
-    for name in ("attempts/1/log.txt", "progress.json"):
-        os.mkfifo(store.trial_directory(trial) / name)
-    for command in (["status", "made"], ["logs", trial], ["verify"], ["gc"]):
-        assert main([*command, "--store", str(store.path)]) in (0, 1, 2)
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_result_is_no_record_of_a_training(record, capsys):

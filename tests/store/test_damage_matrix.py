@@ -29,6 +29,7 @@ FILES = {
     "trials/*/trial.json": SEALED_ALIKE,
     "trials/*/result.json": DAMAGES,
     "trials/*/items.jsonl.gz": SEALED_ALIKE,
+    "trials/*/attempts/*/log.txt": ("pipe",),
     "trials/*/progress.json": [one for one in DAMAGES if one != "other"],  # not sealed, and one
     "trainings/*/config.json": SEALED_ALIKE,
     "trainings/*/training.json": SEALED_ALIKE,
@@ -96,13 +97,13 @@ def test_damage_is_found_and_healed(store, files, damage, capsys):
     damage_file(paths[0], damage, paths[-1])
 
     # every reader answers, in a line where it cannot
-    for command in (["status"], ["status", "s"], ["gc"]):
+    for command in (["status"], ["status", "s"], ["gc"], ["logs", store.trial_ids()[0]]):
         assert main([*command, "--store", str(store.path)]) in (0, 1, 2)
     output = capsys.readouterr()
     assert "Traceback" not in output.out + output.err
 
     found, name = verify_record(store).damaged, paths[0].name
-    is_harmless = name == "progress.json" or (damage == "gone" and name not in NEEDED)
+    is_harmless = name in ("progress.json", "log.txt") or (damage == "gone" and name not in NEEDED)
     assert bool(found) != is_harmless
     for directory in {item.directory for item in found}:
         assert heal(directory)
