@@ -23,6 +23,9 @@ Record = Mapping[str, Any]
 
 ACCEPTED_OVERLAP = 0.01
 
+CODE_FACTS = ("training code", "measuring code")
+"""Digests, see `kvlab.trial.code_identity`; a warning of its own says where they differ."""
+
 
 def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
     """Yield what keeps losses of different cells from being compared."""
@@ -38,13 +41,16 @@ def list_warnings(study: Study) -> Iterator[Content]:
     """Say what limits all comparisons: mixed records, uncommitted code, text that leaked."""
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     counts = count_values(recorded)
-    mixed = ", ".join(name for name, values in counts.items() if len(values) > 1)
+    several = [name for name, values in counts.items() if len(values) > 1]
+    mixed = ", ".join(name for name in several if name not in CODE_FACTS)
     if mixed:
         yield texts.write("mixed record", facts=mixed)
     if study.other_code:
+        names = dict.fromkeys(study.label(row.levels) for row in study.other_code)
         trials = {row.trial: row.code for row in study.rows if row.record.get("provenance")}
         unknown = sum(code is None for code in trials.values())
-        yield texts.write("mixed code", study=study, n=len(trials), unknown=unknown)
+        fields = {"cells": join_names(list(names)), "n": len(trials), "unknown": unknown}
+        yield texts.write("mixed code", study=study, **fields)
     if "yes" in counts.get("uncommitted changes", {}):
         yield texts.write("uncommitted code")
     overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]
@@ -62,8 +68,8 @@ def count_values(recorded: Sequence[Record]) -> dict[str, Counter[str]]:
     facts: dict[str, list[Any]] = {
         "commit": [one.get("commit") for one in recorded],
         "uncommitted changes": [words[one.get("dirty")] for one in recorded],
-        "training code": [" + ".join(one.get("training", ())) or None for one in code],
-        "measuring code": [one.get("measurement") or None for one in code],
+        CODE_FACTS[0]: [" + ".join(one.get("training", ())) or None for one in code],
+        CODE_FACTS[1]: [one.get("measurement") or None for one in code],
         "kvlab": [one.get("kvlab") for one in recorded],
         "python": [one.get("python") for one in recorded],
     }

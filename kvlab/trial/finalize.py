@@ -80,13 +80,9 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
         training = trial.experiment.training
         rungs = sorted(store.rungs(trial.training_id).items())
         attempts, pauses = len(store.attempts(trial.id)), store.count_pauses(trial.id)
-        now = utc_now()
+        code, now = describe_code(store, trial.training_id), utc_now()
         provenance = build_provenance(
-            origin,
-            code=describe_code(store, trial.training_id),
-            started=now,
-            attempts=attempts,
-            pauses=pauses,
+            origin, code=code, started=now, attempts=attempts, pauses=pauses
         )
         step, loss = rungs[-1]
         pruned = {"step": step, "steps": training.steps, "loss": loss}

@@ -69,7 +69,7 @@ def test_after_an_edit(folder):
         assert (code, error) == (2, (
             "--code is not given: 2 of 2 trials that have ended ran other code, and"
             " 1 trial to run would mix code in one comparison; use --code rerun to run the former"
-            " again (their results are kept aside), or --code mix to go on; `kvlab plan s.yaml`"
+            " again (what is there is kept aside), or --code mix to go on; `kvlab plan s.yaml`"
             " lists them\n"
         ))  # fmt: skip
         assert len(store.trial_ids()) == 2, "nothing has begun"
@@ -78,11 +78,12 @@ def test_after_an_edit(folder):
         assert (code, json.loads(out)["states"]["done"]) == (0, 3)
         text = report.read_text()
         assert find_line(text, "**Mixed code:**") == (
-            "**Mixed code:** 1 of 3 trials ran other code than the rest, so a difference may be one"
-            " of the code; the table of other code lists them. `kvlab submit s --code rerun` runs"
-            " again what is not of the code that is installed."
+            "**Mixed code:** 1 of 3 trials, in mqa, ran other code than the rest, so a difference"
+            " may be one of the code. `kvlab submit s --code rerun` runs again what is not of the"
+            " code that is installed."
         )
         assert "Trials of other code than t1 (training) and m1 (measuring)" in text
+        assert "Mixed record" not in text
         [other] = Study.load(store, "s").other_code
         assert (other.code, other.levels) == (("t2", "m1"), ("mqa",))
         assert store.result(other.trial)["provenance"]["code"] == {

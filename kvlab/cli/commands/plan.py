@@ -181,6 +181,7 @@ def _format_trials(planned: Plan) -> str:
     has_width = sweep.match != ("none",)
     head = [*factors, "seed", "trial", *(["ffn_dim"] if has_width else [])]
     rows = [[*head, "parameters", "KV/token", "KV/block", "FLOPs", "state"]]
+    marks = (", goes on from other code", ", other code")
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells}
     for one in trials:
         inapplicable = off.get(tuple(one.levels[factor] for factor in sweep.factors)) or ()
@@ -193,7 +194,7 @@ def _format_trials(planned: Plan) -> str:
             format_bytes(one.kv_bytes_per_token),
             format_bytes(one.kv_bytes),
             format_number(one.flops),
-            _describe_state(one),
+            _describe_state(one) + marks[one.has_ended] * (one.code.compare() == "other"),
         ])  # fmt: skip
     return format_table(rows, "l" * len(factors) + "rl" + "r" * has_width + "rrrrl")
 
@@ -207,10 +208,6 @@ def _format_code(code: CodeReview) -> Iterator[str]:
 
 
 def _describe_state(one: PlannedTrial) -> str:
-    return _name_state(one) + (", other code" if one.code.compare() == "other" else "")
-
-
-def _name_state(one: PlannedTrial) -> str:
     if one.state == "shares training":
         return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
     if one.state != "new":

@@ -162,7 +162,7 @@ def _choose_code(
         return plan_stage(sweep, store)
     if review.is_mixing and options.code is None:
         text = f"--code is not given: {found}, and {format_count(review.to_run, 'trial')} to run"
-        hint = "use --code rerun to run the former again (their results are kept aside)"
+        hint = "use --code rerun to run the former again (what is there is kept aside)"
         text = f"{text} would mix code in one comparison; {hint}, or --code mix to go on"
         raise UsageError(f"{text}; `kvlab plan {options.sweep}` lists them")
     if found:

@@ -12,7 +12,7 @@ from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
-from kvlab.report.record_warnings import count_values, list_warnings
+from kvlab.report.record_warnings import CODE_FACTS, count_values, list_warnings
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -63,7 +63,7 @@ def _format_spent(compute: Compute) -> str:
 
 def _code_entries(study: Study, row: TrialRow) -> doc.Entries:
     yield from _trial_entries(study, row)
-    for name, digest in zip(("training code", "measuring code"), row.code or ("", ""), strict=True):
+    for name, digest in zip(CODE_FACTS, row.code or ("", ""), strict=True):
         yield name, doc.Cell(digest, digest, code=True)
 
 

@@ -61,7 +61,8 @@ class CodeReview:
             parts.append(f"{len(self.others):,} of {ended} that have ended ran other code")
         if self.begun:
             verb = "goes" if len(self.begun) == 1 else "go"
-            parts.append(f"{len(self.begun):,} to run {verb} on from what other code has trained")
+            begun = format_count(len(self.begun), "trial")
+            parts.append(f"{begun} to run {verb} on from what other code has trained")
         if parts and self.unknown:
             parts.append(f"{self.unknown:,} do not say")
         return "; ".join(parts)

@@ -107,7 +107,7 @@ def test_serving_trained_weights_in_a_new_way_mixes_nothing(tmp_path, store):
     with running_code("t2", "m1"):
         stage, found = review(tmp_path, store)
         assert (len(found.others), len(found.begun), found.is_mixing) == (4, 4, False)
-        assert "4 to run go on from what other code has trained" in found.describe()
+        assert "4 trials to run go on from what other code has trained" in found.describe()
         submit(tmp_path, store)
         assert codes(store) == {("t1", "m1")}
         stage, found = review(tmp_path, store)
