@@ -29,7 +29,7 @@ from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.model.generate import capture_stream
+from kvlab.model.generate import capture_graph
 from kvlab.model.kernels.linear import linear
 
 SECONDS_PER_PEAK = 2.0
@@ -138,22 +138,9 @@ def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
         for weight in weights:
             linear(rows[weight.shape[1]], weight, None)
 
-    return size / _fastest_seconds(device, capture(multiply, device))
-
-
-def capture(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return ``work`` as one CUDA graph, warmed up and replayed once; elsewhere as it is."""
-    if device.type != "cuda":
-        return work
-    graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    graph.replay()
-    return graph.replay
+    is_cuda = device.type == "cuda"
+    work = capture_graph(multiply, device)[0].replay if is_cuda else multiply
+    return size / _fastest_seconds(device, work)
 
 
 def measure_matrix_rate(device: torch.device, dtype: str) -> float:

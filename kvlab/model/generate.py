@@ -5,8 +5,8 @@ Shapes: B rows, C prompt tokens, V vocab_size.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
+
+T = TypeVar("T")
 
 STOP_CHECK_INTERVAL = 16
 """Steps between checks whether all rows have ended; each check waits for the device."""
@@ -288,23 +290,13 @@ class GraphDecoder:
     so that no step of a text is slower than the others.
     """
 
-    WARM_UPS = 3
-
     def __init__(self, model: GPT, cache: KVCache, *, head: bool = True, compiles: bool = False):
         self._cache = cache
         self._static_decoder = StaticDecoder(model, cache, head=head, compiles=compiles)
         with record_kernels() as self._kernels:  # those of a compiled step, which notes none
             StaticDecoder(model, cache, head=head).compute(cache.max_length)
-        stream = capture_stream(cache.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
-            for _ in range(self.WARM_UPS):
-                self._static_decoder.compute(cache.max_length)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
-            self._out = self._static_decoder.compute(cache.max_length)
-        self._graph.replay()  # writes what the first step writes again
+        step = partial(self._static_decoder.compute, cache.max_length)
+        self._graph, self._out = capture_graph(step, cache.device)  # computes the first step again
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
@@ -315,6 +307,28 @@ class GraphDecoder:
     def count_read_slots(self, held: int) -> int | None:
         reads_used = self._kernels == {DECODE_KERNEL}  # which stops where a row's tokens end
         return self._cache.count_read_slots(held + 1 if reads_used else self._cache.max_length)
+
+
+WARM_UPS = 3
+"""Runs before a capture: lazy set-up must not happen inside it."""
+
+
+def capture_graph(work: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Capture ``work`` as a CUDA graph, and replay it once, which uploads it.
+
+    Returns:
+        The graph, and what ``work`` returned: tensors that each replay fills.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, stream=stream):
+        out = work()
+    graph.replay()
+    return graph, out
 
 
 @lru_cache

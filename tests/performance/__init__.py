@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 from tests.performance import (
-    conversation_reuse,
     decode_speed,
     hellaswag_speed,
     orchestration,
@@ -15,7 +14,6 @@ from tests.performance import (
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode_speed.run,
-    "conversations": conversation_reuse.run,
     "roofline": roofline_accuracy.run,
     "training": training_speed.run,
     "tokenization": tokenization.run,

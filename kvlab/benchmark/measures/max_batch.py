@@ -19,7 +19,7 @@ from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
 from kvlab.errors import UsageError
 from kvlab.model import GPT
-from kvlab.model.generate import make_decoder, prefill_in_slices
+from kvlab.model.generate import make_decoder, prefill_in_slices, release_workspaces
 from kvlab.model.kernels.malloc import read_status_bytes
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
@@ -58,7 +58,7 @@ def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
         model.to("cpu")
     gc.collect()
     if torch.cuda.is_available():
-        torch._C._cuda_clearCublasWorkspaces()  # which the allocator would keep for each stream
+        release_workspaces(torch.device("cuda"))
         torch.cuda.empty_cache()
     try:
         yield
