@@ -4,7 +4,7 @@ import os
 import random
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -212,7 +212,12 @@ def keep_compiled_code(machine: str) -> None:
     """Let all processes on machines of one kind use what `torch.compile` makes in any of them.
 
     It is kept in the data folder, which machines may share, unless `TORCHINDUCTOR_CACHE_DIR` names
-    another one. Code for a CPU has the instructions of the one that it was made on.
+    another one or the data folder cannot be written. Code for a CPU has the instructions of the one
+    that it was made on.
     """
     folder = get_data_dir() / "compiled" / re.sub(r"\W+", "-", machine)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -2,6 +2,7 @@
 what a result says about its timings; the timing lock of a shared device. CUDA is faked where there is
 none."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -19,7 +20,7 @@ from kvlab.store.provenance import Origin, build_provenance, describe_device
 from kvlab.store.result import describe_kv
 from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.torch_trainable import TorchTrainable, set_up_device
+from kvlab.trial.torch_trainable import TorchTrainable, keep_compiled_code, set_up_device
 from tests.support.text_files import stories, write_jsonl
 
 MEMORY = 80 * 10**9
@@ -99,6 +100,25 @@ def test_torch_has_the_trials_cores():
         assert (machine.threads, torch.get_num_threads()) == (2, 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_compiled_code_is_kept_by_kind_of_machine_in_a_data_folder_that_can_be_written(
+    tmp_path, monkeypatch
+):
+    def folder_of(machine, data):
+        monkeypatch.setenv("KVLAB_DATA", str(data))
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        keep_compiled_code(machine)
+        return os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+
+    names = ("AMD EPYC 9R14", "AMD EPYC 9R14 NVIDIA H100 80GB HBM3")
+    found = [folder_of(name, tmp_path / "data") for name in names]
+    assert found == [str(tmp_path / "data" / "compiled" / name.replace(" ", "-")) for name in names]
+    (tmp_path / "file").touch()
+    assert folder_of(names[0], tmp_path / "file") is None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere")
+    keep_compiled_code(names[0])
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere"
 
 
 class Impatient(TimingLock):
