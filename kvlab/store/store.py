@@ -93,9 +93,8 @@ class Store(TrialRecords):
         It is where it was written, or where a heal has moved it.
         """
         directory = self.training_directory(training_id)
-        numbers = [int(name) for name in list_names(directory / "damaged") if name.isdecimal()]
-        aside = [directory / "damaged" / str(n) for n in sorted(numbers, reverse=True)]
-        for folder in (directory, *aside):
+        aside = sorted((directory / "damaged").glob("[0-9]*"), key=lambda one: (len(one.name), one))
+        for folder in (directory, *reversed(aside)):
             with contextlib.suppress(FileNotFoundError, RecordDamaged):
                 read_record(folder / "training.json")
                 return sealed_files.read_sealed_bytes(folder / "training.json")

@@ -206,10 +206,9 @@ class _Verifier:
             case "sweeps":
                 for file in ("sweep.json", "reported.json", TIMINGS_FILE):
                     self.check_record(directory, file)
-                points = [path.name for path in list_point_files(directory)]
-                levels = (f"{format_level(number + 1)}.json" for number in range(len(points)))
-                files = [f"{POINTS_FOLDER}/{name}" for name in {*points, *levels}]
-                for file in ("search.json", *sorted(files)):
+                points = {path.name for path in list_point_files(directory)}
+                points |= {f"{format_level(number + 1)}.json" for number in range(len(points))}
+                for file in ("search.json", *(f"{POINTS_FOLDER}/{one}" for one in sorted(points))):
                     self.check_record(directory, file, _SEARCH_FILES, must_exist=bool(points))
             case "trials":
                 self.found.trials += 1
@@ -310,12 +309,11 @@ def heal(directory: Path, rebuild: Rebuild | None = None) -> list[Damage] | None
     """
     if not _find_damage(directory):
         return []
-    is_sweep, lock = directory.parent.name == "sweeps", Lock(directory / "lock")
+    store, lock = Store(directory.parent.parent), Lock(directory / "lock")
     # a holder that is gone is given up after its lease
     with lock.hold(0.0 if seems_held(lock.path) else 2 * lease_seconds()) as fence:
-        if fence is None:
-            return None
-        if is_sweep and Store(directory.parent.parent).is_driven(directory.name):
+        is_sweep = directory.parent.name == "sweeps"
+        if fence is None or (is_sweep and store.is_driven(directory.name)):
             return None
         return heal_directory(directory, fence, rebuild)
 
@@ -352,9 +350,9 @@ def heal_directory(
             with contextlib.suppress(FileNotFoundError, StoreError, KeyError, TypeError):
                 result = read_record(directory / "result.json")
                 facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
-                identity = result["provenance"]["data"]["digest"]
-                content = {"schema": SCHEMA, **facts, "data_identity": identity}
-                write_sealed_json(directory / "trial.json", content, fence=fence)
+                facts["data_identity"] = result["provenance"]["data"]["digest"]
+                whole = {"schema": SCHEMA, **facts}
+                write_sealed_json(directory / "trial.json", whole, fence=fence)
     return healed
 
 

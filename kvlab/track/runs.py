@@ -57,8 +57,8 @@ class KnownRun:
         """
         info, data = run.info, run.data
         numbers = (info.start_time, info.end_time or 0, *data.metrics.values())
-        pairs = (*data.tags.items(), *data.params.items())
-        texts = (info.run_id, info.status, *data.metrics, *chain.from_iterable(pairs))
+        pairs = chain(*data.tags.items(), *data.params.items())
+        texts = (info.run_id, info.status, *data.metrics, *pairs)
         is_whole = all(isinstance(text, str) for text in texts)
         if not is_whole or not all(isinstance(number, int | float) for number in numbers):
             text = f"MLflow's run {info.run_id!a} has values of other types than were written"
