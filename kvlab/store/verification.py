@@ -349,10 +349,9 @@ def heal_directory(
         elif names == ("trial.json",):
             with contextlib.suppress(FileNotFoundError, StoreError, KeyError, TypeError):
                 result = read_record(directory / "result.json")
-                facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
-                facts["data_identity"] = result["provenance"]["data"]["digest"]
-                whole = {"schema": SCHEMA, **facts}
-                write_sealed_json(directory / "trial.json", whole, fence=fence)
+                kept = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
+                kept["data_identity"] = result["provenance"]["data"]["digest"]
+                write_sealed_json(directory / "trial.json", {"schema": SCHEMA, **kept}, fence=fence)
     return healed
 
 
