@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerKilled
+from kvlab.errors import ClusterLost, CodeChanged, ResourceError, StoreError, WorkerKilled
 from kvlab.humanize import summarize_error
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
@@ -226,7 +226,8 @@ class RayExecutor:
             cause = WorkerKilled(f"its process died ({type(error).__name__})")
         except ray.exceptions.RayError as error:
             raised = getattr(error, "cause", None)  # of a RayTaskError
-            cause = raised if isinstance(raised, StoreError | WorkerKilled) else error
+            known = StoreError | WorkerKilled | CodeChanged
+            cause = raised if isinstance(raised, known) else error
         return EndedTask(task.id, error=cause)
 
 
