@@ -94,7 +94,7 @@ def read_lease(path: str) -> LeaseState | None:
     """Read a lease file; return None if it does not exist.
 
     What no process has written so is a lease without a known holder: whoever watches it gives it up
-    after its own `lease_seconds` without a change, also a link or a pipe.
+    after its own `lease_seconds` without a change, also a link, a pipe or a folder.
     """
     with _explain_errors(path):
         try:
@@ -105,7 +105,7 @@ def read_lease(path: str) -> LeaseState | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP:  # a link
+            if error.errno not in (errno.ELOOP, errno.EISDIR):  # a link, a folder
                 raise
             text = ""
     match = _LEASE_LINE.match(text)
@@ -171,7 +171,8 @@ def create_lease(path: Path, number: int) -> Fence | None:
                 return None
             # In ascending order: as long as one number exists, all above it do.
             for older in (n for n in numbers if n < number):
-                Path(lease_path(path, older)).unlink(missing_ok=True)
+                with contextlib.suppress(IsADirectoryError):  # no lease, so it may stay
+                    Path(lease_path(path, older)).unlink(missing_ok=True)
         except (OSError, StoreError):
             Path(file_path).unlink(missing_ok=True)
             raise

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import read_regular, write_atomic
 from kvlab.fs.lock import Lock
+from kvlab.fs.sealed_files import set_aside
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,6 +56,20 @@ def tracking_uri(store: Path, uri: str | None) -> str:
     """Return ``uri``, or MLFLOW_TRACKING_URI, or that of a database in the store."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
     return uri or f"sqlite:///{store.absolute()}/mlflow.db"
+
+
+def set_database_aside(store: Path, uri: str | None) -> Path:
+    """Move the store's database of MLflow, and its id, into a new folder under ``damaged/``.
+
+    Raises:
+        UsageError: MLflow is elsewhere, where other runs may be.
+    """
+    if tracking_uri(store, uri) != f"sqlite:///{store.absolute()}/mlflow.db":
+        text = f"--rebuild: MLflow is at {redact_uri(tracking_uri(store, uri))}, not in the store"
+        raise UsageError(f"{text}, and may have runs of others; mend it there, then `kvlab sync`")
+    names = [f"mlflow.db{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
+    with hold_mlflow_lock(store):
+        return set_aside(store, [*names, "tracking.id"])
 
 
 def is_server(uri: str) -> bool:
@@ -185,7 +200,7 @@ def read_store_id(store: Path) -> str:
         reason = "it holds no id of 32 hex digits, which its runs have as the tag kvlab.store"
     except (OSError, StoreError) as error:
         reason = str(error)
-    raise TrackingError(f"{path} cannot be used: {reason}; remove it, then `kvlab sync`")
+    raise TrackingError(f"{path} cannot be used: {reason}; `kvlab sync --rebuild` makes it anew")
 
 
 @contextmanager
@@ -209,7 +224,7 @@ def _explain(reason: str, uri: str) -> str:
     if match := _OTHER_SCHEMA.search(reason):
         text = f"the database is of another MLflow version (schema {match['found']}, this one"
         text += f" needs {match['expected']}); `mlflow db upgrade {redact_uri(uri)}` upgrades an"
-        return f"{text} older one, or delete it: `kvlab sync` makes the store's runs again"
+        return f"{text} older one, and `kvlab sync --rebuild` makes the store's runs again"
     if "readonly database" in reason or "read-only" in reason:
         return "it cannot be written; check its permissions, then `kvlab sync` catches up"
     if "database is locked" in reason:
@@ -233,7 +248,7 @@ def _hint(uri: str) -> str:
     if is_server(uri):
         return "start it or name another with --tracking-uri; `kvlab sync` catches up"
     if uri.startswith("sqlite:"):
-        return "if the file is damaged, delete it: `kvlab sync` makes it again from the record"
+        return "if it is damaged, `kvlab sync --rebuild` makes it again from the record"
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 

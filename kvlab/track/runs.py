@@ -62,7 +62,7 @@ class KnownRun:
         is_whole = all(isinstance(text, str) for text in texts)
         if not is_whole or not all(isinstance(number, int | float) for number in numbers):
             text = f"MLflow's run {info.run_id!a} has values of other types than were written"
-            raise TrackingError(f"{text}; its database is damaged: delete it, then `kvlab sync`")
+            raise TrackingError(f"{text}: it is damaged; `kvlab sync --rebuild` makes it again")
         shown = described.hash_shown(data.params, data.metrics)
         return cls(info.run_id, info.status, info.end_time, data.tags, shown)
 

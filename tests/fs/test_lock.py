@@ -13,7 +13,7 @@ import pytest
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs import lease
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.fs.lease import LeaseWatcher
+from kvlab.fs.lease import LeaseWatcher, create_lease
 from kvlab.fs.lock import GRACE_SECONDS, Lock, seems_held
 
 HOLD = """
@@ -214,6 +214,7 @@ def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
         Path.touch,
         lambda path: path.write_text("\0" * 200),
         os.mkfifo,
+        Path.mkdir,
         lambda path: path.symlink_to(path.name),
         lambda path: path.symlink_to("nowhere"),
     ],
@@ -234,6 +235,9 @@ def test_a_lease_that_nobody_writes_so_is_given_up_after_that_of_the_watcher(
         looks.append(watcher.is_held(tmp_path / "lock"))
     assert looks == [True] * 4 + [False]
     assert Lock(tmp_path / "lock").acquire(timeout=0.0) is None, "a new watcher looks first"
+    fence = create_lease(tmp_path / "lock", 2)
+    assert fence is not None
+    assert fence.holds()
 
 
 def test_one_look_goes_by_the_clock_that_stamps_the_files(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def test_a_database_of_another_version_is_named_with_the_way_out(tmp_path, mlflo
     shutil.copyfile(mlflow_template(), path)
     with sqlite3.connect(path) as database:
         database.execute("update alembic_version set version_num = '451aebb31d03'")
-    expected = rf"\(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}` .* delete it"
+    expected = rf"\(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}` .*--rebuild"
     with pytest.raises(TrackingError, match=expected):
         Tracker(tmp_path)
 

@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -171,8 +173,22 @@ def test_runs_that_are_not_as_described_are_made_anew(copy, runs):
 )
 def test_a_damaged_database_is_said_so(copy, statement):
     damage_database(copy, statement)
-    with pytest.raises(TrackingError, match="`kvlab sync`"):
+    with pytest.raises(TrackingError, match="`kvlab sync --rebuild`"):
         Tracker(copy).mirror("made")
+
+
+def test_a_damaged_database_is_set_aside_and_made_again(copy, runs):
+    (copy / "mlflow.db").write_bytes(b"no database")
+    (copy / "tracking.id").unlink()
+    (copy / "tracking.id").mkdir()
+    command = [sys.executable, "-m", "kvlab", "sync", "--rebuild", "--no-report", "--store", copy]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"is in {copy / 'damaged' / '1'} now" in done.stderr
+    assert (copy / "damaged" / "1" / "mlflow.db").read_bytes() == b"no database"
+    assert read_contents(copy).keys() == runs.keys()
+    elsewhere = ["sync", "--rebuild", "--tracking-uri", "http://localhost:1", "--store", str(copy)]
+    assert main(elsewhere) == 2
 
 
 def make_odd(result, _levels, _seed):
@@ -230,7 +246,7 @@ def test_errors_have_a_way_out(tmp_path, monkeypatch):
         Tracker(tmp_path, "http://user:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value)
     (tmp_path / "mlflow.db").write_text("not a database, but long enough to look at" * 50)
-    with pytest.raises(TrackingError, match="delete it"):
+    with pytest.raises(TrackingError, match="kvlab sync --rebuild"):
         Tracker(tmp_path)
     with pytest.raises(TrackingError, match="sqlite:///"):
         Tracker(tmp_path, "ftp://nowhere")
@@ -246,7 +262,7 @@ def test_what_is_no_id_of_the_store_is_an_outage(tmp_path, target):
         (tmp_path / "tracking.id").write_text("0" * 31)
     else:
         (tmp_path / "tracking.id").symlink_to(target)
-    with pytest.raises(TrackingError, match="remove it, then `kvlab sync`"):
+    with pytest.raises(TrackingError, match="`kvlab sync --rebuild` makes it anew"):
         Tracker(tmp_path)
 
 

@@ -1,14 +1,17 @@
 """`kvlab sync`: bring MLflow up to date with the record. Idempotent."""
 
 import argparse
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
 from kvlab.cli.terminal import print_result
+from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.store import Store
+from kvlab.track.connection import set_database_aside
 from kvlab.track.tracker import MirrorSummary, Tracker
 
 
@@ -17,11 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)"
     parser.add_argument("--tracking-uri", metavar="URI", help=text)
     add_flag(parser, "--no-report", "do not upload the report")
+    add_flag(parser, "--rebuild", "first set the store's MLflow database aside, as it is damaged")
     add_flag(parser, "--models", "also log the weights of trainings as models")
 
 
 def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
+    if options.rebuild:
+        if options.sweep is not None:
+            raise UsageError("--rebuild makes the runs of all sweeps again; leave the sweep out")
+        aside = set_database_aside(store.path, options.tracking_uri)
+        print(f"the database of MLflow is in {aside} now", file=sys.stderr)
     names = store.sweep_names() if options.sweep is None else [sweep_name(options.sweep)]
     has_report, models = not options.no_report, options.models
     mirrored = sync_sweeps(store, names, options.tracking_uri, report=has_report, models=models)
