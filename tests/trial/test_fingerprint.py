@@ -70,7 +70,9 @@ OTHER_BY_SECTION = {
         "memory": 10**9, "retime": "never",
         "conversations": {"turns": 1, "prompt_tokens": 4, "reply_tokens": 4},
     },
-    "resources": {"cpus": 2.0, "gpus": 1.0, "workers": 2, "microbatch_tokens": 32},
+    "resources": {
+        "cpus": 2.0, "gpus": 1.0, "workers": 2, "microbatch_tokens": 32, "accelerator_type": "H100",
+    },
 }  # fmt: skip
 OTHER = {
     f"{section}.{name}".removeprefix("."): value
@@ -97,6 +99,7 @@ WITH_IT = {
 
 KIVI = {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 4}
 IN_BOTH = {
+    "resources.accelerator_type": {"resources.gpus": 1.0},
     "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},

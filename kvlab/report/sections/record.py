@@ -41,8 +41,10 @@ def report_provenance(study: Study) -> doc.Section:
         caption = f"What ran, over {format_count(n_trials, 'trial')}."
         total, tuning = measure_compute(study)
         spent, tuning_spent = _format_spent(total), tuning and _format_spent(tuning)
-        fields = {"spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent}
-        fields["compiled"] = format_duration(total.compile_seconds)
+        fields = {
+            "spent": spent, "total": total, "tuning": tuning, "tuning_spent": tuning_spent,
+            "compiled": format_duration(total.compile_seconds),
+        }  # fmt: skip
         contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
     if study.other_code:
