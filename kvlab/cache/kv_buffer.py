@@ -28,7 +28,7 @@ from kvlab.cache.slot_pass import (
     SlotPass,
     make_position_mask,
     see_something,
-)  # fmt: skip
+)
 from kvlab.layout.slot_plan import TokenSlot
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
@@ -273,15 +273,13 @@ class EvenPass(TokenPass):
         return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
 
     def key_positions(self) -> Tensor:
-        buffer, start, end, device = (
-            self._buffer, self._rows.start, self._rows.end, self._rows.device,
-        )  # fmt: skip
-        if self._pending is not None and start > buffer.size:
-            recent = torch.arange(start - buffer.ring, end, device=device)
-            return torch.cat([torch.arange(buffer.sinks, device=device), recent])
-        if end > buffer.size and self._pending is None:
-            return buffer.stored_positions(torch.tensor([end], device=device))[0]
-        return torch.arange(end, device=device)
+        buffer, rows = self._buffer, self._rows
+        if self._pending is not None and rows.start > buffer.size:
+            recent = torch.arange(rows.start - buffer.ring, rows.end, device=rows.device)
+            return torch.cat([torch.arange(buffer.sinks, device=rows.device), recent])
+        if rows.end > buffer.size and self._pending is None:
+            return buffer.stored_positions(torch.tensor([rows.end], device=rows.device))[0]
+        return torch.arange(rows.end, device=rows.device)
 
     def _store(self, encoded: EncodedKV) -> None:
         self._buffer.write_tokens(self._rows.start, encoded)

@@ -1,6 +1,6 @@
 """A slot that stores old tokens in blocks of codes, and the newest in full (KIVI)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvlab.humanize import format_count
@@ -16,7 +16,7 @@ class BlockSlot(SlotPlan):
         rule: when.
     """
 
-    rule: BlockRule = field(kw_only=True)
+    rule: BlockRule
     buffer: ClassVar[str] = "kvlab.cache.kivi:KIVIBuffer"
 
     @property

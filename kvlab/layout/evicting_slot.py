@@ -1,6 +1,6 @@
 """Slots that keep some tokens of the context and drop the others (`serving.evict`)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvlab.layout.slot_plan import Term, TokenSlot
@@ -14,7 +14,7 @@ class EvictingSlot(TokenSlot):
     A context from which nothing is dropped is stored as in a slot of all tokens.
     """
 
-    rule: EvictionRule = field(kw_only=True)
+    rule: EvictionRule
     drops_tokens: ClassVar[bool] = True
 
     def drops(self, context: int) -> bool:

@@ -221,11 +221,13 @@ class LatentKV(spec.SpecModel, KVForm):
             yield "kv.rotary", f"needs position: rope, not {position}; leave it out"
 
     def rescale(self, head_dim: int, new_head_dim: int) -> Self | None:
-        sizes = {"latent": self.latent, "rotary": self.rotary, "query": self.query}
-        sizes = {name: size for name, size in sizes.items() if size}
-        if any(size * new_head_dim % head_dim for size in sizes.values() if size):
-            return None
-        scaled = {name: size * new_head_dim // head_dim for name, size in sizes.items() if size}
+        scaled = {}
+        for name in ("latent", "rotary", "query"):
+            size = (getattr(self, name) or 0) * new_head_dim
+            if size % head_dim:
+                return None
+            if size:
+                scaled[name] = size // head_dim
         return type(self).model_validate({**scaled, "groups": self.groups})
 
 
