@@ -92,7 +92,7 @@ def _devices(row: TrialRow, *, measuring: bool = False) -> tuple[str, float]:
     """Return the kind of device that a trial holds, and how many, as it trains or measures."""
     recorded = row.record.get("experiment", {}).get("resources") or {}
     resources = ResourcesConfig.model_validate(recorded)
-    if measuring and row.record["provenance"].get("pauses"):  # else all of its workers waited
+    if measuring and row.record["provenance"].get("pauses"):  # a task of one worker measured it
         resources = resources.one_worker
     return ("GPU", resources.devices) if resources.devices else ("CPU core", resources.cpus)
 

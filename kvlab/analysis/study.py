@@ -145,8 +145,8 @@ class Study:
     @cached_property
     def usual_code(self) -> tuple[str, str] | None:
         """The code of most trials, of several the first; None if no trial says."""
-        codes = Counter(row.code for row in self.rows if row.code and row.status != "failed")
-        return codes.most_common(1)[0][0] if codes else None
+        codes = {row.trial: row.code for row in self.rows if row.code and row.status != "failed"}
+        return Counter(codes.values()).most_common(1)[0][0] if codes else None
 
     @cached_property
     def other_code(self) -> tuple[TrialRow, ...]:

@@ -48,13 +48,12 @@ def measure_peak_memory(
         work: on CPU it is called in another thread, so settings of this thread, such as
             `torch.inference_mode`, do not apply to it.
         reserved: on CUDA count what the allocator reserved of the device, not what tensors use,
-            and give unused blocks back before and after. It has the workspaces of cuBLAS, which
-            tensors have not.
+            and give unused blocks back before and after. It includes the workspaces of cuBLAS.
     """
     if device.type != "cuda":
         with malloc.return_freed_memory(), ThreadPoolExecutor(max_workers=1) as thread:
             return thread.submit(_measure_resident, work).result()
-    release_workspaces(device)
+    release_workspaces()
     if reserved:
         torch.cuda.empty_cache()
     else:
@@ -74,7 +73,7 @@ def measure_peak_memory(
 
 
 def _use_workspaces(device: torch.device) -> None:
-    """Let cuBLAS make its workspaces, 32 MiB a stream on a large GPU: no activations of the work.
+    """Let cuBLAS allocate its workspaces (32 MiB a stream on a large GPU) before the work does.
 
     PyTorch may release those of a stream together with a graph that was captured on it.
     """

@@ -28,7 +28,7 @@ OnProgress = Callable[[dict[str, Any]], None]
 
 
 class Kept(Protocol):
-    """Arrays by batch, of which an earlier attempt may have left some."""
+    """The results of batches by name, some of them of an earlier attempt."""
 
     def get(self, name: str, /) -> Arrays | None: ...
 

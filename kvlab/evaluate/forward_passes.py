@@ -23,7 +23,7 @@ Batch = TypeVar("Batch")
 
 
 class Part:
-    """One part of an evaluation: what is told of its progress and kept of it. Here nothing is."""
+    """One part of an evaluation. This one reports no progress and keeps no results."""
 
     def advance(self, count: int) -> None:
         """Add tokens or continuations to those that are done; possibly 0."""

@@ -272,7 +272,7 @@ def _score_served(
         rows, length = _cache_size(model, groups, serving)
         is_cuda = model.device.type == "cuda"
         is_captured = is_cuda and model.new_cache(1, length, serving).has_static_pass
-        if serving.compile or is_captured:  # which is done anew for each size of a cache
+        if serving.compile or is_captured:  # anew for each size of a cache
             size = min(rows, sum(len(group.endings) for group in groups)), length
             step = _RowsStep(model)
 
@@ -310,7 +310,10 @@ def _cache_size(
 
 
 class _RowsStep:
-    """The decode step of caches of one size, which is captured once: they are copied into one."""
+    """A decode step that is captured once, for the first of several caches of one size.
+
+    The others are copied into the first.
+    """
 
     def __init__(self, model: GPT):
         self._model = model

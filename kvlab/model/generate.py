@@ -6,6 +6,7 @@ Shapes: B rows, C prompt tokens, V vocab_size.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
@@ -16,7 +17,6 @@ from kvlab.cache.static_pass import StaticPass
 from kvlab.model.attention_backends import record_kernels, run_compiled
 from kvlab.model.decode_attention import DECODE_KERNEL
 from kvlab.model.gpt import GPT, check_positions
-from kvlab.model.kernels.compiled_libraries import remove_torn_libraries
 from kvlab.model.kernels.triton_kernels import store_codes
 from kvlab.model.kernels.triton_runtime import are_kernels_usable
 from kvlab.spec import ServingConfig
@@ -340,14 +340,13 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as torch declares it
 
 
-def release_workspaces(device: torch.device) -> None:
-    """Release the workspaces that cuBLAS keeps for the streams of a CUDA device.
+def release_workspaces() -> None:
+    """Release the workspaces that cuBLAS keeps for the streams of CUDA devices.
 
     PyTorch counts them as allocated until then ("cuBLAS workspaces" in its notes on CUDA). A graph
     that was captured with them must not be replayed afterwards.
     """
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 class StaticDecoder:
@@ -423,3 +422,23 @@ def _compile_step() -> Callable[[GPT, Tensor, StaticPass, bool], Tensor]:
     return torch.compile(
         _run_step, fullgraph=True, dynamic=False, options={"coordinate_descent_tuning": True}
     )
+
+
+def remove_torn_libraries() -> None:
+    """Remove libraries that were never finished: Inductor would load them, and fail each time.
+
+    A linker writes the first bytes of a library last. One that a process is making at this moment
+    stays.
+    """
+    from filelock import FileLock, Timeout
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # which takes a second
+
+    for library in Path(cache_dir()).glob("*/*.so"):
+        lock = library.parents[1] / "locks" / f"{library.name.split('.')[0]}.lock"
+        try:
+            with FileLock(lock, timeout=0), library.open("rb") as file:
+                is_torn = not file.read(4).strip(b"\0")
+                if is_torn:
+                    library.unlink()
+        except (Timeout, OSError):
+            pass  # it is being made, or another process has removed it

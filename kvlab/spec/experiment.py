@@ -136,7 +136,9 @@ class Experiment(SpecModel):
 
 def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
     try:
-        yield from serving.find_eviction_problems(model)
+        serving.find_slots(model)
     except SharingError as error:
         yield "serving.tie", str(error)
+    else:
+        yield from serving.find_eviction_problems(model)
     yield from serving.kv.find_storage_problems(model, "serving")

@@ -183,9 +183,9 @@ class ServingConfig(SpecModel):
 
     def _find_problems(self) -> Problems:
         yield from self.kv.find_setting_problems()
-        ranks = self.evict is not None and self.evict.by != "recency"
-        if self.compile and (self.kv.blocks is not None or ranks):
-            cause = f"evict by {self.evict.by}" if self.evict else f"kv_dtype {self.kv_dtype}"
+        by, has_blocks = self.evict.by if self.evict else "recency", self.kv.blocks is not None
+        if self.compile and (has_blocks or by != "recency"):
+            cause = f"kv_dtype {self.kv_dtype}" if has_blocks else f"evict by {by}"
             text = f"needs steps of fixed shapes, which {cause} does not have"
             yield "compile", f"{text}; leave one of the two out"
 
@@ -204,14 +204,10 @@ class ServingConfig(SpecModel):
         return tied_slots(model.kv_owners, tie, self.tie_rule)
 
     def find_eviction_problems(self, model: ModelConfig) -> Problems:
-        """Yield why tokens of ``model`` cannot be evicted, by fields of a spec.
-
-        Raises:
-            SharingError: the tie is not possible on these layers.
-        """
-        slots = self.find_slots(model)
+        """Yield why tokens of ``model`` cannot be evicted, by fields of a spec."""
         if self.evict is None:
             return
+        slots = self.find_slots(model)
         is_global = [layer.window is None for layer in model.layers]
         shared = [slot for slot in slots if is_global[slot] and slots.count(slot) > 1]
         if not any(is_global):

@@ -18,7 +18,6 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import replace_file, write_atomic
 from kvlab.fs.lease import Fence, read_seconds
 from kvlab.fs.lock import Lock
-from kvlab.fs.pace import Pace
 from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import redact_paths, utc_now
 from kvlab.store.store import Store
@@ -120,6 +119,32 @@ OnProgress = Callable[[dict[str, Any]], None]
 
 WRITE_INTERVAL_SECONDS = 0.5
 LOG_INTERVAL_SECONDS = 10.0
+
+SLOW_SHARE = 0.01
+"""Share of the time that reading or writing a shared file may take. A call to a file system on a
+network takes milliseconds."""
+
+LONGEST_WAIT_SECONDS = 5.0
+
+
+class Pace:
+    """When something is due: every ``seconds``, or less often if it takes long."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._due_at, self._took = float("-inf"), 0.0
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due_at
+
+    @contextmanager
+    def take_time(self) -> Iterator[None]:
+        """Measure the block. The shorter of two times counts: other work may interrupt one."""
+        began, before = time.monotonic(), self._took
+        yield
+        self._took = time.monotonic() - began
+        wait = min(before, self._took) / SLOW_SHARE
+        self._due_at = began + max(self._seconds, min(wait, LONGEST_WAIT_SECONDS))
 
 
 class ProgressReporter:

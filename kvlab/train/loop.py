@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+from torch._dynamo.utils import calculate_time_spent
 
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.generate import release_workspaces
 from kvlab.model.kernels import malloc
-from kvlab.model.kernels.compiled_libraries import read_compile_seconds
 from kvlab.spec.experiment import Experiment
 from kvlab.train import training_record as records
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
@@ -283,9 +283,9 @@ class _Run:
         self.share_if_due(state)
 
     def count_compiling(self, state: TrainingState) -> None:
-        """Add the seconds of compiling since the last call."""
+        """Add the seconds of compiling since the last call, or since `torch.compiler.reset`."""
         if self.training.compile:
-            seconds = read_compile_seconds()
+            seconds = calculate_time_spent()["total_wall_time"]
             state.compile_seconds += seconds - self.compile_seconds
             self.compile_seconds = seconds
 
@@ -370,7 +370,7 @@ class _PeakMemory:
     def __init__(self, model: GPT):
         self._device = model.device
         if self._device.type == "cuda":
-            release_workspaces(self._device)  # of an earlier trial of this process
+            release_workspaces()  # of an earlier trial of this process
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         self._weight_bytes = sum(weight.nbytes for weight in model.parameters())

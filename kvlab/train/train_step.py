@@ -22,7 +22,7 @@ from kvlab.errors import Diverged, ResourceError
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
-from kvlab.model.kernels.compiled_libraries import remove_torn_libraries
+from kvlab.model.generate import remove_torn_libraries
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss

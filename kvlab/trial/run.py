@@ -19,7 +19,6 @@ from kvlab import errors
 from kvlab.data.dataset_preparation import dataset_folder, set_aside_dataset
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
-from kvlab.fs.pace import Pace
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import summarize_error
 from kvlab.oom import is_device_fault
@@ -108,13 +107,13 @@ class StopCheck:
 
     Args:
         flags: paths of files whose presence asks for a stop. Looked up every
-            `STOP_CHECK_SECONDS` at most, however often it is called; see `kvlab.fs.pace`.
+            `STOP_CHECK_SECONDS` at most, however often it is called; see `attempt.Pace`.
         fences: checked at the same time; they raise LeaseLost.
     """
 
     def __init__(self, flags: Sequence[str | Path], fences: Sequence[Fence]):
         self._flags, self._fences = tuple(flags), fences
-        self._pace, self._is_requested = Pace(STOP_CHECK_SECONDS), False
+        self._pace, self._is_requested = attempt.Pace(STOP_CHECK_SECONDS), False
 
     def __call__(self) -> bool:
         if _terminated.is_set():

@@ -1,6 +1,9 @@
 """Progress: one line for people, a file for other processes, and not too often."""
 
+import pytest
+
 from kvlab.fs.atomic_files import read_json
+from kvlab.store import attempt
 from kvlab.store.attempt import ProgressReporter, format_progress
 
 
@@ -43,3 +46,25 @@ def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeyp
     step(0, 0.0, "evaluation")
     assert [state["step"] for state in heard] == [1, 3, 5, 0]
     assert logged == ["training  1/9", "training  5/9", "evaluation  0/9"]
+
+
+@pytest.mark.parametrize(
+    ("took", "waits"),
+    [
+        ([0.0001, 0.0001], [0.2, 0.2]),
+        ([0.01, 0.01, 0.02], [0.2, 1.0, 1.0]),
+        ([0.3, 0.0001, 0.3, 0.3], [0.2, 0.2, 0.2, attempt.LONGEST_WAIT_SECONDS]),
+    ],
+)
+def test_what_was_slow_twice_is_done_less_often(monkeypatch, took, waits):
+    now = 100.0
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: now)
+    one = attempt.Pace(0.2)
+    for seconds, wait in zip(took, waits, strict=True):
+        assert one.is_due()
+        began = now
+        with one.take_time():
+            now += seconds
+        now = began + wait - 0.001
+        assert not one.is_due() or now < began + seconds
+        now = max(began + wait, began + seconds) + 0.001

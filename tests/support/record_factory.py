@@ -255,11 +255,9 @@ class QuantizedTrainingRecord(Record):
         products = ["output", "grad_weight"] if levels["int8"] == "all" else []
         found["experiment"]["model"]["mlp"] = levels["mlp"]
         found["experiment"]["training"]["int8"] = products
-        padded = [["output", "blocks.0.mlp.up", [64, 20, 24], [64, 24, 24]]]
         if products and status == "done":
             found["training_record"]["int8"] = {
-                "kernel": "cublas", "products": products, "layers": 4, "padded": padded,
-                "weights": "none",
+                "kernel": "float32", "products": products, "layers": 4, "weights": "none",
             }  # fmt: skip
         return found
 

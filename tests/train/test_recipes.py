@@ -155,5 +155,5 @@ def test_the_record_says_which_products_ran_in_int8_and_by_which_kernel(tmp_path
     record = run(of, tmp_path)
     layers = len(model(of).linear_layers())
     assert len(calls) == layers, "one step of one pass, and no product of the validation"
-    said = {"kernel": kernel, "products": ["grad_weight"], "layers": layers, "padded": []}
+    said = {"kernel": kernel, "products": ["grad_weight"], "layers": layers}
     assert record.int8 == load_training_record(tmp_path).int8 == said

@@ -58,7 +58,7 @@ def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
         model.to("cpu")
     gc.collect()
     if torch.cuda.is_available():
-        release_workspaces(torch.device("cuda"))
+        release_workspaces()
         torch.cuda.empty_cache()
     try:
         yield

@@ -178,8 +178,7 @@ class Int8Linear:
 
     def describe(self, layers: int) -> dict[str, Any]:
         """Return, as plain data, what a training's record says of its products."""
-        products = list(self.products)
-        return {"kernel": self.kernel, "products": products, "layers": layers, "padded": []}
+        return {"kernel": self.kernel, "products": list(self.products), "layers": layers}
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N).

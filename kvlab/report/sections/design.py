@@ -220,11 +220,7 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
     layers: list[doc.Points | doc.Line] = []
     found = []
     for number, entry in enumerate(entries[: len(doc.SERIES)]):
-        name, optimum, role = (
-            study.label(_levels(study, entry)),
-            entry["optimum"] or {},
-            doc.SERIES[number],
-        )
+        name, optimum = study.label(_levels(study, entry)), entry["optimum"] or {}
         points = [
             _loss_mark(study, entry, value, loss)
             for value, _, loss in _typical_losses(entry)
@@ -234,7 +230,7 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
             layers.append(doc.draw_series(number, name, points))
         if points and optimum.get("value") and optimum["loss"] is not None:
             mark = _loss_mark(study, entry, optimum["value"], optimum["loss"])
-            layers.append(doc.Points("", (mark,), role, "diamond"))
+            layers.append(doc.Points("", (mark,), doc.SERIES[number], "diamond"))
         if optimum.get("value"):
             found.append(f"{name} {optimum['value']:g}")
     if not layers:
@@ -247,9 +243,6 @@ def _draw_losses(study: Study, entries: Sequence[Architecture], key: str) -> Ite
 
 
 def _loss_mark(study: Study, entry: Architecture, value: float, loss: float) -> doc.Point:
-    tip = (
-        study.label(_levels(study, entry)),
-        f"{value:g}",
-        f"loss {fmt.format_metric('loss', loss)}",
-    )
-    return doc.Point(value, loss, tip, study.cell_key(_levels(study, entry)))
+    levels = _levels(study, entry)
+    tip = (study.label(levels), f"{value:g}", f"loss {fmt.format_metric('loss', loss)}")
+    return doc.Point(value, loss, tip, study.cell_key(levels))

@@ -6,7 +6,6 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.humanize import format_count
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
@@ -29,14 +28,10 @@ def report_quantized_training(study: Study) -> doc.Section | None:
         return None
     floats = {(_recipe(row), row.seed): row for row in study.done_rows if not _quantized(row)}
     pairs: dict[Levels, list[Pair]] = {}
-    padded: set[str] = set()
     for row in quantized:
         found = pairs.setdefault(row.levels, [])
         if (other := floats.get((_recipe(row), row.seed))) is not None:
             found.append((row, other))
-        for product, layer, own, multiplied in _int8_record(row).get("padded", ()):
-            sizes = (f" {fmt.TIMES} ".join(map(str, size)) for size in (own, multiplied))
-            padded.add(f"{product} of {layer}: {' as '.join(sizes)}")
     # the same in float at any precision stand beside
     recipes = {_recipe(other, "precision") for found in pairs.values() for _, other in found}
     beside = {row.levels for row in study.done_rows if _recipe(row, "precision") in recipes}
@@ -46,12 +41,8 @@ def report_quantized_training(study: Study) -> doc.Section | None:
         if levels in pairs or levels in beside
     )
     caption = "Quantized trainings and the same in float; mean over seeds."
-    contents: list[doc.Content] = [texts.write("quantized training")]
-    contents.append(doc.make_table("quantized-training", caption, rows))
-    if padded:
-        title = f"{format_count(len(padded), 'product')} padded with zeros for the hardware"
-        contents.append(doc.Fold(title, tuple(doc.paragraph(line) for line in sorted(padded))))
-    return doc.Section("Quantized training", tuple(contents))
+    table = doc.make_table("quantized-training", caption, rows)
+    return doc.Section("Quantized training", (texts.write("quantized training"), table))
 
 
 def _training(row: TrialRow) -> Mapping[str, Any]:

@@ -217,10 +217,8 @@ def _tabulate_break_even(
     base = bench.cell_experiment(study, study.baseline)
     if base is None or not {"bandwidth", "matrix_rate"} <= firsts.keys():
         return []
-    of_memory, of_products = (
-        firsts["bandwidth"],
-        firsts.get("product_bandwidth", firsts["bandwidth"]),
-    )
+    of_memory = firsts["bandwidth"]
+    of_products = firsts.get("product_bandwidth", of_memory)
     rates = (one["value"] for one in (of_memory, firsts["matrix_rate"], of_products))
     peaks = DevicePeaks(of_memory["device"], of_memory["dtype"], 0, *rates)
 
