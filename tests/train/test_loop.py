@@ -210,6 +210,7 @@ def test_what_was_compiled_is_found_in_the_folder_and_the_seconds_of_all_attempt
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     of = experiment({"n_layer": 1}, {"tokens": 64 * 8, "evaluate_tokens": 64, "compile": True})
     counts, seconds = [], []
+    counters.clear()  # of earlier tests
 
     def stop():
         seconds.append(calculate_time_spent()["total_wall_time"])
@@ -224,7 +225,7 @@ def test_what_was_compiled_is_found_in_the_folder_and_the_seconds_of_all_attempt
     counts.append(dict(counters["inductor"]))
     assert record.resumed_from == [1]
     assert ["fxgraph_cache_hit" in count for count in counts] == [False, True], counts
-    assert record.compile_seconds >= seconds[0] + seconds[-1] > seconds[0] > 0
+    assert record.compile_seconds >= 0.999 * (seconds[0] + seconds[-1]) > seconds[0] > 0
 
 
 def test_a_library_whose_compiler_was_killed_is_made_again(tmp_path, monkeypatch):
