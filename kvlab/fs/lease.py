@@ -93,14 +93,14 @@ class LeaseState:
 def read_lease(path: str) -> LeaseState | None:
     """Read a lease file; return None if it does not exist.
 
-    What no process has written so is a lease without a known holder: whoever watches it gives it up
-    after its own `lease_seconds` without a change, also a link, a pipe or a folder.
+    Anything else (a link, a pipe, a folder, other text) is a lease without a known holder: a
+    watcher gives it up after its own `lease_seconds` without a change.
     """
     with _explain_errors(path):
         try:
             # not blocking: something else than a file, such as a pipe, would never answer
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(descriptor, "rb") as file:
+            extra = os.O_NONBLOCK | os.O_NOFOLLOW
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
                 text = file.read(2000).decode(errors="replace")
         except FileNotFoundError:
             return None

@@ -224,7 +224,9 @@ def test_a_lease_that_nobody_writes_so_is_given_up_after_that_of_the_watcher(
 ):
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "8")
     make(tmp_path / "lock.1")
+    descriptors = os.listdir("/dev/fd")
     assert seems_held(tmp_path / "lock")
+    assert os.listdir("/dev/fd") == descriptors, "they are closed"
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     looks = [watcher.is_held(tmp_path / "lock")]
