@@ -15,7 +15,7 @@ REFRESH_SECONDS = 10.0
 _TOLERANCE = 1e-6  # of sums of fractions
 
 KIND = "accelerator_type:"
-"""The resource by which a machine of Ray says of which kind its GPUs are begins with this."""
+"""Prefix of the resource that names the kind of a machine's GPUs in Ray."""
 
 ListMachines = Callable[[], Sequence[dict[str, float]]]
 """Return the resources of each living machine of a cluster: ``CPU``, ``GPU`` and others."""

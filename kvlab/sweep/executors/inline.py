@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterable
@@ -38,9 +39,10 @@ class InlineExecutor:
             import torch  # such a trial needs torch in this process anyway
 
             machine["GPU"] = count = torch.cuda.device_count()
-            name = torch.cuda.get_device_name() if count else ""
+            words = set(re.split("[ -]", torch.cuda.get_device_name() if count else ""))
+            words |= {word.removesuffix("B") for word in words}  # Ray says 40G for 40GB
             kinds = {one.accelerator_type for one in requests if one.accelerator_type}
-            own = (kind for kind in kinds if all(part in name for part in kind.split("-")))
+            own = (kind for kind in kinds if words.issuperset(kind.split("-")))
             machine |= dict.fromkeys((f"{KIND}{kind}" for kind in own), 1.0)
         Capacity(lambda: [machine]).check_requests(requests)
 

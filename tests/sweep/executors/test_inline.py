@@ -56,7 +56,7 @@ class TestInline(ExecutorContract):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-40GB")
         for kind in ("A100", "A100-40G"):
             executor.check_requests([ResourcesConfig(gpus=1, accelerator_type=kind)])
-        for kind in ("H100", "A100-80G"):
+        for kind in ("H100", "A100-80G", "A10"):
             with pytest.raises(ResourceError, match=f"accelerator_type = {kind} fit no machine"):
                 executor.check_requests([ResourcesConfig(gpus=1, accelerator_type=kind)])
 
