@@ -62,14 +62,16 @@ def set_database_aside(store: Path, uri: str | None) -> Path:
     """Move the store's database of MLflow, and its id, into a new folder under ``damaged/``.
 
     Raises:
-        UsageError: MLflow is elsewhere, where other runs may be.
+        UsageError: MLflow is elsewhere, where other runs may be, or there is no database.
     """
     if tracking_uri(store, uri) != f"sqlite:///{store.absolute()}/mlflow.db":
         text = f"--rebuild: MLflow is at {redact_uri(tracking_uri(store, uri))}, not in the store"
         raise UsageError(f"{text}, and may have runs of others; mend it there, then `kvlab sync`")
-    names = [f"mlflow.db{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
+    names = [*(f"mlflow.db{suffix}" for suffix in ("", "-wal", "-shm", "-journal")), "tracking.id"]
+    if not any(os.path.lexists(store / name) for name in names):
+        raise UsageError(f"--rebuild: {store} has no database of MLflow; leave it out")
     with hold_mlflow_lock(store):
-        return set_aside(store, [*names, "tracking.id"])
+        return set_aside(store, names)
 
 
 def is_server(uri: str) -> bool:

@@ -189,6 +189,9 @@ def test_a_damaged_database_is_set_aside_and_made_again(copy, runs):
     assert read_contents(copy).keys() == runs.keys()
     elsewhere = ["sync", "--rebuild", "--tracking-uri", "http://localhost:1", "--store", str(copy)]
     assert main(elsewhere) == 2
+    nowhere = copy / "nowhere"
+    assert main(["sync", "--rebuild", "--store", str(nowhere)]) == 2, "there is none"
+    assert not nowhere.exists()
 
 
 def make_odd(result, _levels, _seed):
