@@ -374,7 +374,7 @@ class Driver:
             self._halt(planned, halt_reason)
 
     def _halt(self, planned: PlannedTrial, reason: str) -> None:
-        """Start no more trials, for the first reason that there is."""
+        """Start no more trials. The first reason is kept."""
         if not self._halt_reason:
             self._halt_reason = reason
             self.on_event(Event("halted", planned, message=reason))

@@ -179,7 +179,7 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
     return ended_status(store, trial_id)
 
 
-def reopen_tuning(store: Store, sweep: str, others: Collection[str] = ()) -> None:
+def reopen_tuning(store: Store, sweep: str, others: Collection[str] | None = None) -> None:
     """Set the failures of tuning trials aside, and have the rates decided again.
 
     Not after a look at the data: its error holds for the rates that it was taken at. Nor while a
@@ -194,9 +194,8 @@ def reopen_tuning(store: Store, sweep: str, others: Collection[str] = ()) -> Non
         recorded = store.sweep(sweep)
     tuning = recorded.get("tuning") or {}
     trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
-    again = trials.intersection(others)
-    if not others:
-        again = {trial for trial in trials if store.status(trial) == "failed"}
+    failed = {trial for trial in trials if store.status(trial) == "failed"}
+    again = failed if others is None else trials.intersection(others)
     is_looked_at = recorded.get(RECORD_KEY, {}).get("taken")
     if not again or not tuning["is_over"] or is_looked_at or store.is_driven(sweep):
         return

@@ -1,4 +1,4 @@
-"""Trials of other code: whether going on would mix code in one comparison, and to run them again.
+"""Find the trials that other code has run, and whether to go on would mix code; run them again.
 
 A trial's id does not depend on the code. Its result names the code that trained and measured it, so
 that a plan knows which results an edit has left behind.
@@ -76,7 +76,7 @@ def review_code(stage: Stage, store: Store, retry_failed: bool = False) -> CodeR
         store: The record.
         retry_failed: Whether failed trials run again.
     """
-    found, now = CodeReview(), {"training": set[str](), "measurement": set[str]()}
+    found, training, measurement = CodeReview(), set[str](), set[str]()
     to_run = {one.trial.id: one for one in trials_to_run(stage.plan, retry_failed)}
     ended = {one.trial.id: one.code for one in stage.plan.trials if one.state in OUTCOMES}
     begun = {
@@ -84,11 +84,11 @@ def review_code(stage: Stage, store: Store, retry_failed: bool = False) -> CodeR
         for trial, one in to_run.items()
     }
     trained = {one for one, p in to_run.items() if store.is_trained(p.trial.training_id)}
-    for trial, training in _list_unplanned(stage, store):
+    for trial, training_id in _list_unplanned(stage, store):
         if trial not in ended and store.status(trial) in OUTCOMES:
             ended[trial] = TrialCode.of(store.code(trial))
-        elif training and trial not in begun and store.status(trial) is None:
-            begun[trial] = TrialCode(tuple(store.training_code(training)))
+        elif training_id and trial not in begun and store.status(trial) is None:
+            begun[trial] = TrialCode(tuple(store.training_code(training_id)))
     found.ended = list(ended)
     found.to_run = len(begun) + _has_suggestions_to_come(stage, store)
     states = {trial: code.compare() for trial, code in ended.items()}
@@ -98,13 +98,13 @@ def review_code(stage: Stage, store: Store, retry_failed: bool = False) -> CodeR
     if not (found.others or found.begun):
         return found
     for code in (*ended.values(), *begun.values()):
-        now["training"].update(code.training)
-        now["measurement"].add(code.measurement)
+        training.update(code.training)
+        measurement.add(code.measurement)
     if found.to_run:
-        now["measurement"].add(this_code().measurement)
+        measurement.add(this_code().measurement)
     if found.to_run > len(trained):
-        now["training"].add(this_code().training)
-    found.is_mixed = any(len(codes - {""}) > 1 for codes in now.values())
+        training.add(this_code().training)
+    found.is_mixed = any(len(codes - {""}) > 1 for codes in (training, measurement))
     return found
 
 
@@ -127,7 +127,7 @@ def _has_suggestions_to_come(stage: Stage, store: Store) -> bool:
     with contextlib.suppress(UsageError):
         recorded = store.sweep(stage.plan.sweep.name).get("search") or {}
     budget = search.model_dump(mode="json", include={"trials", "flops", "hours"})
-    return not recorded.get("stop_reason") or any(recorded[key] != budget[key] for key in budget)
+    return not recorded.get("stop_reason") or not budget.items() <= recorded.items()
 
 
 def run_again(stage: Stage, review: CodeReview, store: Store) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from kvlab.errors import StoreError, UsageError
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
@@ -177,7 +178,7 @@ def test_a_look_that_was_taken_is_not_taken_with_other_code(tmp_path, store):
             run_again(stage, review_code(stage, store), store)
 
 
-def test_rates_are_found_again_by_this_code(tmp_path, store):
+def test_rates_are_found_again_by_this_code(tmp_path, store, monkeypatch):
     def tune():
         sweep = load_sweep(write_sweep(tmp_path, TUNED))
         drive_looks(sweep, store, run=SurfaceRun)
@@ -188,6 +189,10 @@ def test_rates_are_found_again_by_this_code(tmp_path, store):
         stage, found = review(tmp_path, store, TUNED)
         tuning = {t for c in stage.record["tuning"]["cells"] for t in c["trials"].values()}
         assert tuning < set(found.others)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "status", lambda *_: "failed")
+            reopen_tuning(store, "s", [])  # of others alone, which --code rerun asks for
+            assert store.sweep("s")["tuning"]["is_over"]
         reopen_tuning(store, "s", found.others)
         run_again(stage, found, store)
         assert next_stage(tmp_path, store, TUNED).is_tuning
@@ -204,6 +209,12 @@ def test_a_search_begins_anew_and_its_suggestions_are_the_same(tmp_path):
     with running_code("t2"):
         stage, found = review(tmp_path, store, SEARCH)
         assert (len(found.others), found.is_mixing) == (len(store.trial_ids()), False)
+        path = store.sweep_directory("s") / "sweep.json"
+        whole, forged = path.read_bytes(), read_sealed_json(path)
+        del forged["search"]["trials"]
+        write_sealed_json(path, forged)
+        assert review(tmp_path, store, SEARCH)[1].is_mixing, "its budget is not this one"
+        path.write_bytes(whole)
         assert review(tmp_path, store, SEARCH.replace("trials: 12", "trials: 30"))[1].is_mixing
         run_again(stage, found, store)
         assert history(store) == []
