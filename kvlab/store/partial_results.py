@@ -7,7 +7,6 @@ A file that is damaged, or of other weights, code or machine, is not used.
 """
 
 import re
-import shutil
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -120,7 +119,6 @@ class PartialResults:
     def _write(self) -> None:
         if not self._new:
             return
-        self._folder.mkdir(exist_ok=True)
         self._number += 1
         batches = {
             name: {
@@ -136,7 +134,3 @@ class PartialResults:
         value = {"identity": self._identity, "batches": batches}
         write_sealed_json(self._folder / f"{self._number}.json", value, fence=self._fence)
         self._new, self._written_at = {}, time.monotonic()
-
-    def remove(self) -> None:
-        """Remove what was kept, once the trial has a result."""
-        shutil.rmtree(self._folder, ignore_errors=True)

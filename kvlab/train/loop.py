@@ -35,8 +35,7 @@ and optimizer state, which on CPU would come on top of the training's memory."""
 REPORT_SECONDS = 0.5
 
 RATE_SECONDS = 6.0
-"""Time in which a step's weight in the rate of progress reports falls to 1/e: load that is over
-soon does not count."""
+"""Time constant of the rate in progress reports, an exponential moving average of the steps."""
 
 OnProgress = Callable[[dict[str, Any]], None]
 

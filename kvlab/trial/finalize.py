@@ -20,7 +20,7 @@ LOCK_PATIENCE_SECONDS = 5.0
 
 @contextmanager
 def claim_result(
-    trial: Trial, store: Store, replaceable: tuple[Status, ...] = ("damaged",)
+    trial: Trial, store: Store, replaceable: tuple[Status, ...] = ()
 ) -> Iterator[Fence | None]:
     """Hold a trial's lock and yield its fence if the block may write the trial's result.
 
@@ -49,7 +49,7 @@ def record_failure(
         Whether it was recorded: not if a process still runs it, or if it has ended.
     """
     is_smoke = smoke_trace is not None
-    with claim_result(trial, store, ("damaged", "pruned") if is_smoke else ("damaged",)) as fence:
+    with claim_result(trial, store, ("pruned",) if is_smoke else ()) as fence:
         if fence is None:
             return False
         started = utc_now()

@@ -7,6 +7,7 @@ one with torch. Everything here is locking, repairing, resuming and recording.
 import errno
 import json
 import os
+import shutil
 import signal
 import threading
 import traceback
@@ -226,6 +227,7 @@ class _TrialAttempt:
         self.log = self.attempt.log
         self.log(f"attempt {self.attempt.number} at trial {trial.id}, training {trial.training_id}")
         self.progress_path = store.trial_directory(trial.id) / "progress.json"
+        self.partial_folder = store.trial_directory(trial.id) / "partial"
         self.report = attempt.ProgressReporter(
             self.progress_path, self.log, on_progress, self.fence
         )
@@ -305,7 +307,7 @@ class _TrialAttempt:
         )
         result = build_result(self.trial, status, provenance, failure=failure)
         self.store.write_result(result, self.fence)
-        self.open_partial_results(origin).remove()
+        shutil.rmtree(self.partial_folder, ignore_errors=True)
         self.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
@@ -435,7 +437,7 @@ class _TrialAttempt:
         result = build_result(trial, "done", provenance, measured=measured)
         seal = store.training_seal(trial.training_id)
         store.write_result({**result, "training_seal": seal, "files": files}, self.fence)
-        self.open_partial_results(origin).remove()
+        shutil.rmtree(self.partial_folder, ignore_errors=True)
 
     def open_partial_results(self, origin: Origin) -> PartialResults:
         """Return what attempts have measured of these weights by this code, before their end."""
@@ -446,8 +448,7 @@ class _TrialAttempt:
             "kernels": provenance["kernels"],
             "training": self.store.training_seal(self.trial.training_id),
         }
-        folder = self.store.trial_directory(self.trial.id) / "partial"
-        return PartialResults(folder, identity, self.log, self.fence)
+        return PartialResults(self.partial_folder, identity, self.log, self.fence)
 
     def report_and_check_stop(self, update: ProgressUpdate) -> None:
         """Report, and check for a stop, except in training, which writes a checkpoint first."""

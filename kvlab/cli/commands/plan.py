@@ -181,10 +181,12 @@ def _format_trials(planned: Plan) -> str:
     has_width = sweep.match != ("none",)
     head = [*factors, "seed", "trial", *(["ffn_dim"] if has_width else [])]
     rows = [[*head, "parameters", "KV/token", "KV/block", "FLOPs", "state"]]
-    marks = (", goes on from other code", ", other code")
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells}
     for one in trials:
         inapplicable = off.get(tuple(one.levels[factor] for factor in sweep.factors)) or ()
+        state = _describe_state(one)
+        if one.code.compare() == "other":
+            state += ", other code" if one.has_ended else ", goes on from other code"
         rows.append([
             *("-" if factor in inapplicable else level for factor, level in one.levels.items()),
             str(one.trial.seed),
@@ -194,7 +196,7 @@ def _format_trials(planned: Plan) -> str:
             format_bytes(one.kv_bytes_per_token),
             format_bytes(one.kv_bytes),
             format_number(one.flops),
-            _describe_state(one) + marks[one.has_ended] * (one.code.compare() == "other"),
+            state,
         ])  # fmt: skip
     return format_table(rows, "l" * len(factors) + "rl" + "r" * has_width + "rrrrl")
 

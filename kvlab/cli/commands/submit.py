@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "run a step of every architecture first (default: if a training takes over 5 minutes)"
     parser.add_argument("--smoke", action=argparse.BooleanOptionalAction, help=text)
     shared.add_flag(parser, "--retry-failed", "also run trials that failed before")
-    text = "where results of other code would be compared with this: keep them, or run them again"
+    text = "results of other code: compare them with new ones all the same, or run them again"
     parser.add_argument("--code", choices=("mix", "rerun"), help=text)
     shared.add_flag(parser, "--retime", "time trials again whose timings were disturbed")
     shared.add_list(parser, "--promote", "TRIAL", "train a pruned trial of the search to its end")
@@ -83,9 +83,10 @@ def _submit(options: argparse.Namespace) -> int:
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     stream = sys.stderr if options.json else sys.stdout
+    say = partial(print, file=stream, flush=True)
     directory = store.sweep_directory(sweep.name)
     for damage in verification.heal(directory, stages.rebuild_description) or ():
-        print(f"healed  {damage}", file=stream, flush=True)
+        say(f"healed  {damage}")
     if options.retry_failed:
         retry_policy.reopen_tuning(store, sweep.name)
     next_line = 0.0
@@ -93,7 +94,7 @@ def _submit(options: argparse.Namespace) -> int:
     def print_slowly(line: str) -> None:
         nonlocal next_line
         if time.monotonic() >= next_line:
-            print(f"preparing data: {line}", file=stream, flush=True)
+            say(f"preparing data: {line}")
             next_line = time.monotonic() + PREPARATION_SECONDS
 
     def prepare(data: DataConfig) -> DatasetFacts:
@@ -103,9 +104,6 @@ def _submit(options: argparse.Namespace) -> int:
         # as a driver, so that `kvlab stop` can stop it
         with driver_registry.join_sweep(store, sweep.name, None, exclusive=False):
             return driver_registry.run_until_stopped(work, store.stop_flag(sweep.name))
-
-    def say(line: str) -> None:
-        print(line, file=stream, flush=True)
 
     try:
         stage = _choose_code(options, plan_stage(sweep, store, identify=prepare), store, say)
