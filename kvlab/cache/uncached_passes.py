@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -156,19 +156,40 @@ class TreePass(UncachedPass):
         return KVContext(self._current[self._owners[layer]], self._masks[self._bands[layer]])
 
 
+class KVReads(Protocol):
+    """Whose K/V the layers of one pass read, if not those of their trained owners."""
+
+    def for_compiler(self, device: torch.device) -> "KVReads":
+        """Return the same for a compiled pass, which is not to be compiled for each."""
+
+    def begin_pass(
+        self,
+        owners: Sequence[int],
+        length: int,
+        device: torch.device,
+        documents: DocumentMask | None,
+        round_part: RoundPart | None,
+    ) -> OneShotPass:
+        """Return a pass with these arguments of `OneShotPass`."""
+
+
 def begin_one_shot_pass(
     config: ModelConfig,
     kv: KVStorage,
     length: int,
     device: torch.device,
     documents: DocumentMask | None = None,
+    reads: KVReads | None = None,
 ) -> OneShotPass:
     """Return a pass over whole texts of ``length`` tokens that reads K and V as ``kv`` stores them.
 
     Args:
         device: of the positions.
         documents: the documents packed into the rows, if each is to be computed alone.
+        reads: whose K/V the layers read; by default their owners'. Not with blocks.
     """
+    if reads is not None:
+        return reads.begin_pass(config.kv_owners, length, device, documents, make_rounding(kv))
     if kv.blocks is not None:
         return _BlockwisePass(config, kv, kv.blocks, length, device, documents)
     return OneShotPass(config.kv_owners, length, device, documents, make_rounding(kv))

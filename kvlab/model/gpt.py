@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pass
 from kvlab.cache.kv_cache import Lengths
+from kvlab.cache.uncached_passes import KVReads
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
@@ -178,6 +179,7 @@ class GPT(nn.Module):
         document_start: int | None = None,
         token_indices: Tensor | None = None,
         residual_dtype: torch.dtype | None = None,
+        reads: KVReads | None = None,
     ) -> Tensor:
         """Return the residual stream after the final norm.
 
@@ -191,6 +193,7 @@ class GPT(nn.Module):
             token_indices: (N,) of int64, indices into the flattened rows: return only these
                 tokens. The last layer's MLP and the norm skip the others.
             residual_dtype: of the residual stream between layers; default the parameters'.
+            reads: without a cache: whose K/V the layers read; by default their owners'.
 
         Returns:
             (B, C, E), or (N, E) with ``token_indices``.
@@ -206,7 +209,7 @@ class GPT(nn.Module):
                 raise ValueError("lengths needs a cache; without one, padding at the end is inert")
             documents = None if document_start is None else DocumentMask(tokens, document_start)
             attention_pass = begin_one_shot_pass(
-                self.config, self.trained_kv, tokens.shape[1], tokens.device, documents
+                self.config, self.trained_kv, tokens.shape[1], tokens.device, documents, reads
             )
         elif document_start is not None:
             raise ValueError("a cache's row holds one document; give each document its own row")

@@ -88,6 +88,8 @@ class Experiment(SpecModel):
         yield from self._find_benchmark_problems()
         yield from self._find_training_problems()
         yield from self.training.kv.find_storage_problems(model, "training")
+        for field, text in self.training.find_model_problems(model):
+            yield f"training.{field}", text
         yield from _find_serving_problems(model, self.serving)
 
     def _find_benchmark_problems(self) -> Problems:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
+from kvlab.cache.uncached_passes import KVReads
 from kvlab.data.batches import get_training_batch, spread_windows
 from kvlab.errors import Diverged, ResourceError
 from kvlab.layout.training_memory import microbatch_rows
@@ -73,23 +74,31 @@ class SummedLoss(nn.Module):
             remove_torn_libraries()
             self._hidden_states = torch.compile(model.hidden_states)
 
-    def forward(self, x: Tensor, y: Tensor, eager: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, y: Tensor, eager: bool = False, reads: KVReads | None = None
+    ) -> Tensor:
         """Return the sum over all tokens in nats.
 
         Args:
             eager: do not use the compiled model, which another shape would compile again.
+            reads: whose K/V the layers read; by default their owners'.
         """
-        hidden = self.hidden_states(x, eager)
+        hidden = self.hidden_states(x, eager, reads)
         with self._autocast():
             return summed_loss(hidden, self.model.lm_head.weight, y, compile=self.compiles)
 
-    def hidden_states(self, x: Tensor, eager: bool = False) -> Tensor:
+    def hidden_states(self, x: Tensor, eager: bool = False, reads: KVReads | None = None) -> Tensor:
         """Return the residual stream (B, T, E) of tokens (B, T), in the training's precision."""
         hidden_states = self.model.hidden_states if eager else self._hidden_states
+        if reads is not None and self.compiles and not eager:
+            reads = reads.for_compiler(x.device)
         self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
         with self._autocast(), self.model.int8_products(self.int8):
             return hidden_states(
-                x, document_start=self.document_start, residual_dtype=self.residual_dtype
+                x,
+                document_start=self.document_start,
+                residual_dtype=self.residual_dtype,
+                reads=reads,
             )
 
     def _autocast(self) -> torch.autocast:
@@ -207,6 +216,8 @@ class TrainStepper:
             with as_compiled, record_kernels() as self.attention:
                 self.loss.hidden_states(x[:1], eager=True)
         total = torch.zeros((), device=self.device)
+        routing = self.training.kv_routing
+        reads = None if routing is None else routing.draw(self.model.config, self.seed, step)
         for start in range(0, len(x), self.microbatch_rows):
             rows = slice(start, start + self.microbatch_rows)
             is_last = start + self.microbatch_rows >= len(x)
@@ -217,7 +228,7 @@ class TrainStepper:
                 exchange = self.wrapped_loss.no_sync()
             with exchange, noting as kernels:
                 # gradients are averaged over the workers, as are these means over own tokens
-                loss = self.wrapped_loss(x[rows], y[rows]) / x.numel()
+                loss = self.wrapped_loss(x[rows], y[rows], reads=reads) / x.numel()
                 loss.backward()
             self.attention = kernels
             total += loss.detach()

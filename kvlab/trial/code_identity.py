@@ -60,8 +60,9 @@ _EVERYWHERE = {
 
 TRAINING = CodeScope(
     packages=(
-        "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.data.batches", "kvlab.model",
-        "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config",
+        "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.kivi",
+        "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.extensions.kv_routing",
+        "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config",
         "kvlab.spec.model_config", "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
         "kvlab.trial.initial_weights_loader",
     ),
