@@ -1,7 +1,7 @@
 """The KV cache, built from a layout. It knows layers and tokens, no model."""
 
 from kvlab.cache.attention_pass import AttentionPass, DocumentMask, KVContext
-from kvlab.cache.formats import ScaledCodes, Stored
+from kvlab.cache.formats import Numbers, Rotated, ScaledCodes, Stored
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.prefix_cache import PrefixCache
 from kvlab.cache.uncached_passes import begin_one_shot_pass, make_rounding
@@ -11,7 +11,9 @@ __all__ = [
     "DocumentMask",
     "KVCache",
     "KVContext",
+    "Numbers",
     "PrefixCache",
+    "Rotated",
     "ScaledCodes",
     "Stored",
     "begin_one_shot_pass",

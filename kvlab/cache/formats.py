@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.spec.dtypes import DTYPES
+from kvlab.layout.slot_plan import SlotPlan
+from kvlab.spec.dtypes import DTYPES, ROTATIONS
 
 Shape = tuple[int, int, int, int]
 """(B, H, S, D)."""
@@ -59,8 +60,38 @@ class ScaledCodes(NamedTuple):
         return (groups * self.scales.to(dtype)[..., None]).flatten(-2)
 
 
-Stored = Tensor | ScaledCodes
-"""What tokens have stored, (B, H, S, D): values, or codes with scales."""
+Numbers = Tensor | ScaledCodes
+"""Vectors (B, H, S, D): values, or codes with scales."""
+
+
+class Rotated(NamedTuple):
+    """Vectors (B, H, S, D) that are stored in another basis.
+
+    A product of a rotated query and a rotated key is that of the two; a sum of rotated values is
+    rotated back. So attention needs no vector itself.
+
+    Attributes:
+        matrix: (D, D), by which vectors were multiplied: orthonormal and symmetric, so it leads
+            back, too.
+    """
+
+    stored: Numbers
+    matrix: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H, S, D)."""
+        return self.stored.shape
+
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the vectors (B, H, S, D), of ``dtype`` where they are stored as codes."""
+        stored = self.stored
+        values = stored if isinstance(stored, Tensor) else stored.decode(dtype)
+        return values @ self.matrix.to(values.dtype)
+
+
+Stored = Numbers | Rotated
+"""What tokens have stored, (B, H, S, D), in any basis."""
 
 
 def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,6 +150,14 @@ class KVFormat(ABC):
     @abstractmethod
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Decode to values (..., D) of ``dtype``, as near to the originals as the format allows."""
+
+    def view(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Stored:
+        """Return what one query of each row attends to: codes, where vectors are stored so."""
+        return self.decode(encoded, dtype)
+
+    def rotate(self, values: Tensor) -> Tensor:
+        """Return values (..., D) in the basis in which they are stored."""
+        return values
 
 
 class Dense(KVFormat):
@@ -182,6 +221,9 @@ class Quantized(KVFormat):
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         return ScaledCodes(*encoded).decode(dtype)
 
+    def view(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Stored:  # noqa: ARG002
+        return ScaledCodes(*encoded)
+
 
 def split_groups(values: Tensor, size: int) -> Tensor:
     """Return values (..., D) as groups (..., D / size, size)."""
@@ -224,6 +266,53 @@ class PackedInt4(Quantized):
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         codes, scales = self._quantize(values)
         return pack_codes((codes + 8).to(self.dtype), 2), scales
+
+
+def rotate(values: Tensor, matrix: Tensor) -> Tensor:
+    """Return values (..., D) times ``matrix`` (D, D) of float64, in float32 or wider.
+
+    The product is in float64, so that codes do not depend on the order of its sums.
+    """
+    rotated = values.double() @ matrix
+    return rotated.to(torch.promote_types(values.dtype, torch.float32))
+
+
+class RotatedFormat(KVFormat):
+    """Values that another format stores in another basis.
+
+    Args:
+        stored: that format.
+        matrix: (D, D) of float64, orthonormal and symmetric.
+    """
+
+    def __init__(self, stored: KVFormat, matrix: Tensor):
+        super().__init__(stored.dtype, stored.group)
+        self.stored, self.matrix, self.has_codes = stored, matrix, stored.has_codes
+
+    def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
+        return self.stored.allocate(shape, device)
+
+    def rotate(self, values: Tensor) -> Tensor:
+        return rotate(values, self.matrix)
+
+    def encode(self, values: Tensor) -> tuple[Tensor, ...]:
+        return self.stored.encode(self.rotate(values))
+
+    def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        return Rotated(self.stored.decode(encoded, dtype), self.matrix).decode(dtype)
+
+    def view(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Stored:
+        stored = self.stored.view(encoded, dtype)
+        assert not isinstance(stored, Rotated)
+        return Rotated(stored, self.matrix)
+
+
+def make_matrices(plan: SlotPlan, device: torch.device) -> list[Tensor]:
+    """Return by what each part of a slot is multiplied before it is stored; nothing for none."""
+    if plan.kv_rotate == "none":
+        return []
+    make = resolve_name(f"{ROTATIONS[plan.kv_rotate]}:make_matrix")
+    return [make(part.size, device) for part in plan.layer.stored]
 
 
 def get_format(name: str, group: int | None = None) -> KVFormat:

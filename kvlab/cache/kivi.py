@@ -24,7 +24,17 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import KVContext
-from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, divide, pack_codes, split_groups, unpack_codes
+from kvlab.cache.formats import (
+    MAX_SCALE,
+    MIN_SCALE,
+    Rotated,
+    divide,
+    make_matrices,
+    pack_codes,
+    rotate,
+    split_groups,
+    unpack_codes,
+)
 from kvlab.cache.kv_buffer import EncodedKV, Index, concatenate_parts
 from kvlab.cache.kv_buffer import list_ring_entries as list_entries
 from kvlab.cache.slot_pass import EntryRange, PassRows, SlotBuffer, SlotPass, see_something
@@ -95,6 +105,7 @@ class KIVIBuffer(SlotBuffer):
         dtype: the model's.
 
     Attributes:
+        matrices: by which each part is multiplied before it is stored; or none.
         full: each part's newest tokens (B, H, S, D).
         blocks: each part's codes, scales and minima.
     """
@@ -109,6 +120,7 @@ class KIVIBuffer(SlotBuffer):
     ):
         self.rule, self.window, stored = plan.rule, plan.layer.window, plan.layer.stored
         self.block_count, self.size = self.rule.capacity(context, self.window)
+        self.matrices = make_matrices(plan, device)
         per_byte, group = DTYPES[plan.kv_dtype].numbers_per_item, self.rule.group
         self.formats = [BlockFormat(per_byte, group if i else None) for i in range(len(stored))]
         self.full = tuple(
@@ -206,6 +218,8 @@ class KIVIPass(SlotPass):
     def write(self, parts: tuple[Tensor, ...]) -> None:
         plan, buffer = self._plan, self._buffer
         dtype = buffer.full[0].dtype
+        if buffer.matrices:
+            parts = tuple(map(rotate, parts, buffer.matrices))
         past = tuple(_take(part, plan.past) for part in buffer.full)
         self._tokens = concatenate_parts(past, tuple(part.to(dtype) for part in parts))
         blocks = (plan.completed, buffer.rule.group)
@@ -217,7 +231,9 @@ class KIVIPass(SlotPass):
         plan, buffer = self._plan, self._buffer
         stored = tuple(tuple(_take(t, plan.blocks) for t in part) for part in buffer.blocks)
         quantized = concatenate_parts(buffer.decode(stored), buffer.decode(self._completed))
-        return KVContext(concatenate_parts(quantized, self._tokens), plan.mask)
+        parts = concatenate_parts(quantized, self._tokens)
+        rotated = tuple(map(Rotated, parts, buffer.matrices))
+        return KVContext(rotated or parts, plan.mask)
 
     def key_positions(self) -> Tensor:
         return self._move(self._plan.positions)

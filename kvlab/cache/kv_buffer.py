@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import KVContext
-from kvlab.cache.formats import ScaledCodes, Stored, get_format
+from kvlab.cache.formats import KVFormat, RotatedFormat, Stored, get_format, make_matrices
 from kvlab.cache.slot_pass import (
     EntryRange,
     PassRows,
@@ -64,7 +64,8 @@ class KVBuffer(SlotBuffer):
         dtype: of the decoded values.
 
     Attributes:
-        parts: the tensors that the format allocated for each.
+        formats: of each part.
+        parts: the tensors that its format allocated for each.
         window: tokens that a query sees beside the sinks, itself included; None for all.
         sinks: entries of the first tokens.
         ring: entries of the others.
@@ -81,16 +82,20 @@ class KVBuffer(SlotBuffer):
         device: torch.device,
     ):
         stored_dtype = plan.storage_dtype(str(dtype).removeprefix("torch."))
-        self.format, self.dtype = get_format(stored_dtype, plan.kv_group), dtype
+        stored, self.dtype = plan.layer.stored, dtype
+        self.formats: list[KVFormat] = [get_format(stored_dtype, plan.kv_group) for _ in stored]
+        if matrices := make_matrices(plan, device):
+            self.formats = [*map(RotatedFormat, self.formats, matrices)]
         self.window, self.size = plan.window, plan.count_entries(context)
         self.parts: EncodedKV = tuple(
-            self.format.allocate((batch_size, part.count, self.size, part.size), device)
-            for part in plan.layer.stored
+            kv_format.allocate((batch_size, part.count, self.size, part.size), device)
+            for kv_format, part in zip(self.formats, stored, strict=True)
         )
         self.sinks = min(plan.sinks, self.size)
         self.ring = max(1, self.size - self.sinks)
         shapes = {part[0].shape for part in self.parts}
-        self._has_codes_alike = self.format.has_codes and len(self.parts) > 1 and len(shapes) == 1
+        has_codes = self.formats[0].has_codes
+        self._has_codes_alike = has_codes and len(self.parts) > 1 and len(shapes) == 1
 
     @property
     def is_ring(self) -> bool:
@@ -105,13 +110,14 @@ class KVBuffer(SlotBuffer):
         """Encode parts (B, H, T, D)."""
         is_compiling = torch.compiler.is_compiling()  # whose one kernel has no calls to save
         if self._has_codes_alike and parts[0].shape[2] == 1 and not is_compiling:
-            together = self.format.encode(torch.stack(tuple(parts)))
+            together = self.formats[0].encode(torch.stack(tuple(parts)))
             return tuple(zip(*(tensor.unbind() for tensor in together), strict=True))
-        return tuple([self.format.encode(part) for part in parts])
+        return tuple([f.encode(part) for f, part in zip(self.formats, parts, strict=True)])
 
     def decode(self, encoded: EncodedKV) -> tuple[Tensor, ...]:
         """Decode the parts to the model's dtype."""
-        return tuple([self.format.decode(part, self.dtype) for part in encoded])
+        coded = zip(self.formats, encoded, strict=True)
+        return tuple([kv_format.decode(part, self.dtype) for kv_format, part in coded])
 
     def read(self, entries: slice) -> tuple[Tensor, ...]:
         """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
@@ -119,10 +125,8 @@ class KVBuffer(SlotBuffer):
 
     def read_step(self, entries: slice) -> tuple[Stored, ...]:
         """Return the parts for one query of each row: as codes where they are stored so."""
-        stored = slice_tokens(self.parts, entries)
-        if self.format.has_codes:
-            return tuple([ScaledCodes(*part) for part in stored])
-        return self.decode(stored)
+        stored = zip(self.formats, slice_tokens(self.parts, entries), strict=True)
+        return tuple([kv_format.view(part, self.dtype) for kv_format, part in stored])
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded parts at ``index``."""

@@ -78,14 +78,15 @@ class StaticPass(AttentionPass):
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         buffer = self._find_buffer(layer)
-        is_stored_so = buffer.format.has_codes and buffer.format.dtype != torch.uint8
+        is_stored_so = all(f.has_codes and f.dtype != torch.uint8 for f in buffer.formats)
         if self._store_codes is None or not is_stored_so or torch.compiler.is_compiling():
             index = (self._rows, slice(None), self._find_entries(buffer))
             encoded = index_kv(buffer.encode(parts), (slice(None), slice(None), 0))
             buffer.write(index, encoded)
             return
-        for values, stored in zip(parts, buffer.parts, strict=True):
-            self._store_codes(values, ScaledCodes(*stored), self._find_entries(buffer))
+        for kv_format, values, stored in zip(buffer.formats, parts, buffer.parts, strict=True):
+            rotated, entries = kv_format.rotate(values), self._find_entries(buffer)
+            self._store_codes(rotated, ScaledCodes(*stored), entries)
 
     def _find_entries(self, buffer: KVBuffer) -> Tensor:
         name = "entries", buffer.sinks, buffer.ring

@@ -50,7 +50,7 @@ class EvictingSlot(TokenSlot):
     def open(self, rows: int, context: int, dtype: Any, device: Any) -> Any:
         if self.drops(context):
             return super().open(rows, context, dtype, device)
-        all_tokens = TokenSlot(self.layer, self.kv_dtype, self.kv_group)
+        all_tokens = TokenSlot(self.layer, self.kv_dtype, self.kv_group, self.kv_rotate)
         return all_tokens.open(rows, context, dtype, device)
 
 

@@ -155,7 +155,7 @@ class KVLayout:
 def _plan_slot(
     layer: LayerConfig, serving: ServingConfig, group: int | None, eviction: EvictionRule | None
 ) -> SlotPlan:
-    stored = layer, serving.kv_dtype, group
+    stored = layer, serving.kv_dtype, group, serving.kv_rotate
     if serving.kv.blocks is not None:
         return BlockSlot(*stored, rule=serving.kv.blocks)
     if eviction is None or layer.window is not None:

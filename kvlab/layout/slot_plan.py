@@ -28,6 +28,7 @@ class SlotPlan(ABC):
     Attributes:
         layer: one that reads the slot: its heads, its window and what a token stores.
         kv_group: numbers of a head that share a scale; None for the default of ``kv_dtype``.
+        kv_rotate: the basis in which vectors are stored, of `kvlab.spec.dtypes.ROTATIONS`.
         buffer: the class that stores the tokens, as ``module:class``. It is named, not imported:
             plans do not import torch. It takes the plan and the arguments of `open`.
         drops_tokens: whether a token may be dropped that a layer would still see in training.
@@ -36,6 +37,7 @@ class SlotPlan(ABC):
     layer: LayerConfig
     kv_dtype: str = "model"
     kv_group: int | None = None
+    kv_rotate: str = "none"
 
     buffer: ClassVar[str]
     drops_tokens: ClassVar[bool] = False
@@ -105,7 +107,8 @@ class SlotPlan(ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return what is computed in another way than by a slot of all tokens, as plain data."""
-        return {} if self.kv_group is None else {"kv_group": self.kv_group}
+        facts = {"kv_group": self.kv_group, "kv_rotate": self.kv_rotate}
+        return {name: fact for name, fact in facts.items() if fact not in (None, "none")}
 
     def open(self, rows: int, context: int, dtype: Any, device: Any) -> Any:
         """Return an empty `kvlab.cache.slot_pass.SlotBuffer`.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.cache import ScaledCodes, Stored
+from kvlab.cache import Numbers, Rotated, ScaledCodes, Stored
 from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.model.attention_backends import note_kernel, scaled_dot_product
 from kvlab.model.kernels.rotate_pairs import rotate_into
@@ -30,7 +30,7 @@ COMPILED_PARTS = 8
 
 def decode_stored(stored: Stored, dtype: torch.dtype) -> Tensor:
     """Return values (B, H, T, D), of ``dtype`` where they are stored as codes."""
-    return stored.decode(dtype) if isinstance(stored, ScaledCodes) else stored
+    return stored if isinstance(stored, Tensor) else stored.decode(dtype)
 
 
 class Keys(NamedTuple):
@@ -77,9 +77,12 @@ def attend_decoded(
         sink: (H, C) logits that join the denominators; or None.
         counts: (B,) with a mask: how many keys each row sees, from the first on; or None.
     """
+    stored, shared_keys = k.stored, k.shared
+    if isinstance(stored, Rotated) or isinstance(shared_keys, Rotated) or isinstance(v, Rotated):
+        return _attend_rotated(q, k, v, mask, sink, counts)
     if attends_by_triton(q, k, v) and (mask is None or counts is not None):
         note_kernel(DECODE_KERNEL)
-        return attend_stored(q, k.stored, v, counts, sink, table=k.table, shared=k.shared)
+        return attend_stored(q, stored, v, counts, sink, table=k.table, shared=shared_keys)
     if attends_in_blocks(q, k, v, mask):
         note_kernel("scaled_codes" if isinstance(v, ScaledCodes) else "rotated_blocks")
         return attend_blocks(q, k, v, mask, sink)
@@ -100,6 +103,39 @@ def attend_decoded(
     is_value = k.stored is v and k.table is None and k.shared is None
     keys = values if is_value else k.to_dense(q.dtype)
     return scaled_dot_product(q, keys, values, mask, sink=sink)
+
+
+def _attend_rotated(
+    q: Tensor, k: Keys, v: Stored, mask: Tensor | None, sink: Tensor | None, counts: Tensor | None
+) -> Tensor:
+    """Attend to what is stored in another basis by queries in it.
+
+    Where positions rotate keys as they are read, or a key is a part of a vector, what is stored is
+    rotated back first.
+    """
+    keys, shared = k.stored, k.shared
+    if (
+        isinstance(keys, Rotated)
+        and isinstance(v, Rotated)
+        and (shared is None or isinstance(shared, Rotated))
+        and k.table is None
+        and k.width is None
+    ):
+        widths = [0 if shared is None else shared.shape[3], k.own_width]
+        of_shared, own = torch.split(q, widths, -1)
+        q = own @ keys.matrix.to(q.dtype)
+        rotated = Keys(v.stored if keys is v else keys.stored)
+        if shared is not None:
+            q = torch.cat([of_shared @ shared.matrix.to(q.dtype), q], -1)
+            rotated = rotated._replace(shared=shared.stored)
+        y = attend_decoded(q, rotated, v.stored, mask, sink, counts)
+        return y @ v.matrix.to(y.dtype)
+    values = decode_stored(v, q.dtype)
+    decoded = k._replace(
+        stored=values if keys is v else decode_stored(keys, q.dtype),
+        shared=None if shared is None else decode_stored(shared, q.dtype),
+    )
+    return attend_decoded(q, decoded, values, mask, sink, counts)
 
 
 def attends_by_triton(q: Tensor, k: Keys, v: Stored) -> bool:
@@ -204,14 +240,15 @@ def _score_shared(q: Tensor, stored: Stored) -> Tensor:
     return products.view(batch, heads, count, -1)
 
 
-def _flatten_heads(stored: Stored) -> Stored:
+def _flatten_heads(stored: Stored) -> Numbers:
     """Return (B, H, S, D) as (B * H, S, D)."""
+    assert not isinstance(stored, Rotated), "queries are rotated, or what is stored back"
     if isinstance(stored, ScaledCodes):
         return ScaledCodes(*(part.flatten(0, 1) for part in stored))
     return stored.flatten(0, 1)
 
 
-def _split_heads(stored: Stored) -> list[slice]:
+def _split_heads(stored: Numbers) -> list[slice]:
     """Return the heads of (N, S, D) that are converted at a time: all of them on a GPU.
 
     A compiled step has few parts, since its graph repeats the operations for each of them.
@@ -225,14 +262,14 @@ def _split_heads(stored: Stored) -> list[slice]:
     return [slice(start, min(start + size, number)) for start in range(0, number, size)]
 
 
-def _find_scale(stored: Stored) -> Tensor | None:
+def _find_scale(stored: Numbers) -> Tensor | None:
     """Return the scales (N, 1, S) of codes (N, S, D) that have one for a whole vector."""
     if isinstance(stored, ScaledCodes) and stored.scales.shape[-1] == 1:
         return stored.scales.mT
     return None
 
 
-def _convert(stored: Stored, heads: slice, dtype: torch.dtype) -> Tensor:
+def _convert(stored: Numbers, heads: slice, dtype: torch.dtype) -> Tensor:
     """Return values of some heads of (N, S, D), without the scales that `_find_scale` returns."""
     if not isinstance(stored, ScaledCodes):
         return stored[heads]

@@ -6,6 +6,7 @@ messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache`
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from kvlab.spec.spec_model import Problems, join_or
@@ -187,6 +188,16 @@ def list_kv_dtypes() -> tuple[str, ...]:
     return ("model", *(name for name in DTYPES if name != "float64"))
 
 
+ROTATIONS: dict[str, str] = {"hadamard": "kvlab.extensions.rotation.hadamard"}
+"""`serving.kv_rotate` -> the module that has ``find_size_problem``, without torch, and
+``make_matrix``, by whose matrix vectors are multiplied before they are stored."""
+
+
+def list_rotations() -> tuple[str, ...]:
+    """Return the values of ``kv_rotate``."""
+    return ("none", *ROTATIONS)
+
+
 @dataclass(frozen=True)
 class KVStorage:
     """How K and V are stored.
@@ -195,11 +206,13 @@ class KVStorage:
         dtype: a name of `kvlab.spec.dtypes.DTYPES`, or ``model`` for the model's dtype.
         group: numbers of a head that share a scale; None for the dtype's default.
         residual: newest tokens in full precision; None for the dtype's default.
+        rotate: a name of `ROTATIONS`, or ``none``.
     """
 
     dtype: str = "model"
     group: int | None = None
     residual: int | None = None
+    rotate: str = "none"
 
     @property
     def blocks(self) -> BlockRule | None:
@@ -253,6 +266,11 @@ class KVStorage:
 
     def find_storage_problems(self, model: "ModelConfig", section: str) -> Problems:
         """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
+        if self.rotate != "none":
+            find = resolve_name(f"{ROTATIONS[self.rotate]}:find_size_problem")
+            found = (find(size, name) for size, name in model.stored_sizes.items())
+            if (text := next(filter(None, found), None)) is not None:
+                yield f"{section}.kv_rotate", text
         if not self.has_scales:
             return
         field = f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}"

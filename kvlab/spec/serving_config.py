@@ -1,12 +1,19 @@
 """`serving` of an experiment: what changes only inference. Also `serving.evict`."""
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvlab.sharing import owner_map, tied_slots
-from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, KVStorage, list_kv_dtypes
+from kvlab.spec.dtypes import (
+    DTYPES,
+    MIN_GROUP,
+    MODEL_DTYPE,
+    KVStorage,
+    list_kv_dtypes,
+    list_rotations,
+)
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
 
@@ -152,7 +159,7 @@ class ServingConfig(SpecModel):
     code of the Character.AI article; with ``owner`` only the first layer of a group writes.
     """
 
-    omitted_defaults = frozenset({"kv_group", "kv_residual", "evict", "compile"})
+    omitted_defaults = frozenset({"kv_group", "kv_residual", "kv_rotate", "evict", "compile"})
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
     """How K/V are stored; model keeps the model's dtype. Example: int8"""
@@ -164,6 +171,11 @@ class ServingConfig(SpecModel):
     kv_residual: NonNegativeInt | None = None
     """Newest tokens that kivi4 and kivi2 store in the model's dtype.
     Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
+    kv_rotate: Annotated[str, OneOf(list_rotations)] = "none"
+    """Multiply K and V by an orthonormal matrix of the head before they are stored, so that few
+    numbers of a vector are much larger than the others. Scores and values stay the same but for
+    rounding, and so do bytes.
+    Example: hadamard, kv_dtype: int4"""
     tie: SharingField = "none"
     """Layers that share one cache slot at serving, though each was trained with its own K/V.
     Patterns as in model.kv_sharing.
@@ -192,7 +204,7 @@ class ServingConfig(SpecModel):
     @property
     def kv(self) -> KVStorage:
         """How the cache stores K and V."""
-        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
+        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual, self.kv_rotate)
 
     def find_slots(self, model: ModelConfig) -> tuple[int, ...]:
         """Return for every layer of ``model`` the slot that it reads.
@@ -264,7 +276,8 @@ class ServingConfig(SpecModel):
 
     def store_as_model(self, model: ModelConfig) -> "ServingConfig":
         """Return the same serving with K and V in the model's dtype, and as many tokens kept."""
-        update: dict[str, Any] = {"kv_dtype": "model", "kv_group": None, "kv_residual": None}
+        fields = type(self).model_fields
+        update = {name: field.default for name, field in fields.items() if name[:3] == "kv_"}
         rule = self.resolve_eviction(model)
         if self.evict is not None and rule is not None:
             update["evict"] = self.evict.model_copy(update={"keep": rule.keep, "bytes": None})

@@ -79,9 +79,10 @@ TRAINING = CodeScope(
 MEASUREMENT = CodeScope(
     packages=(
         "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
-        "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate", "kvlab.layout",
-        "kvlab.model", "kvlab.spec.benchmark_config", "kvlab.spec.conversations_config",
-        "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
+        "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
+        "kvlab.extensions.rotation", "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
+        "kvlab.spec.conversations_config", "kvlab.spec.dtypes", "kvlab.spec.evaluation_config",
+        "kvlab.spec.kv_forms",
         "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.serving_config",
         "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
     ),

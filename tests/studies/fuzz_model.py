@@ -56,6 +56,8 @@ def draw_case(number: int) -> Case:
         except ValueError:
             continue
         break
+    if number % 3 == 1 and all(size % 4 == 0 for size in config.stored_sizes):
+        serving = serving.model_copy(update={"kv_rotate": "hadamard"})
     rows, is_ragged = rng.randint(1, 3), rng.random() < 0.4
     # a quantized float32 model rounds differently from the float64 reference at code boundaries
     is_single = serving.kv_dtype in ("model", "float32") and rng.random() < 0.4
@@ -227,6 +229,7 @@ def run_case(case: Case, device: str = "cpu") -> float:
         poison(tensor, case.is_ragged)
     weights, serving = read_weights(make_model(case)), case.serving
     stored = (serving.kv_dtype, serving.kv_group, serving.kv_residual, serving.evict)
+    stored = (*stored, serving.kv_rotate)
     references = [
         ReferenceModel(case.config, weights, list(layout.owners), serving.tie_rule, *stored)
         for _ in range(rows)

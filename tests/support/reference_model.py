@@ -35,6 +35,7 @@ class ReferenceModel:
     kv_group: int | None = None
     kv_residual: int | None = None
     evict: object = None
+    kv_rotate: str = "none"
     past: dict[int, tuple[Array, ...]] = field(default_factory=dict)
     length: int = 0
     received: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
@@ -80,9 +81,9 @@ class ReferenceModel:
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
             parts = self.stored_parts(layer, rows[:, width:], positions)
-            current[slot] = tuple(
-                round_to_format(part, self.kv_dtype, self.kv_group) for part in parts
-            )
+            current[slot] = tuple(self.change_basis(
+                round_to_format(self.change_basis(part), self.kv_dtype, self.kv_group)
+            ) for part in parts)  # fmt: skip
         k, v = self.keys_values(layer, self.with_past(slot, current[slot]))
         all_k, all_v = k, v
         blocks = self.round_blocks(k, v)
@@ -200,7 +201,7 @@ class ReferenceModel:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""
         if self.kv_dtype not in ("kivi2", "kivi4"):
             return None
-        tokens = self.kv_group or 32
+        k, v, tokens = self.change_basis(k), self.change_basis(v), self.kv_group or 32
         size, levels = min(tokens, k.shape[-1]), 2 ** int(self.kv_dtype[-1]) - 1
         keys, values = [], []
         for start in range(0, len(k) - tokens + 1, tokens):
@@ -209,7 +210,12 @@ class ReferenceModel:
         for row in v:
             parts = np.split(row, range(size, row.shape[-1], size), -1)
             values.append(np.concatenate([_round_affine(part, levels) for part in parts], -1))
-        return np.concatenate([*keys, k[len(keys) * tokens :]]), np.stack(values)
+        rounded = np.concatenate([*keys, k[len(keys) * tokens :]]), np.stack(values)
+        return tuple(map(self.change_basis, rounded))
+
+    def change_basis(self, x: Array) -> Array:
+        """Return vectors in the basis in which they are stored, or back."""
+        return x if self.kv_rotate == "none" else x @ hadamard(x.shape[-1])
 
     def see_blocks(self, position: int, exact: tuple, rounded: tuple) -> list[Array]:
         """Return K and V as the query at ``position`` sees them."""
@@ -297,6 +303,15 @@ class ReferenceModel:
             smooth = gate / (1 + np.exp(-gate))
         x = smooth if self.config.mlp == "gelu" else smooth * x
         return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
+
+
+def hadamard(size: int) -> Array:
+    """Return Sylvester's matrix in blocks, of which each number is a sign over a root."""
+    block = max(2**n for n in range(10) if size % 2**n == 0)
+    places = range(size)
+    signs = [[(-1) ** (i % block & j % block).bit_count() for i in places] for j in places]
+    is_block = [[i // block == j // block for i in places] for j in places]
+    return np.array(signs) * np.array(is_block) / np.sqrt(block)
 
 
 def round_to_format(x: Array, kv_dtype: str, group: int | None = None) -> Array:

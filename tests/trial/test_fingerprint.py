@@ -56,7 +56,8 @@ OTHER_BY_SECTION = {
         "init_from": "somebody/model",
     },
     "serving": {
-        "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8, "evict": {"keep": 8},
+        "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8, "kv_rotate": "hadamard",
+        "evict": {"keep": 8},
         "compile": True, "tie": "none", "tie_rule": "owner",
     },
     "evaluation": {

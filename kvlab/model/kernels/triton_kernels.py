@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kvlab.cache import ScaledCodes, Stored
+from kvlab.cache import Numbers, ScaledCodes
 from kvlab.cache.formats import MAX_SCALE, MIN_SCALE
 from kvlab.model.kernels.triton_runtime import jit, tl, triton
 
@@ -38,14 +38,14 @@ MAX_WIDTH = 256
 
 def attend_stored(
     q: Tensor,
-    k: Stored,
-    v: Stored,
+    k: Numbers,
+    v: Numbers,
     counts: Tensor | None = None,
     sink: Tensor | None = None,
     splits: int | None = None,
     *,
     table: tuple[Tensor, Tensor] | None = None,
-    shared: Stored | None = None,
+    shared: Numbers | None = None,
 ) -> Tensor:
     """Attend q (B, H, G, R + D) to k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
 
@@ -120,7 +120,7 @@ def attend_stored(
     return out
 
 
-def _split_stored(stored: Stored | None) -> tuple[Tensor | None, Tensor | None]:
+def _split_stored(stored: Numbers | None) -> tuple[Tensor | None, Tensor | None]:
     return stored if isinstance(stored, ScaledCodes) else (stored, None)
 
 
@@ -145,7 +145,7 @@ def _attend_in_graph(
     return attend_stored(q, keys, values, counts, sink, table=table, shared=shared_keys)
 
 
-def _join_stored(part: Tensor, scales: Tensor | None) -> Stored:
+def _join_stored(part: Tensor, scales: Tensor | None) -> Numbers:
     return part if scales is None else ScaledCodes(part, scales)
 
 
@@ -174,7 +174,7 @@ class _Operand(NamedTuple):
     scale_strides: tuple[int, ...]
 
 
-def _view_operand(part: Stored | None) -> _Operand:
+def _view_operand(part: Numbers | None) -> _Operand:
     if isinstance(part, ScaledCodes):
         codes, scales = part.codes.view(torch.int8), part.scales
         scale_group = part.group_size if scales.shape[3] > 1 else 0

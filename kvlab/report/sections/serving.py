@@ -208,7 +208,8 @@ def _describe_format(section: Mapping[str, Any]) -> str:
     group, residual = section.get("kv_group"), section.get("kv_residual")
     groups = f", groups of {group}" if group else ""
     newest = "" if residual is None else f", newest {residual} in full"
-    return f"{section['kv_dtype']}{groups}{newest}"
+    rotated = ", rotated" if section.get("kv_rotate", "none") != "none" else ""
+    return f"{section['kv_dtype']}{groups}{newest}{rotated}"
 
 
 def _report_cache_dtype(study: Study) -> list[doc.Content]:

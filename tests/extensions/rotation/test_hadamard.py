@@ -1,0 +1,162 @@
+"""K and V that are stored rotated: logits, codes of a plain reference, errors."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.cache import PrefixCache
+from kvlab.extensions.rotation.hadamard import find_size_problem, make_matrix
+from kvlab.layout import KVLayout
+from kvlab.model.generate import EagerDecoder, StaticDecoder
+from kvlab.model.turns import Turn, run_tokens
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.support.random_model import random_model
+from tests.support.reference_model import hadamard
+
+SHAPE = {"vocab_size": 41, "n_layer": 3, "n_head": 4, "n_embd": 32, "block_size": 64}
+FORMS = [
+    {"n_kv_head": 2},
+    {"n_kv_head": 1, "head_dim": 12},
+    {"kv": "tied", "n_kv_head": 2},
+    {"kv": "grouped_tied", "n_kv_head": 2},
+    {"kv": {"latent": 20, "rotary": 4}},
+    {"kv": {"latent": 8, "rotary": 8, "groups": 2}},
+]
+LAYERS = [
+    {},
+    {"attention_pattern": "GLL", "window": 7},
+    {"attention_pattern": "LG", "window": 5, "sink_tokens": 2, "sink": "learned"},
+    {"kv_sharing": "adjacent:2"},
+]
+SERVINGS = [
+    {},
+    {"kv_dtype": "int8"},
+    {"kv_dtype": "int4", "kv_group": 4},
+    {"evict": {"keep": 9, "sinks": 2}},
+    {"evict": {"keep": 9, "by": "heavy_hitters"}, "kv_dtype": "fp8"},
+    {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 3},
+    {"tie": "adjacent:2", "tie_rule": "owner"},
+]
+
+
+@pytest.mark.parametrize("size", [4, 8, 12, 64, 80, 256])
+def test_the_matrix_is_orthonormal_symmetric_and_of_signs(size):
+    matrix = make_matrix(size, torch.device("cpu"))
+    assert torch.allclose(matrix @ matrix, torch.eye(size, dtype=torch.float64), atol=1e-14)
+    assert torch.equal(matrix, matrix.T)
+    np.testing.assert_allclose(matrix, hadamard(size), rtol=0, atol=1e-15)
+    assert find_size_problem(size, "head") is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    form=st.sampled_from(FORMS),
+    layers=st.sampled_from(LAYERS),
+    position=st.sampled_from(["rope", "none", "learned"]),
+    cuts=st.lists(st.integers(1, 23), unique=True, max_size=4).map(sorted),
+    seed=st.integers(0, 999),
+)
+def test_rotated_logits_are_the_plain_ones(form, layers, position, cuts, seed):
+    """In chunks, then token by token, by plain and by static steps."""
+    is_rotary = position == "rope"
+    if not is_rotary and (form.get("kv") == "grouped_tied" or isinstance(form.get("kv"), dict)):
+        form = {"n_kv_head": 4}
+    config = ModelConfig(**SHAPE, **form, **layers, position=position)
+    model = random_model(config, seed=seed, std=0.3).eval()
+    tokens = torch.randint(0, 41, (2, 32), generator=torch.Generator().manual_seed(seed))
+    chunks = tokens[:, :24].tensor_split(cuts, 1)
+    with torch.inference_mode():
+        expected = model(tokens)
+        for decoder in (EagerDecoder, StaticDecoder):
+            cache = model.new_cache(2, 32, ServingConfig(kv_rotate="hadamard"))
+            found = [model(chunk, cache=cache) for chunk in chunks]
+            decode = decoder(model, cache)
+            found += [decode(tokens[:, i])[:, None].clone() for i in range(24, 32)]
+            assert (torch.cat(found, 1) - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("form", "serving"),
+    [*((FORMS[0], how) for how in SERVINGS), *((FORMS[2], how) for how in SERVINGS[:4])],
+    ids=str,
+)
+def test_what_is_stored_takes_the_same_bytes_and_no_split_changes_it(form, serving):
+    config = ModelConfig(**SHAPE, **form, position="rope")
+    serving = {"kv_rotate": "hadamard", **serving}
+    how, model = ServingConfig(**serving), random_model(config, std=0.3)
+    plain = ServingConfig(**{**serving, "kv_rotate": "none"})
+    rotated, unrotated = (KVLayout.of(config, one) for one in (how, plain))
+    assert rotated.formula(2, 30) == unrotated.formula(2, 30)
+    tokens = torch.randint(0, 41, (2, 24), generator=torch.Generator().manual_seed(1))
+    caches = [model.new_cache(2, 24, how) for _ in range(2)]
+    assert caches[0].nbytes == unrotated.stored_bytes(2, 24, "float64")
+    with torch.inference_mode():
+        steps = torch.cat([model(tokens[:, i : i + 1], cache=caches[0]) for i in range(24)], 1)
+        whole = torch.cat([model(part, cache=caches[1]) for part in tokens.split([9, 1, 14], 1)], 1)
+    assert (steps - whole).abs().max() < 1e-9
+    for one, other in zip(caches[0].tensors, caches[1].tensors, strict=True):
+        if one.dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_codes_are_bitwise_those_of_a_plain_reference(kv_dtype):
+    """Of what a plain cache stores, times the matrix, in numpy."""
+    config = ModelConfig(**SHAPE, n_kv_head=2, position="rope")
+    model, tokens = random_model(config, std=0.3), torch.arange(30)[None] % 41
+    how = ServingConfig(kv_dtype=kv_dtype, kv_rotate="hadamard")
+    exact, coarse = model.new_cache(1, 30), model.new_cache(1, 30, how)
+    layers = 1  # whose keys do not depend on what a cache has rounded
+    with torch.inference_mode():
+        for cache in (exact, coarse):
+            model(tokens, cache=cache)
+    most = {"int8": 127, "int4": 7}[kv_dtype]
+    for index in range(2 * layers):
+        values = (exact.tensors[index].numpy() @ hadamard(8)).astype(np.float32)
+        largest = np.abs(values).max(-1, keepdims=True)
+        scales = (largest / np.float32(most)).astype(np.float16)
+        codes = np.clip(np.rint(values / scales.astype(np.float32)), -most, most).astype(np.int8)
+        stored, stored_scales = coarse.tensors[2 * index : 2 * index + 2]
+        if kv_dtype == "int4":
+            nibbles = (codes + 8).astype(np.uint8)
+            codes = nibbles[..., :4] | nibbles[..., 4:] << 4
+        assert np.array_equal(stored.numpy(), codes)
+        assert np.array_equal(stored_scales.numpy(), scales)
+
+
+def test_rotation_lowers_the_error_of_an_outlier_channel():
+    """One channel of keys is 30 times as large as the others, and queries hardly read it."""
+    config = ModelConfig(**{**SHAPE, "n_embd": 128}, position="rope", rotary_share=0.5)
+    model = random_model(config, std=0.05).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            q, k, _ = block.attention.qkv.weight.view(3, 4, 32, 128)
+            k[:, -1] *= 30
+            q[:, -1] /= 30
+    tokens = torch.randint(0, 41, (4, 48), generator=torch.Generator().manual_seed(3))
+    errors = {}
+    with torch.inference_mode():
+        expected = model(tokens)
+        for rotate in ("none", "hadamard"):
+            how = ServingConfig(kv_dtype="int4", kv_rotate=rotate)
+            logits = model(tokens, cache=model.new_cache(4, 48, how))
+            errors[rotate] = float((logits - expected).square().mean().sqrt())
+    assert 0 < errors["hadamard"] < 0.7 * errors["none"]
+
+
+def test_a_turn_that_reuses_a_prefix_reads_the_same_rotated_codes():
+    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6, position="rope")
+    model, how = random_model(config), ServingConfig(kv_dtype="int8", kv_rotate="hadamard")
+    first, prompt, logits, hits = PrefixCache(10**9), list(range(35)), [], []
+    for prefixes, end in ((first, 30), (first, 35), (PrefixCache(10**9), 35)):
+        cache = model.new_cache(1, 64, how)
+        turn = Turn(prompt[:end], cache, prefixes, partial(run_tokens, model, cache), weights="w")
+        logits.append(turn.prefill())
+        turn.finish()
+        hits.append(turn.hit)
+    assert hits == [0, 30, 0]
+    assert (logits[1] - logits[2]).abs().max() < 1e-10
