@@ -1,6 +1,6 @@
 """Estimate the device memory of a training; the KV layout, in contrast, is exact.
 
-Counted are weights, gradients, AdamW's two moments, what is saved for the backward pass (on CPU
+Counted are weights, gradients, the optimizer's moments, what is saved for the backward pass (on CPU
 with the probabilities of attention), and one chunk of logits with its softmax. Not counted are
 the allocator's waste and the process itself. Progress, logs and results state the same quantity as
 measured, ``peak_bytes``: on CPU within three tenths of the estimate and 24 MB.
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.flops import parameter_count
+from kvlab.spec.flops import matrix_weights, parameter_count
+from kvlab.spec.training_config import OPTIMIZERS
 
 CPU_MICROBATCH_TOKENS = 4096
 """The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of
@@ -36,12 +37,9 @@ _MARGIN = 2
 to spare. The estimate of the peak is without it, and within three tenths of what a memory profile
 of the quickstart's model and six variants of it shows on CPU."""
 
-_STATE_BYTES = 16
-"""Weight, gradient and two moments of a parameter, each in float32."""
-
 _FLOAT_BYTES = 4
-"""Of a parameter, all that a model has which takes no step; and of a probability that attention
-saves, whatever the training's precision."""
+"""Of a weight, a gradient and a moment; and of a probability that attention saves, whatever the
+training's precision."""
 
 
 def activation_bytes(experiment: Experiment) -> int:
@@ -106,11 +104,19 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     on_gpu = experiment.resources.devices > 0
     rows = microbatch_rows(experiment, (memory or 0) if on_gpu else None)
     tokens = rows * experiment.model.block_size
-    states = _STATE_BYTES * parameter_count(experiment.model)
+    states = _state_bytes(experiment)
     activations = tokens * activation_bytes(experiment) // _MARGIN
     probabilities = 0 if on_gpu else _probability_bytes(experiment, rows)
     logits = _logit_bytes(experiment, tokens, on_gpu=on_gpu)
     return states + activations + probabilities + logits
+
+
+def _state_bytes(experiment: Experiment) -> int:
+    """Return the bytes of weights, gradients and moments."""
+    model = experiment.model
+    matrices = matrix_weights(model) - model.vocab_size * model.n_embd  # without the head
+    saved = 2 - OPTIMIZERS[experiment.training.optimizer].matrix_moments
+    return _FLOAT_BYTES * (4 * parameter_count(model) - saved * matrices)
 
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:

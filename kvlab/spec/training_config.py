@@ -1,5 +1,6 @@
 """`training` of an experiment: the recipe."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
@@ -30,8 +31,27 @@ def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
     return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """One member of the family.
+
+    Attributes:
+        make: ``module:function`` that takes the model and `TrainingConfig`.
+        matrix_moments: numbers that it keeps of a weight of attention or an MLP; of others two.
+    """
+
+    make: str
+    matrix_moments: int = 2
+
+
+OPTIMIZERS = {
+    "adamw": OptimizerEntry("kvlab.train.train_step:make_optimizer"),
+    "muon": OptimizerEntry("kvlab.extensions.muon.muon:make_muon", 1),
+}
+
+
 class TrainingConfig(spec.SpecModel):
-    """`training`: the recipe. AdamW, warm-up, then cosine or wsd to ``final_learning_rate``.
+    """`training`: the recipe. Warm-up, then cosine or wsd to ``final_learning_rate``.
 
     A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
     ``init_from`` names the first weights instead of drawing them: a published checkpoint, or
@@ -42,6 +62,7 @@ class TrainingConfig(spec.SpecModel):
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults = frozenset({
         "residual", "int8", "kv_dtype", "kv_group", "kv_residual", "kv_routing",
+        "optimizer",
     })  # fmt: skip
 
     tokens: spec.NonNegativeInt = 0
@@ -66,8 +87,12 @@ class TrainingConfig(spec.SpecModel):
     warmup_tokens: spec.NonNegativeInt | None = None
     """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase.
     Unit: tokens. Default: 4% of tokens. Example: 3.75e8, tokens: 1e10"""
+    optimizer: Annotated[str, spec.OneOf(lambda: OPTIMIZERS)] = "adamw"
+    """AdamW (arXiv 1711.05101), or Muon for the matrices of attention and MLPs beside AdamW for all
+    else, at one learning_rate for both (arXiv 2502.16982).
+    Example: muon"""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
-    """Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only.
+    """Decoupled weight decay, on matrices only.
     Unit: none. Example: 0.05"""
     beta1: spec.DecayRate = 0.9
     """Decay rate of AdamW's mean of gradients. Unit: none. Example: 0.95"""

@@ -1,7 +1,7 @@
 """Checkpoints of a running training: one folder each, written atomically.
 
     checkpoints/step-00000100/model.safetensors       parameters by name
-                              optimizer.safetensors   AdamW's state: exp_avg.<parameter>, ...
+                              optimizer.safetensors   its state: exp_avg.<parameter>, ...
                               state.json              `TrainingState`, and the files' sha256
 
 A folder gets its name only after everything in it is on disk. If a disk loses bytes all the same,

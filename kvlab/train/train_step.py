@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from kvlab.cache.uncached_passes import KVReads
 from kvlab.data.batches import get_training_batch, spread_windows
@@ -29,6 +30,7 @@ from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.training_config import OPTIMIZERS
 
 WINDOW = 32
 """Steps whose mean loss is compared. A spike that passes sooner is noise."""
@@ -174,7 +176,9 @@ class TrainStepper:
         self.workers = WorkerGroup.current(experiment.resources.training_workers)
         self.rows = self.training.batch_tokens // self.block_size
         self.microbatch_rows = device_microbatch_rows(experiment, self.device)
-        self.optimizer = make_optimizer(model, self.training)
+        self.optimizer: Optimizer = resolve_name(OPTIMIZERS[self.training.optimizer].make)(
+            model, self.training
+        )
         self.loss = SummedLoss(model, self.training, experiment.data.document_start)
         self.wrapped_loss: nn.Module = self.loss
         self.attention: set[str] | None = None
@@ -342,9 +346,14 @@ FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 
 def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
+    """Return AdamW for all parameters."""
+    return make_adamw([*model.parameters()], training)
+
+
+def make_adamw(parameters: Sequence[nn.Parameter], training: TrainingConfig) -> AdamW:
     """Return AdamW (arXiv 1711.05101) with weight decay on matrices, not on biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
+    matrices = [p for p in parameters if p.dim() >= 2]
+    others = [p for p in parameters if p.dim() < 2]
     return AdamW(
         [
             {"params": matrices, "weight_decay": training.weight_decay},
@@ -353,7 +362,7 @@ def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
         lr=training.learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.adam_eps,
-        fused=model.device.type in FUSED_DEVICES,
+        fused=parameters[0].device.type in FUSED_DEVICES,
     )
 
 

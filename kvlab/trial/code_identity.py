@@ -62,9 +62,9 @@ TRAINING = CodeScope(
     packages=(
         "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.kivi",
         "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.extensions.kv_routing",
-        "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.kv_forms", "kvlab.spec.layer_config",
-        "kvlab.spec.model_config", "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
-        "kvlab.trial.initial_weights_loader",
+        "kvlab.extensions.muon", "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.kv_forms",
+        "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.training_config",
+        "kvlab.train", "kvlab.trial.ddp", "kvlab.trial.initial_weights_loader",
     ),
     exceptions=_EVERYWHERE | {
         "kvlab.cache": "stores K/V, which no training step does",

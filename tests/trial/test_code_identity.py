@@ -26,6 +26,8 @@ from tests.support.code_versions import running_code
 ENTRIES = {
     TRAINING: (
         "kvlab.train.loop", "kvlab.trial.initial_weights_loader", "kvlab.trial.ddp",
+        # found by name
+        "kvlab.extensions.kv_routing.routed_pass", "kvlab.extensions.muon.muon",
     ),
     MEASUREMENT: (
         "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",

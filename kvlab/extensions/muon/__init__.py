@@ -1,0 +1,1 @@
+"""The optimizer Muon beside AdamW: `training.optimizer`."""
