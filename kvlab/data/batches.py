@@ -11,7 +11,8 @@ a pure function of (seed, epoch). The offset makes later epochs cut the text els
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from kvlab.errors import DataError
 Tokens = npt.NDArray[np.integer]
 IndexArray = npt.NDArray[np.int64]
 Batch = tuple[IndexArray, IndexArray]
+
+Ids = TypeVar("Ids")
+"""An array of token ids, or a tensor."""
 
 _SHUFFLE_STREAM = 0x6B766C6162
 """Separates these random draws from other uses of the same seed."""
@@ -39,6 +43,7 @@ def get_training_batch(
     batch_size: int,
     block_size: int,
     rows: slice = slice(None),
+    document_tokens: int = 1,
 ) -> Batch:
     """Return the windows of one training step.
 
@@ -48,6 +53,7 @@ def get_training_batch(
         seed: Seed of the order, 0 or more.
         step: Training step, 0 or more. Equal (seed, step) give equal batches on any machine.
         rows: The windows of the batch to return, such as one worker's share.
+        document_tokens: Windows begin at multiples of it, see `window_starts`.
 
     Returns:
         x and y, int64, shape (rows, block_size); y is x shifted by one token.
@@ -58,8 +64,21 @@ def get_training_batch(
     if len(tokens) <= block_size:
         raise _too_few_tokens("training", len(tokens), block_size, "or a smaller model.block_size")
     indices = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
-    starts = window_starts(indices, tokens=len(tokens), block_size=block_size, seed=seed)
+    starts = window_starts(
+        indices,
+        tokens=len(tokens),
+        block_size=block_size,
+        seed=seed,
+        document_tokens=document_tokens,
+    )
     return gather_windows(tokens, starts, block_size)
+
+
+def find_targets(tokens: Ids, target_ids: range) -> Ids:
+    """Return which tokens are targets, of a text whose other tokens are context alone."""
+    found: Any = tokens
+    is_target: Ids = (found >= target_ids.start) & (found < target_ids.stop)
+    return is_target
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +94,7 @@ class ScoredText:
             is all of it.
         document_start: The token that begins a document, where documents do not attend to each
             other; else None.
+        target_ids: The ids of tokens that are targets; None for all. Others are not scored.
     """
 
     tokens: Tokens
@@ -83,6 +103,7 @@ class ScoredText:
     repeated: int = 0
     documents: IndexArray | None = None
     document_start: int | None = None
+    target_ids: range | None = None
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -91,7 +112,12 @@ class ScoredText:
     @property
     def target_count(self) -> int:
         """The number of tokens that are scored."""
-        return len(self.starts) * self.block_size - self.repeated
+        return len(self.targets())
+
+    @property
+    def token_count(self) -> int:
+        """The number of tokens of all windows."""
+        return len(self.starts) * self.block_size
 
     def select(self, windows: IndexArray) -> "ScoredText":
         """Return the text of some windows, by their indices."""
@@ -100,9 +126,19 @@ class ScoredText:
 
     def flatten(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return each target's value once, (targets,), from values (windows, block_size)."""
+        flat = self._drop_repeated(values)
+        return flat if self.target_ids is None else flat[self._is_target]
+
+    def _drop_repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         last = len(self) * self.block_size - self.block_size
         flat = values.reshape(-1)
         return np.concatenate([flat[:last], flat[last + self.repeated :]])
+
+    @cached_property
+    def _is_target(self) -> npt.NDArray[np.bool_]:
+        assert self.target_ids is not None, "without them every token is one"
+        following = gather_windows(self.tokens, self.starts, self.block_size)[1]
+        return find_targets(self._drop_repeated(following), self.target_ids)
 
     def inputs(self) -> IndexArray:
         """Return the token before each target, shape (targets,)."""
@@ -195,7 +231,9 @@ def _too_few_tokens(split: str, available: int, required: int, hint: str) -> Dat
     return DataError(f"{text}; give more text, {hint}")
 
 
-def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: int) -> IndexArray:
+def window_starts(
+    indices: IndexArray, *, tokens: int, block_size: int, seed: int, document_tokens: int = 1
+) -> IndexArray:
     """Return where the windows with these running indices begin; a training starts at index 0.
 
     An epoch has ``tokens // block_size - 1`` windows, at least one: up to one window of tokens, at
@@ -204,9 +242,11 @@ def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: in
     Args:
         indices: Running indices of windows, 0 or more, shape (windows,).
         block_size: Tokens per window; one more follows as the last target.
+        document_tokens: Windows begin at multiples of it; it divides ``block_size``. Of a text
+            whose documents have this length, each window then holds whole documents.
     """
     windows = max(1, tokens // block_size - 1)
-    offsets = min(block_size, tokens - windows * block_size)
+    offsets = -(-min(block_size, tokens - windows * block_size) // document_tokens)
     epochs = indices // windows
     starts = np.empty_like(indices)
     for epoch in np.unique(epochs):
@@ -216,7 +256,8 @@ def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: in
         philox = np.random.Philox(key=[_SHUFFLE_STREAM, seed], counter=[0, 0, 0, int(epoch)])
         first, *keys = philox.random_raw(1 + _FEISTEL_ROUNDS)
         positions = permute_indices(indices[in_epoch] - epoch * windows, windows, keys)
-        starts[in_epoch] = int(first % np.uint64(offsets)) + positions * block_size
+        offset = int(first % np.uint64(offsets)) * document_tokens
+        starts[in_epoch] = offset + positions * block_size
     return starts
 
 

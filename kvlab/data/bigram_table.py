@@ -4,6 +4,8 @@ A model that does not beat a bigram table of the text that it was trained on has
 its context, and how its cells differ is mostly noise.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +24,13 @@ Floats = npt.NDArray[np.float64]
 
 
 def score_tables(
-    train: Tokens, text: ScoredText, *, seed: int, windows: int, vocab_size: int
+    train: Tokens,
+    text: ScoredText,
+    *,
+    seed: int,
+    windows: int,
+    vocab_size: int,
+    document_tokens: int = 1,
 ) -> dict[str, float]:
     """Score tables of the training text that a model has seen, of tokens and of their pairs.
 
@@ -37,6 +45,7 @@ def score_tables(
         seed, windows: the training's first ``windows`` windows of ``text.block_size`` tokens, as
             `get_training_batch` orders them. Each is counted once, whatever the epochs.
         vocab_size: of the tokenizer.
+        document_tokens: see `window_starts`.
 
     Returns:
         losses in nats per token and the training tokens that were counted, by the names of
@@ -45,11 +54,16 @@ def score_tables(
     block = text.block_size
     windows = min(windows, max(1, len(train) // block - 1), max(1, MAX_TOKENS // block))
     starts = window_starts(
-        np.arange(windows, dtype=np.int64), tokens=len(train), block_size=block, seed=seed
+        np.arange(windows, dtype=np.int64),
+        tokens=len(train),
+        block_size=block,
+        seed=seed,
+        document_tokens=document_tokens,
     )
     tuning = max(1, int(windows * _TUNING_SHARE))
     scored = _Pairs(text.inputs(), text.targets(), vocab_size)
-    tuned = _Pairs(*gather_windows(train, starts[-tuning:], block), vocab_size)
+    own = replace(text, tokens=train, starts=starts[-tuning:], repeated=0)
+    tuned = _Pairs(own.inputs(), own.targets(), vocab_size)
     counts = _Counts(np.union1d(scored.keys, tuned.keys), vocab_size)
     counts.add(train, starts[:-tuning], block)
     losses = [counts.bigram_loss(tuned, strength) for strength in _STRENGTHS]

@@ -1,7 +1,8 @@
 """Text to token ids and back: GPT-2's byte-pair encoding, prefixes of it, and plain bytes.
 
 GPT-2's ranks are ordered by merge, so the first N are a complete byte-pair encoding: ``gpt2:2048``
-suits models that are too small for 50,257 embeddings. Ids below N are those of GPT-2.
+suits models that are too small for 50,257 embeddings. Ids below N are those of GPT-2. The tokens
+of a source that makes its own are symbols, one character each.
 """
 
 import hashlib
@@ -67,9 +68,12 @@ class Tokenizer(ABC):
 
 @lru_cache(maxsize=4)
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``."""
+    """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256), ``bytes`` or
+    ``symbols:N``."""
     if name == "bytes":
         return ByteTokenizer()
+    if name.startswith("symbols:"):
+        return SymbolTokenizer(name, int(name.partition(":")[2]))
     match = re.fullmatch(r"gpt2(?::([0-9]+))?", name)
     ranks = int(match[1] or GPT2_RANKS) if match else 0
     if not 256 <= ranks <= GPT2_RANKS:
@@ -96,6 +100,47 @@ class ByteTokenizer(Tokenizer):
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         return np.array([1] * 256 + [0])
+
+
+FIRST_SYMBOL = 0x4E00
+SYMBOL_BYTES = 3
+MOST_SYMBOLS = 20_000
+"""Ideographs from U+4E00 on: so many printable characters of three bytes follow each other."""
+
+
+def symbols_to_text(ids: npt.NDArray[np.integer]) -> str:
+    """Return the text of symbols, one character each."""
+    return (ids + FIRST_SYMBOL).astype("<u4").tobytes().decode("utf-32-le")
+
+
+@final
+class SymbolTokenizer(Tokenizer):
+    """One id for each of ``count`` characters from U+4E00 on, and one for the end of text."""
+
+    def __init__(self, name: str, count: int):
+        if not 1 <= count <= MOST_SYMBOLS:
+            text = f"tokenizer = {name} has too few or too many symbols"
+            raise DataError(f"{text}; use symbols:1 to symbols:{MOST_SYMBOLS}")
+        self.name = name
+        self.vocab_size = count + 1
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        codes = np.frombuffer(text.encode("utf-32-le", "replace"), "<u4").astype(np.int64)
+        ids = codes - FIRST_SYMBOL
+        is_other = (ids < 0) | (ids >= self.end_of_text)
+        if is_other.any():
+            other = text[int(is_other.argmax())]
+            hint = f"its symbols are U+{FIRST_SYMBOL:X} and the {self.end_of_text - 1} after it"
+            raise DataError(f"the tokenizer {self.name} has no symbol for {other!r}; {hint}")
+        return ids.astype(np.uint32)
+
+    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+        documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
+        parts = [symbols_to_text(part[part < self.end_of_text]).encode() for part in documents]
+        return END_OF_TEXT.encode().join(parts)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.array([SYMBOL_BYTES] * self.end_of_text + [0])
 
 
 @final

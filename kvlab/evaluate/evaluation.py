@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
+from kvlab.spec.data_config import SOURCES
 from kvlab.spec.experiment import Experiment
 
 REPORT_SECONDS = 0.5
@@ -98,7 +100,7 @@ def evaluate(
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, validation, experiment, start_part)
         probed, needle = measure_probes(model, validation, experiment, start_part)
-        measurements |= probed
+        measurements |= probed | measure_source(model, validation, experiment, start_part)
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
@@ -121,7 +123,7 @@ def _measure_losses(
     texts: TextSums = {}
     if served_text is not None:
         passes = 2 if losses.stores_other_dtype(model, serving) else 1
-        part = start_part("validation loss, served", passes * served_text.target_count)
+        part = start_part("validation loss, served", passes * served_text.token_count)
         compared = losses.compare_serving(model, served_text, serving, part)
         served, one_shot = compared.served, compared.one_shot
         nats = served_text.flatten(served)
@@ -140,7 +142,7 @@ def _measure_losses(
         sums = {"nats": served, "one_shot_nats": one_shot}
         texts["served"] = sum_by_document(served_text, experiment, sums)
     if served_text is None or len(text) != len(served_text):
-        part = start_part("validation loss", text.target_count)
+        part = start_part("validation loss", text.token_count)
         one_shot = losses.target_losses(model, text, None, part)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
@@ -182,16 +184,17 @@ def select_scored_text(
         DataError: there are too few.
     """
     config, block_size = experiment.evaluation, experiment.model.block_size
-    start = experiment.data.document_start
+    data = experiment.data
+    rules: dict[str, Any] = {"document_start": data.document_start, "target_ids": data.target_ids}
     if config.loss_bytes is not None:
-        tokenizer = load_tokenizer(experiment.data.tokenizer)
+        tokenizer = load_tokenizer(data.tokenizer)
         text = spread_documents(validation, config.loss_bytes, block_size, tokenizer)
-        text = replace(text, document_start=start)
+        text = replace(text, **rules)
         return text, text if config.served else None
     counts = [config.loss_tokens]
     if config.served:
         counts.append(config.served_tokens or config.loss_tokens)
-    text = replace(spread_windows(validation, max(counts), block_size), document_start=start)
+    text = replace(spread_windows(validation, max(counts), block_size), **rules)
     one_shot, *served = (
         text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
     )
@@ -245,6 +248,23 @@ def measure_probes(
             lines += probes.needle_lines(needles, *scores)
         measurements |= probes.needle_measurements(lines)
     return measurements, lines
+
+
+def measure_source(
+    model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
+) -> Measurements:
+    """Measure what the source of the text measures beside the loss, if it does.
+
+    The function of `SourceEntry.measure` has these arguments and this return value.
+
+    Args:
+        validation: token ids, (tokens,).
+    """
+    function = SOURCES[experiment.data.source].measure
+    if function is None:
+        return {}
+    measured: Measurements = resolve_name(function)(model, validation, experiment, start_part)
+    return measured
 
 
 class EvaluationPart(Part):

@@ -18,7 +18,7 @@ _DECIMALS = {"nats/token": 4, "bits/byte": 4}
 _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
 
-_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall_", "reuse_", "serving_top_")
+_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall", "reuse_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
     "loss_paired": "one-shot loss",

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from kvlab.extensions.recall.config import RecallConfig
+from kvlab.spec.source_options import SourceOptions
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
 
@@ -17,12 +19,17 @@ class SourceEntry:
             not imported: specs do not import what reads text.
         reads_paths: whether it reads `data.paths`, whose licence the user states.
         needs_subset: whether it reads `data.subset`.
+        options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens.
+        measure: what is measured of a model beside the loss, as ``module:function``; see
+            `kvlab.evaluate.evaluation.measure_source`.
     """
 
     factory: str
     arguments: tuple[Any, ...] = ()
     reads_paths: bool = False
     needs_subset: bool = False
+    options: str | None = None
+    measure: str | None = None
 
 
 _FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
@@ -34,11 +41,17 @@ SOURCES: dict[str, SourceEntry] = {
     "fineweb-edu-100b": SourceEntry(_FINEWEB_EDU, ("100BT",)),
     "fineweb-edu-350b": SourceEntry(_FINEWEB_EDU, ("350BT",)),
     "fineweb-edu-crawl": SourceEntry(_FINEWEB_EDU, (None,), needs_subset=True),
+    "recall": SourceEntry(
+        "kvlab.extensions.recall.source:Recall",
+        options="recall",
+        measure="kvlab.extensions.recall.accuracy:measure_recall",
+    ),
 }
 """`data.source` -> its entry: the one table of text sources."""
 
 _TOKENIZER = TextRule(
-    r"^(gpt2(:[1-9][0-9]{0,5})?|bytes)$", "is not a tokenizer; use gpt2, gpt2:2048 or bytes"
+    r"^(gpt2(:[1-9][0-9]{0,5})?|bytes|symbols:[1-9][0-9]{0,4})$",
+    "is not a tokenizer; use gpt2, gpt2:2048 or bytes",
 )
 _CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such as CC-MAIN-2024-10")
 
@@ -50,7 +63,7 @@ class DataConfig(SpecModel):
     excluded_from_identity = frozenset(
         {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
     )
-    omitted_defaults = frozenset({"mask_documents"})
+    omitted_defaults = frozenset({"mask_documents", "recall"})
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = "docstrings"
     """Where the text comes from. Example: fineweb-edu-10b"""
@@ -58,7 +71,8 @@ class DataConfig(SpecModel):
     """The crawl, for source: fineweb-edu-crawl.
     Example: CC-MAIN-2024-10, source: fineweb-edu-crawl"""
     tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
-    """gpt2, gpt2:N (its first N ranks), or bytes. Example: 'gpt2:2048'"""
+    """gpt2, gpt2:N (its first N ranks), bytes, or symbols:N for a source that makes its tokens.
+    Example: 'gpt2:2048'"""
     paths: TupleOf[str] = ()
     """Files or folders of text, relative to the spec's file, for source: files.
     Example: [../texts], source: files"""
@@ -79,6 +93,10 @@ class DataConfig(SpecModel):
     """Attention never crosses from one document into another, and positions start at 0 in each;
     default documents are packed and see those before them.
     Example: true"""
+    recall: RecallConfig | None = None
+    """How many pairs, how many questions and how far back, for source: recall.
+    Default: none. Example: {pairs: 8, questions: 8, gap: 7}, source: recall,
+    tokenizer: 'symbols:544'"""
 
     def _find_problems(self) -> Problems:
         if self.max_bytes is not None and self.max_tokens is not None:
@@ -98,6 +116,41 @@ class DataConfig(SpecModel):
             yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
         if self.subset is not None and not entry.needs_subset:
             yield "subset", f"is read only by {needs_subset}, {hint}"
+        yield from self._find_token_problems()
+
+    def _find_token_problems(self) -> Problems:
+        """Yield what does not fit of sources that make their tokens, and of their options."""
+        key, options = SOURCES[self.source].options, self.options
+        is_symbols = self.tokenizer.startswith("symbols:")
+        if key and options is None:
+            yield "source", f"needs data.{key}; write {key}: {{}} for its defaults"
+            return
+        for source, entry in SOURCES.items():
+            other = entry.options
+            if other and source != self.source and getattr(self, other) is not None:
+                yield other, f"is read only by source: {source}, not {self.source}; remove one"
+        if options is None and is_symbols:
+            yield "tokenizer", f"does not hold the text of source: {self.source}; use gpt2 or bytes"
+        elif options is not None and (not is_symbols or self.ranks < options.symbols):
+            text = f"does not hold the {options.symbols} symbols of source: {self.source}"
+            yield "tokenizer", f"{text}; use symbols:{options.symbols}"
+
+    @property
+    def options(self) -> SourceOptions | None:
+        """The options of a source that makes its own tokens; None of other sources."""
+        key = SOURCES[self.source].options
+        own: SourceOptions | None = getattr(self, key) if key else None
+        return own
+
+    @property
+    def target_ids(self) -> range | None:
+        """The ids of tokens that are targets of training and scoring; None for all."""
+        return self.options.target_ids if self.options else None
+
+    @property
+    def document_tokens(self) -> int:
+        """Windows of the text begin at multiples of it; 1 where documents differ in length."""
+        return self.options.document_tokens if self.options else 1
 
     @property
     def ranks(self) -> int:

@@ -85,12 +85,33 @@ class Experiment(SpecModel):
         if needle is not None and needle.lengths[-1] > model.block_size and has_end:
             text = f"exceeds block_size = {model.block_size}, where learned positions end"
             yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
+        yield from self._find_symbol_problems()
         yield from self._find_benchmark_problems()
         yield from self._find_training_problems()
         yield from self.training.kv.find_storage_problems(model, "training")
         for field, text in self.training.find_model_problems(model):
             yield f"training.{field}", text
         yield from _find_serving_problems(model, self.serving)
+
+    def _find_symbol_problems(self) -> Problems:
+        """Yield what a source that makes its own tokens cannot give: windows, and words."""
+        options, evaluation = self.data.options, self.evaluation
+        if options is None:
+            return
+        length, block_size = options.document_tokens, self.model.block_size
+        source = f"of data.source {self.data.source}"
+        if block_size % length:
+            text = f"is not a multiple of the {length} tokens of a document {source}"
+            yield "model.block_size", f"{text}; use {-(-block_size // length) * length}"
+        asked = {
+            "hellaswag": evaluation.hellaswag_items != 0, "lm_eval": evaluation.lm_eval,
+            "needle": evaluation.needle, "recall": evaluation.recall,
+            "positions": evaluation.positions, "loss_bytes": evaluation.loss_bytes,
+        }  # fmt: skip
+        for key, value in asked.items():
+            if value:
+                text = f"is measured on text, and the documents {source} are symbols"
+                yield f"evaluation.{key}", f"{text}; leave it out"
 
     def _find_benchmark_problems(self) -> Problems:
         bench, block_size = self.benchmark, self.model.block_size

@@ -1,9 +1,10 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
 `metrics.toml` has their titles, units and directions, and the families for the reference. Tasks of
-lm-eval have names by a rule, see `MetricTable`. A measured metric is added by a line there and a
-measurement of that name in a trial. A derived one is added by a line and a function of
-the other measurements in `_DERIVED`, and applies to all trials that were recorded before.
+lm-eval and groups of questions have names by a rule, see `MetricTable`. A measured metric is added
+by a line there and a measurement of that name in a trial. A derived one is added by a line and a
+function of the other measurements in `_DERIVED`, and applies to all trials that were recorded
+before.
 """
 
 import math
@@ -122,24 +123,57 @@ _LM_EVAL_NAME = re.compile(
 )
 
 
+def _describe_lm_eval(match: re.Match[str]) -> Metric:
+    unit, better = _LM_EVAL_UNITS.get(match["metric"] or "", ("score", "neither"))
+    title = " ".join(filter(None, ["lm-eval", match["task"], match["metric"]]))
+    return Metric(f"{title}, served" if match["served"] else title, unit, better)
+
+
+_RECALL_NAME = re.compile(
+    r"recall_(?P<number>[1-9][0-9]{0,6})_(?P<by>pairs|back)(?P<kind>_served|_items)?"
+)
+
+
+def _describe_recall(match: re.Match[str]) -> Metric:
+    number = int(match["number"])
+    which = f"of {number} pairs"
+    if match["by"] == "back":
+        which = f"{number // 2 + 1} to {number} tokens back" if number > 2 else f"{number} back"
+    if match["kind"] == "_items":
+        return Metric(f"answers {which}", "items")
+    title = f"answers {which} that are right"
+    return Metric(f"{title}, served" if match["kind"] else title, "", "higher")
+
+
+_RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
+    _LM_EVAL_NAME: _describe_lm_eval,
+    _RECALL_NAME: _describe_recall,
+}
+"""Names of metrics that have no entry, and what describes them."""
+
+
+def _split_numbers(name: str) -> list[str | int]:
+    """Return a name such that 16 sorts after 8."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
 class MetricTable(dict[str, Metric]):
     """Metrics by name; iteration yields those with an entry.
 
     ``lm_eval_<task>_<metric>``, with ``_served`` through the serving cache, are metrics without
-    an entry: which tasks there are is known from a sweep alone.
+    an entry: which tasks there are is known from a sweep alone. So are ``recall_<n>_pairs`` and
+    ``recall_<n>_back``, with ``_served`` or ``_items``.
     """
 
     def __missing__(self, name: str) -> Metric:
-        match = _LM_EVAL_NAME.fullmatch(name)
-        if match is None:
-            raise KeyError(name)
-        unit, better = _LM_EVAL_UNITS.get(match["metric"] or "", ("score", "neither"))
-        title = " ".join(filter(None, ["lm-eval", match["task"], match["metric"]]))
-        return Metric(f"{title}, served" if match["served"] else title, unit, better)
+        for pattern, describe in _RULES.items():
+            if match := pattern.fullmatch(name):
+                return describe(match)
+        raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (
-            isinstance(name, str) and _LM_EVAL_NAME.fullmatch(name) is not None
+            isinstance(name, str) and any(pattern.fullmatch(name) for pattern in _RULES)
         )
 
     def sort(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -147,7 +181,7 @@ class MetricTable(dict[str, Metric]):
         given = set(names)
         by_rule = sorted(
             (name for name in given - set(self) if name in self),
-            key=lambda name: (name.removesuffix("_served"), name),
+            key=lambda name: (_split_numbers(name.removesuffix("_served")), name),
         )
         return (*(name for name in self if name in given), *by_rule)
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from kvlab.cache.uncached_passes import KVReads
-from kvlab.data.batches import get_training_batch, spread_windows
+from kvlab.data.batches import find_targets, get_training_batch, spread_windows
 from kvlab.errors import Diverged, ResourceError
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
@@ -56,13 +56,22 @@ class TokenSplits(Protocol):
 class SummedLoss(nn.Module):
     """The summed loss of tokens and targets (R, T), in the training's precision.
 
+    Args:
+        target_ids: the ids of targets that count; None for all.
+
     Attributes:
         int8: computes linear layers with int8 products; None without any.
     """
 
-    def __init__(self, model: GPT, training: TrainingConfig, document_start: int | None):
+    def __init__(
+        self,
+        model: GPT,
+        training: TrainingConfig,
+        document_start: int | None,
+        target_ids: range | None = None,
+    ):
         super().__init__()
-        self.document_start = document_start
+        self.document_start, self.target_ids = document_start, target_ids
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
@@ -79,13 +88,16 @@ class SummedLoss(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor, eager: bool = False, reads: KVReads | None = None
     ) -> Tensor:
-        """Return the sum over all tokens in nats.
+        """Return the sum over all targets in nats.
 
         Args:
             eager: do not use the compiled model, which another shape would compile again.
             reads: whose K/V the layers read; by default their owners'.
         """
         hidden = self.hidden_states(x, eager, reads)
+        if self.target_ids is not None:
+            is_target = find_targets(y, self.target_ids)
+            hidden, y = hidden[is_target], y[is_target]
         with self._autocast():
             return summed_loss(hidden, self.model.lm_head.weight, y, compile=self.compiles)
 
@@ -102,6 +114,10 @@ class SummedLoss(nn.Module):
                 residual_dtype=self.residual_dtype,
                 reads=reads,
             )
+
+    def count_targets(self, y: Tensor) -> int:
+        """Return how many of the tokens are targets that count."""
+        return y.numel() if self.target_ids is None else int(find_targets(y, self.target_ids).sum())
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast)
@@ -179,7 +195,9 @@ class TrainStepper:
         self.optimizer: Optimizer = resolve_name(OPTIMIZERS[self.training.optimizer].make)(
             model, self.training
         )
-        self.loss = SummedLoss(model, self.training, experiment.data.document_start)
+        data = experiment.data
+        self.document_tokens = data.document_tokens
+        self.loss = SummedLoss(model, self.training, data.document_start, data.target_ids)
         self.wrapped_loss: nn.Module = self.loss
         self.attention: set[str] | None = None
         self._reader = ThreadPoolExecutor(1)
@@ -211,8 +229,9 @@ class TrainStepper:
         return float(loss_value)
 
     def accumulate_gradient(self, step: int) -> Tensor:
-        """Add up the gradient of the mean loss over the step's tokens; return that loss."""
+        """Add up the gradient of the mean loss over the step's targets; return that loss."""
         x, y = (part.to(self.device, non_blocking=True) for part in self._take_batch(step))
+        targets = self._mean_targets(y)
         if self.attention is None and self.loss.compiles:
             # A compiled pass notes no kernels: find them by one that is not compiled. On CPU it
             # has none of the kernels that are chosen by size.
@@ -231,12 +250,20 @@ class TrainStepper:
             if isinstance(self.wrapped_loss, DistributedDataParallel) and not is_last:
                 exchange = self.wrapped_loss.no_sync()
             with exchange, noting as kernels:
-                # gradients are averaged over the workers, as are these means over own tokens
-                loss = self.wrapped_loss(x[rows], y[rows], reads=reads) / x.numel()
+                # gradients are averaged over the workers, so each divides by the mean of targets
+                loss = self.wrapped_loss(x[rows], y[rows], reads=reads) / targets
                 loss.backward()
             self.attention = kernels
             total += loss.detach()
         return self.workers.all_reduce_sum(total) / self.workers.size
+
+    def _mean_targets(self, y: Tensor) -> float:
+        """Return the number of targets of a step, as a mean over the workers."""
+        count = self.loss.count_targets(y)
+        if self.loss.target_ids is None or self.workers.size == 1:
+            return max(1, count)
+        total = self.workers.all_reduce_sum(torch.tensor(count, device=self.device))
+        return max(1, int(total)) / self.workers.size
 
     def _take_batch(self, step: int) -> Batch:
         """Return this worker's batch (R, T) of a step, which may have been read already."""
@@ -256,6 +283,7 @@ class TrainStepper:
                 batch_size=self.rows,
                 block_size=self.block_size,
                 rows=self.workers.row_slice(self.rows),
+                document_tokens=self.document_tokens,
             )
         )
         # a copy from pinned memory does not wait for the device
@@ -269,7 +297,7 @@ class TrainStepper:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Return nats per token over ``evaluate_tokens``, in the training's precision."""
+        """Return nats per target over ``evaluate_tokens``, in the training's precision."""
         evaluate_tokens = self.training.evaluate_tokens
         text = spread_windows(self.dataset.validation, evaluate_tokens, self.block_size)
         sums = torch.zeros(2, dtype=torch.float64)
@@ -277,11 +305,11 @@ class TrainStepper:
             if number % self.workers.size == self.workers.rank:
                 x, y = (torch.from_numpy(part).to(self.device) for part in batch)
                 loss = float(self.loss(x, y, eager=len(x) != self.microbatch_rows))
-                sums += torch.tensor([loss, x.numel()], dtype=torch.float64)
+                sums += torch.tensor([loss, self.loss.count_targets(y)], dtype=torch.float64)
         if self.workers.size > 1:
             sums = self.workers.all_reduce_sum(sums.to(self.device))
         total, count = sums.tolist()
-        return float(total / count)
+        return float(total / max(1, count))
 
 
 def device_microbatch_rows(experiment: Experiment, device: torch.device) -> int:

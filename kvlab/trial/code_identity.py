@@ -80,13 +80,14 @@ MEASUREMENT = CodeScope(
     packages=(
         "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
         "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
-        "kvlab.extensions.rotation", "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
-        "kvlab.spec.conversations_config", "kvlab.spec.dtypes", "kvlab.spec.evaluation_config",
-        "kvlab.spec.kv_forms",
+        "kvlab.extensions.recall.accuracy", "kvlab.extensions.rotation", "kvlab.layout",
+        "kvlab.model", "kvlab.spec.benchmark_config", "kvlab.spec.conversations_config",
+        "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
         "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.serving_config",
         "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
     ),
     exceptions=_EVERYWHERE | {
+        "kvlab.extensions.recall": "draws text, whose digest and options are in the ids",
         "kvlab.layout.gpu_sharing": "which trials run at once",
         "kvlab.layout.training_memory": "predicts the memory of a training",
         "kvlab.model.uptraining": "initial weights of a training",

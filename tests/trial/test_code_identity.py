@@ -10,6 +10,7 @@ import pytest
 
 import kvlab
 from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.data_config import SOURCES
 from kvlab.spec.dtypes import DTYPES, ROTATIONS
 from kvlab.trial.code_identity import (
     MEASUREMENT,
@@ -32,6 +33,7 @@ ENTRIES = {
     MEASUREMENT: (
         "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",
         "kvlab.trial.lm_eval_adapter",
+        *(one.measure.partition(":")[0] for one in SOURCES.values() if one.measure),
     ),
 }  # fmt: skip
 # modules of these packages that are imported and decide nothing, looked at one by one
@@ -41,7 +43,7 @@ PASSED_OVER = {
         " data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
-        "spec spec.experiment spec.flops spec.overrides spec.presets spec.spec_model"
+        "spec spec.data_config spec.experiment spec.flops spec.overrides spec.presets spec.spec_model"
         " spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
