@@ -47,9 +47,9 @@ def find_questions(config: RecallConfig, documents: Array) -> Questions:
         else:
             keys = documents[rows, position - 1] - ranges.keys.start
         last[rows, keys] = position
-    row, position = np.nonzero(find_targets(documents, config.target_ids))
-    asked = documents[row, position - 1] - ranges.keys.start
-    return Questions(is_pair.sum(1)[row], position - 1 - last[row, asked])
+    row, places = np.nonzero(find_targets(documents, config.target_ids))
+    asked = documents[row, places - 1] - ranges.keys.start
+    return Questions(is_pair.sum(1)[row], places - 1 - last[row, asked])
 
 
 def measure_recall(

@@ -64,7 +64,7 @@ def draw_documents(config: RecallConfig, pairs: int, first: int, count: int) -> 
     return Documents(keys, values, asked, noise)
 
 
-def _choose_pairs(config: RecallConfig, keys: Array, uniform: npt.NDArray[np.float64]) -> Array:
+def _choose_pairs(config: RecallConfig, keys: Array, uniform: npt.NDArray[np.floating]) -> Array:
     """Return the pair (D, Q) of each question: the last one of a key that was not asked before.
 
     Pair i of weight w is drawn by its exponential clock -log(1 - u) / w (Efraimidis and Spirakis
