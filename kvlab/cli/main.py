@@ -45,6 +45,13 @@ def main(argv: list[str] | None = None) -> int:
         except BrokenPipeError:  # nobody reads the output any more, as in `kvlab plan x | head`
             discard_output(sys.stdout)
             return 0
+        except Exception as error:
+            extensions = sys.modules.get("kvlab.spec.extension_files")  # of users
+            place = extensions and extensions.locate_error(error)
+            if not place:
+                raise
+            print(f"{place}: fails: {type(error).__name__}: {error}", file=sys.stderr)
+            return 2
 
 
 def build_parser(words: list[str]) -> argparse.ArgumentParser:

@@ -12,7 +12,6 @@ Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 import math
 from collections.abc import Callable
 from functools import partial
-from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +68,7 @@ class Attention(nn.Module):
         self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
         self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if self.config.has_sink else None
-        view: type[SeparateKV] = resolve_name(self.config.kv_form.view)
-        self.kv = view(self.config, owns_kv, config.norm_eps)
+        self.kv: SeparateKV = self.config.kv_form.load_view()(self.config, owns_kv, config.norm_eps)
 
     def forward(
         self, x: Tensor, attention_pass: AttentionPass, rotation: PassRotation | None

@@ -244,9 +244,12 @@ def cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
 
 
 def cell_experiment(study: Study, levels: Levels) -> Experiment | None:
-    """Return a cell's recorded experiment; None if no trial of it has ended."""
+    """Return a cell's recorded experiment; None if no trial of it has ended.
+
+    None, too, if it has extensions: a report runs no code of a record.
+    """
     for row in study.cells.get(levels, {}).values():
-        if "experiment" in row.record:
+        if "experiment" in row.record and not row.record["experiment"].get("extensions"):
             # a record may have settings of an earlier version, at what was their default
             return Experiment.model_validate(row.record["experiment"], extra="ignore")
     return None

@@ -1,14 +1,16 @@
 """`experiments/*.yaml`: one complete configuration."""
 
+from collections.abc import Callable
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from kvlab.sharing import SharingError
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
+from kvlab.spec.extension_files import Extensions, find_form_problems, offer_extensions
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
@@ -34,6 +36,9 @@ class Experiment(SpecModel):
     """Name of the experiment. Example: small"""
     description: str = ""
     """What it is, for people. Example: A tiny GPT on bytes."""
+    extensions: Extensions = ()
+    """Python files, beside this one, that add values of other keys, such as a form of K/V.
+    Example: []"""
     model: ModelConfig
     """The shape of the transformer. Example: {preset: gpt2}"""
     data: DataConfig = DataConfig()
@@ -48,6 +53,12 @@ class Experiment(SpecModel):
     """Memory and decode speed. Example: {prompt_tokens: 96}"""
     resources: ResourcesConfig = ResourcesConfig()
     """Where a trial runs. Example: {cpus: 2}"""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _offer_extensions(cls, data: Any, handler: Callable[[Any], "Experiment"]) -> "Experiment":
+        with offer_extensions(data):
+            return handler(data)
 
     @field_validator("training", "benchmark")
     @classmethod
@@ -86,6 +97,7 @@ class Experiment(SpecModel):
             text = f"exceeds block_size = {model.block_size}, where learned positions end"
             yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
         yield from self._find_symbol_problems()
+        yield from find_form_problems(model)
         yield from self._find_benchmark_problems()
         yield from self._find_training_problems()
         yield from self.training.kv.find_storage_problems(model, "training")

@@ -380,6 +380,8 @@ class ModelConfig(spec.SpecModel):
             facts["rotary_share"] = _collapse(shares)
         if not any(windows):
             facts.pop("sink_tokens", None)
+        if (source := self.kv_form.source) is not None:
+            facts["kv_code"] = source.digest
         return facts
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
 from kvlab.spec.experiment import Experiment, ServedModel
+from kvlab.spec.extension_files import ExtensionFile, load_extension, trust
 from kvlab.spec.overrides import apply_patch, apply_scale, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
@@ -28,7 +29,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] = {}) -> Expe
     """
     document = read_yaml(path)
     _check_kind(document, path, "experiment")
-    data = resolve_paths(document.data, Path(path).parent)
+    data = _resolve_files(document, Path(path).parent)
     return validate_data(Experiment, data, document, overrides)
 
 
@@ -131,9 +132,34 @@ def _attach_source(
         reason = error.problems[0].message
         message = f"experiment = {sweep.experiment} {reason} (looked for {base_path})"
         raise SpecError([document.problem(("experiment",), message)]) from None
-    base = resolve_paths(base_document.data, Path(base_path).parent)
+    base = _resolve_files(base_document, Path(base_path).parent)
     validate_data(Experiment, base, base_document)
     return sweep.with_source(SweepSource(document, base_document, base, str(folder), scale))
+
+
+def _resolve_files(document: YamlDocument, folder: Path) -> dict[str, Any]:
+    """Return an experiment with its paths resolved and the texts of its extensions, which run."""
+    data = resolve_paths(document.data, folder)
+    written = data.get("extensions", [])
+    if not isinstance(written, list) or not all(isinstance(name, str) for name in written):
+        text = "extensions is not a list of Python files; write [my_attention.py]"
+        raise SpecError([document.problem(("extensions",), text)])
+    files = dict[str, str]()
+    for number, name in enumerate(written):
+        path = folder / Path(name).expanduser()
+        try:
+            file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+            text = f"extensions.{number} = {name} cannot be read ({reason}); looked for {path}"
+            raise SpecError([document.problem(("extensions", number), text)]) from None
+        if path.name in files:
+            text = f"extensions.{number} = {name} has the name of another file; rename one"
+            raise SpecError([document.problem(("extensions", number), text)])
+        trust(file.text)
+        load_extension(file, path)
+        files[path.name] = file.text
+    return data | {"extensions": files} if "extensions" in data else data
 
 
 def validate_data(

@@ -6,9 +6,8 @@ do not count, and it is the same from every version of Python. The sources are r
 kvlab is installed.
 """
 
-import ast
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,9 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import kvlab
 from kvlab.store import Store
-
-DIGEST_LENGTH = 16
-"""Hex digits of a digest."""
+from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,35 +127,6 @@ def read_code(package: Path) -> CodeIdentity:
         return CodeIdentity("", "")
     digests = (hashlib.sha256("".join(own).encode()).hexdigest() for own in lines.values())
     return CodeIdentity(*(found[:DIGEST_LENGTH] for found in digests))
-
-
-def digest_source(source: bytes) -> str:
-    """Return 64 hex digits of what a module says, without comments, docstrings and layout."""
-    text = "\0".join(_walk(ast.parse(source)))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _walk(node: Any) -> Iterator[str]:
-    """Yield a syntax tree in words. Fields that are empty are left out: versions add some."""
-    match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return  # a docstring, of an attribute too
-        case ast.JoinedStr(values=values):  # Python 3.12 adds empty parts
-            yield from _walk(["f", *(one for one in values if getattr(one, "value", 0) != "")])
-        case ast.AST():
-            yield type(node).__name__
-            for name in node._fields:
-                value = getattr(node, name, None)
-                if value is not None and value != []:
-                    yield name
-                    yield from _walk(value)
-        case list():
-            yield "["
-            for one in node:
-                yield from _walk(one)
-            yield "]"
-        case _:
-            yield repr(node)
 
 
 # The code of a trial

@@ -21,6 +21,7 @@ from kvlab.spec.validation_errors import list_field_errors
 from kvlab.store import Store
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.train.tensor_files import load_final_weights
+from kvlab.trial.known_extensions import trust_known
 
 GPT2_VOCABULARY = 50257
 
@@ -77,6 +78,11 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     result = store.result(trial_id)
     if result is None or not store.is_trained(result["training"]):
         raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")
+    if unknown := trust_known(result["experiment"]):
+        path = store.trial_directory(trial_id) / "trial.json"
+        text = f"trial {trial_id} runs {unknown[0]}, code of its record that was never run on this"
+        hint = f"read it in {path}, save it as a file, and run `kvlab check` on the file"
+        raise UsageError(f"{text} machine; {hint}")
     with refuse_malformed(trial_id):
         # a record may have settings of an earlier version, at what was their default
         experiment = Experiment.model_validate(result["experiment"], extra="ignore")

@@ -17,6 +17,7 @@ from kvlab.benchmark.interleaving import NoiseWatch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.extension_files import trust
 from kvlab.train.train_step import TrainStepper
 from kvlab.trial.smoke_test import RandomTokens
 
@@ -59,5 +60,6 @@ def _measure_rate(experiment: Experiment, clock: Callable[[], float]) -> float:
 
 if __name__ == "__main__":  # read {"experiment": ..., "threads": ...} and print the rate, as JSON
     asked = json.load(sys.stdin)
+    trust(*asked["experiment"].get("extensions", {}).values())
     experiment = Experiment.model_validate_json(json.dumps(asked["experiment"]))
     print(json.dumps(measure_training_rate(experiment, asked["threads"])))

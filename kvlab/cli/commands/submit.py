@@ -35,6 +35,7 @@ from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.planning import budget, code_review, planner, stages, texts
 from kvlab.sweep.search import search_history, searcher
 from kvlab.trial.code_identity import this_code
+from kvlab.trial.known_extensions import remember_extensions
 from kvlab.trial.run import run_task
 
 PREPARATION_SECONDS = 10.0
@@ -207,6 +208,7 @@ class _SweepRun:
     def run(self) -> Summary:
         """Run the stages, then time again what has to be."""
         options, store, stage = self.options, self.store, self.stage
+        remember_extensions(file.text for file in self._sweep.base.extensions)
         name, is_search = self._sweep.name, self._sweep.search is not None
         self._say(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
         missing = len(planner.trials_to_run(stage.plan, options.retry_failed))

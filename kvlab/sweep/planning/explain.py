@@ -15,6 +15,7 @@ from kvlab.store.result import describe_experiment, flatten
 from kvlab.store.store import list_cells
 from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import trial_identity
+from kvlab.trial.known_extensions import trust_known
 from kvlab.trial.trial import Trial
 
 _ROTATION = ("model.rope_theta", "model.rotary_share", "model.rope_scaling")
@@ -141,6 +142,7 @@ def _read_record(store: Store, trial_id: str) -> _Record | None:
         training = read_sealed_json(store.training_directory(record["training"]) / "config.json")
         # JSON has no tuples, so it is validated as JSON; earlier versions had other settings
         text = json.dumps(record["experiment"])
+        trust_known(record["experiment"])
         experiment = Experiment.model_validate_json(text, extra="ignore")
         return experiment, _identity_fields(experiment, training)
     except (FileNotFoundError, StoreError, ValidationError, KeyError):

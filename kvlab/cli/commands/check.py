@@ -1,0 +1,106 @@
+"""`kvlab check FILE.py`: whether an extension does what every member of its kind must."""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kvlab.cli.terminal import show_status_line
+from kvlab.errors import UsageError
+from kvlab.spec.experiment import ServedModel
+from kvlab.spec.extension_files import ExtensionFile, load_extension, locate_error, trust
+from kvlab.spec.kv_forms import KVForm
+from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import ServingConfig
+from kvlab.trial.known_extensions import remember_extensions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.py", help="a file of `extensions:`")
+    parser.add_argument("--cases", type=int, default=50, help="random models; default 50")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    path = Path(options.file)
+    try:
+        file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+        raise UsageError(f"{path} cannot be read ({reason}); name a Python file") from None
+    if options.cases < 1:
+        raise UsageError(f"--cases {options.cases} tries nothing; use 1 or more")
+    trust(file.text)
+    extension = load_extension(file, path)
+    remember_extensions([file.text])
+    found = [one for form in extension.kv_forms for one in _check_form(form, path, options.cases)]
+    if options.json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        print("\n".join(str(one) for one in found) or f"{path} adds nothing; nothing to check")
+    return int(any(one.counterexample for one in found))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What one check of one member found.
+
+    Attributes:
+        cases: models that it was tried with.
+        largest: the largest difference that it allowed.
+        counterexample: the first model that fails, and how; empty if all hold.
+    """
+
+    member: str
+    check: str
+    cases: int
+    largest: float
+    counterexample: str = ""
+
+    def __str__(self) -> str:
+        mark = "DOES NOT HOLD" if self.counterexample else "holds"
+        figure = f"{self.cases} models" + (f", within {self.largest:.1g}" if self.largest else "")
+        line = f"{self.member}  {mark:<13}  {self.check} ({figure})"
+        return f"{line}\n    {self.counterexample}" if self.counterexample else line
+
+
+def _check_form(form: KVForm, path: Path, cases: int) -> Iterator[Checked]:
+    """Yield what every check finds over random models, the first failure of each."""
+    from kvlab.trial import form_contract
+
+    draw, drawn, refused = random.Random(0), list[tuple[ModelConfig, ServingConfig, str]](), 0
+    while len(drawn) < cases and refused < 20 * cases:
+        model, how = form_contract.draw_case(draw, form)
+        try:
+            served = ServedModel.model_validate({"name": "x", "model": model, "serving": how})
+        except ValidationError:
+            refused += 1  # what the form or kvlab refuses needs no more
+            continue
+        shown = json.dumps({"model": model | {"kv": form.name}, "serving": how})
+        drawn.append((served.model, served.serving, shown))
+    if not drawn:
+        raise UsageError(f"{path}: {form.name} refuses all of {refused} models; see find_problems")
+    for name, check in form_contract.CHECKS.items():
+        largest, number, failure = 0.0, 0, ""
+        few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
+        for number, (config, serving, shown) in enumerate(few, 1):
+            if sys.stderr.isatty():
+                show_status_line(f"{form.name}: {name} {number}/{len(few)}")
+            try:
+                largest = max(largest, check(config, serving))
+            except Exception as error:
+                failure = f"{_describe(error)}\n    with {shown}"
+                break
+        yield Checked(form.name, name, number, largest, failure)
+
+
+def _describe(error: Exception) -> str:
+    """Return what failed, with the line of the file where it did."""
+    name = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    place = locate_error(error)
+    return f"{place}: {name}{error}" if place else f"{name}{error}"

@@ -1,0 +1,5 @@
+"""What a file of ``extensions:`` imports. See docs/extend.md."""
+
+from kvlab.spec.extension_files import Extension as Extension
+from kvlab.spec.kv_forms import KVForm as KVForm
+from kvlab.spec.kv_forms import StoredVectors as StoredVectors

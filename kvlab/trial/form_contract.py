@@ -1,0 +1,157 @@
+"""What every K/V form must do, as checks of one model: kvlab's own forms and those of users.
+
+Each check takes a configuration and returns how far it is off, or raises `Broken`. `draw_case`
+draws configurations; ``kvlab check`` runs the checks over many, the tests over chosen ones.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.layout import KVLayout, parameter_count
+from kvlab.model.generate import EagerDecoder, StaticDecoder
+from kvlab.model.gpt import GPT
+from kvlab.spec.kv_forms import KVForm
+from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import ServingConfig
+
+ROWS, TOKENS, VOCABULARY = 2, 20, 41
+TOLERANCE = 1e-10
+"""The largest difference of logits in float64, of models whose logits are about 1."""
+
+
+class Broken(AssertionError):
+    """A form does not do what it must."""
+
+
+def draw_case(draw: random.Random, form: KVForm | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a small random model with a form, and of how it is served."""
+    heads, head_dim = draw.choice((2, 4)), draw.choice((8, 16))
+    layers = draw.choice((2, 3, 4))
+    model: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "block_size": 64, "n_layer": layers, "n_head": heads,
+        "n_kv_head": draw.choice([n for n in (1, 2, 4) if heads % n == 0]),
+        "n_embd": heads * head_dim, "position": draw.choice(("rope", "rope", "learned", "none")),
+        "norm": draw.choice(("layernorm", "rmsnorm")), "bias": draw.random() < 0.5, "kv": form,
+    }  # fmt: skip
+    if draw.random() < 0.5:
+        pattern = draw.choice([p for p in ("L", "GL", "GLL", "LG") if len(p) <= layers])
+        model |= {"window": draw.choice((3, 7, 16)), "attention_pattern": pattern}
+        model |= {"sink_tokens": draw.choice((0, 0, 2))}
+    elif draw.random() < 0.4:
+        model["kv_sharing"] = "adjacent:2"
+    serving = draw.choice(
+        ({}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, {"evict": {"keep": 9, "sinks": 2}})
+    )
+    return model, serving
+
+
+def make_model(config: ModelConfig, seed: int = 0, std: float = 0.3) -> GPT:
+    """Return a model in float64 whose weights are so large that a wrong path through it shows."""
+    model = GPT(config, seed=seed, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed + 5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(noise * std)
+    return model
+
+
+def draw_tokens(seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=generator)
+
+
+@torch.inference_mode()
+def check_cached_logits(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Logits in chunks, token by token and by static steps are those of one pass."""
+    model, tokens = make_model(config), draw_tokens()
+    one_shot = model(tokens)
+    static, eager, chunked = (model.new_cache(ROWS, TOKENS) for _ in range(3))
+    ways = {"in chunks": [model(part, cache=chunked) for part in tokens.tensor_split([7, 8], 1)]}
+    decoders = {"token by token": (EagerDecoder, eager), "by static steps": (StaticDecoder, static)}
+    for way, (decoder_class, cache) in decoders.items():
+        first, decoder = model(tokens[:, :4], cache=cache), decoder_class(model, cache)
+        steps = [decoder(token)[:, None].clone() for token in tokens[:, 4:].T]
+        ways[way] = [first, *steps]
+    differences = {
+        way: float((torch.cat(logits, 1) - one_shot).abs().max()) for way, logits in ways.items()
+    }
+    for way, difference in differences.items():
+        if not difference < TOLERANCE:
+            raise Broken(f"logits {way} differ from those of one pass by {difference:.2g}")
+    return max(differences.values())
+
+
+@torch.inference_mode()
+def check_cache(config: ModelConfig, serving: ServingConfig) -> float:
+    """A cache takes the bytes that its layout says, and chunks of any length are the same."""
+    model, tokens = make_model(config), draw_tokens()
+    cache = model.new_cache(ROWS, TOKENS, serving)
+    declared = KVLayout.of(config, serving).stored_bytes(ROWS, TOKENS, "float64")
+    if cache.nbytes != declared:
+        raise Broken(f"the cache takes {cache.nbytes:,} bytes, and {declared:,} are declared")
+    steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(TOKENS)]
+    if serving.tie is not None:  # tied, a layer reads its own K/V of the tokens of one pass
+        return 0.0
+    cache.reset()
+    chunks = [model(part, cache=cache) for part in tokens.tensor_split([7, 8], 1)]
+    difference = float((torch.cat(steps, 1) - torch.cat(chunks, 1)).abs().max())
+    if not difference < TOLERANCE:
+        raise Broken(f"logits of chunks and of single tokens differ by {difference:.2g}")
+    return difference
+
+
+def check_parameters(config: ModelConfig, _serving: ServingConfig) -> float:
+    """The form says how many weights it has: `KVForm.up_weights` and `KVForm.norm_weights`."""
+    held = sum(parameter.numel() for parameter in GPT(config, device="meta").parameters())
+    declared = parameter_count(config)
+    if held != declared:
+        text = f"the model has {held:,} parameters, and {declared:,} are declared"
+        raise Broken(f"{text}: see up_weights and norm_weights of the form")
+    return 0.0
+
+
+def check_gradients(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Gradients reach every weight and are finite."""
+    model = make_model(config)
+    torch.autograd.backward(model(draw_tokens()).square().mean())
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        rows = () if grad is None else grad.abs().flatten(1).amax(1) if grad.dim() > 1 else grad
+        if grad is None or (".attention." in name and not all(rows)) or not any(rows):
+            raise Broken(f"no gradient reaches {name}, or some of its rows")
+        if not grad.isfinite().all():
+            raise Broken(f"the gradient of {name} is not finite")
+    return 0.0
+
+
+def check_training(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Thirty steps on one text lower its loss."""
+    model, tokens = GPT(config, seed=0), draw_tokens()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        logits = model(tokens)[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    if not losses[-1] < losses[0] - 0.5:
+        text = f"from {losses[0]:.2f} to {losses[-1]:.2f} nats/token"
+        raise Broken(f"thirty steps take the loss of one text {text}")
+    return 0.0
+
+
+Check = Callable[[ModelConfig, ServingConfig], float]
+CHECKS: dict[str, Check] = {
+    "cached logits equal those of one pass": check_cached_logits,
+    "a cache takes the declared bytes": check_cache,
+    "parameters are as declared": check_parameters,
+    "gradients reach every weight": check_gradients,
+    "a training lowers its loss": check_training,
+}

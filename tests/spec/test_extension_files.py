@@ -1,0 +1,113 @@
+"""`extensions:`: files of users are run from a YAML, kept in the record, and refused with a line."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.layout import KVLayout
+from kvlab.spec import Experiment, extension_files, load_experiment
+from kvlab.trial.fingerprint import training_identity
+from kvlab.trial.trial import Trial
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "extend" / "half_values.py"
+YAML = """\
+name: mine
+extensions: [mine.py]
+model: {vocab_size: 257, block_size: 32, n_layer: 2, n_head: 2, n_embd: 16, kv: half_values}
+data: {tokenizer: bytes}
+benchmark: {prompt_tokens: 8, new_tokens: 8}
+"""
+
+
+def write(folder, text=None, yaml=YAML):
+    (folder / "mine.py").write_text(EXAMPLE.read_text() if text is None else text)
+    (folder / "e.yaml").write_text(yaml)
+    return folder / "e.yaml"
+
+
+def test_a_form_has_bytes_and_its_code_is_in_the_id(tmp_path):
+    experiment = load_experiment(write(tmp_path))
+    own, plain = (KVLayout.of(one.model).stored_bytes(1, 32, "float32") for one in
+                  (experiment, load_experiment(tmp_path / "e.yaml", {"model.kv": "separate"})))  # fmt: skip
+    assert own == 0.75 * plain
+    trial = Trial.of(experiment, "text", 0)
+    commented = load_experiment(write(tmp_path, f"# a comment\n{EXAMPLE.read_text()}"))
+    assert Trial.of(commented, "text", 0).id == trial.id
+    edited = load_experiment(write(tmp_path, EXAMPLE.read_text().replace("// 2", "// 4", 1)))
+    assert Trial.of(edited, "text", 0).id != trial.id
+    assert training_identity(experiment, "text", 0)["model"]["kv"] == "half_values"
+
+
+def test_other_processes_run_the_text_that_comes_with_a_trial(tmp_path):
+    trial = Trial.of(load_experiment(write(tmp_path)), "text", 0)
+    (tmp_path / "mine.py").unlink()
+    (tmp_path / "trial").write_bytes(pickle.dumps(trial))
+    program = (
+        "import pickle, sys; from kvlab.model import GPT\n"
+        "trial = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print(trial.id, sorted(n for n, _ in GPT(trial.experiment.model).named_parameters())[0:0],"
+        " GPT(trial.experiment.model).blocks[0].attention.kv.up.weight.shape)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "trial")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("[]") == [f"{trial.id} ", " torch.Size([8, 4])\n"]
+
+
+def test_a_record_keeps_the_text_and_runs_it_only_if_it_is_trusted(tmp_path, monkeypatch):
+    experiment = load_experiment(write(tmp_path, f"{EXAMPLE.read_text()}\nONLY_HERE = 1\n"))
+    kept = experiment.model_dump(mode="json")
+    assert kept["extensions"] == {"mine.py": (tmp_path / "mine.py").read_text()}
+    assert kept["model"]["kv"] == "half_values"
+    again = Experiment.model_validate_json(json.dumps(kept))
+    assert again == experiment
+    monkeypatch.setattr(extension_files, "_trusted", set())
+    with pytest.raises(ValueError, match=r"has mine.py, code of a record .* `kvlab check`"):
+        Experiment.model_validate(kept)
+
+
+BODY = "class Form(KVForm):\n    name, view, parts = 'form', 'View', ('v',)\n"
+HEAD = "from kvlab.extend import Extension, KVForm, StoredVectors\nView = 1\n"
+STORED = "    def stored(self, layer):\n        return "
+END = "\nextension = Extension(kv_forms=(Form(),))\n"
+MISTAKES = {
+    "x = (": "mine.py:1:1: is no Python",
+    "\nimport nothing_such": "mine.py:2:1: fails: ModuleNotFoundError",
+    "x = 1\ny = 2\n": "mine.py:2:1: has no `extension`",
+    f"{HEAD}{BODY}{END}": "mine.py:6:1: fails: TypeError",
+    f"{HEAD}{BODY}{STORED}()".replace("'form'", "'tied'")
+    + END: "mine.py:3:1: Form has name = 'tied'",
+    f"{HEAD}{BODY}{STORED}()".replace("'View'", "'Other'")
+    + END: "mine.py:3:1: Form has view = 'Other'",
+    f"{HEAD}{BODY}{STORED}()".replace("('v',)", "()") + END: "mine.py:3:1: Form has parts = ()",
+    f"{HEAD}{BODY}{STORED}layer.nothing{END}": "e.yaml:2:13: extensions = {...} has mine.py:6: fails: AttributeError",
+    f"{HEAD}{BODY}{STORED}()" + END: "e.yaml:3:81: model.kv = form stores () in layers G",
+    f"{HEAD}extension = Extension(kv_forms=(1,))\n": "mine.py:1:1: kv_forms has 1",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES.items(), ids=range(len(MISTAKES)))
+def test_mistakes_have_their_line(tmp_path, text, message):
+    yaml = write(tmp_path, text, YAML.replace("half_values", "form"))
+    with pytest.raises(SpecError) as error:
+        load_experiment(yaml)
+    assert str(error.value).startswith(f"{tmp_path}/{message}")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("mine.py", "2:13: extensions is not a list of Python files"),
+        ("[other.py]", "2:14: extensions.0 = other.py cannot be read (No such file"),
+        ("[mine.py, ./mine.py]", "2:23: extensions.1 = ./mine.py has the name of another file"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, yaml, message):
+    path = write(tmp_path, yaml=YAML.replace("[mine.py]", yaml))
+    with pytest.raises(SpecError, match=r"extensions") as error:
+        load_experiment(path)
+    assert str(error.value).startswith(f"{path}:{message}")
