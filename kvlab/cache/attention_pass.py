@@ -18,6 +18,10 @@ past tokens; under ``owner`` only the first layer writes, and its K/V are read f
 A pass carries *parts*, the tensors that a token stores: its K and V, or one tensor that both are
 views of. What K and V are to a layer is the model's matter.
 
+A layer that folds its tokens into a state of fixed size (`kvlab.spec.mixers`) reads first. The
+parts are the state after the past tokens, none where texts begin with the pass; if there are any,
+it writes the state after this pass's tokens in their place.
+
 Shapes: B rows, H heads of a part, C tokens of this pass, P past tokens, D width of a part.
 """
 
@@ -80,6 +84,7 @@ class KVContext:
         documents: a causal query also sees no token of another document; P is 0.
         band: the window and the sink tokens of causal queries; None for those of the layer.
         counts: (B,) beside a mask of which each row sees its first keys: how many.
+        is_real: (B, C) of bool beside a state: which tokens of this pass it takes in; None: all.
     """
 
     parts: tuple[Stored, ...]
@@ -88,6 +93,7 @@ class KVContext:
     documents: DocumentMask | None = None
     counts: Tensor | None = None
     band: tuple[int | None, int] | None = None
+    is_real: Tensor | None = None
 
 
 def softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:

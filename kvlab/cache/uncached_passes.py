@@ -78,7 +78,7 @@ class UncachedPass(AttentionPass):
     def end_layer(self, layer: int) -> None:
         owner = self._owners[layer]
         if self._last_readers[owner] == layer:
-            del self._current[owner]
+            self._current.pop(owner, None)  # a layer with a state writes nothing
 
 
 class OneShotPass(UncachedPass):
@@ -108,7 +108,7 @@ class OneShotPass(UncachedPass):
         )
 
     def read_kv(self, layer: int) -> KVContext:
-        return KVContext(self._current[self._owners[layer]], documents=self._documents)
+        return KVContext(self._current.get(self._owners[layer], ()), documents=self._documents)
 
 
 SHARED_PREFIX, PADDING = 0, -1

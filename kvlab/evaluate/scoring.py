@@ -174,7 +174,7 @@ class _PackedRow:
 
 
 def _score_one_shot(model: GPT, groups: Sequence[Continuations], part: Part) -> Iterator[Arrays]:
-    row_tokens = MAX_ROW_TOKENS if model.trained_kv.blocks is None else 0
+    row_tokens = MAX_ROW_TOKENS if model.has_single_tokens else 0
     rows = sorted(_pack_rows(groups, row_tokens), key=lambda row: row.length)
 
     def compute(batch: Sequence[_PackedRow]) -> Arrays:
@@ -243,7 +243,7 @@ def _score_pass(
             start = end
     device = model.device
     tokens, predicted = tokens.to(device), torch.cat(predicting).to(device)
-    if model.trained_kv.blocks is not None:  # one continuation a row, and padding at its end
+    if not model.has_single_tokens:  # one continuation a row, and padding at its end
         states = model.hidden_states(tokens, token_indices=predicted)
     else:
         tree = TreePass(

@@ -18,6 +18,7 @@ class BlockSlot(SlotPlan):
 
     rule: BlockRule
     buffer: ClassVar[str] = "kvlab.cache.kivi:KIVIBuffer"
+    has_single_tokens: ClassVar[bool] = False
 
     @property
     def block_bytes(self) -> int:

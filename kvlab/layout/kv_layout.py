@@ -14,8 +14,10 @@ from kvlab.humanize import format_count
 from kvlab.layout.block_slot import BlockSlot
 from kvlab.layout.evicting_slot import HeavyHitterSlot, PromptSlot, RecencySlot
 from kvlab.layout.slot_plan import SlotPlan, TokenSlot
+from kvlab.layout.state_slot import StateSlot
 from kvlab.sharing import KIND_NAMES
 from kvlab.spec import ServingConfig
+from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import EvictionRule
@@ -49,13 +51,22 @@ class KVLayout:
         writing = slots if serving.tie_rule == "owner" else model.kv_owners
         eviction, group = serving.resolve_eviction(model), serving.kv.resolve_group(model)
         by_layer = {
-            layer: _plan_slot(layer, serving, group, eviction) for layer in set(model.layers)
+            layer: _plan_slot(layer, serving.kv, group, eviction) for layer in set(model.layers)
         }
         return cls(
             owners=slots,
             writers=tuple(owner == layer for layer, owner in enumerate(writing)),
             plans=tuple(by_layer[layer] for layer in model.layers),
         )
+
+    @classmethod
+    def of_training(cls, model: ModelConfig, kv: KVStorage) -> "KVLayout":
+        """Return the layout of a cache of which a training reads K and V: it stores them by ``kv``,
+        untied (`training.kv_dtype`)."""
+        owners, group = model.kv_owners, kv.resolve_group(model)
+        writers = tuple(owner == layer for layer, owner in enumerate(owners))
+        plans = tuple(_plan_slot(layer, kv, group, None) for layer in model.layers)
+        return cls(owners, writers, plans)
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -80,7 +91,8 @@ class KVLayout:
 
     def storage_dtype(self, dtype: str) -> str:
         """Return the dtype in which K and V of a model of ``dtype`` are stored."""
-        return self.plans[0].storage_dtype(dtype)
+        tokens = (plan for plan in self.plans if plan.layer.stores_tokens)
+        return next((plan.storage_dtype(dtype) for plan in tokens), dtype)
 
     @cached_property
     def depends_on_passes(self) -> bool:
@@ -153,11 +165,13 @@ class KVLayout:
 
 
 def _plan_slot(
-    layer: LayerConfig, serving: ServingConfig, group: int | None, eviction: EvictionRule | None
+    layer: LayerConfig, kv: KVStorage, group: int | None, eviction: EvictionRule | None
 ) -> SlotPlan:
-    stored = layer, serving.kv_dtype, group, serving.kv_rotate
-    if serving.kv.blocks is not None:
-        return BlockSlot(*stored, rule=serving.kv.blocks)
+    if not layer.stores_tokens:
+        return StateSlot(layer)
+    stored = layer, kv.dtype, group, kv.rotate
+    if kv.blocks is not None:
+        return BlockSlot(*stored, rule=kv.blocks)
     if eviction is None or layer.window is not None:
         return TokenSlot(*stored)
     if eviction.prompt is not None:

@@ -102,7 +102,7 @@ def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | Non
     layout = layout or KVLayout.of(model)
     attention = 0
     for layer, plan in zip(model.layers, layout.plans, strict=True):
-        attention += layer.kv_form.flops_per_key(layer) * plan.count_seen(context_length)
+        attention += layer.mixer.decode_flops(layer, plan.count_seen(context_length))
     return 2 * _decoding_weights(model, layout) + attention
 
 

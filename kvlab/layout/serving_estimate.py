@@ -129,7 +129,8 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
         **_rescale_kv(model, target),
     }
     for kind, (key, own) in model.kind_settings.items():
-        settings = {} if own.window is None else {"window": own.window}
+        kept = {"window": own.window, "mixer": own.mixer}
+        settings = {name: value for name, value in kept.items() if value is not None}
         if own.n_kv_head is not None:
             settings["n_kv_head"] = _rescale_kv_heads(model, own.n_kv_head, target)
         if kind not in KIND_NAMES:

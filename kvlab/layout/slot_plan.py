@@ -32,6 +32,8 @@ class SlotPlan(ABC):
         buffer: the class that stores the tokens, as ``module:class``. It is named, not imported:
             plans do not import torch. It takes the plan and the arguments of `open`.
         drops_tokens: whether a token may be dropped that a layer would still see in training.
+        has_single_tokens: whether what a query reads of a token depends on that token alone, so
+            that several continuations of a text may stand in one pass.
     """
 
     layer: LayerConfig
@@ -41,6 +43,7 @@ class SlotPlan(ABC):
 
     buffer: ClassVar[str]
     drops_tokens: ClassVar[bool] = False
+    has_single_tokens: ClassVar[bool] = True
 
     def storage_dtype(self, dtype: str) -> str:
         """Return the dtype in which K and V of a model of ``dtype`` are stored."""

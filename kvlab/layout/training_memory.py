@@ -45,19 +45,16 @@ training's precision."""
 def activation_bytes(experiment: Experiment) -> int:
     """Return the bytes that one token keeps for the backward pass, `_MARGIN` times the estimate.
 
-    Counted are norms and residuals, q, k and v, the attention's output, and the hidden values of
-    the MLP before and after activation. With `training.kv_dtype` K and V are kept once more as
-    they are read, in blocks beside the exact ones. The inputs of linear layers are kept as codes
-    if the gradients of their weights are int8 products.
+    Counted are norms and residuals, what the mixer of a layer keeps, such as q, k, v and the output
+    of attention, and the hidden values of the MLP before and after activation. With
+    `training.kv_dtype` K and V are kept once more as they are read, in blocks beside the exact
+    ones. The inputs of linear layers are kept as codes if the gradients of their weights are int8
+    products.
     """
     model, kv = experiment.model, experiment.training.kv
     residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
     values = model.n_layer * (residual_values + model.mlp_matrices * model.ffn_dim)
-    for layer in model.layers:  # q, k, v, the output, and what they are made from
-        values += 2 * (layer.q_width + layer.out_width) + layer.query_dim
-        values += 0 if layer.kv_form.stores_keys else layer.store_width
-        if layer.has_qk_norm:
-            values += layer.q_width + layer.n_kv_head * layer.head_dim
+    values += sum(layer.mixer.saved_values(layer) for layer in model.layers)
     if kv.identity(model):
         copies = 1 if kv.blocks is None else 2
         owners = set(model.kv_owners)
@@ -151,7 +148,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             has_sink=layer.has_sink,
         )
         for layer in model.layers
-        if blocks is None or not blocks.quantizes(layer.window)
+        if layer.stores_tokens and (blocks is None or not blocks.quantizes(layer.window))
     )
 
 

@@ -10,6 +10,7 @@ Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -42,7 +43,24 @@ class InputDtypeNorm(nn.RMSNorm):
         return super().forward(x).to(x.dtype)
 
 
-class Attention(nn.Module):
+class TokenMixer(nn.Module, ABC):
+    """What mixes the tokens of a layer: attention, or what stands in its place.
+
+    It is made from the model's configuration and the number of its layer. `kvlab.spec.mixers` names
+    its class.
+    """
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, attention_pass: AttentionPass, rotation: PassRotation | None
+    ) -> Tensor:
+        """Mix x (B, C, E) with the past tokens of ``attention_pass``; return (B, C, E)."""
+
+    def reset_vectors(self) -> None:
+        """Set parameters of one dimension that start neither at 0 nor, as norms, at 1."""
+
+
+class Attention(TokenMixer):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.
 
     ``qkv`` stacks the rows of the query, then those of what a token stores, in the order of

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from kvlab.cache.kv_cache import Lengths
 from kvlab.cache.uncached_passes import KVReads
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
-from kvlab.model.attention import Attention
+from kvlab.model.attention import Attention, TokenMixer
 from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.int8 import Int8Linear
 from kvlab.model.kernels.linear import Linear
@@ -70,7 +71,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + MLP(norm(x)).
+    """One layer: x + attention(norm(x)), then x + MLP(norm(x)). ``attention`` is its mixer.
 
     With ``norm_placement: sandwich`` the outputs of attention and MLP are normalized, too.
     """
@@ -78,7 +79,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.norm1 = make_norm(config)
-        self.attention = Attention(config, layer)
+        self.attention: TokenMixer = resolve_name(config.layers[layer].mixer.module)(config, layer)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
         is_sandwich = config.norm_placement == "sandwich"
@@ -164,6 +165,13 @@ class GPT(nn.Module):
     def dtype_name(self) -> str:
         """The dtype as specs name it, such as ``bfloat16``."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def has_single_tokens(self) -> bool:
+        """Whether what passes without a cache read of a token depends on that token alone, so that
+        several continuations of a text may stand in one row."""
+        plans = KVLayout.of_training(self.config, self.trained_kv).plans
+        return all(plan.has_single_tokens for plan in plans)
 
     def forward(
         self, tokens: Tensor, cache: KVCache | None = None, lengths: Lengths | None = None
@@ -328,6 +336,9 @@ class GPT(nn.Module):
                 values = torch.empty(own.shape).normal_(0.0, std, generator=generator)
                 with torch.no_grad():
                     own.copy_(values)
+        for module in self.modules():
+            if isinstance(module, TokenMixer):
+                module.reset_vectors()
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":

@@ -133,6 +133,8 @@ def list_differences(
         required: values that the model, or all of its layers, must have.
         equal: fields that must be equal in all layers.
     """
+    if not all(layer.stores_tokens for layer in config.layers):
+        return ["some layers have another mixer than attention"]
     differences = []
     for field, value in required.items():
         owners = config.layers if hasattr(config.layers[0], field) else (config,)

@@ -54,6 +54,8 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
         is_table = "embedding" in name or name == "lm_head.weight"
         if weight is None:
             conversion.fresh[name] = "the source has none"
+        elif _find_mixer(model.config, name) != _find_mixer(source, name):
+            conversion.fresh[name] = "the source mixes the tokens of this layer in another way"
         elif ".attention.qkv." in name:
             _initialize_qkv(model.config, name, parameter, source, weights, conversion)
         elif _find_latents(model.config, name) != _find_latents(source, name):
@@ -73,6 +75,15 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     used = {*conversion.copied, *conversion.pooled, *conversion.averaged}
     conversion.unused = sorted(name for name in weights if name not in used)
     return conversion
+
+
+def _find_mixer(config: ModelConfig, name: str) -> tuple[object, ...]:
+    """Return what the meaning of a parameter depends on beside its shape, if it mixes tokens."""
+    if ".attention." not in name:
+        return ()
+    layer = config.layers[int(name.split(".")[1])]
+    heads = () if layer.stores_tokens else (layer.n_head, layer.n_kv_head, layer.head_dim)
+    return layer.mixer, *heads
 
 
 def _find_latents(config: ModelConfig, name: str) -> tuple[object, ...]:

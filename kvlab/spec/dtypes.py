@@ -153,7 +153,8 @@ class BlockRule:
 
     def find_problems(self, model: "ModelConfig", section: str) -> Iterator[str]:
         """Yield why K and V of ``model`` cannot be quantized in blocks, or would never be."""
-        longest = min(max(n.window or model.block_size for n in model.layers), model.block_size)
+        windows = [n.window or model.block_size for n in model.layers if n.stores_tokens]
+        longest = min(max(windows), model.block_size)
         if not model.kv_form.stores_keys:
             text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
             yield f"{text}; use int4 or int8 for what both are views of"
@@ -266,6 +267,11 @@ class KVStorage:
 
     def find_storage_problems(self, model: "ModelConfig", section: str) -> Problems:
         """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
+        if not model.stored_sizes and (self.dtype != "model" or self.rotate != "none"):
+            field = "kv_dtype" if self.dtype != "model" else "kv_rotate"
+            cause = "is of tokens, and no layer stores any, but a state alone"
+            yield f"{section}.{field}", f"{cause}; leave it out, or use a pattern with G"
+            return
         if self.rotate != "none":
             find = resolve_name(f"{ROTATIONS[self.rotate]}:find_size_problem")
             found = (find(size, name) for size, name in model.stored_sizes.items())

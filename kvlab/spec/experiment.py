@@ -176,4 +176,5 @@ def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Proble
         yield "serving.tie", str(error)
     else:
         yield from serving.find_eviction_problems(model)
+        yield from serving.find_state_problems(model)
     yield from serving.kv.find_storage_problems(model, "serving")

@@ -23,14 +23,8 @@ def parameter_count(model: ModelConfig) -> int:
     inner = model.ffn_dim * (model.mlp_matrices - 1)
     mlp = model.n_embd * (inner + model.ffn_dim) + (inner + model.n_embd if model.bias else 0)
     total = embeddings + norm + model.n_layer * (mlp + model.norms_per_layer * norm)
-    for layer, owner in enumerate(model.kv_owners):
-        config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
-        total += model.n_embd * (outputs + config.out_width) + config.kv_form.up_weights(config)
-        total += outputs + model.n_embd if model.bias else 0
-        # weights of norms, and sinks
-        total += config.query_dim + (config.kv_form.norm_weights() if owner == layer else 0)
-        total += config.head_dim * (1 + (owner == layer)) if config.has_qk_norm else 0
-        total += config.n_head if config.has_sink else 0
+    for number, layer in enumerate(model.layers):
+        total += layer.mixer.weights(model, number) + layer.mixer.vectors(model, number)
     return total
 
 
@@ -47,11 +41,8 @@ def non_embedding_parameters(model: ModelConfig) -> int:
 
 def forward_flops(model: ModelConfig, tokens: int) -> int:
     """Return the FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
-    scored = sum(
-        layer.n_head * (layer.key_dim + layer.head_dim) * layer.visible_tokens(tokens)
-        for layer in model.layers
-    )
-    return tokens * 2 * (matrix_weights(model) + scored)
+    mixed = sum(layer.mixer.products(layer, tokens) for layer in model.layers)
+    return tokens * 2 * (matrix_weights(model) + mixed)
 
 
 def training_flops(experiment: Experiment) -> int:
@@ -70,14 +61,7 @@ def training_flops_per_token(model: ModelConfig) -> int:
 def matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
     total = model.vocab_size * model.n_embd
-    for layer, owner in enumerate(model.kv_owners):
-        config = model.layers[layer]
-        total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)
-        total += config.kv_form.up_weights(config)
+    for number, layer in enumerate(model.layers):
+        total += layer.mixer.weights(model, number)
         total += model.n_embd * model.ffn_dim * model.mlp_matrices
     return total
-
-
-def _qkv_width(model: ModelConfig, layer: int, owner: int) -> int:
-    config = model.layers[layer]
-    return config.q_rows + (config.store_width if owner == layer else 0)

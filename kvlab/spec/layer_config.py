@@ -11,6 +11,7 @@ from pydantic import Field
 
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import KVForm, StoredVectors
+from kvlab.spec.mixers import ATTENTION, MIXERS, Mixer
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,14 @@ class LayerKind(spec.SpecModel):
     window: spec.PositiveInt | None = None
     """Tokens that a token of these layers sees, itself included.
     Unit: tokens. Default: `model.window` in `local`; elsewhere all before it. Example: 128"""
+    mixer: Annotated[str, spec.OneOf(lambda: MIXERS)] | None = None
+    """How these layers mix their tokens; a setting of `kinds` alone.
+    Default: attention. Example: attention"""
 
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """The attention of one layer.
+    """What mixes the tokens of one layer.
 
     Attributes:
         kind: its letter in ``attention_pattern``. Layers of one kind are equal.
@@ -117,6 +121,7 @@ class LayerConfig:
         sink_tokens: the first tokens, which are seen beside the window; 0 without a window.
         has_qk_norm: queries and keys have an RMS norm each, before they are rotated.
         attention_scale: what scores are multiplied by; None for ``key_dim ** -0.5``.
+        mixer: attention, or what stands in its place. Then no setting of attention has a meaning.
     """
 
     kind: str
@@ -133,6 +138,12 @@ class LayerConfig:
     rope_scaling: RopeScaling | None = None
     has_qk_norm: bool = False
     attention_scale: float | None = None
+    mixer: Mixer = ATTENTION
+
+    @property
+    def stores_tokens(self) -> bool:
+        """Whether each token stores something of its own, and so may be read by itself."""
+        return bool(self.stored)
 
     @property
     def rotation(self) -> tuple[int, float, RopeScaling | None]:
@@ -175,7 +186,7 @@ class LayerConfig:
     @property
     def stored(self) -> tuple[StoredVectors, ...]:
         """What one token stores in the layer's cache slot."""
-        return self.kv_form.stored(self)
+        return self.mixer.stored(self)
 
     @property
     def store_width(self) -> int:

@@ -1,7 +1,7 @@
 """`model` of an experiment: the shape of one transformer."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
+from kvlab.spec.mixers import ATTENTION, find_mixer, list_letters
 from kvlab.spec.presets import PRESETS
 
 
@@ -203,7 +204,7 @@ class ModelConfig(spec.SpecModel):
 
     @cached_property
     def layers(self) -> tuple[layer_config.LayerConfig, ...]:
-        """The attention of every layer."""
+        """What mixes the tokens of every layer."""
         by_kind = {kind: self._resolve_layer(kind) for kind in set(self.layer_kinds)}
         return tuple(map(by_kind.__getitem__, self.layer_kinds))
 
@@ -218,11 +219,31 @@ class ModelConfig(spec.SpecModel):
         """The key and the settings of every kind that has a letter."""
         none = layer_config.LayerKind()
         built_in = {"G": ("global", self.global_ or none), "L": ("local", self.local or none)}
-        return built_in | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
+        kinds = {
+            letter: layer_config.LayerKind(mixer=name)
+            for letter, name in list_letters().items()
+            if letter in self.attention_pattern
+        }
+        kinds |= self.kinds
+        return built_in | {kind: (f"kinds.{kind}", own) for kind, own in kinds.items()}
 
     def _resolve_layer(self, kind: str) -> layer_config.LayerConfig:
         form, (_, own) = self.kv_form, self.kind_settings[kind]
         head_dim = own.head_dim or self.head_dim
+        mixer = find_mixer(own.mixer or "attention")
+        if mixer is not ATTENTION:
+            return layer_config.LayerConfig(
+                kind=kind,
+                position=self.position if self.position_scheme.has_embedding else "none",
+                n_head=self.n_head,
+                n_kv_head=own.n_kv_head or self.n_kv_head,
+                head_dim=head_dim,
+                window=None,
+                rotary_dim=0,
+                rope_theta=self.rope_theta,
+                kv_form=form,
+                mixer=mixer,
+            )
         position = own.position or self.position
         share = self.rotary_share if own.rotary_share is None else own.rotary_share
         scheme = layer_config.POSITIONS[position]
@@ -258,6 +279,7 @@ class ModelConfig(spec.SpecModel):
         if "head_dim" not in self.model_fields_set and self.n_embd % self.n_head:
             text = f"is not a multiple of n_head = {self.n_head}"
             yield "n_embd", f"{text}; change one, or set head_dim"
+        yield from self._find_mixer_problems()
         yield from self._find_position_problems()
         if self.sink_tokens and all(layer.window is None for layer in self.layers):
             text = "stay visible beside a window, and no layer has one"
@@ -278,6 +300,33 @@ class ModelConfig(spec.SpecModel):
             owner_map(self.kv_sharing, self.layer_kinds)
         except SharingError as error:
             yield "kv_sharing", str(error)
+        else:
+            if message := self.describe_shared_state(self.kv_owners):
+                yield "kv_sharing", message
+
+    def describe_shared_state(self, owners: Sequence[int]) -> str | None:
+        """Return why layers cannot read what ``owners`` store, if one of these has a state."""
+        for layer, owner in enumerate(owners):
+            if owner != layer and not self.layers[layer].stores_tokens:
+                text = f"joins layers {owner} and {layer}, whose states are not for others to read"
+                return f"{text}; use none, or groups of layers of attention"
+        return None
+
+    def _find_mixer_problems(self) -> spec.Problems:
+        """Yield settings of kinds that their mixer does not read, and mixers that are guesses."""
+        letters = list_letters()
+        for kind, (key, own) in self.kind_settings.items():
+            if own.mixer is None:
+                if kind in letters:
+                    text = f"is missing: {kind} without settings is {letters[kind]}"
+                    yield f"{key}.mixer", f"{text}; write mixer: {letters[kind]} or attention"
+                continue
+            if kind in KIND_NAMES and own.mixer != "attention":
+                text = f"cannot change what {kind} is; use kinds: {{M: {{mixer: {own.mixer}}}}}"
+                yield f"{key}.mixer", text
+            unread = own.model_fields_set - {"mixer", *find_mixer(own.mixer).settings}
+            for name in (name for name in type(own).model_fields if name in unread):
+                yield f"{key}.{name}", f"is not read by mixer {own.mixer}; leave it out"
 
     def _find_letter_problems(self) -> spec.Problems:
         """Yield letters without a kind, and settings of kinds without a layer."""
@@ -308,7 +357,9 @@ class ModelConfig(spec.SpecModel):
             elif self.position_scheme.has_embedding:
                 text = f"is set beside model.position = {self.position}, which every layer sees in"
                 yield f"{key}.position", f"{text} the tokens; use rope or none there"
-        problems = (self._find_rotation_problems(layer) for layer in set(self.layers))
+        problems = (
+            self._find_rotation_problems(layer) for layer in set(self.layers) if layer.stores_tokens
+        )
         yield from sorted(set(chain.from_iterable(problems)))
 
     def _find_rotation_problems(self, layer: layer_config.LayerConfig) -> spec.Problems:
@@ -367,7 +418,10 @@ class ModelConfig(spec.SpecModel):
             "position": _collapse([layer.position for layer in layers]),
             "window": _collapse(windows),
             "owners": list(self.kv_owners),
-            "kinds": "".join("G" if window is None else "L" for window in windows),
+            "kinds": "".join(
+                layer.mixer.letter or ("G" if window is None else "L")
+                for layer, window in zip(layers, windows, strict=True)
+            ),
         }
         del facts["rope_theta"]
         facts.pop("rope_scaling", None)

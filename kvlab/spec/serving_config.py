@@ -220,10 +220,12 @@ class ServingConfig(SpecModel):
         if self.evict is None:
             return
         slots = self.find_slots(model)
-        is_global = [layer.window is None for layer in model.layers]
+        is_global = [layer.stores_tokens and layer.window is None for layer in model.layers]
         shared = [slot for slot in slots if is_global[slot] and slots.count(slot) > 1]
         if not any(is_global):
             text = "has no layer to act on: all have a window, whose ring drops tokens by itself"
+            if not all(layer.stores_tokens for layer in model.layers):
+                text = "has no layer to act on: none stores all tokens"
             yield "serving.evict", f"{text}; leave it out, or use a pattern with G"
         elif self.kv.blocks is not None:
             text = f"cannot drop single tokens from the blocks of kv_dtype {self.kv_dtype}"
@@ -241,6 +243,14 @@ class ServingConfig(SpecModel):
             keep = self._find_kept_tokens(model)
             problems = self.evict.find_budget_problems(keep)
             yield from ((f"serving.evict.{name}", message) for name, message in problems)
+
+    def find_state_problems(self, model: ModelConfig) -> Problems:
+        """Yield what does not go with layers that store a state, by fields of a spec."""
+        if message := model.describe_shared_state(self.find_slots(model)):
+            yield "serving.tie", message
+        if self.compile and not all(layer.stores_tokens for layer in model.layers):
+            text = "runs a step several times before it counts, which would change a layer's state"
+            yield "serving.compile", f"{text}; leave it out, or use a pattern of G and L alone"
 
     def resolve_eviction(self, model: ModelConfig) -> EvictionRule | None:
         """Return which tokens global slots keep; None for all."""
@@ -260,8 +270,9 @@ class ServingConfig(SpecModel):
         rings = tokens = scores = 0
         for slot in set(self.find_slots(model)):
             layer = model.layers[slot]
+            rings += layer.mixer.state_bytes(layer, MODEL_DTYPE)
             token = dtype.token_bytes(layer.stored, self.kv_group)
-            if layer.window is None:
+            if layer.stores_tokens and layer.window is None:
                 tokens += token
                 scores += layer.stored[0].count * evict.resolve(1).slot_score_bytes
             else:

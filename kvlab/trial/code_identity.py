@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import kvlab
+from kvlab.spec.mixers import MIXERS, find_mixer
 from kvlab.store import Store
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
@@ -55,13 +56,16 @@ _EVERYWHERE = {
     "kvlab.trial": "ids, locks and records",
 }
 
+_MIXERS = tuple({find_mixer(name).module.rpartition(".")[0]: None for name in MIXERS})
+
 TRAINING = CodeScope(
     packages=(
         "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.kivi",
         "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.extensions.kv_routing",
         "kvlab.extensions.muon", "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.kv_forms",
-        "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.training_config",
-        "kvlab.train", "kvlab.trial.ddp", "kvlab.trial.initial_weights_loader",
+        "kvlab.spec.layer_config", "kvlab.spec.mixers", "kvlab.spec.model_config",
+        "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
+        "kvlab.trial.initial_weights_loader", *_MIXERS,
     ),
     exceptions=_EVERYWHERE | {
         "kvlab.cache": "stores K/V, which no training step does",
@@ -80,8 +84,10 @@ MEASUREMENT = CodeScope(
         "kvlab.extensions.recall.accuracy", "kvlab.extensions.rotation", "kvlab.layout",
         "kvlab.model", "kvlab.spec.benchmark_config", "kvlab.spec.conversations_config",
         "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
-        "kvlab.spec.layer_config", "kvlab.spec.model_config", "kvlab.spec.serving_config",
+        "kvlab.spec.layer_config", "kvlab.spec.mixers", "kvlab.spec.model_config",
+        "kvlab.spec.serving_config",
         "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
+        *_MIXERS,
     ),
     exceptions=_EVERYWHERE | {
         "kvlab.extensions.recall": "draws text, whose digest and options are in the ids",

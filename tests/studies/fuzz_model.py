@@ -212,7 +212,9 @@ def find_tolerance(case: Case, device: str = "cpu") -> float:
     return factor * TOLERANCE[case.dtype]
 
 
-def run_case(case: Case, device: str = "cpu") -> float:
+def run_case(
+    case: Case, device: str = "cpu", make_reference: type[ReferenceModel] = ReferenceModel
+) -> float:
     """Return the largest error in the case, computed on ``device``, as `TOLERANCE` has it.
 
     Raises:
@@ -231,7 +233,7 @@ def run_case(case: Case, device: str = "cpu") -> float:
     stored = (serving.kv_dtype, serving.kv_group, serving.kv_residual, serving.evict)
     stored = (*stored, serving.kv_rotate)
     references = [
-        ReferenceModel(case.config, weights, list(layout.owners), serving.tie_rule, *stored)
+        make_reference(case.config, weights, list(layout.owners), serving.tie_rule, *stored)
         for _ in range(rows)
     ]
     largest = 0.0

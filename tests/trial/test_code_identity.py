@@ -12,6 +12,7 @@ import kvlab
 from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.dtypes import DTYPES, ROTATIONS
+from kvlab.spec.mixers import MIXERS, find_mixer
 from kvlab.trial.code_identity import (
     MEASUREMENT,
     TRAINING,
@@ -23,16 +24,18 @@ from kvlab.trial.code_identity import (
 )
 from tests.support.code_versions import running_code
 
+# what a table names, which no import shows
+_MIXERS = tuple(find_mixer(name).module.partition(":")[0] for name in MIXERS)
 # where each begins
 ENTRIES = {
     TRAINING: (
         "kvlab.train.loop", "kvlab.trial.initial_weights_loader", "kvlab.trial.ddp",
         # found by name
-        "kvlab.extensions.kv_routing.routed_pass", "kvlab.extensions.muon.muon",
+        "kvlab.extensions.kv_routing.routed_pass", "kvlab.extensions.muon.muon", *_MIXERS,
     ),
     MEASUREMENT: (
         "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",
-        "kvlab.trial.lm_eval_adapter",
+        "kvlab.trial.lm_eval_adapter", *_MIXERS,
         *(one.measure.partition(":")[0] for one in SOURCES.values() if one.measure),
     ),
 }  # fmt: skip

@@ -75,7 +75,7 @@ class RoutedPass(OneShotPass):
             self._last_readers |= dict.fromkeys(sources, layer)
 
     def read_kv(self, layer: int) -> KVContext:
-        first, *others = (self._current[source] for source in self._sources[layer])
+        first, *others = (self._current.get(source, ()) for source in self._sources[layer])
         for number, parts in enumerate(others, 1):
             assert isinstance(self._picks, Tensor)
             is_picked = self._picks[layer] == number
@@ -87,7 +87,7 @@ class RoutedPass(OneShotPass):
 
     def end_layer(self, layer: int) -> None:
         for owner in [one for one, last in self._last_readers.items() if last == layer]:
-            del self._current[owner]
+            self._current.pop(owner, None)
 
 
 def _join_graph(values: Tensor, unread: Parts) -> Tensor:

@@ -41,10 +41,14 @@ class KVRouting(spec.SpecModel):
             SharingError: the pattern is impossible on these layers.
         """
         owners, kinds = model.kv_owners, model.layer_kinds
+        has_kv = [layer.stores_tokens for layer in model.layers]
         if self.depth != ANY:
             slots = tied_slots(owners, owner_map(self.depth, kinds), "owner")
-            return tuple(tuple(dict.fromkeys(pair)) for pair in zip(owners, slots, strict=True))
-        writers = sorted(set(owners))
+            pairs = zip(owners, slots, has_kv, strict=True)
+            return tuple(
+                (own, slot) if own != slot and reads else (own,) for own, slot, reads in pairs
+            )
+        writers = [owner for owner in sorted(set(owners)) if has_kv[owner]]
         return tuple(
             (owner, *(i for i in writers if i < layer and i != owner and kinds[i] == kinds[layer]))
             for layer, owner in enumerate(owners)
