@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from bisect import bisect_left
 from collections.abc import Callable
 
 from kvlab.errors import MeasurementError
@@ -29,7 +28,10 @@ memory has ``without_limit()``, which returns the same attempt without it."""
 def find_largest_batch(
     attempt: Attempt, guess: int, on_attempt: Callable[[int, bool], None]
 ) -> int:
-    """Return the largest batch for which ``attempt`` succeeds, exactly; 0 if none does.
+    """Return the largest batch for which ``attempt`` succeeds; 0 if none does.
+
+    It is exact up to 199, and too small by less than 1% beyond: on a GPU an attempt takes ten
+    seconds, most of them to start.
 
     Args:
         attempt: is expected to fit up to some batch and not beyond.
@@ -45,14 +47,21 @@ def find_largest_batch(
         on_attempt(batch, is_fitting)
         return is_fitting
 
-    low, high = 0, min(max(1, guess), MAX_BATCH)  # low fits, high is open
-    step = max(1, guess // 8)
-    while fits(high):
-        if high == MAX_BATCH:
-            return MAX_BATCH
-        low, high = high, min(high + step, MAX_BATCH)
-        step *= 2
-    return low + bisect_left(range(low + 1, high), True, key=lambda batch: not fits(batch))
+    step, high = max(1, guess // 8), min(max(1, guess), MAX_BATCH)
+    if fits(high):
+        while True:
+            low, high, step = high, min(high + step, MAX_BATCH), 2 * step
+            if low == MAX_BATCH or not fits(high):
+                break
+    else:
+        low = high - step
+        while low > 0 and not fits(low):
+            low, high, step = low - 2 * step, low, 2 * step
+        low = max(0, low)
+    while high - low > max(1, low // 100):
+        between = (low + high) // 2
+        low, high = (between, high) if fits(between) else (low, between)
+    return low
 
 
 def fits_in_new_process(attempt: Attempt, batch: int) -> bool:

@@ -357,7 +357,7 @@ def _find_value(lines: list[Measurement], metric: str, variant: str | None, **fi
     return float(found.value or 0.0)
 
 
-LIMITED_BYTES = 16 * 2**30
+LIMITED_BYTES = 4 * 2**30
 """What the largest batch may use: with all of a large GPU, prefills would take most of the time."""
 
 
