@@ -6,6 +6,7 @@ share it, which are of one kind. How it stores tokens is its plan (`kvlab.layout
 layout sums over plans. All sizes are exact integers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -77,6 +78,14 @@ class KVLayout:
     def last_readers(self) -> frozenset[int]:
         """The layer of each slot that reads it last in a pass."""
         return frozenset({owner: layer for layer, owner in enumerate(self.owners)}.values())
+
+    @cached_property
+    def first_reader(self) -> int:
+        """The layer from which on none writes K/V; the number of layers if the last one writes.
+
+        Of a prompt these layers compute the last token alone.
+        """
+        return find_first_reader(self.writers)
 
     @cached_property
     def _slot_plans(self) -> tuple[SlotPlan, ...]:
@@ -162,6 +171,11 @@ class KVLayout:
         total = self.stored_bytes(batch_size, context_length, dtype)
         whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"
         return f"batch {batch_size} x {whole} = {total:,} bytes"
+
+
+def find_first_reader(writers: Sequence[bool]) -> int:
+    """Return the layer from which on none writes, given for each layer whether it does."""
+    return 1 + max(layer for layer, writes in enumerate(writers) if writes)
 
 
 def _plan_slot(

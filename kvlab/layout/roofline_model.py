@@ -17,7 +17,7 @@ from kvlab.humanize import format_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
-from kvlab.spec.flops import matrix_weights
+from kvlab.spec.flops import layer_weights, matrix_weights
 from kvlab.spec.model_config import ModelConfig
 
 PAYOFF_RATIO = 0.9
@@ -103,17 +103,41 @@ def decode_flops(model: ModelConfig, context_length: int, layout: KVLayout | Non
     attention = 0
     for layer, plan in zip(model.layers, layout.plans, strict=True):
         attention += layer.mixer.decode_flops(layer, plan.count_seen(context_length))
-    return 2 * _decoding_weights(model, layout) + attention
+    return 2 * _served_weights(model, layout) + attention
 
 
-def _decoding_weights(model: ModelConfig, layout: KVLayout) -> int:
-    """Return how many weights multiply a decoded token: K and V that nobody reads are not made."""
-    unused = (
-        model.n_embd * model.layers[layer].store_width
-        for layer, owner in enumerate(model.kv_owners)
-        if owner == layer and not layout.writers[layer]
-    )
+def prefill_flops(model: ModelConfig, tokens: int, layout: KVLayout | None = None) -> int:
+    """Return the FLOPs of a prompt of ``tokens`` tokens, up to the logits of its last one.
+
+    The head and the last layer's MLP compute that token alone, and so do all layers from
+    `KVLayout.first_reader` on. Those below are counted as in `forward_flops`.
+
+    Args:
+        layout: Of the cache that serves. Default: that of the model as it was trained.
+    """
+    layout = layout or KVLayout.of(model)
+    total = 2 * _served_weights(model, layout)  # the last token, in all layers and the head
+    for number, (layer, plan) in enumerate(zip(model.layers, layout.plans, strict=True)):
+        if number >= layout.first_reader:
+            total += layer.mixer.decode_flops(layer, plan.count_seen(tokens))
+            continue
+        mixed = layer.mixer.products(layer, tokens)
+        weights = layer_weights(model, number) - _unused_weights(model, layout, number)
+        if number == model.n_layer - 1:
+            weights -= model.n_embd * model.ffn_dim * model.mlp_matrices
+        total += 2 * (tokens * mixed + (tokens - 1) * weights)
+    return total
+
+
+def _served_weights(model: ModelConfig, layout: KVLayout) -> int:
+    """Return how many weights multiply a token: K and V that nobody reads are not made."""
+    unused = (_unused_weights(model, layout, layer) for layer in range(model.n_layer))
     return matrix_weights(model) - sum(unused)
+
+
+def _unused_weights(model: ModelConfig, layout: KVLayout, layer: int) -> int:
+    is_unused = model.kv_owners[layer] == layer and not layout.writers[layer]
+    return model.n_embd * model.layers[layer].store_width if is_unused else 0
 
 
 def decode_step_cost(
@@ -127,7 +151,7 @@ def decode_step_cost(
     """
     layout = KVLayout.of(model, serving)
     rows = 1 + model.position_scheme.has_embedding  # one of each embedding
-    weights = _decoding_weights(model, layout) + rows * model.n_embd
+    weights = _served_weights(model, layout) + rows * model.n_embd
     return StepCost(
         flops=batch_size * decode_flops(model, context_length, layout),
         weight_bytes=DTYPES[dtype].item_bytes * weights,

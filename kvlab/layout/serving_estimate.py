@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.layout.kv_layout import KVLayout
-from kvlab.layout.roofline_model import decode_flops
+from kvlab.layout.roofline_model import decode_flops, prefill_flops
 from kvlab.sharing import KIND_NAMES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
@@ -43,6 +43,7 @@ class ServingEstimate:
     parameters: int
     weight_bytes: int
     forward_flops: int
+    prefill_flops: int
     decode_flops: int
     largest_batch: int | None
     note: str = ""
@@ -86,6 +87,7 @@ def estimate_serving(
         parameters=parameters,
         weight_bytes=weights,
         forward_flops=forward_flops(model, context),
+        prefill_flops=prefill_flops(model, context, layout),
         decode_flops=decode_flops(model, context, layout),
         largest_batch=batch,
         note=PRESET_NOTES.get(served.name.partition(" ")[0], ""),

@@ -33,7 +33,8 @@ def prefill(
 ) -> Tensor:
     """Run prompts through the model, into an empty cache or without one.
 
-    The last layer's MLP and the head run on each row's last token alone.
+    The last layer's MLP and the head run on each row's last token alone, and so do all upper
+    layers that write no K/V, as under ``kv_sharing: trailing:K``.
 
     Args:
         tokens: (B, C), padded at the end to C.
@@ -48,6 +49,7 @@ def prefill(
         cache,
         None if cache is None else lengths,
         token_indices=last_token_indices(tokens, lengths),
+        are_last=cache is not None or lengths is None,
     )
     return model.compute_logits(hidden_states)
 

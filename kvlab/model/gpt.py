@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pass
 from kvlab.cache.kv_cache import Lengths
+from kvlab.cache.last_token_pass import LastTokenPass, count_writing_layers
 from kvlab.cache.uncached_passes import KVReads
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
@@ -188,6 +189,7 @@ class GPT(nn.Module):
         token_indices: Tensor | None = None,
         residual_dtype: torch.dtype | None = None,
         reads: KVReads | None = None,
+        are_last: bool = False,
     ) -> Tensor:
         """Return the residual stream after the final norm.
 
@@ -202,6 +204,8 @@ class GPT(nn.Module):
                 tokens. The last layer's MLP and the norm skip the others.
             residual_dtype: of the residual stream between layers; default the parameters'.
             reads: without a cache: whose K/V the layers read; by default their owners'.
+            are_last: ``token_indices`` are those of each row's last real token, and without a cache
+                there is no padding. Upper layers that write no K/V skip the other tokens.
 
         Returns:
             (B, C, E), or (N, E) with ``token_indices``.
@@ -225,7 +229,7 @@ class GPT(nn.Module):
             attention_pass = cache.begin_pass(tokens.shape[1], lengths)
         remedy = "shorten the text, or use position: rope"
         check_positions(self.config, attention_pass.end, remedy)
-        return self.run_pass(tokens, attention_pass, token_indices, residual_dtype)
+        return self.run_pass(tokens, attention_pass, token_indices, residual_dtype, are_last)
 
     def run_pass(
         self,
@@ -233,6 +237,7 @@ class GPT(nn.Module):
         attention_pass: AttentionPass,
         token_indices: Tensor | None = None,
         residual_dtype: torch.dtype | None = None,
+        are_last: bool = False,
     ) -> Tensor:
         """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
         positions, limit = attention_pass.positions, attention_pass.position_limit
@@ -245,13 +250,24 @@ class GPT(nn.Module):
         rotations = [
             PassRotation(tables, positions, limit, x.dtype) for tables in self.rotary_tables
         ]
+        dtype, layers = x.dtype, self.config.n_layer
         x = x if residual_dtype is None else x.to(residual_dtype)
-        last = self.config.n_layer - 1
+        skips = are_last and tokens.shape[1] > 1
+        first_reader = count_writing_layers(attention_pass, layers) if skips else layers
         for number, (block, kind) in enumerate(
             zip(self.blocks, self._layer_rotations, strict=True)
         ):
+            if number == first_reader:
+                assert token_indices is not None
+                x = x.flatten(0, 1)[token_indices][:, None]
+                attention_pass = LastTokenPass(attention_pass, token_indices, self.config.layers)
+                token_indices = torch.arange(len(x), device=x.device)
+                rotations = [
+                    PassRotation(tables, attention_pass.positions, limit, dtype)
+                    for tables in self.rotary_tables
+                ]
             rotation = None if kind is None else rotations[kind]
-            x = block(x, attention_pass, rotation, token_indices if number == last else None)
+            x = block(x, attention_pass, rotation, token_indices if number == layers - 1 else None)
         attention_pass.finish()
         out: Tensor = self.norm(x)
         return out

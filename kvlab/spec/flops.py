@@ -60,8 +60,11 @@ def training_flops_per_token(model: ModelConfig) -> int:
 
 def matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
-    total = model.vocab_size * model.n_embd
-    for number, layer in enumerate(model.layers):
-        total += layer.mixer.weights(model, number)
-        total += model.n_embd * model.ffn_dim * model.mlp_matrices
-    return total
+    layers = (layer_weights(model, layer) for layer in range(model.n_layer))
+    return model.vocab_size * model.n_embd + sum(layers)
+
+
+def layer_weights(model: ModelConfig, layer: int) -> int:
+    """Return the number of weights of one layer that multiply every token."""
+    mlp = model.n_embd * model.ffn_dim * model.mlp_matrices
+    return model.layers[layer].mixer.weights(model, layer) + mlp

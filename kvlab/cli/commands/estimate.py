@@ -99,7 +99,7 @@ def _format_one(item: ServingEstimate) -> str:
         f" and writes {item.kv_bytes_written_per_token:,}",
         f"weights in {item.dtype}: {format_exact_bytes(item.weight_bytes)}",
         f"forward pass over the context: {item.forward_flops:.4g} FLOPs;"
-        f" a decoded token: {item.decode_flops:.4g}",
+        f" as a prompt: {item.prefill_flops:.4g}; a decoded token: {item.decode_flops:.4g}",
     ]
     if item.note:
         lines.append(f"note: {item.note}")
