@@ -19,6 +19,11 @@ class BlockSlot(SlotPlan):
     rule: BlockRule
     buffer: ClassVar[str] = "kvlab.cache.kivi:KIVIBuffer"
     has_single_tokens: ClassVar[bool] = False
+    trained_copies: ClassVar[int] = 2
+
+    @property
+    def has_causal_queries(self) -> bool:
+        return not self.rule.quantizes(self.layer.window)
 
     @property
     def block_bytes(self) -> int:

@@ -34,6 +34,8 @@ class SlotPlan(ABC):
         drops_tokens: whether a token may be dropped that a layer would still see in training.
         has_single_tokens: whether what a query reads of a token depends on that token alone, so
             that several continuations of a text may stand in one pass.
+        trained_copies: of the vectors of a token that a training keeps where it reads them as they
+            are stored.
     """
 
     layer: LayerConfig
@@ -44,6 +46,13 @@ class SlotPlan(ABC):
     buffer: ClassVar[str]
     drops_tokens: ClassVar[bool] = False
     has_single_tokens: ClassVar[bool] = True
+    trained_copies: ClassVar[int] = 1
+
+    @property
+    def has_causal_queries(self) -> bool:
+        """Whether queries of a training attend by causality and a window alone, without a mask, so
+        that a backend may keep their probabilities."""
+        return True
 
     def storage_dtype(self, dtype: str) -> str:
         """Return the dtype in which K and V of a model of ``dtype`` are stored."""

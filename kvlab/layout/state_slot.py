@@ -20,6 +20,10 @@ class StateSlot(SlotPlan):
     has_single_tokens: ClassVar[bool] = False
 
     @property
+    def has_causal_queries(self) -> bool:
+        return False
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tensors of one row."""
         return self.layer.mixer.state(self.layer)

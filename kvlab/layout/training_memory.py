@@ -9,6 +9,7 @@ measured, ``peak_bytes``: on CPU within three tenths of the estimate and 24 MB.
 from collections.abc import Iterator
 
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
+from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import matrix_weights, parameter_count
@@ -54,17 +55,19 @@ def activation_bytes(experiment: Experiment) -> int:
     model, kv = experiment.model, experiment.training.kv
     residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
     values = model.n_layer * (residual_values + model.mlp_matrices * model.ffn_dim)
-    values += sum(layer.mixer.saved_values(layer) for layer in model.layers)
     if kv.identity(model):
-        copies = 1 if kv.blocks is None else 2
-        owners = set(model.kv_owners)
-        values += copies * sum(model.layers[owner].store_width for owner in owners)
+        layout = KVLayout.of_training(model, kv)
+        plans = [layout.plans[owner] for owner in layout.slots]
+        values += sum(plan.trained_copies * plan.layer.store_width for plan in plans)
     item_bytes = DTYPES[experiment.training.precision].item_bytes
     coded = 0  # inputs of the linear layers of attention and MLPs, of one byte each
     if "grad_weight" in experiment.training.int8:
         coded = model.n_layer * (2 * model.n_embd + model.ffn_dim)
         coded += sum(layer.out_width for layer in model.layers)
-    return _MARGIN * (item_bytes * (values - coded) + coded)
+    mixed = sum(
+        layer.mixer.saved_bytes(layer, model.block_size, item_bytes) for layer in model.layers
+    )
+    return _MARGIN * (item_bytes * (values - coded) + coded + mixed)
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
@@ -135,7 +138,6 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
     if training.compile:
         return 0
     has_documents = experiment.data.mask_documents
-    blocks = training.kv.blocks  # whose queries have masks of their own, for which none are saved
     return sum(
         saved_probability_bytes(
             rows,
@@ -147,8 +149,10 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             is_bfloat16=training.precision == "bfloat16",
             has_sink=layer.has_sink,
         )
-        for layer in model.layers
-        if layer.stores_tokens and (blocks is None or not blocks.quantizes(layer.window))
+        for layer, plan in zip(
+            model.layers, KVLayout.of_training(model, training.kv).plans, strict=True
+        )
+        if plan.has_causal_queries
     )
 
 

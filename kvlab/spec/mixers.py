@@ -74,8 +74,13 @@ class Mixer(ABC):
         """Return the FLOPs beside those of weights to decode a token that sees ``seen``."""
 
     @abstractmethod
-    def saved_values(self, layer: "LayerConfig") -> int:
-        """Return the numbers that a token keeps for the backward pass, beside the layer's norms."""
+    def saved_bytes(self, layer: "LayerConfig", tokens: int, item_bytes: int) -> int:
+        """Return the bytes that a token keeps for the backward pass, beside the layer's norms.
+
+        Args:
+            tokens: of its text.
+            item_bytes: of a number in the training's precision.
+        """
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,13 @@ class AttentionMixer(Mixer):
     def decode_flops(self, layer: "LayerConfig", seen: int) -> int:
         return layer.kv_form.flops_per_key(layer) * seen
 
-    def saved_values(self, layer: "LayerConfig") -> int:
+    def saved_bytes(self, layer: "LayerConfig", tokens: int, item_bytes: int) -> int:  # noqa: ARG002
         """Return those of q, k, v, the output, and what they are made from."""
         values = 2 * (layer.q_width + layer.out_width) + layer.query_dim
         values += 0 if layer.kv_form.stores_keys else layer.store_width
         if layer.has_qk_norm:
             values += layer.q_width + layer.n_kv_head * layer.head_dim
-        return values
+        return item_bytes * values
 
 
 ATTENTION = AttentionMixer()

@@ -40,8 +40,8 @@ class HalvesMixer(Mixer):
     def decode_flops(self, layer, seen):  # noqa: ARG002
         return 2 * layer.out_width
 
-    def saved_values(self, layer):
-        return 2 * layer.out_width
+    def saved_bytes(self, layer, tokens, item_bytes):  # noqa: ARG002
+        return 2 * item_bytes * layer.out_width
 
 
 class Halves(TokenMixer):
