@@ -121,8 +121,9 @@ class KIVIBuffer(SlotBuffer):
         self.rule, self.window, stored = plan.rule, plan.layer.window, plan.layer.stored
         self.block_count, self.size = self.rule.capacity(context, self.window)
         self.matrices = make_matrices(plan, device)
-        per_byte, group = DTYPES[plan.kv_dtype].numbers_per_item, self.rule.group
-        self.formats = [BlockFormat(per_byte, group if i else None) for i in range(len(stored))]
+        per_byte = [DTYPES[name].numbers_per_item for name in plan.list_dtypes("")]
+        group = self.rule.group
+        self.formats = [BlockFormat(n, group if i else None) for i, n in enumerate(per_byte)]
         self.full = tuple(
             torch.zeros(batch_size, part.count, self.size, part.size, dtype=dtype, device=device)
             for part in stored

@@ -81,9 +81,9 @@ class KVBuffer(SlotBuffer):
         dtype: torch.dtype,
         device: torch.device,
     ):
-        stored_dtype = plan.storage_dtype(str(dtype).removeprefix("torch."))
         stored, self.dtype = plan.layer.stored, dtype
-        self.formats: list[KVFormat] = [get_format(stored_dtype, plan.kv_group) for _ in stored]
+        dtypes = plan.list_dtypes(str(dtype).removeprefix("torch."))
+        self.formats: list[KVFormat] = [get_format(name, plan.kv_group) for name in dtypes]
         if matrices := make_matrices(plan, device):
             self.formats = [*map(RotatedFormat, self.formats, matrices)]
         self.window, self.size = plan.window, plan.count_entries(context)
@@ -93,9 +93,9 @@ class KVBuffer(SlotBuffer):
         )
         self.sinks = min(plan.sinks, self.size)
         self.ring = max(1, self.size - self.sinks)
-        shapes = {part[0].shape for part in self.parts}
+        kinds = {(name, part[0].shape) for name, part in zip(dtypes, self.parts, strict=True)}
         has_codes = self.formats[0].has_codes
-        self._has_codes_alike = has_codes and len(self.parts) > 1 and len(shapes) == 1
+        self._has_codes_alike = has_codes and len(self.parts) > 1 and len(kinds) == 1
 
     @property
     def is_ring(self) -> bool:

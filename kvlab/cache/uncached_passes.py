@@ -200,6 +200,7 @@ def make_rounding(kv: KVStorage) -> RoundPart | None:
     assert kv.blocks is None, "what is read of a token depends on the query"
     if kv.dtype == "model":
         return None
+    assert isinstance(kv.dtype, str), "a training has one dtype for K and V"
     kv_format = get_format(kv.dtype, kv.group)
     return lambda part: round_straight_through(
         part, lambda values: kv_format.decode(kv_format.encode(values), values.dtype)
@@ -243,6 +244,7 @@ class _BlockwisePass(OneShotPass):
         super().__init__(config.kv_owners, length, device, documents)
         self._windows = [layer.window for layer in config.layers]
         self._rule, self._blocks = rule, _Blocks.find(rule, length, device, documents)
+        assert isinstance(kv.dtype, str), "a training has one dtype for K and V"
         per_byte = DTYPES[kv.dtype].numbers_per_item
         self._formats = BlockFormat(per_byte, None), BlockFormat(per_byte, rule.group)
         self._rounded: dict[int, tuple[Tensor, ...]] = {}

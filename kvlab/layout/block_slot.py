@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from kvlab.humanize import format_count
 from kvlab.layout.slot_plan import SlotPlan, Term
-from kvlab.spec.dtypes import DTYPES, BlockRule
+from kvlab.spec.dtypes import DTYPES, BlockRule, token_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,12 @@ class BlockSlot(SlotPlan):
     @property
     def block_bytes(self) -> int:
         """Bytes of a block: keys with scales by channel, values with scales by token."""
-        stored, tokens = DTYPES[self.kv_dtype], self.rule.group
+        key_dtype, *dtypes = self.list_dtypes("")
+        stored, tokens = DTYPES[key_dtype], self.rule.group
         key, *others = self.layer.stored
         codes = tokens * (key.size // stored.numbers_per_item) * stored.item_bytes
         keys = key.count * (codes + key.size * stored.scale_bytes)
-        return keys + tokens * stored.token_bytes(others, self.kv_group)
+        return keys + tokens * token_bytes(others, dtypes, self.kv_group)
 
     def full_token_bytes(self, dtype: str) -> int:
         """Return the bytes of one token in full precision."""

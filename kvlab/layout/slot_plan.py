@@ -11,7 +11,8 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from kvlab.humanize import format_count
-from kvlab.spec.dtypes import DTYPES, DType
+from kvlab.spec import dtypes
+from kvlab.spec.dtypes import DTYPES, KVDtype
 from kvlab.spec.layer_config import LayerConfig
 
 Term = tuple[str, str]
@@ -39,7 +40,7 @@ class SlotPlan(ABC):
     """
 
     layer: LayerConfig
-    kv_dtype: str = "model"
+    kv_dtype: KVDtype = "model"
     kv_group: int | None = None
     kv_rotate: str = "none"
 
@@ -54,9 +55,14 @@ class SlotPlan(ABC):
         that a backend may keep their probabilities."""
         return True
 
+    def list_dtypes(self, dtype: str) -> tuple[str, ...]:
+        """Return the dtype in which each part of a token of a model of ``dtype`` is stored."""
+        return dtypes.list_part_dtypes(self.kv_dtype, len(self.layer.stored), dtype)
+
     def storage_dtype(self, dtype: str) -> str:
-        """Return the dtype in which K and V of a model of ``dtype`` are stored."""
-        return dtype if self.kv_dtype == "model" else self.kv_dtype
+        """Return the dtype in which K and V of a model of ``dtype`` are stored, or two in words."""
+        own = self.list_dtypes(dtype)
+        return own[0] if len(set(own)) == 1 else f"K {own[0]}, V {own[1]}"
 
     @abstractmethod
     def token_bytes(self, dtype: str) -> int:
@@ -157,7 +163,7 @@ class TokenSlot(SlotPlan):
         return context if self.window is None else min(context, self.sinks + self.window)
 
     def token_bytes(self, dtype: str) -> int:
-        return self._stored(dtype).token_bytes(self.layer.stored, self.kv_group)
+        return dtypes.token_bytes(self.layer.stored, self.list_dtypes(dtype), self.kv_group)
 
     def stored_bytes(self, context: int, dtype: str) -> int:
         return self.count_entries(context) * self.token_bytes(dtype)
@@ -181,13 +187,11 @@ class TokenSlot(SlotPlan):
     def formula(self, slots: str, context: int, dtype: str) -> list[Term]:
         return [(f"{slots} x {self.count_entries(context)} tokens", self._token_formula(dtype))]
 
-    def _stored(self, dtype: str) -> DType:
-        return DTYPES[self.storage_dtype(dtype)]
-
     def _token_formula(self, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""
-        stored, parts = self._stored(dtype), []
-        for part in self.layer.stored:
+        parts, own = [], self.list_dtypes(dtype)
+        for part, name in zip(self.layer.stored, own, strict=True):
+            stored = DTYPES[name]
             packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
             vector = f"{part.size}{packed} x {format_count(stored.item_bytes, 'byte')}"
             if stored.is_quantized:
@@ -196,6 +200,8 @@ class TokenSlot(SlotPlan):
                 unit = "scales" if count else "scale"
                 vector = f"({vector} + {count}{stored.scale_bytes} for the {unit})"
             parts.append(f"{format_count(part.count, part.name)} x {vector}")
+        if len(set(own)) > 1:
+            return f"(K: {parts[0]} + V: {parts[1]})"
         if len(parts) == 2 and parts[0] == parts[1]:
             return f"2 (K, V) x {parts[0]}"
         return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"

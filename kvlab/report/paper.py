@@ -193,7 +193,9 @@ def _settings(study: Study) -> Iterator[tuple[str, Any]]:
         provenance = row.record.get("provenance") or {}
         for section, settings in {**row.record["experiment"], "provenance": provenance}.items():
             for key, value in settings.items() if isinstance(settings, Mapping) else ():
-                if isinstance(value, Mapping):
+                if key == "kv_dtype" and isinstance(value, Mapping):
+                    yield from ((f"{section}.{key}", one) for one in value.values())
+                elif isinstance(value, Mapping):
                     yield from ((f"{section}.{inner}", one) for inner, one in value.items())
                 elif isinstance(value, list):
                     yield f"{section}.{key}", ", ".join(map(str, value))

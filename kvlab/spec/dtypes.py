@@ -4,12 +4,14 @@ This is the one table of `serving.kv_dtype` and `training.kv_dtype`. The YAML's 
 messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache` all read it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from kvlab.spec.spec_model import Problems, join_or
+from pydantic import WrapValidator
+
+from kvlab.spec.spec_model import OneOf, Problems, SpecModel, join_or
 
 if TYPE_CHECKING:
     from kvlab.spec.kv_forms import StoredVectors
@@ -69,10 +71,6 @@ class DType:
         """Return the bytes of one vector of ``size`` numbers, its scales included."""
         scales = size // self.group_size(size, group)
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
-
-    def token_bytes(self, parts: Iterable["StoredVectors"], group: int | None = None) -> int:
-        """Return the bytes of all vectors of one token, their scales included."""
-        return sum(part.count * self.vector_bytes(part.size, group) for part in parts)
 
     def find_size_problem(
         self, size: int, group: int | None, name: str, section: str
@@ -189,6 +187,47 @@ def list_kv_dtypes() -> tuple[str, ...]:
     return ("model", *(name for name in DTYPES if name != "float64"))
 
 
+KVDtypeName = Annotated[str, OneOf(list_kv_dtypes)]
+
+
+class KVDtypes(SpecModel):
+    """`serving.kv_dtype` as a map: K and V in dtypes of their own."""
+
+    k: KVDtypeName
+    """How K is stored. Example: int8, v: int4"""
+    v: KVDtypeName
+    """How V is stored. Example: int4, k: int8"""
+
+    def __str__(self) -> str:
+        return f"{{k: {self.k}, v: {self.v}}}"
+
+
+def _validate_kv_dtype(value: Any, handler: Callable[[Any], Any]) -> Any:
+    """Validate a mapping by itself: an error is about one of its keys."""
+    if not isinstance(value, dict | KVDtypes):
+        return handler(value)
+    own = KVDtypes.model_validate(value)
+    return own.k if own.k == own.v else own
+
+
+KVDtype = str | KVDtypes
+KVDtypeField = Annotated[KVDtypeName | KVDtypes, WrapValidator(_validate_kv_dtype)]
+
+
+def list_part_dtypes(kv_dtype: KVDtype, parts: int, dtype: str) -> tuple[str, ...]:
+    """Return in what each of a token's ``parts`` is stored, of a model of ``dtype``."""
+    names = (kv_dtype,) * parts if isinstance(kv_dtype, str) else (kv_dtype.k, kv_dtype.v)
+    return tuple(dtype if name == "model" else name for name in names[:parts])
+
+
+def token_bytes(
+    parts: Iterable["StoredVectors"], dtypes: Iterable[str], group: int | None = None
+) -> int:
+    """Return the bytes of one token, whose parts have a dtype each, their scales included."""
+    stored = zip(parts, dtypes, strict=True)
+    return sum(part.count * DTYPES[name].vector_bytes(part.size, group) for part, name in stored)
+
+
 ROTATIONS: dict[str, str] = {"hadamard": "kvlab.extensions.rotation.hadamard"}
 """`serving.kv_rotate` -> the module that has ``find_size_problem``, without torch, and
 ``make_matrix``, by whose matrix vectors are multiplied before they are stored."""
@@ -204,30 +243,32 @@ class KVStorage:
     """How K and V are stored.
 
     Attributes:
-        dtype: a name of `kvlab.spec.dtypes.DTYPES`, or ``model`` for the model's dtype.
+        dtype: a name of `kvlab.spec.dtypes.DTYPES`, or ``model`` for the model's dtype; or those
+            of K and V.
         group: numbers of a head that share a scale; None for the dtype's default.
         residual: newest tokens in full precision; None for the dtype's default.
         rotate: a name of `ROTATIONS`, or ``none``.
     """
 
-    dtype: str = "model"
+    dtype: KVDtype = "model"
     group: int | None = None
     residual: int | None = None
     rotate: str = "none"
 
     @property
-    def blocks(self) -> BlockRule | None:
-        """When tokens are quantized, in a dtype that quantizes them in blocks; else None."""
-        dtype = DTYPES.get(self.dtype)
-        if dtype is None or dtype.default_residual is None or dtype.default_group is None:
-            return None
-        residual = dtype.default_residual if self.residual is None else self.residual
-        return BlockRule(self.group or dtype.default_group, residual)
+    def quantized(self) -> tuple[DType, ...]:
+        """Those of the dtypes of K and V that have scales, for each group of numbers."""
+        own = [DTYPES[name] for name in list_part_dtypes(self.dtype, 2, MODEL_DTYPE)]
+        return tuple(dtype for dtype in dict.fromkeys(own) if dtype.is_quantized)
 
     @property
-    def has_scales(self) -> bool:
-        """Whether the dtype has scales, for each group of numbers."""
-        return self.dtype in DTYPES and DTYPES[self.dtype].is_quantized
+    def blocks(self) -> BlockRule | None:
+        """When tokens are quantized, in a dtype that quantizes them in blocks; else None."""
+        for dtype in self.quantized:
+            if dtype.default_residual is not None and dtype.default_group is not None:
+                residual = dtype.default_residual if self.residual is None else self.residual
+                return BlockRule(self.group or dtype.default_group, residual)
+        return None
 
     def resolve_group(self, model: "ModelConfig") -> int | None:
         """Return the group of the scales, or None where it is the dtype's default in every layer.
@@ -236,8 +277,11 @@ class KVStorage:
         """
         if self.group is None:
             return None
-        dtype, sizes = DTYPES[self.dtype], model.stored_sizes
-        is_default = all(dtype.group_size(n, self.group) == dtype.group_size(n) for n in sizes)
+        is_default = all(
+            dtype.group_size(size, self.group) == dtype.group_size(size)
+            for dtype in self.quantized
+            for size in model.stored_sizes
+        )
         return None if is_default else self.group
 
     def identity(self, model: "ModelConfig") -> dict[str, Any]:
@@ -256,7 +300,12 @@ class KVStorage:
 
     def find_setting_problems(self) -> Problems:
         """Yield which settings say nothing in this dtype, by fields of a section."""
-        if self.group is not None and not self.has_scales:
+        own = list_part_dtypes(self.dtype, 2, MODEL_DTYPE)
+        if len({DTYPES[name].default_residual is None for name in own}) > 1:
+            text = "quantizes one of K and V in blocks of tokens, and the other token by token"
+            yield "kv_dtype", f"{text}; use kivi4 or kivi2 for both, or for neither"
+            return
+        if self.group is not None and not self.quantized:
             names = join_or(name for name, dtype in DTYPES.items() if dtype.is_quantized)
             text = f"has no scales to group in kv_dtype {self.dtype}"
             yield "kv_group", f"{text}; leave it out, or use {names}"
@@ -277,14 +326,18 @@ class KVStorage:
             found = (find(size, name) for size, name in model.stored_sizes.items())
             if (text := next(filter(None, found), None)) is not None:
                 yield f"{section}.kv_rotate", text
-        if not self.has_scales:
+        if not isinstance(self.dtype, str) and not model.kv_form.stores_keys:
+            text = "stores K and V apart, so it needs model.kv: separate"
+            yield f"{section}.kv_dtype", f"{text}; use one dtype for what both are views of"
             return
         field = f"{section}.{'kv_dtype' if self.group is None else 'kv_group'}"
-        for size, name in model.stored_sizes.items():
-            problem = DTYPES[self.dtype].find_size_problem(size, self.group, name, section)
-            if problem is not None:
-                yield field, problem
-                break
+        problems = (
+            dtype.find_size_problem(size, self.group, name, section)
+            for dtype in self.quantized
+            for size, name in model.stored_sizes.items()
+        )
+        if (problem := next(filter(None, problems), None)) is not None:
+            yield field, problem
         if self.blocks is not None:
             for problem in self.blocks.find_problems(model, section):
                 yield f"{section}.kv_dtype", problem

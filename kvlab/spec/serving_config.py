@@ -7,12 +7,13 @@ from pydantic import Field
 
 from kvlab.sharing import owner_map, tied_slots
 from kvlab.spec.dtypes import (
-    DTYPES,
     MIN_GROUP,
     MODEL_DTYPE,
+    KVDtypeField,
     KVStorage,
-    list_kv_dtypes,
+    list_part_dtypes,
     list_rotations,
+    token_bytes,
 )
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
@@ -161,8 +162,9 @@ class ServingConfig(SpecModel):
 
     omitted_defaults = frozenset({"kv_group", "kv_residual", "kv_rotate", "evict", "compile"})
 
-    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = "model"
-    """How K/V are stored; model keeps the model's dtype. Example: int8"""
+    kv_dtype: KVDtypeField = "model"
+    """How K/V are stored; model keeps the model's dtype. As {k: int8, v: int4} each has its own.
+    Example: int8"""
     kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = None
     """Numbers of a head that share a scale, in a kv_dtype with scales. It divides head_dim. In
     kivi4 and kivi2 it is also the tokens of a block of keys.
@@ -266,12 +268,12 @@ class ServingConfig(SpecModel):
         evict = self.evict
         assert evict is not None
         assert evict.bytes is not None
-        dtype = DTYPES[MODEL_DTYPE if self.kv_dtype == "model" else self.kv_dtype]
         rings = tokens = scores = 0
         for slot in set(self.find_slots(model)):
             layer = model.layers[slot]
             rings += layer.mixer.state_bytes(layer, MODEL_DTYPE)
-            token = dtype.token_bytes(layer.stored, self.kv_group)
+            dtypes = list_part_dtypes(self.kv_dtype, len(layer.stored), MODEL_DTYPE)
+            token = token_bytes(layer.stored, dtypes, self.kv_group)
             if layer.stores_tokens and layer.window is None:
                 tokens += token
                 scores += layer.stored[0].count * evict.resolve(1).slot_score_bytes

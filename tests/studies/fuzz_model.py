@@ -31,6 +31,10 @@ DEVICE_FACTOR = {"cpu": 1, "cuda": 5}
 """A GPU adds up in other orders, and its attention in float32 multiplies in parts."""
 
 LONGEST = 48
+PARTNERS = {"int8": "int4", "fp8": "model", "int4": "fp8", "model": "int8", "float16": "int4",
+            "kivi4": "kivi2", "kivi2": "kivi4"}  # fmt: skip
+"""By the dtype of K: that of V in cases with two."""
+
 WINDOWS = [1, 2, 3, 5, 8, 13, 47, 48, 60]
 
 
@@ -56,6 +60,9 @@ def draw_case(number: int) -> Case:
         except ValueError:
             continue
         break
+    if number % 5 == 2 and config.kv == "separate" and serving.kv_dtype in PARTNERS:
+        own = {"k": serving.kv_dtype, "v": PARTNERS[serving.kv_dtype]}
+        serving = ServingConfig(**{**serving.model_dump(), "kv_dtype": own})
     if number % 3 == 1 and all(size % 4 == 0 for size in config.stored_sizes):
         serving = serving.model_copy(update={"kv_rotate": "hadamard"})
     rows, is_ragged = rng.randint(1, 3), rng.random() < 0.4

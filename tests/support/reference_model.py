@@ -31,7 +31,7 @@ class ReferenceModel:
     weights: dict[str, Array]
     slots: list[int]
     rule: str = "overwrite"
-    kv_dtype: str = "model"
+    kv_dtype: object = "model"
     kv_group: int | None = None
     kv_residual: int | None = None
     evict: object = None
@@ -81,9 +81,10 @@ class ReferenceModel:
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
             parts = self.stored_parts(layer, rows[:, width:], positions)
-            current[slot] = tuple(self.change_basis(
-                round_to_format(self.change_basis(part), self.kv_dtype, self.kv_group)
-            ) for part in parts)  # fmt: skip
+            current[slot] = tuple(
+                self.change_basis(round_to_format(self.change_basis(part), dtype, self.kv_group))
+                for dtype, part in zip(self.dtypes(), parts, strict=False)
+            )
         k, v = self.keys_values(layer, self.with_past(slot, current[slot]))
         all_k, all_v = k, v
         blocks = self.round_blocks(k, v)
@@ -199,19 +200,25 @@ class ReferenceModel:
 
     def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""
-        if self.kv_dtype not in ("kivi2", "kivi4"):
+        if not self.dtypes()[0].startswith("kivi"):
             return None
         k, v, tokens = self.change_basis(k), self.change_basis(v), self.kv_group or 32
-        size, levels = min(tokens, k.shape[-1]), 2 ** int(self.kv_dtype[-1]) - 1
+        size = min(tokens, k.shape[-1])
+        levels, v_levels = (2 ** int(dtype[-1]) - 1 for dtype in self.dtypes())
         keys, values = [], []
         for start in range(0, len(k) - tokens + 1, tokens):
             block = np.moveaxis(k[start : start + tokens], 0, -1)  # (heads, head_dim, tokens)
             keys.append(np.moveaxis(_round_affine(block, levels), -1, 0))
         for row in v:
             parts = np.split(row, range(size, row.shape[-1], size), -1)
-            values.append(np.concatenate([_round_affine(part, levels) for part in parts], -1))
+            values.append(np.concatenate([_round_affine(part, v_levels) for part in parts], -1))
         rounded = np.concatenate([*keys, k[len(keys) * tokens :]]), np.stack(values)
         return tuple(map(self.change_basis, rounded))
+
+    def dtypes(self) -> tuple[str, str]:
+        """Return how the first and the second part that a token stores are stored."""
+        own = self.kv_dtype
+        return (own, own) if isinstance(own, str) else (own.k, own.v)
 
     def change_basis(self, x: Array) -> Array:
         """Return vectors in the basis in which they are stored, or back."""

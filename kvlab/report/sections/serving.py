@@ -209,7 +209,10 @@ def _describe_format(section: Mapping[str, Any]) -> str:
     groups = f", groups of {group}" if group else ""
     newest = "" if residual is None else f", newest {residual} in full"
     rotated = ", rotated" if section.get("kv_rotate", "none") != "none" else ""
-    return f"{section['kv_dtype']}{groups}{newest}{rotated}"
+    stored = section["kv_dtype"]
+    if isinstance(stored, Mapping):
+        stored = f"K {stored['k']}, V {stored['v']}"
+    return f"{stored}{groups}{newest}{rotated}"
 
 
 def _report_cache_dtype(study: Study) -> list[doc.Content]:

@@ -57,7 +57,7 @@ def architecture_key(planned: PlannedTrial) -> str:
     """Return a key of the model and how its K/V are stored, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    serving = [experiment.serving.kv_dtype, layout.identity()]
+    serving = [str(experiment.serving.kv_dtype), layout.identity()]
     trained = experiment.training.kv.identity(experiment.model)
     return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 
