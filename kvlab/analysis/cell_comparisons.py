@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell minus its reference, in the decided metric.
+    """A cell minus its reference, in the decided metric ``metric``.
 
     Attributes:
         estimate: The difference; its ends are those of the simultaneous interval.
@@ -49,6 +49,7 @@ class CellComparison:
     estimate: Estimate
     seeds: tuple[int, ...]
     verdict_name: str
+    metric: str
     margin: float | None = None
     effect: Effect | None = None
     later: Estimate | None = None
@@ -78,7 +79,7 @@ class CellComparison:
     @property
     def verdict(self) -> str:
         """The words of the verdict; empty if there is none."""
-        return write_verdict(self.verdict_name, self.margin)
+        return write_verdict(self.verdict_name, self.margin, self.metric)
 
 
 def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
@@ -103,6 +104,7 @@ def compare_cells(study: "Study") -> dict[Levels, CellComparison]:
             difference,
             tuple(sorted(shared)),
             "",
+            metric,
             study.decide.margin,
             is_explored=study.has_narrow_claims,
             size_factor=sizes[1] / sizes[0] if sizes[0] and sizes[1] else None,
@@ -135,7 +137,9 @@ def _judge_together(
     )
     judged = dict(comparisons)
     for one, test in zip(tested, tests, strict=True):
-        within = replace(one.estimate, low=test.low, high=test.high, p=test.p)
+        reach = 1.0 if METRICS[one.metric].items else math.inf  # of a share of items
+        low, high = max(test.low, -reach), min(test.high, reach)
+        within = replace(one.estimate, low=low, high=high, p=test.p)
         judged[one.levels] = replace(one, estimate=within)
     return {c: replace(one, verdict_name=_name_verdict(study, one)) for c, one in judged.items()}
 

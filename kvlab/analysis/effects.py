@@ -14,7 +14,7 @@ them apart.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -23,7 +23,13 @@ from kvlab.analysis.divergence import Divergence, count_contrast_divergence, cou
 from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.matched_pairs import Cells, Change, Corners, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
-from kvlab.analysis.statistics import ALPHA, Estimate, estimate, smallest_detectable
+from kvlab.analysis.statistics import (
+    ALPHA,
+    Estimate,
+    estimate,
+    share_variance,
+    smallest_detectable,
+)
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import (
     DIFFERENT,
@@ -69,6 +75,7 @@ class Effect:
         is_disturbed: Whether it is a difference of times that do not compare.
         went_wrong: Number of trainings in it that went wrong; see `kvlab.analysis.divergence`.
         over_all: Of a part, the mean over all settings.
+        least_error: The standard error that its items alone give a share; 0 of other metrics.
     """
 
     metric: str
@@ -100,6 +107,7 @@ class Effect:
     went_wrong: int = 0
     at: Change = ()
     over_all: Estimate | None = None
+    least_error: float = 0.0
 
     @property
     def name(self) -> str:
@@ -179,7 +187,7 @@ class Effect:
     @property
     def verdict(self) -> str:
         """The words of the verdict."""
-        return write_verdict(self.verdict_name, self.margin)
+        return write_verdict(self.verdict_name, self.margin, self.metric)
 
     @property
     def has_interval(self) -> bool:
@@ -282,8 +290,13 @@ def judge_together(
     errors = [judged[number].tested_error for number in family]
     found = judge_family([judged[n].value for n in family], errors, alpha, margin, shares)
     for number, test, share in zip(family, found, shares, strict=True):
+        reach = 1.0 if METRICS[judged[number].metric].items else math.inf  # of a share of items
         judged[number] = replace(
-            judged[number], low=test.low, high=test.high, corrected_p=test.p, level=alpha * share
+            judged[number],
+            low=max(test.low, -reach),
+            high=min(test.high, reach),
+            corrected_p=test.p,
+            level=alpha * share,
         )
     return judged
 
@@ -291,7 +304,12 @@ def judge_together(
 def with_pooled_errors(
     effects: list[Effect], cells: Cells, estimand: Estimand | None
 ) -> list[Effect]:
-    """Set the errors of the effects that change training; all are of one metric."""
+    """Set the errors of the effects that change training; all are of one metric.
+
+    Those of a share of items stay their own: its spread depends on how large it is.
+    """
+    if any(METRICS[effect.metric].items for effect in effects):
+        return effects
     trainings = pairs.name_trainings(cells)
     tested = [number for number, effect in enumerate(effects) if effect.is_tested]
     weights = {n: pairs.sum_by_training(effects[n].weights, trainings) for n in tested}
@@ -328,10 +346,11 @@ def estimate_matched(
     seen = [(f, {one.others[place] for one in used}) for place, f in enumerate(others)]
     seeds = tuple(sorted(group_means[0])) if group_means else ()
     by_seed = tuple((seed, fmean(one[seed] for one in group_means)) for seed in seeds)
+    least = _find_item_error(cells, weights, metric, seeds)
     return Effect(
         metric,
         change,
-        _estimate_over_seeds([value for _, value in by_seed], scale, metric),
+        _estimate_over_seeds([value for _, value in by_seed], scale, metric, least),
         pairs_used=sum(len(setting.differences) for setting in used),
         pairs_designed=sum(len(_shared_seeds(cells, corners)) for corners in matched),
         settings=len(used),
@@ -346,6 +365,7 @@ def estimate_matched(
         ),
         weights=weights,
         divergence=count_divergence(cells, matched) if is_learned(metric) else None,
+        least_error=least,
     )
 
 
@@ -358,8 +378,32 @@ def is_learned(metric: str) -> bool:
     return METRICS[metric].unit in _LEARNED_UNITS
 
 
-def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
-    return estimate(by_seed, scale, in_steps=METRICS[metric].is_share) if by_seed else None
+def _estimate_over_seeds(
+    by_seed: list[float], scale: float, metric: str, least_error: float
+) -> Estimate | None:
+    in_steps = METRICS[metric].is_share
+    options = {"in_steps": in_steps, "least_error": least_error}
+    return estimate(by_seed, scale, **options) if by_seed else None
+
+
+def _find_item_error(
+    cells: Cells, weights: Mapping[Levels, float], metric: str, seeds: Sequence[int]
+) -> float:
+    """Return the standard error of a weighted sum of shares that their items alone give it.
+
+    0 of a metric without a count of items, and of cells that share their weights: of equal weights
+    equal shares are no chance.
+    """
+    counted = METRICS[metric].items
+    if counted is None or not seeds:
+        return 0.0
+    names = pairs.name_trainings({levels: cells[levels] for levels in weights})
+    variance = 0.0
+    for levels, weight in pairs.sum_by_training(weights, names).items():
+        rows = [cells[levels][seed].measurements for seed in seeds]
+        own = [share_variance(one[metric], one[counted]) for one in rows if counted in one]
+        variance += weight * weight * fmean(own) / len(seeds) if own else 0.0
+    return math.sqrt(variance)
 
 
 def _estimate_contrast(
@@ -376,10 +420,11 @@ def _estimate_contrast(
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = math.fsum(values)
             scale = max(scale, math.fsum(map(abs, values)))
+    least = _find_item_error(cells, contrast.weights, metric, list(sums))
     return Effect(
         metric,
         change,
-        _estimate_over_seeds(list(sums.values()), scale, metric),
+        _estimate_over_seeds(list(sums.values()), scale, metric, least),
         pairs_used=len(sums),
         pairs_designed=len(designed_seeds),
         groups=1 if sums else 0,
@@ -391,4 +436,5 @@ def _estimate_contrast(
         ),
         aliases=contrast.aliases,
         is_contrast=True,
+        least_error=least,
     )

@@ -72,6 +72,8 @@ class Ranking:
         in_steps: Whether the metric is a share of items, whose differences may be equal by chance.
         alpha: Probability of any false claim among those that are made together.
         all_seeds: As of `kvlab.analysis.standard_errors.pool_variance`.
+        item_variances: Of a share, each cell's variance by its items: its errors are its own, and
+            no smaller than these give.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Ranking:
         in_steps: bool = False,
         alpha: float = 0.05,
         all_seeds: bool = False,
+        item_variances: Mapping[Levels, float] | None = None,
     ):
         self.cells = tuple(levels for levels, by_seed in values.items() if by_seed)
         seeds = sorted({seed for levels in self.cells for seed in values[levels]})
@@ -96,7 +99,7 @@ class Ranking:
         self._is_noisy = np.array([levels in noisy for levels in self.cells], dtype=bool)
         self._rounding = 1e-12 * float(np.nanmax(np.abs(self._losses), initial=1e-300))
         self._baseline, self._in_steps, self._alpha = baseline, in_steps, alpha
-        self._all_seeds = all_seeds
+        self._all_seeds, self._item_variances = all_seeds, item_variances
         self._differences = cache(self._compare)
 
     @property
@@ -245,6 +248,11 @@ class Ranking:
                 found = self._pooled.error(pair, float(own[other]), common)
                 error[other], df[other] = found.value, found.df
                 value[other] += found.shift
+        if self._item_variances is not None:
+            of_items = np.array([self._item_variances[levels] for levels in self.cells])
+            with np.errstate(divide="ignore"):
+                least = np.sqrt((of_items + of_items[one]) / seeds)
+            error = np.where(self._groups != self._groups[one], np.maximum(error, least), error)
         if self._in_steps:
             error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
         error[seeds < 2] = np.nan
@@ -254,7 +262,7 @@ class Ranking:
     @cached_property
     def _pooled(self) -> PooledVariance[int] | None:
         """Pool the differences from the anchor of all cells that were trained apart from it."""
-        if not self.cells:
+        if not self.cells or self._item_variances is not None:
             return None
         anchor = self._anchor
         differences, weights = [], []

@@ -185,6 +185,7 @@ class Looks:
         states: Mapping[str, ClaimState],
         differences: Mapping[str, Sequence[float]],
         allowed: Mapping[str, Collection[str]] = MappingProxyType({}),
+        least_errors: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, ClaimState]:
         """Return the claims after one more look.
 
@@ -194,9 +195,13 @@ class Looks:
                 or with fewer than two, a claim is not tested; without any it is given up.
             allowed: Verdicts that a claim may have, where trials diverged and those that are left
                 flatter one side. A claim that would have another is given up. Others may have all.
+            least_errors: Standard errors of claims that are no smaller, see `share_variance`.
         """
         assert len(states) == self.claims, "a look is at the whole family"
-        new = {name: self._observe(state, differences[name]) for name, state in states.items()}
+        new = {
+            name: self._observe(state, differences[name], least_errors.get(name, 0.0))
+            for name, state in states.items()
+        }
         looked = [name for name in new if new[name].sizes != states[name].sizes]
         has_decided = True
         while has_decided:  # what is decided passes its error on to the others
@@ -209,14 +214,16 @@ class Looks:
                     has_decided |= bool(new[name].outcome)
         return new
 
-    def _observe(self, state: ClaimState, differences: Sequence[float]) -> ClaimState:
+    def _observe(
+        self, state: ClaimState, differences: Sequence[float], least_error: float
+    ) -> ClaimState:
         """Estimate a claim that has new seeds."""
         count = len(differences)
         if state.outcome or count <= max(state.sizes, default=0):
             return replace(state, is_open=state.is_open and count > 0)
         if count < 2:
             return state
-        found = estimate(differences, max(map(abs, differences)))
+        found = estimate(differences, max(map(abs, differences)), least_error=least_error)
         mean, error, sizes = found.value, found.standard_error, (*state.sizes, count)
         reach = self._bound(sizes, self.alpha / self.claims) * error if error else 0.0
         state = ClaimState(sizes, mean, error, low=mean - reach, high=mean + reach)

@@ -63,7 +63,11 @@ class Estimate:
 
 
 def estimate(
-    differences: Sequence[float], scale: float = 1.0, *, in_steps: bool = False
+    differences: Sequence[float],
+    scale: float = 1.0,
+    *,
+    in_steps: bool = False,
+    least_error: float = 0.0,
 ) -> Estimate:
     """Estimate a mean difference, with its t interval and two-sided p-value.
 
@@ -73,23 +77,35 @@ def estimate(
             error count as equal.
         in_steps: Whether the metric is a share of items; see
             `kvlab.store.metrics.Metric.is_share`.
+        least_error: The standard error is at least this, see `share_variance`.
     """
     count = len(differences)
     value = math.fsum(differences) / count
     rounding = 1e-12 * max(scale, 1e-300)
-    if all(abs(number) <= rounding for number in differences):
+    has_floor = least_error > 0 and count > 1
+    if all(abs(number) <= rounding for number in differences) and not has_floor:
         return Estimate(0.0, "identical")
     if count == 1:
         return Estimate(value, "one seed", low=value, high=value)
     variance = sum_squares(differences, value) / (count - 1)
-    if variance <= rounding**2:
+    if variance <= rounding**2 and not has_floor:
         if in_steps:
             return Estimate(value, "unvaried", low=value, high=value)
         return Estimate(value, "exact", low=value, high=value, p=0.0)
-    standard_error, df = math.sqrt(variance / count), count - 1
+    standard_error, df = max(math.sqrt(variance / count), least_error), count - 1
     half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * standard_error
     p = 2 * t_cdf(-abs(value) / standard_error, df)
     return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)
+
+
+def share_variance(share: float, items: float) -> float:
+    """Return the variance of a share of items, as two right and two wrong ones more give it.
+
+    Near 0 and 1 seeds agree by chance, and their spread says too little of the noise of a share;
+    with four items more (Agresti and Coull 1998) it is never zero.
+    """
+    likely = (share * items + 2) / (items + 4)
+    return likely * (1 - likely) / items
 
 
 def smallest_detectable(standard_error: float, df: float, level: float = ALPHA) -> float:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
+from statistics import fmean
 from typing import Any
 
 from kvlab.analysis import trial_rows
@@ -18,6 +19,7 @@ from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
+from kvlab.analysis.statistics import share_variance
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.errors import RecordDamaged
 from kvlab.humanize import format_count
@@ -190,9 +192,9 @@ class Study:
     @cached_property
     def one_shot_metric(self) -> str:
         """The one-shot form of `primary_metric`, over the same text."""
-        if not self.primary_metric.endswith("_served"):
-            return self.primary_metric
-        return self.primary_metric.removesuffix("_served") + "_paired"
+        one_shot = self.primary_metric.removesuffix("_served")
+        is_served = one_shot != self.primary_metric
+        return f"{one_shot}_paired" if is_served and f"{one_shot}_paired" in METRICS else one_shot
 
     @cached_property
     def tokenizers(self) -> frozenset[str]:
@@ -261,7 +263,17 @@ class Study:
 
     def ranking(self, metric: str) -> Ranking:
         """Return the ranking of all cells in a metric, with those that diverged."""
-        info = METRICS[metric]
+        info, of_items = METRICS[metric], None
+        if info.items is not None:
+            of_items = {
+                levels: fmean(
+                    share_variance(row.measurements[metric], row.measurements[info.items])
+                    for row in rows.values()
+                    if row.is_done and {metric, info.items} <= row.measurements.keys()
+                )
+                for levels, rows in self.cells.items()
+                if self.values(levels, metric)
+            }
         return Ranking(
             {levels: self.values(levels, metric) for levels in self.cells},
             self.baseline,
@@ -271,6 +283,7 @@ class Study:
             in_steps=info.is_share,
             alpha=self.decide.alpha,
             all_seeds=self.estimand.all_seeds,
+            item_variances=of_items,
         )
 
     def ranked_means(self, metric: str) -> dict[Levels, float]:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
+from kvlab.store.metrics import METRICS
 
 Tone = Literal["good", "bad", "muted", ""]
 
@@ -54,9 +55,9 @@ CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
 """Verdicts by which a cost is shown to be below the margin, or not to be there."""
 
 
-def write_verdict(name: str, margin: float | None) -> str:
-    """Return the words of a verdict; empty without a name."""
-    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}") if name else ""
+def write_verdict(name: str, margin: float | None, metric: str) -> str:
+    """Return the words of a verdict on a metric; empty without a name."""
+    return VERDICTS[name].words.format(margin=METRICS[metric].write_margin(margin)) if name else ""
 
 
 @dataclass(frozen=True)

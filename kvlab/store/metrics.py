@@ -30,6 +30,8 @@ class Metric:
         derive: of a metric that is not recorded: computes it from those that are. Returns None
             where it does not apply.
         rounding: a recorded value below it is rounding, and read as zero.
+        items: of a share, the metric that counts its items, where differences are to be no surer
+            than so many items allow.
     """
 
     title: str
@@ -37,11 +39,16 @@ class Metric:
     better: Direction = "neither"
     derive: Callable[[Mapping[str, float]], float | None] | None = None
     rounding: float = 0.0
+    items: str | None = None
 
     @property
     def is_share(self) -> bool:
         """Whether it is a share of items: with few items, two seeds agree by chance."""
         return not self.unit
+
+    def write_margin(self, margin: float | None) -> str:
+        """Return a margin as reports print it: of a share in points."""
+        return f"{100 * margin:g} points" if self.items and margin else f"{margin or 0.0:g}"
 
 
 def derive_ratio(over: str, under: str, measurements: Mapping[str, float]) -> float | None:
@@ -99,6 +106,8 @@ _ROUNDING = {
     "reuse_gap": REUSE_GAP_ROUNDING,
 }
 
+_ITEMS = {"recall": "recall_items", "recall_served": "recall_items"}
+
 _SHARES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1")
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
@@ -142,7 +151,8 @@ def _describe_recall(match: re.Match[str]) -> Metric:
     if match["kind"] == "_items":
         return Metric(f"answers {which}", "items")
     title = f"answers {which} that are right"
-    return Metric(f"{title}, served" if match["kind"] else title, "", "higher")
+    title = f"{title}, served" if match["kind"] else title
+    return Metric(title, "", "higher", items=f"recall_{match['number']}_{match['by']}_items")
 
 
 _RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
@@ -190,7 +200,9 @@ _TABLES = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encod
 
 METRICS = MetricTable(
     {
-        name: Metric(title, unit, better, _DERIVED.get(name), _ROUNDING.get(name, 0.0))
+        name: Metric(
+            title, unit, better, _DERIVED.get(name), _ROUNDING.get(name, 0.0), _ITEMS.get(name)
+        )
         for name, (title, unit, better) in _TABLES["metrics"].items()
     }
 )

@@ -12,7 +12,8 @@ drivers are made with. ``4 levels`` and the like are sweeps of all their seeds a
 - *power*: the share of levels that are called worse, by their own tests and by the report, where
   each costs `POWER_SIZE` times the noise of one training times the length of its contrast.
 
-``looks: ...`` are one baseline and one cell a claim, looked at after some of the seeds (`Tally`),
+``shares: ...`` are shares of right items, near 1, at 0.9 and near 0, of trainings that are alike or
+spread. ``looks: ...`` are one baseline and one cell a claim, looked at after some of the seeds (`Tally`),
 ``rankings: ...`` cells without a difference (`rank`).
 """
 
@@ -123,6 +124,10 @@ class Structure:
         diverges: Of which side of the first level the worse half of the trainings diverges.
         effects: True cost of each level, in deviations of one training; the rest have none.
         margin: A cost that does not matter.
+        items: Of a share of right items, their number; 0 of a loss.
+        share: The mean share of wrong items, without a cost.
+        spread: How far trainings are from it: the variance of their shares in parts of the largest
+            that a mean allows.
     """
 
     factors: Factors
@@ -136,6 +141,13 @@ class Structure:
     diverges: Literal["", "level", "baseline"] = ""
     effects: tuple[float, ...] = ()
     margin: float | None = None
+    items: int = 0
+    share: float = 0.0
+    spread: float = 0.0
+
+    @property
+    def metric(self) -> str:
+        return "recall_served" if self.items else "loss"
 
     @property
     def planted(self) -> dict[str, float]:
@@ -175,7 +187,14 @@ def simulate(
     estimand = Estimand(cells, structure.factors, TIES)
     rows = {
         c: {
-            s: TrialRow(c, s, f"{n}.{s}", "done", f"{place[n]}.{s}", {"loss": 0.0})
+            s: TrialRow(
+                c,
+                s,
+                f"{n}.{s}",
+                "done",
+                f"{place[n]}.{s}",
+                {"recall_items": float(structure.items)},
+            )
             for s in range(structure.seeds)
             if structure.has_trial(n, s)
         }
@@ -191,19 +210,22 @@ def simulate(
         shared = structure.common * random.normal(size=(count, 1, structure.seeds))
         is_tied = np.array([float("tied" in c) for c in cells])[:, None]
         losses = noise[:, place] + shared + costs[:, None] + is_tied * served
+        if structure.items:
+            losses = draw_shares(structure, random, costs, losses.shape)
         sides = {"level": levels[:, 0] > 0, "baseline": levels[:, 0] == 0}
         at_risk = sides.get(structure.diverges, np.zeros(len(levels), dtype=bool))
         bad = (noise > np.median(noise)) & at_risk[:, None]
         for one, is_bad in zip(losses.tolist(), bad.tolist(), strict=True):
             for number, by_seed in enumerate(rows.values()):
                 for seed, row in by_seed.items():
-                    row.measurements["loss"] = one[number][seed]
+                    row.measurements[structure.metric] = one[number][seed]
                     if structure.diverges:
                         status = "diverged" if is_bad[place[number]][seed] else "done"
                         by_seed[seed] = replace(row, status=status)
             effects = estimate_main_effects(
-                rows, structure.factors, "loss", estimand=estimand, margin=structure.margin
-            )
+                rows, structure.factors, structure.metric, estimand=estimand,
+                margin=structure.margin,
+            )  # fmt: skip
             if structure.goes_wrong:
                 wrong = {training.split(".")[0] for training in find_wrong_trainings(rows)}
                 names = {c: str(place[n]) for n, c in enumerate(cells)}
@@ -212,6 +234,17 @@ def simulate(
                     for e in effects
                 ]
             yield effects
+
+
+def draw_shares(
+    structure: Structure, random: np.random.Generator, costs: Array, shape: Shape
+) -> Array:
+    """Draw shares of right items (sweeps, cells, seeds), whose means are exact."""
+    means = np.broadcast_to((structure.share + costs)[:, None], shape)
+    if structure.spread:
+        size = 1 / structure.spread - 1
+        means = random.beta(size * means, size * (1 - means))
+    return 1 - random.binomial(structure.items, means) / structure.items
 
 
 def is_false(effect: Effect, truth: float) -> bool:
@@ -235,7 +268,8 @@ def measure(structure: Structure, sweeps: int, seed: int) -> tuple[float, float,
         own += min(p_values, default=1.0) <= ALPHA
         report += any(is_false(e, truth[e.name]) for e in effects)
         intervals = [e for e in effects if e.has_interval]
-        covered += all(e.low <= truth[e.name] <= e.high for e in intervals)
+        sign = -1 if structure.items else 1  # more right items are better
+        covered += all(e.low <= sign * truth[e.name] <= e.high for e in intervals)
     return own / sweeps, report / sweeps, covered / sweeps
 
 
@@ -282,6 +316,18 @@ def list_structures() -> dict[str, Structure]:
             (", half costly, half at the margin", (50.0, 50.0, 2.0, 2.0), 2.0),
         ):
             add(f"4 levels{name}", THREE, seeds, effects=effects, margin=margin)
+    for seeds, (share, spread), items in itertools.product(
+        (2, 3, 5),
+        ((0.001, 0.0), (0.001, 0.001), (0.1, 0.0), (0.1, 0.1), (0.95, 0.01)),
+        (100, 8000),
+    ):
+        options = {"items": items, "share": share, "spread": spread}
+        for name, factors in (("5 levels of one factor", ONE_OF_5), ("4 levels", THREE)):
+            add(f"shares: {name}, {share} of {items} by {spread}", factors, seeds, **options)
+            at = options | {"effects": (0.02,) * 5, "margin": 0.02}
+            one = options | {"effects": (0.02,), "margin": 0.02}
+            name = f"shares: {name} at the margin, {share} of {items} by {spread}"
+            add(name, factors, seeds, **(at if factors is ONE_OF_5 else one))
     for seeds in (3, 5):
         for design, factors in (("5 levels of one factor", ONE_OF_5), ("4 levels", THREE)):
             name = f"{design}, trainings of one go wrong"
@@ -493,6 +539,7 @@ def main() -> None:
             own, report, coverage = measure(structure, sweeps, seed)
             line = f"{name:62} {own:6.3f} {report:7.3f} {coverage:9.3f}"
             special = structure.effects or structure.diverges or structure.goes_wrong
+            special = special or structure.items
             if structure.noise is alike and not special:
                 powers = measure_power(structure, max(1, sweeps // 10), seed)
                 line += f" {powers[0]:11.2f} {powers[1]:7.2f}"

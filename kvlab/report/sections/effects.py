@@ -338,7 +338,7 @@ def _sum_verdict(effect: Effect) -> str:
         "higher": "above the sum",
         "lower": "below the sum",
         "identical": "additive exactly",
-        "equivalent": f"additive within {effect.margin or 0.0:g}",
+        "equivalent": f"additive within {METRICS[effect.metric].write_margin(effect.margin)}",
         "within noise": "additive within noise",
     }
     return words.get(effect.verdict_name, effect.verdict)

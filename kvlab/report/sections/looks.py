@@ -92,7 +92,7 @@ def _claim_entries(study: Study, claim: str, look: TakenLook) -> doc.Entries:
     yield "bound on |t|", _t_cell(state.bound), "at the claim's level there"
     decision = doc.cell("goes on" if state.is_open else "undecided", tone="muted")
     if state.outcome:
-        words = write_verdict(state.outcome, study.decide.margin)
+        words = write_verdict(state.outcome, study.decide.margin, metric)
         decision = doc.cell(words, tone=VERDICTS[state.outcome].tone)
     yield "decision", decision
 

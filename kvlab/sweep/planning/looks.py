@@ -20,7 +20,7 @@ from kvlab.analysis.looks import TakenLook
 from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
-from kvlab.analysis.verdicts import VERDICTS, WORSE
+from kvlab.analysis.verdicts import WORSE, write_verdict
 from kvlab.errors import RecordDamaged, SpecError
 from kvlab.humanize import format_count
 from kvlab.spec.seeds_config import SeedLooks
@@ -182,7 +182,8 @@ class LookPlanner:
             for claim in self._cells_of_claim
             if (divergence := effects[claim].divergence) is not None and divergence.is_one_sided
         }
-        after = looks.take(states, differences, allowed)
+        least_errors = {claim: effects[claim].least_error for claim in self._cells_of_claim}
+        after = looks.take(states, differences, allowed, least_errors)
         return TakenLook(number, self._seeds.looks[number - 1], metric, after)
 
     def _describe_look(self, taken: Sequence[TakenLook]) -> Iterator[str]:
@@ -191,10 +192,9 @@ class LookPlanner:
         before = taken[-2].states if len(taken) > 1 else {}
         place = f"look {look.number} of {len(self._seeds.looks)}, {look.seeds} seeds"
         new = [c for c in states if states[c].outcome and not (c in before and before[c].outcome)]
-        margin = f"{self._sweep.decide.margin or 0:g}"
         for claim in new:
             state = states[claim]
-            words = VERDICTS[state.outcome].words.format(margin=margin)
+            words = write_verdict(state.outcome, self._sweep.decide.margin, look.metric)
             reach = f"{state.value:+.4g} ({state.low:+.4g} to {state.high:+.4g})"
             yield f"{place}: {claim} {words}: {reach}"
         left = [claim for claim, state in states.items() if not state.outcome]

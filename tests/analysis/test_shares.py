@@ -1,0 +1,109 @@
+"""Differences of shares of items, near 0 and 1 too: no surer than their items allow."""
+
+import numpy as np
+import pytest
+
+from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.rankings import Ranking
+from kvlab.analysis.sequential import ClaimState, Looks
+from kvlab.analysis.statistics import estimate, share_variance
+from kvlab.analysis.trial_rows import TrialRow
+from tests.studies.null_sweeps import ONE_OF_5, Structure, measure
+
+
+def cells(shares, items, same_weights=False):
+    """Rows of one seed a column, by cell of one factor."""
+    return {
+        (level,): {
+            seed: TrialRow(
+                (level,), seed, f"{level}{seed}", "done",
+                f"t{seed}" if same_weights else f"{level}{seed}",
+                {"recall_served": share, "recall_items": float(items)},
+            )
+            for seed, share in enumerate(by_seed)
+        }
+        for level, by_seed in shares.items()
+    }  # fmt: skip
+
+
+def judge(shares, items, margin=0.02, **options):
+    factors = {"f": tuple(shares)}
+    (effect,) = estimate_main_effects(
+        cells(shares, items, **options), factors, "recall_served", margin=margin
+    )
+    return effect
+
+
+@pytest.mark.parametrize(("items", "verdict"), [(8000, "bounded"), (40, "undecided")])
+def test_what_is_right_at_every_seed_is_as_sure_as_its_items(items, verdict):
+    effect = judge({"base": [1.0] * 3, "level": [1.0] * 3}, items)
+    assert effect.verdict_name == verdict
+    likely = (items + 2) / (items + 4)
+    one = likely * (1 - likely) / items
+    assert effect.tested_error.value == pytest.approx((2 * one / 3) ** 0.5)
+    assert effect.verdict == {"bounded": "costs less than 2 points"}.get(verdict, verdict)
+
+
+def test_equal_differences_are_tested_and_fewer_right_answers_are_worse():
+    effect = judge({"base": [0.99] * 4, "level": [0.89] * 4}, 4000)
+    assert effect.verdict_name == "worse"
+    assert effect.low < -0.1 < effect.high < 0
+    better = judge({"base": [0.89] * 4, "level": [0.99] * 4}, 4000)
+    assert better.verdict_name == "better"
+
+
+def test_an_interval_stays_among_the_values_that_a_difference_can_have():
+    effect = judge({"base": [1.0, 0.2], "level": [0.1, 0.9]}, 100)
+    assert (effect.low, effect.high) == (-1.0, 1.0)
+
+
+def test_equal_shares_of_equal_weights_are_no_chance():
+    assert judge({"base": [0.6] * 3, "level": [0.6] * 3}, 50, same_weights=True).verdict_name == (
+        "identical"
+    )
+
+
+def test_a_noisy_level_does_not_widen_the_interval_of_another():
+    shares = {"base": [1.0] * 3, "same": [1.0, 0.999, 1.0], "bad": [0.9, 0.3, 0.6]}
+    together = estimate_main_effects(
+        cells(shares, 8000), {"f": tuple(shares)}, "recall_served", margin=0.02
+    )
+    assert [one.verdict_name for one in together] == ["bounded", "undecided"]
+
+
+def test_a_ranking_and_looks_have_the_same_least_error():
+    values = {("a",): {0: 1.0, 1: 1.0}, ("b",): {0: 1.0, 1: 1.0}}
+    variance = share_variance(1.0, 100)
+    ids = {levels: [str(levels)] for levels in values}
+    ranking = Ranking(
+        values, ("a",), ids, higher_is_better=True, item_variances=dict.fromkeys(values, variance)
+    )
+    found, least = ranking.difference(("b",), ("a",)), (2 * variance / 2) ** 0.5
+    assert (found.kind, found.standard_error) == ("tested", pytest.approx(least))
+    assert estimate([0.0, 0.0], least_error=least).standard_error == least
+    looks = Looks((3, 5), 1, margin=0.02, better="higher")
+    for error, outcome in ((1e-4, "bounded"), (0.1, "")):
+        after = looks.take({"f=l": ClaimState()}, {"f=l": [0.0] * 3}, least_errors={"f=l": error})
+        assert after["f=l"].outcome == outcome
+    assert looks.take({"f=l": ClaimState()}, {"f=l": [0.0] * 3})["f=l"].outcome == "identical"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_the_variance_of_a_share_is_never_zero_and_that_of_its_items(share):
+    assert share_variance(share, 50) > 0
+    assert share_variance(share, 1e9) == pytest.approx(
+        share * (1 - share) / 1e9, rel=1e-3, abs=1e-16
+    )
+    draws = np.random.default_rng(0).binomial(50, share, 20_000) / 50
+    assert share_variance(share, 50) > 0.9 * draws.var()
+
+
+@pytest.mark.parametrize(("share", "spread"), [(0.001, 0.001), (0.1, 0.1), (0.95, 0.01)])
+def test_intervals_of_shares_cover_the_truth(share, spread):
+    """`python -m tests.studies null_sweeps --only shares` has more of them."""
+    kind = Structure(
+        ONE_OF_5, 3, items=8000, share=share, spread=spread, effects=(0.02,) * 5, margin=0.02
+    )
+    _, false, covered = measure(kind, 300, 0)
+    assert false <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+    assert covered >= 0.95 - 3 * (0.05 * 0.95 / 300) ** 0.5
