@@ -381,9 +381,9 @@ def is_learned(metric: str) -> bool:
 def _estimate_over_seeds(
     by_seed: list[float], scale: float, metric: str, least_error: float
 ) -> Estimate | None:
-    in_steps = METRICS[metric].is_share
-    options = {"in_steps": in_steps, "least_error": least_error}
-    return estimate(by_seed, scale, **options) if by_seed else None
+    if not by_seed:
+        return None
+    return estimate(by_seed, scale, in_steps=METRICS[metric].is_share, least_error=least_error)
 
 
 def _find_item_error(
