@@ -126,7 +126,7 @@ class Attention(TokenMixer):
         if rotation is not None and kv.is_rotated_on_read:
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         attend_layer = partial(attend, context=context, layer=config, sink=self.sink)
-        y = kv.attend(q, context.parts, key_rope, attend_layer)
+        y = kv.restore(kv.attend(q, context.parts, key_rope, attend_layer), rotation)
         attention_pass.end_layer(self.layer)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, config.out_width))
         return out
@@ -195,6 +195,10 @@ class SeparateKV(nn.Module):
         k, v = parts
         return attend(q, Keys(k), v)
 
+    def restore(self, y: Tensor, rotation: PassRotation | None) -> Tensor:
+        """Return what `attend` has returned (B, H, C, D) as the layer's projection takes it."""
+        return y
+
 
 class TiedKV(SeparateKV):
     """One tensor serves as V and, rotated, as K.
@@ -210,6 +214,21 @@ class TiedKV(SeparateKV):
     def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
         (kv,) = parts
         return attend(q, Keys(kv, table=rope), kv)
+
+
+class RotatedTiedKV(SeparateKV):
+    """One tensor serves as K and as V, stored rotated. What is attended to is rotated back by the
+    query's position, so it has values rotated by their distance."""
+
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
+        return (apply_rope(parts[0], rope),)
+
+    def attend(self, q: Tensor, parts: Reads, rope: RopeTable | None, attend: Attend) -> Tensor:
+        (kv,) = parts
+        return attend(q, Keys(kv), kv)
+
+    def restore(self, y: Tensor, rotation: PassRotation | None) -> Tensor:
+        return y if rotation is None else apply_rope(y, rotation.inverse)
 
 
 class GroupedTiedKV(SeparateKV):

@@ -9,6 +9,7 @@ Shapes: B rows, H heads, C tokens, D head_dim.
 
 import math
 from collections import deque
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -132,6 +133,13 @@ class PassRotation:
         self._limit, self._dtype = limit, dtype
         self.table = tables.at(positions, limit, dtype)
         self._tables_of_keys: deque[tuple[Tensor, RopeTable]] = deque(maxlen=KEY_TABLES)
+
+    @cached_property
+    def inverse(self) -> RopeTable:
+        """The rotations back, also of what a scaling by yarn has made longer."""
+        cos, sin = self.table
+        squared = cos.square() + sin.square()
+        return RopeTable(cos / squared, -sin / squared)
 
     def at(self, positions: Tensor) -> RopeTable:
         """Return the rotations at the positions of the keys that are read, for any number of keys.

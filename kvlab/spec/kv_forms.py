@@ -134,6 +134,23 @@ class TiedForm(KVForm):
         return super().flops_per_key(layer) + 3 * layer.n_kv_head * layer.rotary_dim
 
 
+@dataclass(frozen=True)
+class RotatedTiedForm(KVForm):
+    """One tensor is K and V, stored with the rotation of its position, which the output is freed of
+    by that of the query. So values turn with their distance (DeepSeek-V4)."""
+
+    name = "rotated_tied"
+    view = "kvlab.model.attention:RotatedTiedKV"
+    parts = ("v",)
+
+    def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
+        return (StoredVectors(layer.n_kv_head, layer.head_dim),)
+
+    def find_problems(self, model: "ModelConfig") -> spec.Problems:
+        if not model.position_scheme.is_rotary:
+            yield "kv", f"needs position: rope, not {model.position}; use tied instead"
+
+
 def _find_rotary_key_problems(
     model: "ModelConfig", fixed: tuple[str, ...] = ("position", "rotary_share")
 ) -> spec.Problems:
@@ -251,7 +268,7 @@ class LatentKV(spec.SpecModel, KVForm):
 
 
 NAMED_FORMS: dict[str, KVForm] = {
-    form.name: form for form in (SeparateForm(), TiedForm(), GroupedTiedForm())
+    form.name: form for form in (SeparateForm(), TiedForm(), RotatedTiedForm(), GroupedTiedForm())
 }
 """The forms without settings of their own, by their name in ``model.kv``."""
 

@@ -156,7 +156,8 @@ class ModelConfig(spec.SpecModel):
     """Example: 'adjacent:2'"""
 
     kv: KVField = "separate"
-    """What a token stores: K and V (separate), one tensor that is both (tied), one tensor that is V
+    """What a token stores: K and V (separate), one tensor that is both (tied), the same with the
+    rotation of its position, which the output is freed of (rotated_tied), one tensor that is V
     and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
     mapped from (a map; MLA and GLA).
     Example: tied, position: rope"""

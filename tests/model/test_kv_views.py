@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvlab.cache import begin_one_shot_pass
 from kvlab.layout.serving_estimate import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
 from kvlab.model.attention import SeparateKV
@@ -10,12 +11,15 @@ from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.decode_attention import Keys, decode_stored
 from kvlab.model.rope import apply_rope, make_rope_table
 from kvlab.spec import ModelConfig, load_served_model
+from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, LatentKV, StoredVectors
 from tests.contracts.kv_form_contract import SHAPE, KVFormContract
+from tests.support.random_model import random_model
 
 FORMS = {
     "separate": {"n_kv_head": 2},
     "tied": {"kv": "tied", "n_kv_head": 2},
+    "rotated_tied": {"kv": "rotated_tied", "n_kv_head": 2},
     "grouped_tied": {"kv": "grouped_tied", "n_kv_head": 2},
     "latent": {"kv": {"latent": 24, "rotary": 4}},
     "grouped latent": {"kv": {"latent": 10, "rotary": 4, "groups": 2}},
@@ -39,6 +43,10 @@ class TestTied(KVFormContract):
 
 class TestTiedWithoutRotation(KVFormContract):
     changes, numbers = FORMS["tied without rotation"], 4 * 8
+
+
+class TestRotatedTied(KVFormContract):
+    changes, numbers = FORMS["rotated_tied"], 2 * 8
 
 
 class TestGroupedTied(KVFormContract):
@@ -114,12 +122,31 @@ def test_queries_start_equal_and_one_tensor_for_k_and_v_starts_as_v():
     [
         ("separate", 2 * 4 * (8 + 8)),
         ("tied", 2 * 4 * (8 + 8) + 3 * 2 * 8),  # three for each number of a key that is rotated
+        ("rotated_tied", 2 * 4 * (8 + 8)),
         ("latent", 2 * 4 * (24 + 4 + 24)),  # latent and rotary key, then the sum of latents
     ],
 )
 def test_flops_of_a_key(form, flops):
     layer = config(form).layers[0]
     assert layer.kv_form.flops_per_key(layer) == flops
+
+
+def test_values_turn_with_their_distance_and_no_key_is_rotated_as_it_is_read(monkeypatch):
+    """Logits do not change if all positions are larger, but they do if distances are."""
+    monkeypatch.setattr(decode_attention, "_score_rotated", None)
+    model = random_model(config("rotated_tied", attention_pattern="G", window=None))
+    tokens = torch.arange(6)[None]
+    with torch.inference_mode():
+        cache = model.new_cache(1, 6)
+        steps = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(6)], 1)
+        logits = []
+        for positions in (torch.arange(6), torch.arange(6) + 30, torch.arange(6) * 2):
+            one_pass = begin_one_shot_pass(model.config, KVStorage(), 6, tokens.device)
+            one_pass.positions, one_pass.position_limit = positions, 64
+            logits.append(model.compute_logits(model.run_pass(tokens, one_pass)))
+    assert (steps - logits[0]).abs().max() < 1e-10
+    assert (logits[1] - logits[0]).abs().max() < 1e-10
+    assert (logits[2] - logits[0]).abs().max() > 1e-2
 
 
 def test_the_reductions_rescale_to_other_sizes():

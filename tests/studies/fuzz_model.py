@@ -60,6 +60,10 @@ def draw_case(number: int) -> Case:
         except ValueError:
             continue
         break
+    if config.kv == "tied" and number % 2 and config.position == "rope":
+        config = ModelConfig(
+            **{**config.model_dump(by_alias=True, exclude_unset=True), "kv": "rotated_tied"}
+        )
     if number % 5 == 2 and config.kv == "separate" and serving.kv_dtype in PARTNERS:
         own = {"k": serving.kv_dtype, "v": PARTNERS[serving.kv_dtype]}
         serving = ServingConfig(**{**serving.model_dump(), "kv_dtype": own})

@@ -111,6 +111,8 @@ class ReferenceModel:
                         self.received[layer, group][token] += share
                 elif self.evict is not None and self.evict.by == "snapkv" and window is None:
                     self.vote(layer, group, position, dict(zip(seen, probabilities, strict=True)))
+        if c.kv == "rotated_tied":
+            out = self.rotate_back(layer, out, positions)
         bias = self.weights.get(name + "proj.bias", 0.0)
         return out.reshape(len(x), -1) @ self.weights[name + "proj.weight"].T + bias
 
@@ -129,6 +131,8 @@ class ReferenceModel:
             return k, rows[:, heads:].reshape(count, kv_heads, -1)
         if c.kv == "tied":
             return (rows.reshape(count, kv_heads, -1),)
+        if c.kv == "rotated_tied":
+            return (self.rotate(layer, rows.reshape(count, kv_heads, -1), positions),)
         if c.kv == "grouped_tied":
             rotary_key = self.rotate(layer, rows[:, None, heads:], positions)
             return rows[:, :heads].reshape(count, kv_heads, -1), rotary_key
@@ -141,12 +145,14 @@ class ReferenceModel:
         """Return K and V of every query head, (tokens, heads, numbers), from what is stored."""
         c, count = self.config, len(parts[0])
         name, head_dim = f"blocks.{layer}.attention.", self.setting(layer, "head_dim")
-        if c.kv in ("separate", "tied", "grouped_tied"):
+        if isinstance(c.kv, str):
             parts = tuple(np.repeat(part, c.n_head // part.shape[1], axis=1) for part in parts)
         if c.kv == "separate":
             return parts
         if c.kv == "tied":
             return self.rotate(layer, parts[0], np.arange(count)), parts[0]
+        if c.kv == "rotated_tied":
+            return parts[0], parts[0]
         if c.kv == "grouped_tied":
             return np.concatenate([parts[1], parts[0][..., : head_dim // 2]], -1), parts[0]
         group = c.n_head // c.kv.groups  # heads of one latent
@@ -249,15 +255,24 @@ class ReferenceModel:
         if self.setting(layer, "position") != "rope":
             return x
         share = int(head_dim * self.setting(layer, "rotary_share") + 0.5)
-        width = {"separate": share, "tied": share, "grouped_tied": head_dim // 2}.get(
-            c.kv if isinstance(c.kv, str) else "latent", getattr(c.kv, "rotary", 0)
-        )
+        width = {
+            "separate": share,
+            "tied": share,
+            "rotated_tied": share,
+            "grouped_tied": head_dim // 2,
+        }.get(c.kv if isinstance(c.kv, str) else "latent", getattr(c.kv, "rotary", 0))
         half = width // 2
         theta = self.setting(layer, "rope_theta") ** (-np.arange(half) * 2.0 / max(1, width))
         theta, length = self.scale_frequencies(layer, theta, width)
         angle = length * np.exp(1j * positions[:, None, None] * theta)
         rotated = (x[..., :half] + 1j * x[..., half:width]) * angle
         return np.concatenate([rotated.real, rotated.imag, x[..., width:]], -1)
+
+    def rotate_back(self, layer: int, x: Array, positions: Array) -> Array:
+        """Undo `rotate`, which a scaling may have made longer: solve for what it rotates to x."""
+        pairs = np.eye(x.shape[-1])[None].repeat(len(x), 0)  # the rotation as a matrix
+        matrices = self.rotate(layer, pairs, positions)  # rows are rotated unit vectors
+        return np.linalg.solve(matrices.transpose(0, 2, 1), x.transpose(0, 2, 1)).transpose(0, 2, 1)
 
     def scale_frequencies(self, layer: int, theta: Array, width: int) -> tuple[Array, float]:
         """Return frequencies for a longer context, pair by pair, and the length of rotations."""

@@ -22,6 +22,7 @@ FORMS = [
     {"n_kv_head": 2},
     {"n_kv_head": 1, "head_dim": 12},
     {"kv": "tied", "n_kv_head": 2},
+    {"kv": "rotated_tied", "n_kv_head": 2},
     {"kv": "grouped_tied", "n_kv_head": 2},
     {"kv": {"latent": 20, "rotary": 4}},
     {"kv": {"latent": 8, "rotary": 8, "groups": 2}},
@@ -63,7 +64,9 @@ def test_the_matrix_is_orthonormal_symmetric_and_of_signs(size):
 def test_rotated_logits_are_the_plain_ones(form, layers, position, cuts, seed):
     """In chunks, then token by token, by plain and by static steps."""
     is_rotary = position == "rope"
-    if not is_rotary and (form.get("kv") == "grouped_tied" or isinstance(form.get("kv"), dict)):
+    if not is_rotary and (
+        form.get("kv") in ("grouped_tied", "rotated_tied") or isinstance(form.get("kv"), dict)
+    ):
         form = {"n_kv_head": 4}
     config = ModelConfig(**SHAPE, **form, **layers, position=position)
     model = random_model(config, seed=seed, std=0.3).eval()
