@@ -127,6 +127,7 @@ ATTENTION = AttentionMixer()
 
 MIXERS: dict[str, str] = {
     "attention": "kvlab.spec.mixers:ATTENTION",
+    "gated_delta": "kvlab.extensions.linear_attention.arithmetic:MIXER",
 }
 """`mixer` -> where its object is, as ``module:object``: the one table of mixers."""
 

@@ -133,7 +133,8 @@ class ModelConfig(spec.SpecModel):
     positions.
     Unit: tokens. Example: 4, window: 256, attention_pattern: GLLLLL"""
     attention_pattern: Annotated[str, _LAYER_LETTERS] = "G"
-    """G (global), L (local) or a letter of `kinds` a layer, tiled over depth.
+    """G (global), L (local), D (gated linear attention) or a letter of `kinds` a layer, tiled over
+    depth.
     Example: GLLLLL, window: 256"""
     local: layer_config.LayerKind | None = None
     """Settings of the local layers (L) alone.

@@ -1,0 +1,109 @@
+"""The gated delta rule (arXiv 2412.06464, section 3): a recurrence over the tokens of a text.
+
+Of each token a head has a key k and a value v, a decay a in (0, 1] and a rate b in (0, 1). With the
+state S, a matrix from keys to values,
+
+    S' = a S                       the state decays
+    u = b (v - S'^T k)             what the state does not give for k yet
+    S = S' + k u^T                 is added
+    y = S^T q                      and queries read the new state
+
+Keys are of length 1, so the rule is one step of gradient descent on ``|S^T k - v|^2``.
+
+`mix_chunks` computes chunks of C tokens by matrix products. With g the sum of log a from the first
+token of the chunk on, and S the state before it, the u of a chunk solve a triangular system:
+
+    u_i + b_i sum_{j<i} exp(g_i - g_j) (k_i . k_j) u_j = b_i (v_i - exp(g_i) S^T k_i)
+
+All its exponents are at most 0, so nothing overflows, however fast a head forgets.
+
+Shapes: B rows, H states, R query heads of each, T tokens, N chunks, C tokens of one, D head_dim.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlab.extensions.linear_attention.arithmetic import CHUNK_TOKENS
+
+
+def mix_token(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Take one token into a state; the arguments and results of `mix_chunks`, with T = 1."""
+    key = k.transpose(2, 3)  # (B, H, D, 1)
+    state = state * log_decay.exp()[..., None]
+    change = rate[..., None] * (v - k @ state)
+    state = state + key @ change
+    return (q.squeeze(3) @ state)[:, :, :, None], state
+
+
+@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+    reason="its loop over chunks would be unrolled, and compiled for minutes"
+)
+def mix_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    rate: Tensor,
+    state: Tensor | None = None,
+    documents: Tensor | None = None,
+    chunk: int = CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    """Take all tokens into a state, and read it after each.
+
+    Args:
+        q: (B, H, R, T, D), of the queries that read each state.
+        k, v: (B, H, T, D).
+        log_decay, rate: (B, H, T). A token whose decay has the log 0 and whose rate is 0 changes
+            nothing.
+        state: (B, H, D, D) before the first token; None for an empty one.
+        documents: (B, T), rising numbers: the state is empty before the first token of each. They
+            go with no ``state``.
+        chunk: tokens C.
+
+    Returns:
+        What queries read, (B, H, R, T, D), and the state after the last token.
+    """
+    length = k.shape[2]
+    chunk = min(chunk, length)
+    padding = -length % chunk
+    if padding:  # by tokens that change nothing
+        q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
+        log_decay, rate = (F.pad(x, (0, padding)) for x in (log_decay, rate))
+    q, k, v = (x.reshape(*x.shape[:-2], -1, chunk, x.shape[-1]) for x in (q, k, v))
+    rate, log_decay = (x.reshape(*x.shape[:-1], -1, chunk) for x in (rate, log_decay))
+    rate, decay = rate[..., None], log_decay.cumsum(-1)
+    sees = torch.ones(chunk, chunk, dtype=torch.bool, device=k.device).tril()
+    follows = None  # which tokens are of the document that the chunk before ended in
+    if documents is not None:
+        if padding:
+            documents = torch.cat([documents, documents[:, -1:].expand(-1, padding)], 1)
+        numbers = documents.reshape(len(documents), 1, -1, chunk)
+        sees = sees & (numbers[..., :, None] == numbers[..., None, :])
+        before = numbers[..., -1:].roll(1, 2)
+        follows = numbers == before
+    gap = decay[..., :, None] - decay[..., None, :]
+    fades = gap.masked_fill(~sees, -torch.inf).exp()  # (B, H, N, C, C)
+    past = decay.exp()
+    if follows is not None:
+        past = past * follows
+    past = past[..., None]  # what is left of the state before the chunk, (B, H, N, C, 1)
+    keys_t = k.transpose(-1, -2)
+    system = (rate * fades * (k @ keys_t)).tril(-1)
+    known = torch.cat([rate * v, rate * past * k], -1)
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    own, by_state = solved.chunk(2, -1)  # u = own - by_state S
+    read = fades[:, :, None] * (q @ keys_t[:, :, None])  # (B, H, R, N, C, C)
+    q = q * past[:, :, None]
+    added = k * fades[..., -1, :, None]
+    kept = past[..., -1, :, None]
+    if state is None:
+        state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    out = []
+    for n in range(k.shape[2]):
+        change = own[:, :, n] - by_state[:, :, n] @ state
+        out.append(q[:, :, :, n] @ state[:, :, None] + read[:, :, :, n] @ change[:, :, None])
+        state = kept[:, :, n] * state + added[:, :, n].transpose(2, 3) @ change
+    return torch.stack(out, 3).flatten(3, 4)[:, :, :, :length], state
