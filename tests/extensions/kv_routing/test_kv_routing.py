@@ -19,6 +19,7 @@ from kvlab.extensions.kv_routing.routing import KVRouting
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig, load_experiment
+from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.kv_forms import NAMED_FORMS
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, learning_rate
@@ -197,6 +198,27 @@ def test_all_layers_routed_by_a_pattern_are_what_the_owner_tie_serves():
         cache = net.new_cache(2, 13, serving)
         served = torch.cat([net.hidden_states(one, cache) for one in tokens.split(5, 1)], 1)
     assert (routed - served).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])
+def test_packed_documents_and_rounded_kv_are_routed_too(kv_dtype):
+    of = config(n_layer=5, position="rope", attention_pattern="GLGLL", window=4)
+    net = GPT(of, dtype=torch.float64)
+    net.trained_kv = KVStorage(kv_dtype)
+    choices = KVRouting(share=0.9).find_choices(of)
+    picks = KVRouting(share=0.9).draw_picks(choices, 1, 0)
+    assert any(picks)
+    routes = KVRoutes(choices, picks)
+    text = [7, 3, 9, 0, 5, 4, 4, 8, 0, 1, 2, 3, 6]  # documents begin with 0
+    packed = torch.tensor([text])
+    with torch.no_grad():
+        whole = net.hidden_states(packed, document_start=0, reads=routes)
+        selected = net.hidden_states(packed, document_start=0, reads=routes.for_compiler("cpu"))
+        alone = [net.hidden_states(part, reads=routes) for part in packed.split([3, 5, 5], 1)]
+        plain = net.hidden_states(packed, document_start=0)
+    assert torch.equal(whole, selected)
+    assert (whole - torch.cat(alone, 1)).abs().max() < 1e-10
+    assert (whole - plain).abs().max() > 1e-3
 
 
 class TestTraining:
