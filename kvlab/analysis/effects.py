@@ -346,7 +346,7 @@ def estimate_matched(
     seen = [(f, {one.others[place] for one in used}) for place, f in enumerate(others)]
     seeds = tuple(sorted(group_means[0])) if group_means else ()
     by_seed = tuple((seed, fmean(one[seed] for one in group_means)) for seed in seeds)
-    least = _find_item_error(cells, weights, metric, seeds)
+    least = _find_item_error(cells, weights, metric, dict(by_seed))
     return Effect(
         metric,
         change,
@@ -387,22 +387,26 @@ def _estimate_over_seeds(
 
 
 def _find_item_error(
-    cells: Cells, weights: Mapping[Levels, float], metric: str, seeds: Sequence[int]
+    cells: Cells, weights: Mapping[Levels, float], metric: str, by_seed: Mapping[int, float]
 ) -> float:
     """Return the standard error of a weighted sum of shares that their items alone give it.
 
-    0 of a metric without a count of items, and of cells that share their weights: of equal weights
-    equal shares are no chance.
+    0 of a metric without a count of items, and of no difference between cells that share their
+    weights, which is no chance.
+
+    Args:
+        by_seed: The sum by seed.
     """
     counted = METRICS[metric].items
-    if counted is None or not seeds:
-        return 0.0
     names = pairs.name_trainings({levels: cells[levels] for levels in weights})
+    is_trained = bool(pairs.sum_by_training(weights, names))
+    if counted is None or not (is_trained or any(by_seed.values())):
+        return 0.0
     variance = 0.0
-    for levels, weight in pairs.sum_by_training(weights, names).items():
-        rows = [cells[levels][seed].measurements for seed in seeds]
+    for levels, weight in weights.items():
+        rows = [cells[levels][seed].measurements for seed in by_seed]
         own = [share_variance(one[metric], one[counted]) for one in rows if counted in one]
-        variance += weight * weight * fmean(own) / len(seeds) if own else 0.0
+        variance += weight * weight * fmean(own) / len(by_seed) if own else 0.0
     return math.sqrt(variance)
 
 
@@ -420,7 +424,7 @@ def _estimate_contrast(
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = math.fsum(values)
             scale = max(scale, math.fsum(map(abs, values)))
-    least = _find_item_error(cells, contrast.weights, metric, list(sums))
+    least = _find_item_error(cells, contrast.weights, metric, sums)
     return Effect(
         metric,
         change,

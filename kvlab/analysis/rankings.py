@@ -252,7 +252,8 @@ class Ranking:
             of_items = np.array([self._item_variances[levels] for levels in self.cells])
             with np.errstate(divide="ignore"):
                 least = np.sqrt((of_items + of_items[one]) / seeds)
-            error = np.where(self._groups != self._groups[one], np.maximum(error, least), error)
+            is_chance = (self._groups != self._groups[one]) | (np.abs(value) > self._rounding)
+            error = np.where(is_chance, np.maximum(error, least), error)
         if self._in_steps:
             error[(error == 0) & (np.abs(value) > self._rounding)] = np.nan
         error[seeds < 2] = np.nan

@@ -13,6 +13,7 @@ from kvlab.report import texts
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
+from tests.extensions.recall.test_report import RECORD as RECALL
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
@@ -30,6 +31,7 @@ OWN_RECORDS = {
     "matched": MatchedRecord(),
     "quantized-training": QuantizedTrainingRecord(),
     "lm-eval": LmEvalRecord(),
+    "recall": RECALL,
     "divergence": Record(
         status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done"
     ),

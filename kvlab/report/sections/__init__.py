@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
+from kvlab.extensions.recall.section import report_recall
 from kvlab.humanize import suggest_name
 from kvlab.report.document import Section
 from kvlab.report.sections import (
@@ -53,6 +54,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "hellaswag": SectionEntry(tasks.report_hellaswag),
     "lm-eval": SectionEntry(tasks.report_lm_eval),
     "probes": SectionEntry(tasks.report_probes),
+    "recall": SectionEntry(report_recall),
     "curves": SectionEntry(cells.report_loss_curves),
     "cells": SectionEntry(cells.report_cells),
     "equal-memory": SectionEntry(fronts.report_equal_memory),
