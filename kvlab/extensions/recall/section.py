@@ -42,8 +42,11 @@ def _make_table(
     for levels in study.cells:
         for scoring, ending in _SCORINGS.items():
             if study.values(levels, f"recall{ending}"):
-                entries = _list_entries(study, levels, by, groups, ending)
-                named = (("cell", study.label(levels)), ("scored", scoring), *entries)
+                named: doc.Entries = (
+                    ("cell", study.label(levels)),
+                    ("scored", scoring),
+                    *_list_entries(study, levels, by, groups, ending),
+                )
                 rows.append((named, study.cell_key(levels)))
     words = f"Right answers (%) {caption}, mean over {format_count(len(study.seeds), 'seed')}."
     if len(study.seeds) > 1:
@@ -53,7 +56,7 @@ def _make_table(
 
 def _list_entries(
     study: Study, levels: Levels, by: str, groups: dict[str, int], ending: str
-) -> Iterator[tuple[cols.Column, doc.Value, str]]:
+) -> Iterator[tuple[doc.Column, doc.Value]]:
     """Yield all answers, then those of each group; a hint says how many they are."""
     for metric, number in {"recall": 0, **groups}.items():
         head = "all"
@@ -63,4 +66,4 @@ def _list_entries(
         counts = {row.measurements.get(f"{metric}_items", 0) for row in study.done_rows} - {0}
         hint = " or ".join(f"{int(count):,}" for count in sorted(counts)) + " answers a trial"
         column = cols.mean_column(head, fmt.display_unit(metric), hint)
-        yield column, cols.mean_cell(study, levels, f"{metric}{ending}"), hint
+        yield column, cols.mean_cell(study, levels, f"{metric}{ending}")
