@@ -72,38 +72,46 @@ def mix_chunks(
     if padding:  # by tokens that change nothing
         q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
         log_decay, rate = (F.pad(x, (0, padding)) for x in (log_decay, rate))
+        if documents is not None:
+            documents = torch.cat([documents, documents[:, -1:].expand(-1, padding)], 1)
     q, k, v = (x.reshape(*x.shape[:-2], -1, chunk, x.shape[-1]) for x in (q, k, v))
     rate, log_decay = (x.reshape(*x.shape[:-1], -1, chunk) for x in (rate, log_decay))
-    rate, decay = rate[..., None], log_decay.cumsum(-1)
-    sees = torch.ones(chunk, chunk, dtype=torch.bool, device=k.device).tril()
-    follows = None  # which tokens are of the document that the chunk before ended in
-    if documents is not None:
-        if padding:
-            documents = torch.cat([documents, documents[:, -1:].expand(-1, padding)], 1)
-        numbers = documents.reshape(len(documents), 1, -1, chunk)
-        sees = sees & (numbers[..., :, None] == numbers[..., None, :])
-        before = numbers[..., -1:].roll(1, 2)
-        follows = numbers == before
-    gap = decay[..., :, None] - decay[..., None, :]
-    fades = gap.masked_fill(~sees, -torch.inf).exp()  # (B, H, N, C, C)
-    past = decay.exp()
-    if follows is not None:
-        past = past * follows
-    past = past[..., None]  # what is left of the state before the chunk, (B, H, N, C, 1)
-    keys_t = k.transpose(-1, -2)
+    fades, past = _find_decays(log_decay, documents)
+    rate, past, keys_t = rate[..., None], past[..., None], k.transpose(-1, -2)
     system = (rate * fades * (k @ keys_t)).tril(-1)
     known = torch.cat([rate * v, rate * past * k], -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
     own, by_state = solved.chunk(2, -1)  # u = own - by_state S
     read = fades[:, :, None] * (q @ keys_t[:, :, None])  # (B, H, R, N, C, C)
-    q = q * past[:, :, None]
-    added = k * fades[..., -1, :, None]
-    kept = past[..., -1, :, None]
+    added = (k * fades[..., -1, :, None]).transpose(-1, -2)
     if state is None:
         state = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    out = []
-    for n in range(k.shape[2]):
-        change = own[:, :, n] - by_state[:, :, n] @ state
-        out.append(q[:, :, :, n] @ state[:, :, None] + read[:, :, :, n] @ change[:, :, None])
-        state = kept[:, :, n] * state + added[:, :, n].transpose(2, 3) @ change
+    out, parts = [], (own, by_state, q * past[:, :, None], read, past[..., -1:, :], added)
+    for own_n, by_state_n, q_n, read_n, kept, added_n in zip(
+        *(part.unbind(-3) for part in parts), strict=True
+    ):
+        change = own_n - by_state_n @ state
+        out.append(q_n @ state[:, :, None] + read_n @ change[:, :, None])
+        state = kept * state + added_n @ change
     return torch.stack(out, 3).flatten(3, 4)[:, :, :, :length], state
+
+
+def _find_decays(log_decay: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what of each token is left at each later one of its chunk, and what of the state.
+
+    Args:
+        log_decay: (B, H, N, C).
+        documents: (B, N x C), as in `mix_chunks`.
+
+    Returns:
+        (B, H, N, C, C), 0 for tokens that are later or of another document; and (B, H, N, C), 0 in
+        documents that begin in the chunk.
+    """
+    decay = log_decay.cumsum(-1)
+    gap, past = decay[..., :, None] - decay[..., None, :], decay.exp()
+    sees = torch.ones(gap.shape[-2:], dtype=torch.bool, device=gap.device).tril()
+    if documents is not None:
+        numbers = documents.reshape(len(documents), 1, *log_decay.shape[2:])
+        sees = sees & (numbers[..., :, None] == numbers[..., None, :])
+        past = past * (numbers == numbers[..., -1:].roll(1, 2))  # of where the chunk before ended
+    return gap.masked_fill(~sees, -torch.inf).exp(), past
