@@ -69,33 +69,6 @@ def test_loss_and_gradient_of_a_step_are_the_mean_over_its_answers(make_text, ro
         assert (own.grad - plain.grad).abs().max() < 1e-10
 
 
-def test_workers_weigh_by_their_answers(monkeypatch):
-    """Two workers in turn: what the first one sums is added to what the second one sums."""
-    of = experiment()
-    data = uneven(of)
-    x, y = step_batch(of, data)
-    counts = [TrainStepper(GPT(of.model), data, of, 0).loss.count_targets(y[p]) for p in
-              (slice(4), slice(4, 8))]  # fmt: skip
-    assert counts[0] != counts[1]
-    gradients, losses = [], []
-    for rank in range(2):
-        stepper = TrainStepper(GPT(of.model, seed=0).double(), data, of, seed=0)
-        group = type(stepper.workers)(rank, 2)
-        monkeypatch.setattr(
-            type(group), "all_reduce_sum",
-            lambda _, value: torch.tensor(sum(counts)) if not value.is_floating_point() else value,
-        )  # fmt: skip
-        stepper.workers = group
-        losses.append(float(stepper.accumulate_gradient(0)))
-        gradients.append(torch.cat([p.grad.flatten() for p in stepper.model.parameters()]))
-    model = GPT(of.model, seed=0).double()
-    expected = plain_loss(of, model, x, y)
-    expected.backward()
-    plain = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert (sum(gradients) / 2 - plain).abs().max() < 1e-10  # as DistributedDataParallel averages
-    assert sum(losses) == pytest.approx(expected.item(), abs=1e-6)
-
-
 def test_a_batch_without_answers_has_no_gradient():
     of = experiment()
     tokens = np.full(500, of.data.ranks, np.uint16)
