@@ -100,3 +100,18 @@ def test_edges_of_text_and_vocabulary(name):
 def test_unknown_names_are_refused(name):
     with pytest.raises(DataError, match="use gpt2"):
         load_tokenizer(name)
+
+
+def test_a_symbol_is_a_character_and_a_token():
+    symbols = load_tokenizer("symbols:300")
+    assert (symbols.vocab_size, symbols.end_of_text) == (301, 300)
+    text = symbols.decode([0, 299, 17])
+    assert [ord(letter) for letter in text] == [0x4E00, 0x4E00 + 299, 0x4E00 + 17]
+    assert symbols.encode(text) == [0, 299, 17]
+    assert symbols.decode([5, 300, 6]) == f"{chr(0x4E05)}<|endoftext|>{chr(0x4E06)}"
+    assert symbols.token_bytes().tolist() == [len(text[:1].encode())] * 300 + [0]
+    for other in ("a", chr(0x4E00 + 300), "\ud800"):
+        with pytest.raises(DataError, match="has no symbol for"):
+            symbols.encode(text + other)
+    with pytest.raises(DataError, match="symbols:1 to symbols:20000"):
+        load_tokenizer("symbols:20001")

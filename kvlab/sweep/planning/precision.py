@@ -150,7 +150,8 @@ def expect_precision(
         reports: Folder of reports, which tell a spread where the record has none.
 
     Returns:
-        None if nothing is left to run, or if the sweep claims nothing about what trainings learn.
+        None if nothing is left to run, or if the sweep claims nothing about what trainings learn,
+        or decides a share of items.
     """
     sweep = stage.plan.sweep
     cells: dict[Levels, list[PlannedTrial]] = {}  # of the design, without those that tune it
@@ -166,7 +167,8 @@ def expect_precision(
         tokenizers = {one.trial.experiment.data.tokenizer for one in trials}
         metric = ("loss" if len(tokenizers) <= 1 else "bits_per_byte") + "_served" * served
     is_open = any(one.flops for one in trials) and not all(one.has_ended for one in least.trials)
-    is_learned = METRICS[metric].unit in _LEARNED
+    # of a share of items, the spread depends on the share that is yet to be measured
+    is_learned = METRICS[metric].unit in _LEARNED and METRICS[metric].items is None
     if sweep.search is not None or not (sweep.claims and is_open and is_learned):
         return None
     estimand = plan_estimand(sweep, list(cells))
