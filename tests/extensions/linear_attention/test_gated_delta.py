@@ -106,7 +106,8 @@ def draw_hybrid(number):
         except ValueError:
             continue
         if "D" in pattern:
-            return replace(case, config=config)
+            # as after a sandwich norm, a norm of what is read may divide rounding by next to nothing
+            return replace(case, config=config, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("part", range(3))
