@@ -86,7 +86,9 @@ class Attention(TokenMixer):
         self.key_norm = norm() if self.config.has_qk_norm and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
         self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if self.config.has_sink else None
-        self.kv: SeparateKV = self.config.kv_form.load_view()(self.config, owns_kv, config.norm_eps)
+        self.kv: SeparateKV = self.config.kv_form.load(self.config.kv_form.view)(
+            self.config, owns_kv, config.norm_eps
+        )
 
     def forward(
         self, x: Tensor, attention_pass: AttentionPass, rotation: PassRotation | None

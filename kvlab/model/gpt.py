@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -80,7 +79,8 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.norm1 = make_norm(config)
-        self.attention: TokenMixer = resolve_name(config.layers[layer].mixer.module)(config, layer)
+        mixer = config.layers[layer].mixer
+        self.attention: TokenMixer = mixer.load(mixer.module)(config, layer)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
         is_sandwich = config.norm_placement == "sandwich"

@@ -21,7 +21,9 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationError, WithJson
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec import spec_model as spec
-from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors, offered_forms
+from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
+from kvlab.spec.members import Member, offered
+from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.model_config import ModelConfig
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
@@ -32,9 +34,16 @@ class Extension:
 
     Args:
         kv_forms: values of ``model.kv``.
+        mixers: values of ``mixer`` in ``model.kinds``.
     """
 
     kv_forms: tuple[KVForm, ...] = ()
+    mixers: tuple[Mixer, ...] = ()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All that it adds."""
+        return (*self.kv_forms, *self.mixers)
 
 
 class ExtensionFile(spec.SpecModel):
@@ -112,48 +121,52 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
     if not isinstance(extension, Extension):
         text = "has no `extension`; end it with `extension = Extension(kv_forms=(MyForm(),))`"
         fail(max(1, len(file.text.splitlines())), text)
-    _check_forms(file.text, module, extension, fail)
-    for form in extension.kv_forms:
-        type(form).source = file
+    _check_members(file.text, module, extension, fail)
+    for member in extension.members:
+        type(member).source = file
     _loaded[file] = extension
     return extension
 
 
-def _check_forms(
+def _check_members(
     text: str, module: ModuleType, extension: Extension, fail: Callable[[int, str], NoReturn]
 ) -> None:
-    """Refuse forms that cannot be told apart or have no module of torch."""
-    tree, names = ast.parse(text), set(NAMED_FORMS)
+    """Refuse members that cannot be told apart or have no module of torch."""
+    names, tree = {*NAMED_FORMS, *MIXERS}, ast.parse(text)
     lines = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
-    for form in extension.kv_forms:
-        own, line = type(form), lines.get(type(form).__name__, 1)
-        if not isinstance(form, KVForm) or own.__module__ != module.__name__:
-            text = f"kv_forms has {form!r}; give instances of classes of this file, which are"
-            fail(line, f"{text} KVForms")
-        name, view, parts = (getattr(form, key, None) for key in ("name", "view", "parts"))
-        if not isinstance(name, str) or name in names:
-            text = f"has name = {name!r}; give it one that no other form has"
-            fail(line, f"{own.__name__} {text}: not {', '.join(sorted(names))}")
-        if not isinstance(view, str) or not (":" in view or hasattr(module, view)):
-            text = f"has view = {view!r}; name a class of this file, a SeparateKV"
-            fail(line, f"{own.__name__} {text}")
-        if not isinstance(parts, tuple) or not parts:
-            text = f"has parts = {parts!r}; name what a token stores, such as ('k', 'v')"
-            fail(line, f"{own.__name__} {text}")
-        names.add(name)
+    kinds = {"kv_forms": (KVForm, "view"), "mixers": (Mixer, "module")}
+    for field, (base, place) in kinds.items():
+        for member in getattr(extension, field):
+            own, line = type(member), lines.get(type(member).__name__, 1)
+            if not isinstance(member, base) or own.__module__ != module.__name__:
+                hint = f"give instances of {base.__name__}s that this file defines"
+                fail(line, f"{field} has {member!r}; {hint}")
+            name, torch_class = getattr(member, "name", None), getattr(member, place, None)
+            if not isinstance(name, str) or name in names:
+                hint = f"give it one that is none of {', '.join(sorted(names))}"
+                fail(line, f"{own.__name__} has name = {name!r}; {hint}")
+            names.add(name)
+            is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
+            if not is_there and ":" not in str(torch_class):
+                hint = "name a class of this file, a module of torch"
+                fail(line, f"{own.__name__} has {place} = {torch_class!r}; {hint}")
+            parts = getattr(member, "parts", ("k",))
+            if not isinstance(parts, tuple) or not parts:
+                hint = "name what a token stores, such as ('k', 'v')"
+                fail(line, f"{own.__name__} has parts = {parts!r}; {hint}")
 
 
 @contextmanager
 def offer_extensions(data: Any) -> Iterator[None]:
     """Offer what ``extensions`` in the data of an experiment adds, while it is validated."""
     files = _read_files(data.get("extensions", ())) if isinstance(data, dict) else ()
-    forms = dict[str, KVForm]()
+    members = list[Member]()
     for file in files if isinstance(files, tuple) else ():  # else its field says what is wrong
         if file.text not in _trusted:
             text = f"has {file.name}, code of a record that nobody has run on this machine; read"
             spec.raise_problems([("extensions", f"{text} it, then run `kvlab check` on it")])
-        forms |= {form.name: form for form in load_extension(file).kv_forms}
-    token = offered_forms.set(forms)
+        members += load_extension(file).members
+    token = offered.set(tuple(members))
     try:
         yield
     except ValidationError:
@@ -164,7 +177,7 @@ def offer_extensions(data: Any) -> Iterator[None]:
         text = f"{place}: fails: {type(error).__name__}: {error}"
         spec.raise_problems([("extensions", f"has {text}")])
     finally:
-        offered_forms.reset(token)
+        offered.reset(token)
 
 
 def find_form_problems(model: ModelConfig) -> spec.Problems:
@@ -192,8 +205,9 @@ def locate_error(error: BaseException) -> str | None:
     return None
 
 
-def restore_form(name: str, file: Mapping[str, str]) -> KVForm:
-    """Return a form of a file, where one is unpickled: the process may not have run the file."""
+def restore_member(kind: str, name: str, file: Mapping[str, str]) -> Member:
+    """Return a member of a file where it is unpickled: the process may not have run the file."""
     own = ExtensionFile(**file)
     trust(own.text)
-    return next(form for form in load_extension(own).kv_forms if form.name == name)
+    members = load_extension(own).members
+    return next(one for one in members if (type(one).__qualname__, one.name) == (kind, name))

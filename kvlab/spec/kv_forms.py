@@ -6,16 +6,14 @@ knows a form by its name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
-from pkgutil import resolve_name
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import SerializationInfo, WrapSerializer, WrapValidator
+from pydantic import WrapValidator
 
 from kvlab.spec import spec_model as spec
+from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -31,7 +29,7 @@ class StoredVectors:
     name: str = "head"
 
 
-class KVForm(ABC):
+class KVForm(Member, ABC):
     """How K and V come from what a token stores.
 
     Attributes:
@@ -41,15 +39,12 @@ class KVForm(ABC):
         parts: the names of the parts of `stored`, which seed their rows of ``qkv``.
         stores_keys: whether K and V are stored as they are attended to.
         shares_rotary_key: whether one rotary key serves all heads, beside what is theirs.
-        source: the user's file that defines it, an `ExtensionFile`; None for kvlab's own.
     """
 
-    name: ClassVar[str]
     view: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     stores_keys: ClassVar[bool] = False
     shares_rotary_key: ClassVar[bool] = False
-    source: ClassVar[Any] = None
 
     @abstractmethod
     def stored(self, layer: "LayerConfig") -> tuple[StoredVectors, ...]:
@@ -90,19 +85,6 @@ class KVForm(ABC):
     def rescale(self, head_dim: int, new_head_dim: int) -> Self | None:  # noqa: ARG002
         """Return the form for heads of another width; None if it does not scale to it."""
         return self
-
-    def load_view(self) -> Any:
-        """Return the class that ``view`` names. It imports torch."""
-        module, _, name = self.view.rpartition(":")
-        return resolve_name(f"{module or type(self).__module__}:{name}")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A form of a user's file is pickled with the file, which other processes have not."""
-        if self.source is None:
-            return super().__reduce_ex__(protocol)
-        from kvlab.spec.extension_files import restore_form
-
-        return restore_form, (self.name, self.source.model_dump())
 
 
 @dataclass(frozen=True)
@@ -273,31 +255,15 @@ NAMED_FORMS: dict[str, KVForm] = {
 """The forms without settings of their own, by their name in ``model.kv``."""
 
 
-offered_forms: ContextVar[Mapping[str, KVForm]] = ContextVar(
-    "offered_forms", default=MappingProxyType({})
-)
-"""The forms of users' files, by name, while an experiment that lists the files is validated."""
-
-
 def _validate_kv(value: Any, handler: Callable[[Any], Any]) -> Any:
     """Validate a mapping as latent attention: an error is about one of its keys."""
-    if isinstance(value, dict | LatentKV):
-        return LatentKV.model_validate(value)
-    if isinstance(value, KVForm):
-        return value
-    offered = offered_forms.get()
-    return offered[value] if isinstance(value, str) and value in offered else handler(value)
-
-
-def _dump_kv(value: Any, handler: Callable[[Any], Any], info: SerializationInfo) -> Any:
-    """Return a form of a user's file as it is, and as its name in JSON."""
-    if not isinstance(value, KVForm) or value.source is None:
-        return handler(value)
-    return value.name if info.mode_is_json() else value
+    is_latent = isinstance(value, dict | LatentKV)
+    return LatentKV.model_validate(value) if is_latent else handler(value)
 
 
 KVField = Annotated[
-    Annotated[str, spec.OneOf(lambda: [*NAMED_FORMS, *offered_forms.get()])] | LatentKV,
+    Annotated[str, spec.OneOf(lambda: [*NAMED_FORMS, *find_offered(KVForm)])] | LatentKV,
     WrapValidator(_validate_kv),
-    WrapSerializer(_dump_kv),
+    accept_offered(KVForm),
+    DUMP_OFFERED,
 ]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import KVForm, StoredVectors
-from kvlab.spec.mixers import ATTENTION, MIXERS, Mixer
+from kvlab.spec.mixers import ATTENTION, Mixer, MixerField
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class LayerKind(spec.SpecModel):
     window: spec.PositiveInt | None = None
     """Tokens that a token of these layers sees, itself included.
     Unit: tokens. Default: `model.window` in `local`; elsewhere all before it. Example: 128"""
-    mixer: Annotated[str, spec.OneOf(lambda: MIXERS)] | None = None
+    mixer: MixerField | None = None
     """How these layers mix their tokens; a setting of `kinds` alone.
     Default: attention. Example: attention"""
 

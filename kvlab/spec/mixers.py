@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import StoredVectors
+from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -25,7 +27,7 @@ STATE_DTYPE = "float32"
 
 
 @dataclass(frozen=True)
-class Mixer(ABC):
+class Mixer(Member, ABC):
     """How the tokens of a layer take from earlier ones.
 
     Attributes:
@@ -132,9 +134,9 @@ MIXERS: dict[str, str] = {
 """`mixer` -> where its object is, as ``module:object``: the one table of mixers."""
 
 
-def find_mixer(name: str) -> Mixer:
-    """Return a member of `MIXERS`."""
-    return _load(MIXERS[name])
+def find_mixer(named: str | Mixer) -> Mixer:
+    """Return a member of `MIXERS` by its name, or one of a user's file as it is."""
+    return _load(MIXERS[named]) if isinstance(named, str) else named
 
 
 _load: Callable[[str], Mixer] = cache(resolve_name)
@@ -144,3 +146,10 @@ def list_letters() -> dict[str, str]:
     """Return the mixers that have a letter of their own, by it."""
     letters = {find_mixer(name).letter: name for name in MIXERS}
     return {letter: name for letter, name in letters.items() if letter}
+
+
+MixerField = Annotated[
+    Annotated[str, spec.OneOf(lambda: [*MIXERS, *find_offered(Mixer)])],
+    accept_offered(Mixer),
+    DUMP_OFFERED,
+]

@@ -323,12 +323,13 @@ class ModelConfig(spec.SpecModel):
                     text = f"is missing: {kind} without settings is {letters[kind]}"
                     yield f"{key}.mixer", f"{text}; write mixer: {letters[kind]} or attention"
                 continue
-            if kind in KIND_NAMES and own.mixer != "attention":
-                text = f"cannot change what {kind} is; use kinds: {{M: {{mixer: {own.mixer}}}}}"
+            name = own.mixer if isinstance(own.mixer, str) else own.mixer.name
+            if kind in KIND_NAMES and name != "attention":
+                text = f"cannot change what {kind} is; use kinds: {{M: {{mixer: {name}}}}}"
                 yield f"{key}.mixer", text
             unread = own.model_fields_set - {"mixer", *find_mixer(own.mixer).settings}
-            for name in (name for name in type(own).model_fields if name in unread):
-                yield f"{key}.{name}", f"is not read by mixer {own.mixer}; leave it out"
+            for field in (field for field in type(own).model_fields if field in unread):
+                yield f"{key}.{field}", f"is not read by mixer {name}; leave it out"
 
     def _find_letter_problems(self) -> spec.Problems:
         """Yield letters without a kind, and settings of kinds without a layer."""
@@ -438,6 +439,10 @@ class ModelConfig(spec.SpecModel):
             facts.pop("sink_tokens", None)
         if (source := self.kv_form.source) is not None:
             facts["kv_code"] = source.digest
+        if any(one.mixer.source for one in layers):
+            facts["mixers"] = [
+                one.mixer.source and f"{one.mixer.name} {one.mixer.source.digest}" for one in layers
+            ]
         return facts
 
 
