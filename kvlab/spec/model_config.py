@@ -327,9 +327,10 @@ class ModelConfig(spec.SpecModel):
             if kind in KIND_NAMES and name != "attention":
                 text = f"cannot change what {kind} is; use kinds: {{M: {{mixer: {name}}}}}"
                 yield f"{key}.mixer", text
-            unread = own.model_fields_set - {"mixer", *find_mixer(own.mixer).settings}
-            for field in (field for field in type(own).model_fields if field in unread):
-                yield f"{key}.{field}", f"is not read by mixer {name}; leave it out"
+            read = {"mixer", *find_mixer(own.mixer).settings}
+            for field in type(own).model_fields:
+                if field not in read and getattr(own, field) is not None:
+                    yield f"{key}.{field}", f"is not read by mixer {name}; leave it out"
 
     def _find_letter_problems(self) -> spec.Problems:
         """Yield letters without a kind, and settings of kinds without a layer."""

@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
-from kvlab.trial.form_contract import CHECKS
+import pytest
+
+from kvlab.trial.member_checks import CHECKS
 from tests.support.tiny_sweep import run_kvlab
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "extend" / "half_values.py"
 
 
-def test_the_example_of_the_page_holds():
-    code, out, _ = run_kvlab("check", str(EXAMPLE), "--cases", "12", "--json")
+@pytest.mark.parametrize("name", ["half_values", "decayed_sum"])
+def test_the_examples_of_the_page_hold(name):
+    code, out, _ = run_kvlab("check", EXAMPLE.with_stem(name), "--cases", "12", "--json")
     found = json.loads(out)
     assert (code, [one["check"] for one in found]) == (0, [*CHECKS])
     assert not any(one["counterexample"] for one in found)

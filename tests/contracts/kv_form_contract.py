@@ -5,7 +5,7 @@ import pytest
 from kvlab.layout import KVLayout, decode_flops, forward_flops
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.form_contract import CHECKS
+from kvlab.trial.member_checks import CHECKS
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
          "position": "rope", "attention_pattern": "GLL", "window": 7}  # fmt: skip

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from kvlab.cli.terminal import show_status_line
 from kvlab.errors import UsageError
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import ExtensionFile, load_extension, locate_error, trust
-from kvlab.spec.kv_forms import KVForm
+from kvlab.spec.members import Member
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.trial.known_extensions import remember_extensions
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     trust(file.text)
     extension = load_extension(file, path)
     remember_extensions([file.text])
-    found = [one for form in extension.kv_forms for one in _check_form(form, path, options.cases)]
+    found = [*chain(*(_check_member(one, path, options.cases) for one in extension.members))]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
@@ -69,34 +70,34 @@ class Checked:
         return f"{line}\n    {self.counterexample}" if self.counterexample else line
 
 
-def _check_form(form: KVForm, path: Path, cases: int) -> Iterator[Checked]:
+def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     """Yield what every check finds over random models, the first failure of each."""
-    from kvlab.trial import form_contract
+    from kvlab.trial import member_checks
 
     draw, drawn, refused = random.Random(0), list[tuple[ModelConfig, ServingConfig, str]](), 0
     while len(drawn) < cases and refused < 20 * cases:
-        model, how = form_contract.draw_case(draw, form)
+        model, how = member_checks.draw_case(draw, member)
         try:
             served = ServedModel.model_validate({"name": "x", "model": model, "serving": how})
         except ValidationError:
-            refused += 1  # what the form or kvlab refuses needs no more
+            refused += 1  # what the member or kvlab refuses needs no more
             continue
-        shown = json.dumps({"model": model | {"kv": form.name}, "serving": how})
+        shown = json.dumps({"model": model, "serving": how}, default=lambda one: one.name)
         drawn.append((served.model, served.serving, shown))
     if not drawn:
-        raise UsageError(f"{path}: {form.name} refuses all of {refused} models; see find_problems")
-    for name, check in form_contract.CHECKS.items():
+        raise UsageError(f"{path}: {member.name} goes with none of {refused} random models")
+    for name, check in member_checks.CHECKS.items():
         largest, number, failure = 0.0, 0, ""
         few = drawn[: max(1, cases // 10)] if name.startswith("a training") else drawn
         for number, (config, serving, shown) in enumerate(few, 1):
             if sys.stderr.isatty():
-                show_status_line(f"{form.name}: {name} {number}/{len(few)}")
+                show_status_line(f"{member.name}: {name} {number}/{len(few)}")
             try:
                 largest = max(largest, check(config, serving))
             except Exception as error:
                 failure = f"{_describe(error)}\n    with {shown}"
                 break
-        yield Checked(form.name, name, number, largest, failure)
+        yield Checked(member.name, name, number, largest, failure)
 
 
 def _describe(error: Exception) -> str:

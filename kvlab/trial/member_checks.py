@@ -1,4 +1,4 @@
-"""What every K/V form must do, as checks of one model: kvlab's own forms and those of users.
+"""What every K/V form and mixer must do, as checks of one model: kvlab's own and those of users.
 
 Each check takes a configuration and returns how far it is off, or raises `Broken`. `draw_case`
 draws configurations; ``kvlab check`` runs the checks over many, the tests over chosen ones.
@@ -14,7 +14,8 @@ from torch import Tensor
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.model.gpt import GPT
-from kvlab.spec.kv_forms import KVForm
+from kvlab.spec.members import Member
+from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
 
@@ -24,19 +25,25 @@ TOLERANCE = 1e-10
 
 
 class Broken(AssertionError):
-    """A form does not do what it must."""
+    """A member does not do what it must."""
 
 
-def draw_case(draw: random.Random, form: KVForm | str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a small random model with a form, and of how it is served."""
+def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a small random model with a member, and of how it is served."""
     heads, head_dim = draw.choice((2, 4)), draw.choice((8, 16))
     layers = draw.choice((2, 3, 4))
     model: dict[str, Any] = {
         "vocab_size": VOCABULARY, "block_size": 64, "n_layer": layers, "n_head": heads,
         "n_kv_head": draw.choice([n for n in (1, 2, 4) if heads % n == 0]),
         "n_embd": heads * head_dim, "position": draw.choice(("rope", "rope", "learned", "none")),
-        "norm": draw.choice(("layernorm", "rmsnorm")), "bias": draw.random() < 0.5, "kv": form,
+        "norm": draw.choice(("layernorm", "rmsnorm")), "bias": draw.random() < 0.5,
     }  # fmt: skip
+    if isinstance(member, Mixer):
+        pattern = draw.choice([p for p in ("M", "MG", "MML", "GM") if len(p) <= layers])
+        model |= {"attention_pattern": pattern, "kinds": {"M": {"mixer": member}}}
+        model |= {"window": 7} if "L" in pattern else {}
+        return model, draw.choice(({}, {"kv_dtype": "int8"}, {"evict": {"keep": 9, "sinks": 2}}))
+    model["kv"] = member
     if draw.random() < 0.5:
         pattern = draw.choice([p for p in ("L", "GL", "GLL", "LG") if len(p) <= layers])
         model |= {"window": draw.choice((3, 7, 16)), "attention_pattern": pattern}
@@ -73,6 +80,8 @@ def check_cached_logits(config: ModelConfig, _serving: ServingConfig) -> float:
     static, eager, chunked = (model.new_cache(ROWS, TOKENS) for _ in range(3))
     ways = {"in chunks": [model(part, cache=chunked) for part in tokens.tensor_split([7, 8], 1)]}
     decoders = {"token by token": (EagerDecoder, eager), "by static steps": (StaticDecoder, static)}
+    if not static.has_static_pass:
+        del decoders["by static steps"]
     for way, (decoder_class, cache) in decoders.items():
         first, decoder = model(tokens[:, :4], cache=cache), decoder_class(model, cache)
         steps = [decoder(token)[:, None].clone() for token in tokens[:, 4:].T]
@@ -84,6 +93,42 @@ def check_cached_logits(config: ModelConfig, _serving: ServingConfig) -> float:
         if not difference < TOLERANCE:
             raise Broken(f"logits {way} differ from those of one pass by {difference:.2g}")
     return max(differences.values())
+
+
+@torch.inference_mode()
+def check_rows(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Rows of several lengths in one pass are computed as if each were alone."""
+    model, tokens = make_model(config), draw_tokens()
+    cache, ends, largest = model.new_cache(ROWS, TOKENS), [0] * ROWS, 0.0
+    for lengths in ([5, 2], [1, 1], [3, 7], [0, 1], [1, 0]):
+        part = torch.zeros(ROWS, max(lengths), dtype=torch.int64)
+        for row, new in enumerate(lengths):
+            part[row, :new] = tokens[row, ends[row] : ends[row] + new]
+        logits = model(part, cache=cache, lengths=lengths)
+        for row, new in enumerate(lengths):
+            ends[row] += new
+            if new:
+                alone = model(tokens[row : row + 1, : ends[row]])[0, -new:]
+                largest = max(largest, float((logits[row, :new] - alone).abs().max()))
+    if not largest < TOLERANCE:
+        raise Broken(f"logits of rows of several lengths differ from each alone by {largest:.2g}")
+    return largest
+
+
+@torch.inference_mode()
+def check_documents(config: ModelConfig, _serving: ServingConfig) -> float:
+    """Documents that are packed in a row are computed as if each were alone."""
+    model, tokens, largest = make_model(config), draw_tokens(), 0.0
+    start = VOCABULARY - 1
+    tokens[tokens == start], begins = 0, (0, 3, 11)
+    tokens[:, list(begins)] = start
+    hidden = model.hidden_states(tokens, document_start=start)
+    for begin, end in zip(begins, (*begins[1:], TOKENS), strict=True):
+        alone = model.hidden_states(tokens[:, begin:end])
+        largest = max(largest, float((hidden[:, begin:end] - alone).abs().max()))
+    if not largest < TOLERANCE:
+        raise Broken(f"documents in a row differ from each alone by {largest:.2g}")
+    return largest
 
 
 @torch.inference_mode()
@@ -106,12 +151,12 @@ def check_cache(config: ModelConfig, serving: ServingConfig) -> float:
 
 
 def check_parameters(config: ModelConfig, _serving: ServingConfig) -> float:
-    """The form says how many weights it has: `KVForm.up_weights` and `KVForm.norm_weights`."""
+    """The member says how many weights it has."""
     held = sum(parameter.numel() for parameter in GPT(config, device="meta").parameters())
     declared = parameter_count(config)
     if held != declared:
         text = f"the model has {held:,} parameters, and {declared:,} are declared"
-        raise Broken(f"{text}: see up_weights and norm_weights of the form")
+        raise Broken(f"{text}: see what the form or mixer says of its weights")
     return 0.0
 
 
@@ -121,10 +166,12 @@ def check_gradients(config: ModelConfig, _serving: ServingConfig) -> float:
     torch.autograd.backward(model(draw_tokens()).square().mean())
     for name, parameter in model.named_parameters():
         grad = parameter.grad
+        # a bias of keys has none where no position rotates: softmax does not see it
         rows = () if grad is None else grad.abs().flatten(1).amax(1) if grad.dim() > 1 else grad
-        if grad is None or (".attention." in name and not all(rows)) or not any(rows):
+        is_matrix = grad is not None and grad.dim() > 1 and ".attention." in name
+        if not any(rows) or (is_matrix and not all(rows)):
             raise Broken(f"no gradient reaches {name}, or some of its rows")
-        if not grad.isfinite().all():
+        if grad is None or not grad.isfinite().all():
             raise Broken(f"the gradient of {name} is not finite")
     return 0.0
 
@@ -150,6 +197,8 @@ def check_training(config: ModelConfig, _serving: ServingConfig) -> float:
 Check = Callable[[ModelConfig, ServingConfig], float]
 CHECKS: dict[str, Check] = {
     "cached logits equal those of one pass": check_cached_logits,
+    "rows of several lengths equal each alone": check_rows,
+    "packed documents equal each alone": check_documents,
     "a cache takes the declared bytes": check_cache,
     "parameters are as declared": check_parameters,
     "gradients reach every weight": check_gradients,

@@ -1,0 +1,109 @@
+"""A sweep whose experiment has extensions, from its submission to its report and its models."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvlab.spec import extension_files
+from kvlab.store import Store
+from tests.support.tiny_sweep import EXPERIMENT, SHORT_REPORT, run_kvlab, tiny_sweep_folder
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"
+FILES = ("half_values.py", "decayed_sum.py")
+OWN = EXPERIMENT.replace("model:", f"extensions: [{', '.join(FILES)}]\nmodel:").replace(
+    "training: {", "training: {checkpoint_every: 2, "
+)
+SWEEP = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  attention:
+    plain: {}
+    half: {model.kv: half_values}
+    mixed: {model.attention_pattern: MG, model.kinds: {M: {mixer: decayed_sum}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    with tiny_sweep_folder(tmp_path_factory.mktemp("own"), SWEEP + SHORT_REPORT, OWN) as folder:
+        for name in FILES:
+            shutil.copy(EXAMPLES / name, folder)
+        code, out, err = run_kvlab("submit", "s.yaml", "--executor", "inline")
+        assert code == 0, out + err
+        yield folder
+
+
+def read_losses(folder):
+    store = Store(folder)
+    results = [store.result(path.name) for path in (folder / "trials").iterdir()]
+    return {one["trial"]: one["measurements"]["loss"] for one in results}
+
+
+def test_every_result_has_the_text_and_its_bytes(folder):
+    results = [json.loads(p.read_text()) for p in (folder / "runs").rglob("trials/*/result.json")]
+    assert {one["status"] for one in results} == {"done"}
+    texts = {name: (folder / name).read_text() for name in FILES}
+    assert all(one["experiment"]["extensions"] == texts for one in results)
+    sizes = {
+        (one["model"]["kv"] if "kv" in one["model"] else one["experiment"]["model"]["kv"],
+         one["experiment"]["model"]["attention_pattern"]): one["kv"]["bytes_at_block_size"]
+        for one in results
+    }  # fmt: skip
+    assert sizes["half_values", "G"] == 0.75 * sizes["separate", "G"]
+    assert sizes["separate", "MG"] == sizes["separate", "G"] / 2 + 2 * 4 * 4  # a state of 2 heads
+
+
+def test_a_report_runs_no_code_and_a_model_runs_what_was_run_here_before(folder, monkeypatch):
+    trial = next((folder / "runs" / "trials").iterdir()).name
+    monkeypatch.setattr(extension_files, "_loaded", {})
+    monkeypatch.setattr(extension_files, "_trusted", set())
+    assert run_kvlab("report", "s")[0] == 0
+    assert run_kvlab("status", "s")[0] == 0
+    assert not extension_files._loaded
+    data = folder / "elsewhere"  # another machine
+    with monkeypatch.context() as patch:
+        patch.setenv("KVLAB_DATA", str(data))
+        code, _, err = run_kvlab("generate", trial, "--prompt", "the", "--new-tokens", "4")
+        assert code == 2
+        assert "half_values.py, code of its record that was never run on this machine" in err
+        assert not extension_files._loaded
+    code, _, err = run_kvlab("generate", trial, "--prompt", "the", "--new-tokens", "4")
+    assert code == 0, err
+
+
+def test_an_edit_is_another_trial_and_a_comment_is_not(folder):
+    text = (folder / FILES[0]).read_text()
+    states = {}
+    for name, edited in {
+        "comment": f"# new\n{text}",
+        "edit": text.replace("bias=False", "bias=True"),
+    }.items():
+        (folder / FILES[0]).write_text(edited)
+        states[name] = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"]
+    (folder / FILES[0]).write_text(text)
+    assert [one["state"] for one in states["comment"]] == ["done"] * 3
+    assert sorted(one["state"] for one in states["edit"]) == ["done", "done", "new"]
+
+
+@pytest.mark.faults
+def test_a_driver_and_its_workers_die_and_the_sweep_ends_the_same(folder):
+    command = [sys.executable, "-m", "kvlab", "submit", "s.yaml", "--store", "killed"]
+    with subprocess.Popen(command, cwd=folder, start_new_session=True) as driver:
+        deadline = time.monotonic() + 200
+        while not any((folder / "killed").rglob("checkpoints/step-*")):
+            assert time.monotonic() < deadline
+            assert driver.poll() is None
+            time.sleep(0.05)
+        os.killpg(driver.pid, signal.SIGKILL)
+    for name in FILES:  # workers have the text from the driver alone
+        assert (folder / name).exists()
+    subprocess.run(command, cwd=folder, check=True, timeout=250)
+    assert read_losses(folder / "killed") == read_losses(folder / "runs")
