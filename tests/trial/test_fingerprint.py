@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from kvlab.spec import Experiment
+from kvlab.spec.extension_files import trust
 from kvlab.trial import Trial
 from kvlab.trial.fingerprint import fingerprint, training_identity, trial_identity
 from kvlab.trial.initial_weights import CheckpointWeights
@@ -28,9 +29,12 @@ BASE = {
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
 }  # fmt: skip
 
+MINE = "from kvlab.extend import Extension\nextension = Extension()\n"
+trust(MINE)
+
 # Another value for every field of an experiment. A field that is not here fails a test.
 OTHER_BY_SECTION = {
-    "": {"name": "other", "description": "other"},
+    "": {"name": "other", "description": "other", "extensions": {"mine.py": MINE}},
     "model": {
         "vocab_size": 301, "block_size": 32, "n_layer": 8, "n_head": 2, "n_kv_head": 1,
         "n_embd": 64, "head_dim": 16, "ffn_dim": 100, "position": "none", "rope_theta": 500.0,
@@ -45,6 +49,7 @@ OTHER_BY_SECTION = {
         "source": "docstrings", "tokenizer": "gpt2:260", "paths": ["b.txt"], "licence": "CC0",
         "subset": "CC-MAIN-2024-10", "max_bytes": 10_000, "max_tokens": 10_000,
         "validation_fraction": 0.1, "mask_documents": True,
+        "recall": {"pairs": 4, "questions": 4},
     },
     "training": {
         "tokens": 12_800, "batch_tokens": 128, "learning_rate": 1e-3, "final_learning_rate": 0.0,
@@ -53,7 +58,7 @@ OTHER_BY_SECTION = {
         "precision": "bfloat16", "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8,
         "residual": "bfloat16", "int8": ["output"], "compile": True, "evaluate_every": 7,
         "evaluate_tokens": 77, "checkpoint_every": 7, "keep_last": 3, "keep_best": 1,
-        "init_from": "somebody/model",
+        "init_from": "somebody/model", "kv_routing": {"share": 0.5}, "optimizer": "muon",
     },
     "serving": {
         "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8, "kv_rotate": "hadamard",
@@ -82,6 +87,7 @@ OTHER = {
 }
 NEVER = {
     "name", "description", "benchmark.retime",
+    "extensions",  # what is used of a file counts, see tests of extension files
     *(f"training.{name}" for name in ("checkpoint_every", "keep_last", "keep_best", "init_from")),
     # these select the text, whose digest counts
     *(f"data.{name}" for name in ("source", "subset", "paths", "max_bytes", "max_tokens")),
@@ -102,6 +108,13 @@ KIVI = {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 4}
 IN_BOTH = {
     "resources.accelerator_type": {"resources.gpus": 1.0},
     "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
+    "data.recall": {
+        "data.paths": [],
+        "data.source": "recall",
+        "data.tokenizer": "symbols:544",
+        "data.recall": {"pairs": 2, "questions": 2},
+        "model.vocab_size": 300,
+    },
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
     "serving.kv_group": {"serving.kv_dtype": "int8"},
@@ -172,6 +185,7 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
         ({}, {"training.tokens": 6.4e3, "training.clip": 1}),
         ({}, {"serving.tie": [[0, 2], [1, 3]]}),
         ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": "int8", "serving.kv_group": 8}),
+        ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": {"k": "int8", "v": "int8"}}),
         ({"training.kv_dtype": "int8"}, {"training.kv_dtype": "int8", "training.kv_group": 8}),
         ({}, {"training.kv_dtype": "float32"}),
         ({"serving.evict": {"keep": 8}}, {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}}),
