@@ -113,7 +113,7 @@ IN_BOTH = {
         "data.source": "recall",
         "data.tokenizer": "symbols:544",
         "data.recall": {"pairs": 2, "questions": 2},
-        "model.vocab_size": 300,
+        "model.vocab_size": 545,
     },
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
