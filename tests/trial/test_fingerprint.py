@@ -49,7 +49,7 @@ OTHER_BY_SECTION = {
         "source": "docstrings", "tokenizer": "gpt2:260", "paths": ["b.txt"], "licence": "CC0",
         "subset": "CC-MAIN-2024-10", "max_bytes": 10_000, "max_tokens": 10_000,
         "validation_fraction": 0.1, "mask_documents": True,
-        "recall": {"pairs": 4, "questions": 4},
+        "recall": {"pairs": 2, "questions": 2, "seed": 1},
     },
     "training": {
         "tokens": 12_800, "batch_tokens": 128, "learning_rate": 1e-3, "final_learning_rate": 0.0,
@@ -114,6 +114,9 @@ IN_BOTH = {
         "data.tokenizer": "symbols:544",
         "data.recall": {"pairs": 2, "questions": 2},
         "model.vocab_size": 545,
+        "model.block_size": 22,
+        "training.batch_tokens": 44,
+        "evaluation.hellaswag": "none",
     },
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
