@@ -21,7 +21,8 @@ root_doc = "docs/index"
 exclude_patterns = ["kvlab/report/texts.md"]  # templates of reports, no page
 include_patterns = [
     "*.md", "docs/*.md", "docs/generated/*", "experiments/*.md", "sweeps/*.md", "kvlab/*/*.md",
-    "kvlab/*.md", "reports/*.md", "reports/*/report.md", "reports/gpu/*.md",
+    "kvlab/*.md", "kvlab/extensions/*/*.md", "reports/*.md", "reports/*/report.md",
+    "reports/gpu/*.md",
 ]  # fmt: skip
 html_theme = "furo"
 html_title = "kvlab"

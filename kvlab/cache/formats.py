@@ -68,11 +68,8 @@ class Rotated(NamedTuple):
     """Vectors (B, H, S, D) that are stored in another basis.
 
     A product of a rotated query and a rotated key is that of the two; a sum of rotated values is
-    rotated back. So attention needs no vector itself.
-
-    Attributes:
-        matrix: (D, D), by which vectors were multiplied: orthonormal and symmetric, so it leads
-            back, too.
+    rotated back. So attention needs no vector itself. ``matrix`` (D, D), by which vectors were
+    multiplied, is orthonormal and symmetric, so it leads back, too.
     """
 
     stored: Numbers
