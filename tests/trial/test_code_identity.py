@@ -42,12 +42,12 @@ ENTRIES = {
 # modules of these packages that are imported and decide nothing, looked at one by one
 PASSED_OVER = {
     TRAINING: (
-        "spec spec.experiment spec.extension_files spec.flops spec.presets spec.spec_model"
-        " data.dataset_preparation data.shards data.tokenizers"
+        "spec spec.experiment spec.extension_files spec.flops spec.members spec.presets"
+        " spec.spec_model data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
-        "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.overrides spec.presets spec.spec_model"
-        " spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
+        "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"
+        " spec.overrides spec.presets spec.spec_model spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
 }
