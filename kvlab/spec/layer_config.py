@@ -73,7 +73,7 @@ class RopeScaling(spec.SpecModel):
                 yield "beta_fast", f"{text}; use more, such as {32 * self.beta_slow:g}"
             return
         for name in ("original", "beta_fast", "beta_slow", "truncate"):
-            if name in self.model_fields_set:
+            if getattr(self, name) != type(self).model_fields[name].default:
                 yield name, "is read only by: yarn; leave it out"
 
 

@@ -93,3 +93,11 @@ def test_defaults_fit_the_model(block_size, written, prompt, new):
     assert (benchmark.prompt_tokens, benchmark.new_tokens) == (prompt, new)
     assert 0 <= 8192 - experiment.training.batch_tokens < block_size
     assert experiment.training.batch_tokens % block_size == 0
+
+
+def test_what_is_read_is_read_again_from_a_record():
+    """A record writes every field, those too that go with other values alone."""
+    rope = {"position": "rope", "rope_scaling": {"by": "linear", "factor": 2}}
+    for changes in (rope, {"attention_pattern": "DG", "kinds": {"D": {"mixer": "gated_delta"}}}):
+        model = ModelConfig(n_layer=2, n_head=2, n_embd=16, **changes)
+        assert ModelConfig.model_validate_json(model.model_dump_json()) == model
