@@ -7,7 +7,9 @@ spread say little, and where one level alone has them, those that were seen say 
 they come. The rule is fixed beforehand: a training went wrong if its one-shot loss is above the
 median of its cell by more than `MOST_DEVIATIONS` robust standard deviations. The deviation is
 1.4826 times the median distance from the cell's median, over all trainings of the sweep; where a
-cell has an odd number of seeds, its median itself is left out.
+cell has an odd number of seeds, its median itself is left out. A cell whose own median distance is
+more than `OWN_SCALE` times as large has its own deviation: beside cells that answer everything
+right, all trainings of others would be far off.
 """
 
 import statistics
@@ -26,6 +28,9 @@ MIN_SEEDS = 3
 
 MIN_TRAININGS = 8
 """Distances from which their median is taken for a deviation."""
+
+OWN_SCALE = 10.0
+"""How many times the median distance of a cell is that of the sweep if it has its own scale."""
 
 _NORMAL = 1.4826
 """Standard deviation of a normal distribution over the median distance from its median."""
@@ -104,19 +109,20 @@ def find_wrong_trainings(cells: Cells) -> dict[str, float]:
         for row in by_seed.values():
             if row.is_done and row.training and "loss" in row.measurements:
                 losses.setdefault(names[levels], {})[row.training] = row.measurements["loss"]
-    distances: dict[str, float] = {}
+    distances: dict[str, tuple[float, float]] = {}
     sizes: list[float] = []
     for of_cell in losses.values():
         if len(of_cell) >= MIN_SEEDS:
             middle = statistics.median(of_cell.values())
             own = {training: loss - middle for training, loss in of_cell.items()}
-            distances |= own
-            sizes += sorted(map(abs, own.values()))[len(own) % 2 :]
-    deviation = _NORMAL * statistics.median(sizes) if len(sizes) >= MIN_TRAININGS else 0.0
-    if not deviation:
+            of_own = sorted(map(abs, own.values()))
+            distances |= {name: (one, statistics.median(of_own)) for name, one in own.items()}
+            sizes += of_own[len(own) % 2 :]
+    of_all = statistics.median(sizes) if len(sizes) >= MIN_TRAININGS else 0.0
+    if not of_all:
         return {}
-    return {
-        training: distance / deviation
-        for training, distance in distances.items()
-        if distance > MOST_DEVIATIONS * deviation
+    deviations = {
+        training: distance / (_NORMAL * (of_cell if of_cell > OWN_SCALE * of_all else of_all))
+        for training, (distance, of_cell) in distances.items()
     }
+    return {name: number for name, number in deviations.items() if number > MOST_DEVIATIONS}
