@@ -67,7 +67,7 @@ def test_better_is_not_wrong_and_few_seeds_tell_nothing():
     assert find_wrong_trainings(cells_of({"a": (1.0, 1.1, 90.0)})) == {}, "no deviation is known"
     assert list(find_wrong_trainings(cells_of({**many, "e": (1.1, 1.2, 90.0)}))) == ["('e',) 2"]
     # where most cells lose nothing, one that varies has a scale of its own
-    exact = {name: (1e-5, 2e-5, 3e-5) for name in "abcd"}
+    exact = dict.fromkeys("abcd", (1e-5, 2e-5, 3e-5))
     assert find_wrong_trainings(cells_of({**exact, "e": (2.1, 2.2, 2.5)})) == {}
     assert list(find_wrong_trainings(cells_of({**exact, "e": (2.1, 2.2, 9.5)}))) == ["('e',) 2"]
 
