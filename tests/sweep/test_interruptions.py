@@ -172,7 +172,10 @@ def test_two_drivers_share_every_look(tmp_path):
     assert [one["exit"] for one in facts] == [0, 0]
     store = Store(tmp_path / "runs")
     assert len(store.sweep("s")["looks"]["taken"]) == 3
-    assert sum(one["ran"] for one in facts) == len(store.trial_ids()) == 19
+    assert len(store.trial_ids()) == 19
+    # a driver may find that a trial which it was about to run has just ended: it counts it, too
+    attempts = [*(tmp_path / "runs" / "trials").glob("*/attempts/*")]
+    assert sum(one["ran"] for one in facts) >= len(attempts) == 19
 
 
 @pytest.mark.faults
