@@ -256,7 +256,7 @@ def _study_fields(study: Study) -> dict[str, str]:
         "cells": str(len(study.cells)), "seeds": format_count(len(study.seeds), "seed"),
         "trials": format_count(n_trials, "trial"), "planned": str(len(study.rows)),
         "trainings": format_count(n_trainings, "training"), "unmeasured": str(n_missing),
-        "percent": f"{100 * (1 - study.decide.alpha):g}%", 
+        "percent": f"{100 * (1 - study.decide.alpha):g}%",
         "margin": METRICS[metric].write_margin(margin),
         "tuning_seeds": join(map(str, (study.sweep.get("tuning") or {}).get("seeds", ()))),
         "looks": join(map(str, looks.looks if looks is not None else ())), "quality": quality,

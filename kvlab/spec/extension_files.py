@@ -6,6 +6,7 @@ from a record is not run before somebody on this machine has run it from a file:
 """
 
 import ast
+import errno
 import linecache
 import sys
 import traceback
@@ -50,7 +51,7 @@ class ExtensionFile(spec.SpecModel):
     """One file of `Experiment.extensions`."""
 
     name: str
-    """Its path, as it was written. Example: my_attention.py"""
+    """Its name, without its folder. Example: my_attention.py"""
     text: str
     """All of it. Example: ''"""
 
@@ -58,13 +59,6 @@ class ExtensionFile(spec.SpecModel):
     def digest(self) -> str:
         """Hex digits of its syntax tree: comments, docstrings and layout do not count."""
         return digest_source(self.text)[:DIGEST_LENGTH]
-
-
-_WRITTEN = {
-    "type": "array", "items": {"type": "string"}, "examples": [[]], "default": [],
-    "description": "Python files beside this one that add values of other keys, such as forms of "
-    "K/V. Their text is part of the trial's id and of the record.",
-}  # fmt: skip
 
 
 def _read_files(value: Any) -> Any:
@@ -77,7 +71,7 @@ Extensions = Annotated[
     tuple[ExtensionFile, ...],
     BeforeValidator(_read_files),
     PlainSerializer(lambda files: {file.name: file.text for file in files}),
-    WithJsonSchema(_WRITTEN),
+    WithJsonSchema({"type": "array", "items": {"type": "string"}}),
 ]
 """Files by their name; in YAML a list of names, which the loader reads."""
 
@@ -88,6 +82,22 @@ _loaded = dict[ExtensionFile, Extension]()
 def trust(*texts: str) -> None:
     """Let this process run these texts of files."""
     _trusted.update(texts)
+
+
+def read_extension(path: Path) -> ExtensionFile:
+    """Read a file that the user names, and run it.
+
+    Raises:
+        OSError: it cannot be read.
+        SpecError: as of `load_extension`.
+    """
+    try:
+        file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise OSError(errno.EINVAL, "it is no text in UTF-8") from None
+    trust(file.text)
+    load_extension(file, path)
+    return file
 
 
 def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Extension:

@@ -290,7 +290,7 @@ class ServingConfig(SpecModel):
     def store_as_model(self, model: ModelConfig) -> "ServingConfig":
         """Return the same serving with K and V in the model's dtype, and as many tokens kept."""
         fields = type(self).model_fields
-        update = {name: field.default for name, field in fields.items() if name[:3] == "kv_"}
+        update = {name: field.default for name, field in fields.items() if name.startswith("kv_")}
         rule = self.resolve_eviction(model)
         if self.evict is not None and rule is not None:
             update["evict"] = self.evict.model_copy(update={"keep": rule.keep, "bytes": None})

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
 from kvlab.spec.experiment import Experiment, ServedModel
-from kvlab.spec.extension_files import ExtensionFile, load_extension, trust
+from kvlab.spec.extension_files import read_extension
 from kvlab.spec.overrides import apply_patch, apply_scale, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
@@ -147,18 +147,15 @@ def _resolve_files(document: YamlDocument, folder: Path) -> dict[str, Any]:
     files = dict[str, str]()
     for number, name in enumerate(written):
         path = folder / Path(name).expanduser()
-        try:
-            file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-            text = f"extensions.{number} = {name} cannot be read ({reason}); looked for {path}"
-            raise SpecError([document.problem(("extensions", number), text)]) from None
         if path.name in files:
             text = f"extensions.{number} = {name} has the name of another file; rename one"
             raise SpecError([document.problem(("extensions", number), text)])
-        trust(file.text)
-        load_extension(file, path)
-        files[path.name] = file.text
+        try:
+            files[path.name] = read_extension(path).text
+        except OSError as error:
+            text = f"cannot be read ({error.strerror}); looked for {path}"
+            text = f"extensions.{number} = {name} {text}"
+            raise SpecError([document.problem(("extensions", number), text)]) from None
     return data | {"extensions": files} if "extensions" in data else data
 
 

@@ -140,7 +140,7 @@ def check_cache(config: ModelConfig, serving: ServingConfig) -> float:
     if cache.nbytes != declared:
         raise Broken(f"the cache takes {cache.nbytes:,} bytes, and {declared:,} are declared")
     steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(TOKENS)]
-    if serving.tie is not None:  # tied, a layer reads its own K/V of the tokens of one pass
+    if serving.tie != "none":  # tied, a layer reads its own K/V of the tokens of one pass
         return 0.0
     cache.reset()
     chunks = [model(part, cache=cache) for part in tokens.tensor_split([7, 8], 1)]

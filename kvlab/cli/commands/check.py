@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from kvlab.cli.terminal import show_status_line
 from kvlab.errors import UsageError
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.extension_files import ExtensionFile, load_extension, locate_error, trust
+from kvlab.spec.extension_files import load_extension, locate_error, read_extension
 from kvlab.spec.members import Member
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
@@ -29,15 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     path = Path(options.file)
-    try:
-        file = ExtensionFile(name=path.name, text=path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-        raise UsageError(f"{path} cannot be read ({reason}); name a Python file") from None
     if options.cases < 1:
         raise UsageError(f"--cases {options.cases} tries nothing; use 1 or more")
-    trust(file.text)
-    extension = load_extension(file, path)
+    try:
+        file = read_extension(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); name a Python file") from None
+    extension = load_extension(file)
     remember_extensions([file.text])
     found = [*chain(*(_check_member(one, path, options.cases) for one in extension.members))]
     if options.json:
