@@ -22,7 +22,9 @@ from tests.report.reference_errors import (
     Cell,
     Change,
     Difference,
+    find_items_metric,
     holm,
+    item_variance,
     judge,
     look_bound,
     pool_errors,
@@ -154,7 +156,7 @@ class Sweep:
     # Differences
 
     def difference(
-        self, values: Mapping[Cell, BySeed], change: Change, pairs: Pairs
+        self, values: Mapping[Cell, BySeed], change: Change, pairs: Pairs, metric: str
     ) -> Difference | None:
         """Return the mean over groups of settings, at the seeds that all of them have."""
         by_setting: dict[Cell, BySeed] = {}
@@ -186,7 +188,31 @@ class Sweep:
         means = {one: fmean(by_setting[one][s] for s in by_seed) for one in shares}
         sizes = [abs(values[c][s]) for one in shares for _, c in pairs[one] for s in by_seed]
         weights = {cell: weight for cell, weight in weights.items() if weight}
-        return Difference(change, by_seed, weights, means, max(sizes))
+        found = Difference(change, by_seed, weights, means, max(sizes), metric)
+        return self._with_item_error(found)
+
+    def _with_item_error(self, one: Difference) -> Difference:
+        """Give a difference of shares of items the error of its items, and its bounds.
+
+        Equal shares of cells that share their weights are no chance, and have no such error.
+        """
+        counted = find_items_metric(one.metric)
+        if counted is None:
+            return one
+        items, shares, variance = self.values(counted), self.values(one.metric), 0.0
+        for cell, weight in one.weights.items():
+            own = [item_variance(shares[cell][s], items[cell][s]) for s in one.by_seed]
+            variance += weight**2 * fmean(own) / len(own)
+        is_chance = any(self._sum_by_training(one).values()) or any(one.by_seed.values())
+        return replace(one, item_error=math.sqrt(variance) if is_chance else 0.0, reach=1.0)
+
+    def _sum_by_training(self, one: Difference) -> dict[Cell, float]:
+        """Return the weight of every training in a difference; without those that cancel."""
+        by_training: dict[Cell, float] = {}
+        for cell, weight in one.weights.items():
+            name = self.training_names[cell]
+            by_training[name] = by_training.get(name, 0.0) + weight
+        return {name: weight for name, weight in by_training.items() if abs(weight) > 1e-9}
 
     def _group(self, pairs: Pairs) -> list[list[Cell]]:
         """Join settings that share trained weights."""
@@ -202,16 +228,15 @@ class Sweep:
     def with_errors(
         self, differences: Sequence[Difference], values: Mapping[Cell, BySeed]
     ) -> list[Difference]:
-        """Give differences the larger of their own and the pooled standard error."""
+        """Give differences the larger of their own and the pooled standard error.
+
+        Differences of shares of items keep their own.
+        """
         weights: dict[int, dict[Cell, float]] = {}
         used: set[Cell] = set()
         for number, one in enumerate(differences):
-            by_training: dict[Cell, float] = {}
-            for cell, weight in one.weights.items():
-                name = self.training_names[cell]
-                by_training[name] = by_training.get(name, 0.0) + weight
-            by_training = {name: w for name, w in by_training.items() if abs(w) > 1e-9}
-            if one.is_tested and by_training:
+            by_training = self._sum_by_training(one)
+            if one.is_tested and by_training and find_items_metric(one.metric) is None:
                 weights[number] = by_training
                 used |= set(one.weights)
         if not weights:
@@ -233,9 +258,9 @@ class Sweep:
         for factor, levels in self.factors.items():
             for level in levels[1:]:
                 change = ((factor, level),)
-                one = self.difference(values, change, self.pairs(change))
+                one = self.difference(values, change, self.pairs(change), metric)
                 assert one is not None, f"{factor}={level} has no pair: a contrast is needed"
-                found.append(replace(one, metric=metric))
+                found.append(one)
         return self.with_errors(found, values)
 
     def interactions(self, metric: str) -> list[Difference]:
@@ -244,7 +269,7 @@ class Sweep:
         for first, second in combinations(self.factors, 2):
             for one, other in product(self.factors[first][1:], self.factors[second][1:]):
                 change = ((first, one), (second, other))
-                difference = self.difference(values, change, self.pairs(change))
+                difference = self.difference(values, change, self.pairs(change), metric)
                 found += [difference] if difference is not None else []
         margin = self.decide["margin"] if metric == self.metric else None
         return judge(self.with_errors(found, values), 0.2 * self.alpha, margin)
@@ -291,8 +316,9 @@ class Sweep:
         for setting, corners in self.pairs(effect.change).items():
             at = tuple((name, setting[i]) for i, name in enumerate(names) if name in apart)
             kinds.setdefault(at, {})[setting] = corners
-        found = [(at, self.difference(values, effect.change, own)) for at, own in kinds.items()]
-        parts = [replace(one, at=at, metric=effect.metric) for at, one in found if one is not None]
+        change, metric = effect.change, effect.metric
+        found = [(at, self.difference(values, change, own, metric)) for at, own in kinds.items()]
+        parts = [replace(one, at=at) for at, one in found if one is not None]
         return parts if apart and len(parts) > 1 else [effect]
 
     def _judge_by_looks(
@@ -351,7 +377,7 @@ class Sweep:
         }
 
     def cell_difference(self, values: Mapping[Cell, BySeed], cell: Cell, other: Cell) -> Difference:
-        found = self.difference(values, (), {other: [(1, cell), (-1, other)]})
+        found = self.difference(values, (), {other: [(1, cell), (-1, other)]}, self.metric)
         assert found is not None, f"{cell} and {other} share no seed"
         return found
 
@@ -368,6 +394,7 @@ class Sweep:
         apart = [c for c in self.cells if names[c] == c != names[base] and c not in served]
         from_base = [self.cell_difference(values, cell, base) for cell in apart]
         pairs = [(one, one.weights) for one in from_base if len(one.by_seed) > 1]
+        pairs = [] if find_items_metric(self.metric) else pairs
         own = {cell: values[cell] for cell in self.cells if cell not in served}
         larger = pool_errors(pairs, own, self.looks is None) if pairs else None
         tested = {}

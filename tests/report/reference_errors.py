@@ -4,6 +4,7 @@ Nothing of kvlab is imported, so an error there is not repeated here.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +39,8 @@ class Difference:
     p: float = math.nan
     is_claimed: bool = True
     shift: float = 0.0  # what trainings at further seeds add to the mean over `by_seed`
+    item_error: float = 0.0  # of a share of items, the error that so many items give it
+    reach: float = math.inf  # the largest difference that there can be: of shares of items, 1
 
     @property
     def claim(self) -> str:
@@ -59,11 +62,13 @@ class Difference:
 
     @property
     def is_tested(self) -> bool:
-        return self.variance > 0 and not self.is_zero
+        has_item_error = self.item_error > 0 and len(self.by_seed) > 1
+        return has_item_error or (self.variance > 0 and not self.is_zero)
 
     def with_own_error(self) -> "Difference":
         seeds = len(self.by_seed)
-        return replace(self, error=math.sqrt(self.variance / seeds), df=seeds - 1)
+        error = max(math.sqrt(self.variance / seeds), self.item_error)
+        return replace(self, error=error, df=seeds - 1)
 
 
 def sample_variance(values: BySeed) -> float:
@@ -211,8 +216,25 @@ def holm(
             passed_on -= weight / 2  # a difference beyond the margin keeps half of its error
         if largest <= alpha:
             low, high = (max(low, 0.0), high) if one.value > 0 else (low, min(high, 0.0))
+        low, high = max(low, -one.reach), min(high, one.reach)
         judged[n] = replace(one, low=low, high=high, p=largest)
     return judged
+
+
+# Shares of items
+
+
+def find_items_metric(metric: str) -> str | None:
+    """Return the metric that counts the items of a share; None of other metrics."""
+    name = metric.removesuffix("_served")
+    is_group = re.fullmatch(r"recall_\d+_(pairs|back)", name) is not None
+    return f"{name}_items" if name == "recall" or is_group else None
+
+
+def item_variance(share: float, items: float) -> float:
+    """Return Agresti and Coull's variance: the share has two right and two wrong items more."""
+    right, wrong = share * items + 2, (1 - share) * items + 2
+    return right * wrong / (right + wrong) ** 2 / items
 
 
 # Looks

@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -30,8 +31,14 @@ LOOK_BOUND = 2e-3
 def read_table(folder, name):
     """Return a table of a report without the units in its heads; names are text."""
     table = pd.read_csv(folder / "tables" / f"{name}.csv", keep_default_na=False, na_values=[""])
-    table.columns = [column.split(" (")[0] if "(n" in column else column for column in table]
+    units = re.compile(r" \((nats[^)]*|points|%)\)$")
+    table.columns = [units.sub("", column) for column in table]
     return table
+
+
+def unit_of(metric):
+    """Return what tables multiply a metric by: differences of shares are in points."""
+    return 100 if difference_unit(metric) == "points" else 1
 
 
 def column(table, start):
@@ -65,19 +72,22 @@ def check_effects(folder: Path, sweep: Sweep):
     levels = [f"{factor}={level}" for factor, level in zip(table.factor, table.level, strict=True)]
     assert levels == [effect.claim for effect in effects]
     means = {one.claim: one.value for one in sweep.main_effects(sweep.metric)}
+    unit = unit_of(sweep.metric)
     for row, effect in enumerate(effects):
         beside = table["beside"][row] if "beside" in table else ""
         expected = ", ".join(f"{factor}={level}" for factor, level in effect.at)
         assert (beside if isinstance(beside, str) else "") == expected
-        assert_number(table["difference"][row], effect.value)
+        assert_number(table["difference"][row], unit * effect.value)
         for seed, value in effect.by_seed.items():
-            assert_number(table[f"difference at seed {seed}"][row], value)
+            assert_number(table[f"difference at seed {seed}"][row], unit * value)
         if len(effect.settings) > 1:
-            assert_number(table["over settings low"][row], min(effect.settings.values()))
-            assert_number(table["over settings high"][row], max(effect.settings.values()))
+            ends = min(effect.settings.values()), max(effect.settings.values())
+            assert_number(table["over settings low"][row], unit * ends[0])
+            assert_number(table["over settings high"][row], unit * ends[1])
         if effect.at and not sweep.looks:
-            assert_number(column(table, "mean over all settings")[row], means[effect.claim])
-        assert_interval(table, row, effect, sweep.looks)
+            mean = column(table, "mean over all settings")[row]
+            assert_number(mean, unit * means[effect.claim])
+        assert_interval(table, row, effect, sweep.looks, unit)
         if not sweep.looks and not math.isnan(table["p (corrected)"][row]):
             assert table["p (corrected)"][row] == pytest.approx(effect.p, rel=1e-6)
     return effects
@@ -93,8 +103,8 @@ def check_interactions(folder: Path, sweep: Sweep):
     assert len(table) == min(len(found), 60)
     for row, name in enumerate(table["levels together"]):
         effect = found[name.replace(" + ", " and ")]
-        assert_number(table["beyond the sum"][row], effect.value)
-        assert_interval(table, row, effect, has_looks=False)
+        assert_number(table["beyond the sum"][row], unit_of(sweep.metric) * effect.value)
+        assert_interval(table, row, effect, has_looks=False, unit=unit_of(sweep.metric))
 
 
 def check_other_measurements(folder: Path, sweep: Sweep):
@@ -112,7 +122,7 @@ def check_other_measurements(folder: Path, sweep: Sweep):
         place = ", ".join(f"{factor}={level}" for factor, level in effect.at)
         level = effect.change[0][1] + (f" at {place}" if place else "")
         assert (effect.metric, level) == (named[row], str(table.level[row]))
-        unit = 100 if table.unit[row] == "points" else 1
+        unit = unit_of(effect.metric)
         assert_number(table["difference"][row], unit * effect.value)
         assert_interval(table, row, effect, has_looks=False, unit=unit)
 
@@ -123,18 +133,18 @@ def check_cells(folder: Path, sweep: Sweep, effects):
     differences = sweep.cell_differences(effects)
     columns = [table[factor].astype(str) for factor in sweep.factors]
     assert list(zip(*columns, strict=True)) == list(values)
-    measured = "served loss" if sweep.metric == "loss_served" else "one-shot loss"
+    measured, unit = short_title(sweep.metric), unit_of(sweep.metric)
     for row, (cell, by_seed) in enumerate(values.items()):
         own = pd.Series(by_seed)
         assert table["n"][row] == len(own)
-        assert_number(table[measured][row], own.mean())
+        assert_number(table[measured][row], unit * own.mean())
         if len(own) > 1:
-            assert_number(table[f"{measured} sd"][row], own.std())
+            assert_number(table[f"{measured} sd"][row], unit * own.std())
         if cell not in differences:
             assert math.isnan(column(table, "against ")[row])
             continue
-        assert_number(column(table, "against ")[row], differences[cell].value)
-        assert_interval(table, row, differences[cell], sweep.looks)
+        assert_number(column(table, "against ")[row], unit * differences[cell].value)
+        assert_interval(table, row, differences[cell], sweep.looks, unit)
         if "compared with" in table:
             assert table["compared with"][row] == name_cell(sweep, sweep.reference(cell))
 
