@@ -145,12 +145,20 @@ class Effect:
         """The smallest true difference that is found significant with 80% power.
 
         It assumes the observed spread. None below two degrees of freedom, which hardly estimate a
-        spread.
+        spread, and of shares where it is more than they can differ by.
         """
         error = self.tested_error if self.is_tested else None
         if error is None or error.df < 2:
             return None
-        return smallest_detectable(error.value, error.df, self.level)
+        found = smallest_detectable(error.value, error.df, self.level)
+        return found if found <= self.reach else None
+
+    @property
+    def reach(self) -> float:
+        """The largest difference that there can be: of shares of items, that of all ones."""
+        if METRICS[self.metric].items is None:
+            return math.inf
+        return math.fsum(weight for weight in self.weights.values() if weight > 0)
 
     @property
     def verdict_name(self) -> str:
@@ -290,7 +298,7 @@ def judge_together(
     errors = [judged[number].tested_error for number in family]
     found = judge_family([judged[n].value for n in family], errors, alpha, margin, shares)
     for number, test, share in zip(family, found, shares, strict=True):
-        reach = 1.0 if METRICS[judged[number].metric].items else math.inf  # of a share of items
+        reach = judged[number].reach
         judged[number] = replace(
             judged[number],
             low=max(test.low, -reach),

@@ -192,6 +192,8 @@ class Ranking:
         first, *rivals = left or numbers.tolist()
         losses = [-self._lower_bound(rival, first, criticals[rival]) for rival in rivals]
         bound = max([0.0, *losses])
+        if self._item_variances is not None:
+            bound = min(bound, 1.0)  # shares cannot differ by more
         return Best(
             self.cells[first],
             tuple(self.cells[n] for n in rivals),

@@ -23,6 +23,8 @@ _SHORT_TITLES = {
     "loss": "one-shot loss",
     "loss_paired": "one-shot loss",
     "loss_served": "served loss",
+    "recall": "one-shot recall",
+    "recall_served": "served recall",
     "bits_per_byte": "one-shot bits/byte",
     "bits_per_byte_paired": "one-shot bits/byte",
     "bits_per_byte_served": "served bits/byte",
@@ -120,6 +122,13 @@ def format_difference(metric: str, value: float) -> str:
 def difference_with_unit(metric: str, value: float) -> str:
     """Format a difference with its sign and its unit, such as ``+0.0123 nats/token``."""
     return f"{format_difference(metric, value)} {difference_unit(metric)}".strip()
+
+
+def format_cost(metric: str, value: float) -> str:
+    """Format a difference as a cost: where higher is better, by how much the metric falls."""
+    if _find_metric(metric).better != "higher":
+        return format_difference(metric, value)
+    return format_difference(metric, -value).lstrip("+")
 
 
 def format_interval(metric: str, low: float, high: float) -> str:

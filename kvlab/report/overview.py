@@ -377,6 +377,7 @@ def _describe_difference(metric: str, one: CellComparison | Effect) -> dict[str,
     return {
         "value": fmt.format_difference(metric, one.value),
         "value_with_unit": fmt.difference_with_unit(metric, one.value),
+        "cost": f"{fmt.format_cost(metric, one.value)} {fmt.difference_unit(metric)}".strip(),
         "interval": fmt.format_interval(metric, one.low, one.high) if one.has_interval else "",
     }
 
@@ -432,12 +433,12 @@ def _list_costs(study: Study, free: set[str]) -> dict[str, str]:
     worse = [effect for effect in effects if _is_clearly_worse(study, effect)]
     found: dict[str, str] = {}
     for effect in worse:
-        value = fmt.format_difference(effect.metric, effect.value)
+        value = fmt.format_cost(effect.metric, effect.value)
         if effect.at and study.estimand.changes_serving_alone(effect.change):
             same = [one for one in effects if one.claim == effect.claim]
             shown = [one for one in worse if one.claim == effect.claim]
             largest = max(shown, key=lambda one: abs(one.value))
-            value = f"up to {fmt.format_difference(effect.metric, largest.value)}"
+            value = f"up to {fmt.format_cost(effect.metric, largest.value)}"
             found[effect.claim] = f"{value} in {len(shown)} of {len(same)} settings"
         else:
             found[effect.name] = value

@@ -141,7 +141,10 @@ class BlockRule:
         return blocks, tokens - max(first_seen, full)
 
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that a slot has place for."""
+        """Return the blocks, and the tokens in full precision, that a slot has place for.
+
+        Of the latter one more than are ever stored: bytes of records are of this allocation.
+        """
         if not self.quantizes(window):
             return 0, min(tokens, window or tokens)
         blocks = self.quantized_tokens(tokens) // self.group

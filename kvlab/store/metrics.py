@@ -150,7 +150,7 @@ def _describe_recall(match: re.Match[str]) -> Metric:
         which = f"{number // 2 + 1} to {number} tokens back" if number > 2 else f"{number} back"
     if match["kind"] == "_items":
         return Metric(f"answers {which}", "items")
-    title = f"answers {which} that are right"
+    title = f"recall {which}"
     title = f"{title}, served" if match["kind"] else title
     return Metric(title, "", "higher", items=f"recall_{match['number']}_{match['by']}_items")
 

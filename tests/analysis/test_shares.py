@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.analysis.effects import estimate_main_effects
+from kvlab.analysis.interactions import estimate_interactions
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.statistics import estimate, share_variance
@@ -12,11 +13,11 @@ from tests.studies.null_sweeps import ONE_OF_5, Structure, measure
 
 
 def cells(shares, items, same_weights=False):
-    """Rows of one seed a column, by cell of one factor."""
+    """Rows of one seed a column, by cell; a name is one of a single factor."""
     return {
-        (level,): {
+        (level if isinstance(level, tuple) else (level,)): {
             seed: TrialRow(
-                (level,), seed, f"{level}{seed}", "done",
+                level if isinstance(level, tuple) else (level,), seed, f"{level}{seed}", "done",
                 f"t{seed}" if same_weights else f"{level}{seed}",
                 {"recall_served": share, "recall_items": float(items)},
             )
@@ -55,6 +56,24 @@ def test_equal_differences_are_tested_and_fewer_right_answers_are_worse():
 def test_an_interval_stays_among_the_values_that_a_difference_can_have():
     effect = judge({"base": [1.0, 0.2], "level": [0.1, 0.9]}, 100)
     assert (effect.low, effect.high) == (-1.0, 1.0)
+    assert effect.detectable is None  # at two seeds; and of three, more than shares can differ by
+    assert judge({"base": [1.0] * 3, "level": [0.1, 0.9, 0.5]}, 100).detectable is None
+
+
+def test_an_interaction_of_shares_reaches_twice_as_far():
+    found = {("a", "c"): [0.9, 0.95, 1.0], ("b", "c"): [0.05, 0.1, 0.0],
+             ("a", "d"): [0.0, 0.1, 0.05], ("b", "d"): [1.0, 0.9, 0.95]}  # fmt: skip
+    factors = {"first": ("a", "b"), "second": ("c", "d")}
+    (effect,) = estimate_interactions(cells(found, 1000), factors, "recall_served")
+    assert effect.value == pytest.approx(1.8)
+    assert 1 < effect.low < effect.value < effect.high <= 2
+
+
+def test_the_best_of_shares_loses_at_most_all():
+    values = {("a",): {0: 1.0, 1: 0.2}, ("b",): {0: 0.1, 1: 0.9}}
+    ids, variances = {levels: [str(levels)] for levels in values}, dict.fromkeys(values, 1e-4)
+    ranking = Ranking(values, ("a",), ids, higher_is_better=True, item_variances=variances)
+    assert ranking.best(values).largest_loss == 1.0
 
 
 def test_equal_shares_of_equal_weights_are_no_chance():

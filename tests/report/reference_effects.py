@@ -192,7 +192,7 @@ class Sweep:
         return self._with_item_error(found)
 
     def _with_item_error(self, one: Difference) -> Difference:
-        """Give a difference of shares of items the error of its items, and its bounds.
+        """Give a difference of shares of items the error of its items, and its largest value.
 
         Equal shares of cells that share their weights are no chance, and have no such error.
         """
@@ -204,7 +204,8 @@ class Sweep:
             own = [item_variance(shares[cell][s], items[cell][s]) for s in one.by_seed]
             variance += weight**2 * fmean(own) / len(own)
         is_chance = any(self._sum_by_training(one).values()) or any(one.by_seed.values())
-        return replace(one, item_error=math.sqrt(variance) if is_chance else 0.0, reach=1.0)
+        reach = sum(weight for weight in one.weights.values() if weight > 0)
+        return replace(one, item_error=math.sqrt(variance) if is_chance else 0.0, reach=reach)
 
     def _sum_by_training(self, one: Difference) -> dict[Cell, float]:
         """Return the weight of every training in a difference; without those that cancel."""

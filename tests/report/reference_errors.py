@@ -40,7 +40,7 @@ class Difference:
     is_claimed: bool = True
     shift: float = 0.0  # what trainings at further seeds add to the mean over `by_seed`
     item_error: float = 0.0  # of a share of items, the error that so many items give it
-    reach: float = math.inf  # the largest difference that there can be: of shares of items, 1
+    reach: float = math.inf  # the largest difference that there can be: of shares of items alone
 
     @property
     def claim(self) -> str:

@@ -23,9 +23,9 @@ def report_recall(study: Study) -> doc.Section | None:
                if "recall_chance" in row.measurements}  # fmt: skip
     guessed = " or ".join(f"{100 * chance:.3g}%" for chance in sorted(chances, reverse=True))
     note = (
-        "A document shows pairs of a key and a value, then asks for values. An answer is right if"
-        f" it is the likeliest token; guessing gets {guessed}. Tokens back are those from a"
-        " question to the pair that answers it. Both scorings are of the same documents."
+        "A document shows pairs of a key and a value, then asks for values. Recall is the share of"
+        f" right answers: those that are the likeliest token. Guessing gets {guessed}. Tokens back"
+        " are those from a question to its pair. Both scorings are of the same documents."
     )
     tables = []
     for by, caption in (("pairs", "by pairs of the document"), ("back", "by tokens back")):

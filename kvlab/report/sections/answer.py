@@ -63,7 +63,8 @@ def _describe_cost(study: Study) -> list[doc.Content]:
     metric = study.primary_metric
     base, value = study.mean(study.baseline, metric), ""
     if base is not None:
-        value = f"{fmt.format_metric(metric, base)} {fmt.display_unit(metric)}".strip()
+        unit = fmt.display_unit(metric)
+        value = f"{fmt.format_metric(metric, base)}{'' if unit == '%' else ' '}{unit}".strip()
         if (of_text := cols.text_metric(study, base)) is not None:
             unit, number = of_text[0], fmt.format_significant(of_text[1], 4)
             value += f" ({f'{number} {unit}' if unit == 'bits/byte' else f'{unit} {number}'})"
@@ -123,11 +124,13 @@ def _describe_confidence(study: Study) -> doc.Paragraph:
     metric = study.primary_metric
     effects = study.effects(metric)
     detectable = [e.detectable for e in effects if e.detectable is not None]
+    blind = [e for e in effects if e.is_tested and e.tested_error.df >= 2 and e.detectable is None]
     claimed = [effect for effect in effects if effect.is_claimed]
     accuracies = [m for m in study.measured_metrics if m in COMPARED_METRICS]
     fields = {
         "is_decided": claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed),
         "limit": fmt.format_ends(detectable, partial(fmt.format_magnitude, metric)),
+        "n_blind": len(blind),
         "is_timed": any(map(is_time, study.measured_metrics)),
         "is_at_chance": accuracies and all_at_chance(study, accuracies),
     }

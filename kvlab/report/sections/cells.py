@@ -61,8 +61,8 @@ def _cell_entries(study: Study, levels: Levels) -> doc.Entries:
         yield doc.Column(of_zero[0], True, hint), number
     one_shot = study.one_shot_metric
     if one_shot != metric:
-        info = METRICS[one_shot]
-        column = cols.mean_column(fmt.short_title(one_shot), info.unit, info.title)
+        unit, hint = fmt.display_unit(one_shot), METRICS[one_shot].title
+        column = cols.mean_column(fmt.short_title(one_shot), unit, hint)
         yield cols.csv_only(column), cols.mean_cell(study, levels, one_shot)
     yield from cols.reference_entries(study, levels)
 

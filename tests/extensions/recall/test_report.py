@@ -48,7 +48,7 @@ def test_a_sweep_is_decided_by_recall(tmp_path):
 
 def test_the_section_has_every_group_in_order_and_the_floor(tmp_path):
     section = SECTIONS["recall"].make(load(RECORD, tmp_path))
-    assert "guessing gets 6.25%" in str(section.contents[0])
+    assert "Guessing gets 6.25%" in str(section.contents[0])
     table = rows(section, "recall-back")
     assert list(table[0])[:2] == ["cell", "scored"]
     assert [head for head in table[0] if "sd" not in head][2:] == [
