@@ -1,36 +1,12 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from kvlab.extensions.recall.config import RecallConfig
-from kvlab.spec.source_options import SourceOptions
+from kvlab.spec.own_extensions import extend, find_members
+from kvlab.spec.source_options import SourceEntry, SourceOptions
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
-
-
-@dataclass(frozen=True)
-class SourceEntry:
-    """One text source, as the spec knows it.
-
-    Attributes:
-        factory: the `kvlab.data.sources.TextSource` class, as ``module:class``. It is named,
-            not imported: specs do not import what reads text.
-        reads_paths: whether it reads `data.paths`, whose licence the user states.
-        needs_subset: whether it reads `data.subset`.
-        options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens.
-        measure: what is measured of a model beside the loss, as ``module:function``; see
-            `kvlab.evaluate.evaluation.measure_source`.
-    """
-
-    factory: str
-    arguments: tuple[Any, ...] = ()
-    reads_paths: bool = False
-    needs_subset: bool = False
-    options: str | None = None
-    measure: str | None = None
-
 
 _FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
 
@@ -41,11 +17,7 @@ SOURCES: dict[str, SourceEntry] = {
     "fineweb-edu-100b": SourceEntry(_FINEWEB_EDU, ("100BT",)),
     "fineweb-edu-350b": SourceEntry(_FINEWEB_EDU, ("350BT",)),
     "fineweb-edu-crawl": SourceEntry(_FINEWEB_EDU, (None,), needs_subset=True),
-    "recall": SourceEntry(
-        "kvlab.extensions.recall.source:Recall",
-        options="recall",
-        measure="kvlab.extensions.recall.accuracy:measure_recall",
-    ),
+    **find_members("sources"),
 }
 """`data.source` -> its entry: the one table of text sources."""
 
@@ -56,6 +28,7 @@ _TOKENIZER = TextRule(
 _CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such as CC-MAIN-2024-10")
 
 
+@extend("data")
 class DataConfig(SpecModel):
     """`data`: which text, and how it becomes tokens."""
 
@@ -63,7 +36,7 @@ class DataConfig(SpecModel):
     excluded_from_identity = frozenset(
         {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
     )
-    omitted_defaults = frozenset({"mask_documents", "recall"})
+    omitted_defaults = frozenset({"mask_documents"})
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = "docstrings"
     """Where the text comes from. Example: fineweb-edu-10b"""
@@ -93,10 +66,6 @@ class DataConfig(SpecModel):
     """Attention never crosses from one document into another, and positions start at 0 in each;
     default documents are packed and see those before them.
     Example: true"""
-    recall: RecallConfig | None = None
-    """How many pairs, how many questions and how far back, for source: recall.
-    Default: none. Example: {pairs: 8, questions: 8, gap: 7}, source: recall,
-    tokenizer: 'symbols:544'"""
 
     def _find_problems(self) -> Problems:
         if self.max_bytes is not None and self.max_tokens is not None:

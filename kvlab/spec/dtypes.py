@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import WrapValidator
 
+from kvlab.spec.own_extensions import name_members
 from kvlab.spec.spec_model import OneOf, Problems, SpecModel, join_or
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def token_bytes(
     return sum(part.count * DTYPES[name].vector_bytes(part.size, group) for part, name in stored)
 
 
-ROTATIONS: dict[str, str] = {"hadamard": "kvlab.extensions.rotation.hadamard"}
+ROTATIONS: dict[str, str] = name_members("rotations")
 """`serving.kv_rotate` -> the module that has ``find_size_problem``, without torch, and
 ``make_matrix``, by whose matrix vectors are multiplied before they are stored."""
 

@@ -12,6 +12,7 @@ from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.extension_files import Extensions, find_form_problems, offer_extensions
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.own_extensions import find_problems
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import Name, Problems, SpecModel
@@ -101,9 +102,8 @@ class Experiment(SpecModel):
         yield from self._find_benchmark_problems()
         yield from self._find_training_problems()
         yield from self.training.kv.find_storage_problems(model, "training")
-        for field, text in self.training.find_model_problems(model):
-            yield f"training.{field}", text
         yield from _find_serving_problems(model, self.serving)
+        yield from find_problems(self)
 
     def _find_symbol_problems(self) -> Problems:
         """Yield what a source that makes its own tokens cannot give: windows, and words."""

@@ -17,6 +17,7 @@ from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import StoredVectors
 from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
+from kvlab.spec.own_extensions import name_members
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig
@@ -129,7 +130,7 @@ ATTENTION = AttentionMixer()
 
 MIXERS: dict[str, str] = {
     "attention": "kvlab.spec.mixers:ATTENTION",
-    "gated_delta": "kvlab.extensions.linear_attention.arithmetic:MIXER",
+    **name_members("mixers"),
 }
 """`mixer` -> where its object is, as ``module:object``: the one table of mixers."""
 

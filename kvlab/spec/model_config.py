@@ -15,6 +15,7 @@ from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
 from kvlab.spec.mixers import ATTENTION, find_mixer, list_letters
+from kvlab.spec.own_extensions import explain_missing
 from kvlab.spec.presets import PRESETS
 
 
@@ -336,8 +337,9 @@ class ModelConfig(spec.SpecModel):
         """Yield letters without a kind, and settings of kinds without a layer."""
         for letter in dict.fromkeys(self.attention_pattern):
             if letter not in self.kind_settings:
-                kinds = f"kinds: {{{letter}: {{position: none}}}}"
-                yield "attention_pattern", f"{LETTERS_RULE}; define {letter}, as in {kinds}"
+                text = f"define {letter}, as in kinds: {{{letter}: {{position: none}}}}"
+                missing = explain_missing("attention_pattern", letter)
+                yield "attention_pattern", missing or f"{LETTERS_RULE}; {text}"
         for kind, (key, own) in self.kind_settings.items():
             is_set = bool(own.model_fields_set) or kind not in KIND_NAMES
             if is_set and kind not in self.attention_pattern:

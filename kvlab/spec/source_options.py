@@ -1,8 +1,32 @@
-"""What a source of text that makes its own tokens says about them."""
+"""What the spec knows of a source of text, and what one that makes its own tokens says of them."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
 from kvlab.spec.spec_model import SpecModel
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """One text source, as the spec knows it.
+
+    Attributes:
+        factory: the `kvlab.data.sources.TextSource` class, as ``module:class``. It is named,
+            not imported: specs do not import what reads text.
+        reads_paths: whether it reads `data.paths`, whose licence the user states.
+        needs_subset: whether it reads `data.subset`.
+        options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens.
+        measure: what is measured of a model beside the loss, as ``module:function``; see
+            `kvlab.evaluate.evaluation.measure_source`.
+    """
+
+    factory: str
+    arguments: tuple[Any, ...] = ()
+    reads_paths: bool = False
+    needs_subset: bool = False
+    options: str | None = None
+    measure: str | None = None
 
 
 class SourceOptions(SpecModel):

@@ -46,6 +46,20 @@ class SpecModel(BaseModel):
         """Yield what the fields say against each other. They are valid each by itself."""
         yield from ()
 
+    def identity_of(self, model: Any) -> dict[str, Any]:  # noqa: ARG002
+        """Return `identity` in a form that is equal for different spellings of one computation.
+
+        Args:
+            model: a `kvlab.spec.model_config.ModelConfig`.
+        """
+        return self.identity()
+
+    @classmethod
+    def of(cls, section: "SpecModel") -> Self:
+        """Return a section of an experiment that has these fields, see `own_extensions.extend`."""
+        assert isinstance(section, cls), f"{type(section).__name__} has no {cls.__name__}"
+        return section
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         raise_problems(self._find_problems())
@@ -60,12 +74,13 @@ class SpecModel(BaseModel):
         """
         written: dict[str, Any] = handler(schema)
         keys = handler.resolve_ref_schema(written)["properties"]
-        statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
-        for field, below in pairwise(statements):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    if own := cls.model_fields.get(name):
-                        keys[own.alias or name].update(_read_docstring(text))
+        for base in reversed([one for one in cls.__mro__ if issubclass(one, SpecModel)][:-1]):
+            body = ast.parse(inspect.getsource(base)).body[0].body  # type: ignore[attr-defined]
+            for field, below in pairwise(body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        if own := cls.model_fields.get(name):
+                            keys[own.alias or name].update(_read_docstring(text))
         return written
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from kvlab.extensions.kv_routing.routing import KVRouting
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.own_extensions import extend, find_members
 
 
 def _validate_init_from(value: Any) -> Any:
@@ -44,12 +44,13 @@ class OptimizerEntry:
     matrix_moments: int = 2
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, OptimizerEntry] = {
     "adamw": OptimizerEntry("kvlab.train.train_step:make_optimizer"),
-    "muon": OptimizerEntry("kvlab.extensions.muon.muon:make_muon", 1),
+    **find_members("optimizers"),
 }
 
 
+@extend("training")
 class TrainingConfig(spec.SpecModel):
     """`training`: the recipe. Warm-up, then cosine or wsd to ``final_learning_rate``.
 
@@ -61,8 +62,7 @@ class TrainingConfig(spec.SpecModel):
     excluded_from_identity = frozenset({"checkpoint_every", "keep_last", "keep_best", "init_from"})
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults = frozenset({
-        "residual", "int8", "kv_dtype", "kv_group", "kv_residual", "kv_routing",
-        "optimizer",
+        "residual", "int8", "kv_dtype", "kv_group", "kv_residual", "optimizer",
     })  # fmt: skip
 
     tokens: spec.NonNegativeInt = 0
@@ -130,10 +130,6 @@ class TrainingConfig(spec.SpecModel):
     kv_residual: spec.NonNegativeInt | None = None
     """As serving.kv_residual, of training.kv_dtype. It does not follow serving's.
     Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
-    kv_routing: KVRouting | None = None
-    """In each step layers read earlier layers' K/V at random, so that one training serves untied
-    and tied.
-    Example: {share: 0.5}"""
     compile: bool = False
     """torch.compile the model. Example: true"""
     evaluate_every: spec.PositiveInt = 100
@@ -184,21 +180,10 @@ class TrainingConfig(spec.SpecModel):
         """How the forward pass of training rounds K and V."""
         return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
 
-    def computation(self, model: ModelConfig) -> dict[str, Any]:
-        """Return `identity` in a form that is equal for different spellings of one computation."""
-        facts = {key: value for key, value in self.identity().items() if not key.startswith("kv_")}
-        routing = {} if self.kv_routing is None else self.kv_routing.computation(model)
-        return facts | self.kv.identity(model) | routing
-
-    def find_model_problems(self, model: ModelConfig) -> spec.Problems:
-        """Yield why ``model`` cannot be trained so, by fields of this section."""
-        if self.kv_routing is None:
-            return
-        problems = self.kv_routing.find_problems(model)
-        yield from ((f"kv_routing.{name}", text) for name, text in problems)
-        if self.kv.blocks is not None:
-            text = f"keeps blocks of exact tokens beside kv_dtype {self.kv_dtype}'s codes for each"
-            yield "kv_routing", f"{text} layer and cannot be routed; use int8 or int4"
+    def identity_of(self, model: ModelConfig) -> dict[str, Any]:
+        facts = super().identity_of(model)
+        own = {k: v for k, v in facts.items() if k not in ("kv_dtype", "kv_group", "kv_residual")}
+        return own | self.kv.identity(model)
 
     @property
     def steps(self) -> int:

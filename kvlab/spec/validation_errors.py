@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
+from kvlab.spec.own_extensions import explain_missing
 from kvlab.spec.yaml_reader import Key
 
 Path = tuple[Key, ...]
@@ -84,7 +85,8 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         elif kind == "extra_forbidden":
             names = sorted(_field_names_at(path[:-1], root))
             hint = suggest_name(path[-1], names, f"known keys: {', '.join(names)}")
-            text = _MISPLACED_KEYS.get(path, f"is not a known key; {hint}")
+            missing = explain_missing(dotted)
+            text = missing or _MISPLACED_KEYS.get(path, f"is not a known key; {hint}")
             errors.append(FieldError(path, f"{dotted} {text}", at_key=True))
         elif kind == "missing":
             errors.append(FieldError(path[:-1], f"{dotted} is missing; add it"))
@@ -97,11 +99,14 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
             errors.append(FieldError(existing, message))
     for path, choices in choices_by_path.items():
         options = ", ".join(dict.fromkeys(choice for choice in choices if choice)).split(", ")
-        near = suggest_name(_find_value(path, data)[1], options, "")
+        value = _find_value(path, data)[1]
+        near = suggest_name(value, options, "")
         hint = f"; {near}" if near else ""
         are_types = options == ["text", "a mapping"]
         rule = " or ".join(options) if are_types else f"one of {', '.join(options)}"
-        errors.append(FieldError(path, f"{_format_field(path, data)} is not {rule}{hint}"))
+        missing = explain_missing(".".join(map(str, path)), value)
+        text = missing or f"is not {rule}{hint}"
+        errors.append(FieldError(path, f"{_format_field(path, data)} {text}"))
     return errors
 
 

@@ -1,10 +1,10 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
-`metrics.toml` has their titles, units and directions, and the families for the reference. Tasks of
-lm-eval and groups of questions have names by a rule, see `MetricTable`. A measured metric is added
-by a line there and a measurement of that name in a trial. A derived one is added by a line and a
-function of the other measurements in `_DERIVED`, and applies to all trials that were recorded
-before.
+`metrics.toml` has their titles, units and directions, and the families for the reference. That of
+an extension has its own, and the metric and family that they come after. Some have names by a
+rule, see `MetricTable`. A measured metric is added by a line there and a measurement of that name
+in a trial. A derived one is added by a line and a function of the other measurements in its table
+``derived``, and applies to all trials that were recorded before.
 """
 
 import math
@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
+
+from kvlab.spec.own_extensions import find_files, insert_after
 
 Direction = Literal["lower", "higher", "neither"]
 
@@ -91,23 +94,6 @@ KL_ROUNDING = 1e-10
 REUSE_GAP_ROUNDING = 1e-5
 """Nats per token. Warm and cold prompts pass through matrix products of other shapes."""
 
-_DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
-    "loss_paired": derive_paired_loss,
-    "bits_per_byte_paired": derive_paired_bits,
-    "needle_loss_change": derive_needle_loss_change,
-    "cache_speedup": partial(derive_ratio, "tpot_ms_uncached_p50", "tpot_ms_p50"),
-    "reuse_ttft_ratio": partial(derive_ratio, "reuse_warm_ttft_ms", "reuse_cold_ttft_ms"),
-}
-_ROUNDING = {
-    "serving_kl": KL_ROUNDING,
-    "serving_kl_stderr": KL_ROUNDING,
-    **{f"serving_kl_part{part}": KL_ROUNDING for part in range(1, 9)},
-    "reuse_kl": KL_ROUNDING,
-    "reuse_gap": REUSE_GAP_ROUNDING,
-}
-
-_ITEMS = {"recall": "recall_items", "recall_served": "recall_items"}
-
 _SHARES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1")
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
@@ -132,34 +118,13 @@ _LM_EVAL_NAME = re.compile(
 )
 
 
-def _describe_lm_eval(match: re.Match[str]) -> Metric:
-    unit, better = _LM_EVAL_UNITS.get(match["metric"] or "", ("score", "neither"))
-    title = " ".join(filter(None, ["lm-eval", match["task"], match["metric"]]))
-    return Metric(f"{title}, served" if match["served"] else title, unit, better)
-
-
-_RECALL_NAME = re.compile(
-    r"recall_(?P<number>[1-9][0-9]{0,6})_(?P<by>pairs|back)(?P<kind>_served|_items)?"
-)
-
-
-def _describe_recall(match: re.Match[str]) -> Metric:
-    number = int(match["number"])
-    which = f"of {number} pairs"
-    if match["by"] == "back":
-        which = f"{number // 2 + 1} to {number} tokens back" if number > 2 else f"{number} back"
-    if match["kind"] == "_items":
-        return Metric(f"answers {which}", "items")
-    title = f"recall {which}"
-    title = f"{title}, served" if match["kind"] else title
-    return Metric(title, "", "higher", items=f"recall_{match['number']}_{match['by']}_items")
-
-
-_RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
-    _LM_EVAL_NAME: _describe_lm_eval,
-    _RECALL_NAME: _describe_recall,
-}
-"""Names of metrics that have no entry, and what describes them."""
+def describe_lm_eval(match: re.Match[str]) -> Metric:
+    """Return the metric ``lm_eval_<task>_<metric>``, with ``_served`` through the cache."""
+    found = _LM_EVAL_NAME.fullmatch(match[0])
+    assert found is not None, "a rule of metrics.toml"
+    unit, better = _LM_EVAL_UNITS.get(found["metric"] or "", ("score", "neither"))
+    title = " ".join(filter(None, ["lm-eval", found["task"], found["metric"]]))
+    return Metric(f"{title}, served" if found["served"] else title, unit, better)
 
 
 def _split_numbers(name: str) -> list[str | int]:
@@ -170,9 +135,8 @@ def _split_numbers(name: str) -> list[str | int]:
 class MetricTable(dict[str, Metric]):
     """Metrics by name; iteration yields those with an entry.
 
-    ``lm_eval_<task>_<metric>``, with ``_served`` through the serving cache, are metrics without
-    an entry: which tasks there are is known from a sweep alone. So are ``recall_<n>_pairs`` and
-    ``recall_<n>_back``, with ``_served`` or ``_items``.
+    Names that match one of the ``rules`` are metrics without an entry: which of them there are is
+    known from a sweep alone, as of ``lm_eval_<task>_<metric>``.
     """
 
     def __missing__(self, name: str) -> Metric:
@@ -196,16 +160,50 @@ class MetricTable(dict[str, Metric]):
         return (*(name for name in self if name in given), *by_rule)
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+def _find(place: str) -> Callable[..., Any]:
+    """Return the function ``module:function``, which is imported when it is called."""
+    return lambda *arguments: resolve_name(place)(*arguments)
+
+
+def _read_tables() -> dict[str, Any]:
+    """Return `metrics.toml` with what is in those of extensions, at its place."""
+    tables = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+    for path in find_files("metrics.toml"):
+        added = tomllib.loads(path.read_text(encoding="utf-8"))
+        after, own = added["after"], tables["metrics"]
+        tables["metrics"] = insert_after(own, after["metric"], added["metrics"])
+        old, new = (
+            {family["title"]: family for family in one.get("families", [])}
+            for one in (tables, added)
+        )
+        tables["families"] = list(insert_after(old, after["family"], new).values())
+        for table in ("derived", "rules"):
+            tables[table] |= added.get(table, {})
+    return tables
+
+
+def _make_metric(
+    title: str, unit: str, better: Direction, derive: Sequence[str] | None, **more: Any
+) -> Metric:
+    function = None
+    if derive is not None:
+        place, *arguments = derive
+        function = partial(_find(place), *arguments)
+    return Metric(title, unit, better, function, **more)
+
+
+_TABLES = _read_tables()
 
 METRICS = MetricTable(
     {
-        name: Metric(
-            title, unit, better, _DERIVED.get(name), _ROUNDING.get(name, 0.0), _ITEMS.get(name)
-        )
-        for name, (title, unit, better) in _TABLES["metrics"].items()
+        name: _make_metric(title, unit, better, _TABLES["derived"].get(name), **dict(*more))
+        for name, (title, unit, better, *more) in _TABLES["metrics"].items()
     }
 )
+_RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
+    re.compile(pattern): _find(place) for pattern, place in _TABLES["rules"].items()
+}
+"""Names of metrics that have no entry, and what describes them."""
 
 
 @dataclass(frozen=True)

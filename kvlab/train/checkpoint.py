@@ -107,7 +107,7 @@ def resume_identity(
     """
     facts = {
         "model": experiment.model.computation(),
-        "training": experiment.training.computation(experiment.model),
+        "training": experiment.training.identity_of(experiment.model),
         "seed": seed,
         "train_tokens": train_tokens,
     }

@@ -30,6 +30,7 @@ from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.own_extensions import find_members
 from kvlab.spec.training_config import OPTIMIZERS
 
 WINDOW = 32
@@ -192,6 +193,7 @@ class TrainStepper:
         self.workers = WorkerGroup.current(experiment.resources.training_workers)
         self.rows = self.training.batch_tokens // self.block_size
         self.microbatch_rows = device_microbatch_rows(experiment, self.device)
+        self._draw_reads = find_members("step_reads").values()
         self.optimizer: Optimizer = resolve_name(OPTIMIZERS[self.training.optimizer].make)(
             model, self.training
         )
@@ -239,8 +241,8 @@ class TrainStepper:
             with as_compiled, record_kernels() as self.attention:
                 self.loss.hidden_states(x[:1], eager=True)
         total = torch.zeros((), device=self.device)
-        routing = self.training.kv_routing
-        reads = None if routing is None else routing.draw(self.model.config, self.seed, step)
+        drawn = (d(self.training, self.model.config, self.seed, step) for d in self._draw_reads)
+        reads = next((one for one in drawn if one is not None), None)
         for start in range(0, len(x), self.microbatch_rows):
             rows = slice(start, start + self.microbatch_rows)
             is_last = start + self.microbatch_rows >= len(x)

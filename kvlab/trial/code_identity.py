@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import kvlab
-from kvlab.spec.mixers import MIXERS, find_mixer
+from kvlab.spec.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
@@ -43,6 +43,8 @@ class CodeScope:
         return None
 
 
+_EXTENSIONS = load_parts().values()
+
 _EVERYWHERE = {
     "kvlab.data": "prepares text, whose digest is in the ids",
     "kvlab.errors": "messages",
@@ -56,16 +58,14 @@ _EVERYWHERE = {
     "kvlab.trial": "ids, locks and records",
 }
 
-_MIXERS = tuple({find_mixer(name).module.rpartition(".")[0]: None for name in MIXERS})
-
 TRAINING = CodeScope(
     packages=(
         "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.kivi",
-        "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.extensions.kv_routing",
-        "kvlab.extensions.muon", "kvlab.model", "kvlab.spec.dtypes", "kvlab.spec.kv_forms",
-        "kvlab.spec.layer_config", "kvlab.spec.mixers", "kvlab.spec.model_config",
-        "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
-        "kvlab.trial.initial_weights_loader", *_MIXERS,
+        "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.model", "kvlab.spec.dtypes",
+        "kvlab.spec.kv_forms", "kvlab.spec.layer_config", "kvlab.spec.mixers",
+        "kvlab.spec.model_config", "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",
+        "kvlab.trial.initial_weights_loader",
+        *(module for parts in _EXTENSIONS for module in parts.training_code),
     ),
     exceptions=_EVERYWHERE | {
         "kvlab.cache": "stores K/V, which no training step does",
@@ -81,20 +81,20 @@ MEASUREMENT = CodeScope(
     packages=(
         "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
         "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
-        "kvlab.extensions.recall.accuracy", "kvlab.extensions.rotation", "kvlab.layout",
-        "kvlab.model", "kvlab.spec.benchmark_config", "kvlab.spec.conversations_config",
-        "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
+        "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
+        "kvlab.spec.conversations_config", "kvlab.spec.dtypes", "kvlab.spec.evaluation_config",
+        "kvlab.spec.kv_forms",
         "kvlab.spec.layer_config", "kvlab.spec.mixers", "kvlab.spec.model_config",
         "kvlab.spec.serving_config",
         "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
-        *_MIXERS,
+        *(module for parts in _EXTENSIONS for module in parts.measurement_code),
     ),
     exceptions=_EVERYWHERE | {
-        "kvlab.extensions.recall": "draws text, whose digest and options are in the ids",
         "kvlab.layout.gpu_sharing": "which trials run at once",
         "kvlab.layout.training_memory": "predicts the memory of a training",
         "kvlab.model.uptraining": "initial weights of a training",
         "kvlab.train": "trains; a measurement begins with its weights",
+        **{module: why for parts in _EXTENSIONS for module, why in parts.other_code.items()},
     },
 )  # fmt: skip
 

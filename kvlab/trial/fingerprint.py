@@ -82,7 +82,7 @@ def training_identity(
         "version": TRAINING_VERSION,
         "model": experiment.model.computation(),
         "data": {**experiment.data.identity(), "digest": data_identity},
-        "training": experiment.training.computation(experiment.model),
+        "training": experiment.training.identity_of(experiment.model),
         "seed": seed,
     }
     if initial_weights is not None:

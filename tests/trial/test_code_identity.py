@@ -10,9 +10,9 @@ import pytest
 
 import kvlab
 from kvlab.spec.benchmark_config import MEASURES
-from kvlab.spec.data_config import SOURCES
-from kvlab.spec.dtypes import DTYPES, ROTATIONS
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.mixers import MIXERS, find_mixer
+from kvlab.spec.own_extensions import load_parts
 from kvlab.trial.code_identity import (
     MEASUREMENT,
     TRAINING,
@@ -26,28 +26,29 @@ from tests.support.code_versions import running_code
 
 # what a table names, which no import shows
 _MIXERS = tuple(find_mixer(name).module.partition(":")[0] for name in MIXERS)
+_PARTS = load_parts().values()
 # where each begins
 ENTRIES = {
     TRAINING: (
         "kvlab.train.loop", "kvlab.trial.initial_weights_loader", "kvlab.trial.ddp",
         # found by name
-        "kvlab.extensions.kv_routing.routed_pass", "kvlab.extensions.muon.muon", *_MIXERS,
+        *_MIXERS, *(module for parts in _PARTS for module in parts.training_code),
     ),
     MEASUREMENT: (
         "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",
         "kvlab.trial.lm_eval_adapter", *_MIXERS,
-        *(one.measure.partition(":")[0] for one in SOURCES.values() if one.measure),
+        *(module for parts in _PARTS for module in parts.measurement_code),
     ),
 }  # fmt: skip
 # modules of these packages that are imported and decide nothing, looked at one by one
 PASSED_OVER = {
     TRAINING: (
-        "spec spec.experiment spec.extension_files spec.flops spec.members spec.presets"
-        " spec.spec_model data.dataset_preparation data.shards data.tokenizers"
+        "spec spec.experiment spec.extension_files spec.flops spec.members spec.own_extensions"
+        " spec.presets spec.spec_model data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
         "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"
-        " spec.overrides spec.presets spec.spec_model spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
+        " spec.overrides spec.own_extensions spec.presets spec.spec_model spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
 }
@@ -86,8 +87,7 @@ class TestScope:
             assert listed in imports.modules, listed
             is_part = scope.holds(listed.rpartition(".")[0])  # an exception within a package
             is_found = any(one == listed or one.startswith(f"{listed}.") for one in found)
-            is_named = any(one.startswith(listed) for one in ROTATIONS.values())
-            assert is_found or is_part or is_named, listed
+            assert is_found or is_part, listed
 
     def test_a_new_module_of_a_package_that_counts_in_part_is_looked_at(self, scope, imports):
         """Such a package is an exception as a whole, which a new module of it must not slip by."""
@@ -108,11 +108,9 @@ def test_what_a_training_computes_is_in_its_list():
         assert MEASUREMENT.holds(f"kvlab.{module}"), module
     assert not MEASUREMENT.holds("kvlab.train.train_step")
     # what tables name, which no import shows
-    for named in (
-        [one.module for one in MEASURES.values()]
-        + [one.kv_format for one in DTYPES.values()]
-        + [*ROTATIONS.values()]
-    ):
+    for named in [one.module for one in MEASURES.values()] + [
+        one.kv_format for one in DTYPES.values()
+    ]:
         assert MEASUREMENT.holds(named.partition(":")[0]), named
 
 

@@ -2,13 +2,17 @@
 
 import hashlib
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec import spec_model as spec
 from kvlab.spec.model_config import ModelConfig, SharingField
+
+if TYPE_CHECKING:
+    from kvlab.spec.experiment import Experiment
+    from kvlab.spec.training_config import TrainingConfig
 
 ANY = "any"
 """``depth`` that allows all earlier layers of a kind."""
@@ -87,10 +91,41 @@ class KVRouting(spec.SpecModel):
             picks.append(1 + which * len(others) // 2**64 if is_routed else 0)
         return tuple(picks)
 
-    def draw(self, model: ModelConfig, seed: int, step: int) -> Any:
-        """Return the `KVRoutes` of one step, or None without any. Imports torch."""
-        if not self.share:
-            return None
-        choices = self.find_choices(model)
-        routes = resolve_name("kvlab.extensions.kv_routing.routed_pass:KVRoutes")
-        return routes(choices, self.draw_picks(choices, seed, step))
+
+class RoutingFields(spec.SpecModel):
+    """What `training` gets."""
+
+    omitted_defaults = frozenset({"kv_routing"})
+
+    kv_routing: KVRouting | None = None
+    """In each step layers read earlier layers' K/V at random, so that one training serves untied
+    and tied.
+    Example: {share: 0.5}"""
+
+    def identity_of(self, model: ModelConfig) -> dict[str, Any]:
+        facts = super().identity_of(model)
+        facts.pop("kv_routing", None)
+        return facts | ({} if self.kv_routing is None else self.kv_routing.computation(model))
+
+
+def find_problems(experiment: "Experiment") -> spec.Problems:
+    """Yield why a model cannot be trained so."""
+    training = experiment.training
+    routing = RoutingFields.of(training).kv_routing
+    if routing is None:
+        return
+    problems = routing.find_problems(experiment.model)
+    yield from ((f"training.kv_routing.{name}", text) for name, text in problems)
+    if training.kv.blocks is not None:
+        text = f"keeps blocks of exact tokens beside kv_dtype {training.kv_dtype}'s codes for each"
+        yield "training.kv_routing", f"{text} layer and cannot be routed; use int8 or int4"
+
+
+def draw_reads(training: "TrainingConfig", model: ModelConfig, seed: int, step: int) -> Any:
+    """Return the `KVRoutes` of one step, or None without any. Imports torch."""
+    routing = RoutingFields.of(training).kv_routing
+    if routing is None or not routing.share:
+        return None
+    choices = routing.find_choices(model)
+    routes = resolve_name("kvlab.extensions.kv_routing.routed_pass:KVRoutes")
+    return routes(choices, routing.draw_picks(choices, seed, step))

@@ -12,7 +12,7 @@ import torch
 from kvlab.data.batches import Batch, ScoredText, Tokens, find_targets
 from kvlab.evaluate.evaluation import Measurements, StartPart, select_scored_text
 from kvlab.evaluate.forward_passes import Arrays, Part, batch_rows, hidden_states, join_arrays
-from kvlab.extensions.recall.config import RecallConfig
+from kvlab.extensions.recall.config import RecallConfig, find_config
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig
@@ -62,8 +62,7 @@ def measure_recall(
     Returns:
         by the names of `kvlab.store.metrics`.
     """
-    config = experiment.data.recall
-    assert config is not None, "the spec asks for it"
+    config = find_config(experiment.data)
     text, served = select_scored_text(validation, experiment)
     modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
     if served is not None:

@@ -4,8 +4,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from kvlab.spec.source_options import SourceOptions
-from kvlab.spec.spec_model import NonNegativeInt, PositiveFloat, PositiveInt, Problems, TupleOf
+from kvlab.spec.source_options import SourceEntry, SourceOptions
+from kvlab.spec.spec_model import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Problems,
+    SpecModel,
+    TupleOf,
+)
 
 NOISE_SYMBOLS = 16
 
@@ -116,3 +123,28 @@ class RecallConfig(SourceOptions):
         if self.questions > fewest - self.rewrites:
             text = "are more than the keys of a document with the fewest pairs"
             yield "questions", f"{text}; use {fewest - self.rewrites} or less"
+
+
+class RecallFields(SpecModel):
+    """What `data` gets."""
+
+    omitted_defaults = frozenset({"recall"})
+
+    recall: RecallConfig | None = None
+    """How many pairs, how many questions and how far back, for source: recall.
+    Default: none. Example: {pairs: 8, questions: 8, gap: 7}, source: recall,
+    tokenizer: 'symbols:544'"""
+
+
+def find_config(data: SpecModel) -> RecallConfig:
+    """Return the options of ``source: recall``."""
+    config = RecallFields.of(data).recall
+    assert config is not None, "the spec asks for it"
+    return config
+
+
+SOURCE = SourceEntry(
+    "kvlab.extensions.recall.source:Recall",
+    options="recall",
+    measure="kvlab.extensions.recall.accuracy:measure_recall",
+)

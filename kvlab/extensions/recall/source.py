@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvlab.data.data_dir import ProgressCallback
 from kvlab.data.sources import TextSource, TextUnit
 from kvlab.data.tokenizers import SYMBOL_BYTES, symbols_to_text
-from kvlab.extensions.recall.config import NOISE_SYMBOLS, RecallConfig
+from kvlab.extensions.recall.config import NOISE_SYMBOLS, RecallConfig, find_config
 from kvlab.spec import DataConfig
 
 Array = npt.NDArray[np.int64]
@@ -111,14 +111,14 @@ class Recall(TextSource):
     is_shuffled = True
 
     def identity(self, data: DataConfig) -> Any:
-        return _find_config(data).identity()
+        return find_config(data).identity()
 
     def text_bytes(self, data: DataConfig) -> int:
-        config = _find_config(data)
+        config = find_config(data)
         return SYMBOL_BYTES * config.documents * (config.document_tokens - 1)
 
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:  # noqa: ARG002
-        config = _find_config(data)
+        config = find_config(data)
         settings = config.model_dump(mode="json", exclude={"documents"})
         for first in range(0, config.documents, _UNIT_DOCUMENTS):
             count = min(_UNIT_DOCUMENTS, config.documents - first)
@@ -134,8 +134,3 @@ class Recall(TextSource):
             tokens.append(write_tokens(config, draw_documents(config, pairs, unit["first"], own)))
         for number in range(unit["count"]):
             yield symbols_to_text(tokens[number % kinds][number // kinds]), None
-
-
-def _find_config(data: DataConfig) -> RecallConfig:
-    assert data.recall is not None, "the spec asks for it"
-    return data.recall

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
-from kvlab.extensions.recall.section import report_recall
 from kvlab.humanize import suggest_name
 from kvlab.report.document import Section
 from kvlab.report.sections import (
@@ -23,6 +23,7 @@ from kvlab.report.sections import (
     speed,
     tasks,
 )
+from kvlab.spec.own_extensions import insert_after, load_parts
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "hellaswag": SectionEntry(tasks.report_hellaswag),
     "lm-eval": SectionEntry(tasks.report_lm_eval),
     "probes": SectionEntry(tasks.report_probes),
-    "recall": SectionEntry(report_recall),
     "curves": SectionEntry(cells.report_loss_curves),
     "cells": SectionEntry(cells.report_cells),
     "equal-memory": SectionEntry(fronts.report_equal_memory),
@@ -70,6 +70,19 @@ SECTIONS: dict[str, SectionEntry] = {
     "provenance": SectionEntry(record.report_provenance, False),
 }
 """The sections of a design's report by name, in order; those of the appendix come last."""
+
+
+def _find(function: str) -> Callable[[Study], Section | None]:
+    def make(study: Study) -> Section | None:
+        section: Section | None = resolve_name(function)(study)
+        return section
+
+    return make
+
+
+for one in (part for parts in load_parts().values() for part in parts.sections):
+    entry = SectionEntry(_find(one.make), one.compares_quality)
+    SECTIONS = insert_after(SECTIONS, one.after, {one.name: entry})
 
 
 def _of_search(make: Callable[[Study, SearchResults], Section | None]) -> SectionEntry:

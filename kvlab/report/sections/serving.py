@@ -15,7 +15,7 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_plots import cell_lines, reuse_figures
-from kvlab.store.metrics import KL_ROUNDING, METRICS
+from kvlab.store.metrics import METRICS
 
 _EXACT = "exact K and V"
 _KL, _TOP_CHANGED = "serving_kl", "serving_top_changed"
@@ -85,7 +85,8 @@ def _report_divergence(study: Study) -> list[doc.Content]:
         return []
     found = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     found = dict(sorted(found.items(), key=lambda item: item[1][0]))
-    fields = {"n": len(means) - len(beyond), "limit": fmt.format_spread(KL_ROUNDING, 1)}
+    limit = fmt.format_spread(METRICS["serving_kl"].rounding, 1)
+    fields = {"n": len(means) - len(beyond), "limit": limit}
     caption = "What serving changes in the distribution of the next token, the least first."
 
     def entries(levels: Levels) -> doc.Entries:

@@ -209,7 +209,7 @@ def _recipe_key(experiment: Experiment) -> str:
     facts = [
         experiment.model.computation(),
         experiment.data.model_dump(mode="json"),
-        experiment.training.computation(experiment.model),
+        experiment.training.identity_of(experiment.model),
         experiment.training.init_from,
     ]
     return json.dumps(facts, sort_keys=True)

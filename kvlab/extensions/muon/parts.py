@@ -1,0 +1,8 @@
+"""What Muon adds to kvlab."""
+
+from kvlab.spec.own_extensions import Parts
+
+PARTS = Parts(
+    members={"optimizers": {"muon": "kvlab.extensions.muon.entry:MUON"}},
+    training_code=("kvlab.extensions.muon.muon",),
+)

@@ -1,0 +1,15 @@
+"""What the recall source adds to kvlab."""
+
+from kvlab.spec.own_extensions import Parts, SectionPart
+
+_FOLDER = "kvlab.extensions.recall"
+
+PARTS = Parts(
+    fields={"data": f"{_FOLDER}.config:RecallFields"},
+    members={
+        "sources": {"recall": f"{_FOLDER}.config:SOURCE"},
+    },
+    sections=(SectionPart("recall", "probes", f"{_FOLDER}.section:report_recall"),),
+    measurement_code=(f"{_FOLDER}.accuracy",),
+    other_code={f"{_FOLDER}.config": "draws text, whose digest and options are in the ids"},
+)

@@ -1,0 +1,7 @@
+"""What rotation adds to kvlab."""
+
+from kvlab.spec.own_extensions import Parts
+
+HADAMARD = "kvlab.extensions.rotation.hadamard"
+
+PARTS = Parts(members={"rotations": {"hadamard": HADAMARD}}, measurement_code=(HADAMARD,))

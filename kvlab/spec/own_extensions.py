@@ -1,0 +1,146 @@
+"""kvlab's own extensions: folders of `kvlab/extensions`, and what each adds to the core.
+
+A folder has a module ``parts.py``, whose ``PARTS`` names all that it adds. A folder that is not
+there adds nothing, and what a YAML asks of it is refused with its name. Nothing else in the core
+knows an extension.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from types import new_class
+from typing import Any, NamedTuple, TypeVar, cast
+
+from kvlab.spec.spec_model import SpecModel
+
+ModelT = TypeVar("ModelT", bound=SpecModel)
+ItemT = TypeVar("ItemT")
+
+TABLE: dict[str, tuple[str, ...]] = {
+    "kv_routing": ("training.kv_routing",),
+    "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
+    "muon": ("training.optimizer: muon",),
+    "recall": ("data.recall", "data.source: recall"),
+    "rotation": ("serving.kv_rotate: hadamard",),
+}
+"""Extension -> the keys, and values of keys, that need it."""
+
+
+class SectionPart(NamedTuple):
+    """A section of a design's report.
+
+    Attributes:
+        after: the section that it comes after.
+        make: a function of a `Study`, as ``module:function``.
+        compares_quality: see `kvlab.report.sections.SectionEntry`.
+    """
+
+    name: str
+    after: str
+    make: str
+    compares_quality: bool = True
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an extension adds. Each part is optional, and named as ``module:object``.
+
+    Its metrics are in ``metrics.toml`` beside it, see `kvlab.store.metrics`.
+
+    Attributes:
+        fields: section of an experiment -> a `SpecModel` whose fields the section has, too. They
+            have defaults, and `SpecModel.omitted_defaults` names them.
+        problems: a function of an experiment that yields what the fields say against others, by
+            dotted keys.
+        members: table of the core -> name -> its entry there.
+        sections: those of the report.
+        evaluations: functions that measure a trained model, see
+            `kvlab.evaluate.evaluation.measure_extensions`.
+        training_code, measurement_code: modules whose code decides what a training and a
+            measurement compute, see `kvlab.trial.code_identity`.
+        other_code: modules that a measurement imports, and that decide nothing -> why.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    problems: str = ""
+    members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    sections: tuple[SectionPart, ...] = ()
+    evaluations: tuple[str, ...] = ()
+    training_code: tuple[str, ...] = ()
+    measurement_code: tuple[str, ...] = ()
+    other_code: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def load_parts() -> dict[str, Parts]:
+    """Return what each extension that is there adds, in the order of the table."""
+    return {
+        name: import_module(f"kvlab.extensions.{name}.parts").PARTS
+        for name in TABLE
+        if find_spec(f"kvlab.extensions.{name}.parts") is not None
+    }
+
+
+def name_members(table: str) -> dict[str, str]:
+    """Return the places of what extensions add to a table, by name."""
+    parts = load_parts().values()
+    return {k: v for one in parts for k, v in one.members.get(table, {}).items()}
+
+
+def find_members(table: str) -> dict[str, Any]:
+    """Return what extensions add to a table, by name."""
+    return {name: resolve_name(place) for name, place in name_members(table).items()}
+
+
+def find_files(name: str) -> list[Path]:
+    """Return the files of this name in the folders of extensions."""
+    folder = Path(__file__).parents[1] / "extensions"
+    return [path for one in load_parts() if (path := folder / one / name).is_file()]
+
+
+def insert_after(
+    items: Mapping[str, ItemT], after: str, added: Mapping[str, ItemT]
+) -> dict[str, ItemT]:
+    """Return items with others behind one of them, or behind all if it is not there."""
+    before = list(items)[: 1 + list(items).index(after) if after in items else None]
+    return {name: items[name] for name in before} | dict(added) | dict(items)
+
+
+def extend(section: str) -> Callable[[type[ModelT]], type[ModelT]]:
+    """Return a decorator that adds the fields of extensions to a section's class, after its own."""
+
+    def decorate(core: type[ModelT]) -> type[ModelT]:
+        names = [one.fields[section] for one in load_parts().values() if section in one.fields]
+        added = tuple(resolve_name(name) for name in names)
+        bases, joined = (*added, core), {}
+        for name in ("omitted_defaults", "excluded_from_identity"):
+            joined[name] = frozenset().union(*(getattr(base, name) for base in bases))
+        about = {key: getattr(core, key) for key in ("__module__", "__qualname__", "__doc__")}
+        if not added:
+            return core
+        made = new_class(core.__name__, bases, exec_body=lambda body: body.update(about | joined))
+        return cast("type[ModelT]", made)
+
+    return decorate
+
+
+def find_problems(experiment: Any) -> Iterator[tuple[str, str]]:
+    """Yield what fields of extensions say against others."""
+    for one in load_parts().values():
+        if one.problems:
+            yield from resolve_name(one.problems)(experiment)
+
+
+def explain_missing(key: str, value: object = None) -> str | None:
+    """Return which extension a key or one of its values needs; None if none that is missing."""
+    for name, needs in TABLE.items():
+        if name in load_parts():
+            continue
+        for place, _, wanted in (need.partition(": ") for need in needs):
+            if f".{key}".endswith(f".{place}") and wanted in ("", str(value)):
+                return f"needs kvlab/extensions/{name}, which is not installed; leave it out"
+    return None
