@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from types import new_class
@@ -19,6 +18,8 @@ from kvlab.spec.spec_model import SpecModel
 
 ModelT = TypeVar("ModelT", bound=SpecModel)
 ItemT = TypeVar("ItemT")
+
+FOLDER = Path(__file__).parents[1] / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
     "kv_routing": ("training.kv_routing",),
@@ -81,7 +82,7 @@ def load_parts() -> dict[str, Parts]:
     return {
         name: import_module(f"kvlab.extensions.{name}.parts").PARTS
         for name in TABLE
-        if find_spec(f"kvlab.extensions.{name}.parts") is not None
+        if (FOLDER / name / "parts.py").is_file()
     }
 
 
@@ -98,8 +99,7 @@ def find_members(table: str) -> dict[str, Any]:
 
 def find_files(name: str) -> list[Path]:
     """Return the files of this name in the folders of extensions."""
-    folder = Path(__file__).parents[1] / "extensions"
-    return [path for one in load_parts() if (path := folder / one / name).is_file()]
+    return [path for one in load_parts() if (path := FOLDER / one / name).is_file()]
 
 
 def insert_after(
