@@ -1,0 +1,77 @@
+"""Each folder of kvlab/extensions can be deleted: what is left is whole, and says what is missing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.spec.own_extensions import TABLE
+from tests.support.shipped_ids import list_trials
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return list_trials(ROOT)
+
+
+def list_without(folder: Path, names, *options) -> dict:
+    """Return what `tests.support.shipped_ids` finds in a copy without some extensions."""
+    for part in ("kvlab", "experiments", "sweeps"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in names:
+        shutil.rmtree(folder / "kvlab" / "extensions" / name)
+    (folder / "tests" / "support").mkdir(parents=True)
+    for part in ("__init__.py", "support/__init__.py", "support/shipped_ids.py"):
+        if (ROOT / "tests" / part).exists():
+            shutil.copy(ROOT / "tests" / part, folder / "tests" / part)
+    command = [sys.executable, "-m", "tests.support.shipped_ids", str(folder), *options]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict = json.loads(done.stdout)
+    return found
+
+
+def check_trials(whole, left, names):
+    """Compare with the trials of the whole tree; return the sweeps that are refused."""
+    refused = set()
+    for sweep, trials in left.items():
+        if isinstance(trials, list):
+            assert trials == whole[sweep], f"{sweep} has other trials"
+        elif isinstance(whole[sweep], list):
+            refused.add(sweep)
+            assert any(f"needs kvlab/extensions/{name}, which is" in trials for name in names), (
+                trials
+            )
+    return refused
+
+
+def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, whole):
+    found = list_without(tmp_path, TABLE, "--imports")
+    assert found["broken"] == []
+    refused = check_trials(whole, found["trials"], TABLE)
+    assert "recall.yaml" in refused
+    assert "quickstart.yaml" not in refused
+    assert len(refused) < len(whole) / 2
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", TABLE)
+def test_without_one_extension_all_else_is_as_before(tmp_path, whole, name):
+    found = list_without(tmp_path, [name], "--imports")
+    assert found["broken"] == []
+    refused = check_trials(whole, found["trials"], [name])
+    texts = {path.name: path.read_text() for path in (ROOT / "sweeps").glob("*.yaml")}
+    keys = {need.rpartition(".")[2].partition(":")[0] for need in TABLE[name]}
+    for sweep in refused:
+        base = texts[sweep].split("experiment: ../")[1].split()[0]
+        both = texts[sweep] + (ROOT / base).read_text()
+        assert any(key in both for key in keys), f"{sweep} does not name {name}"
