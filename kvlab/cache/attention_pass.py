@@ -4,7 +4,7 @@ Every layer does the same, with or without a cache:
 
     if attention_pass.writes_kv(layer):
         attention_pass.write_kv(layer, *parts)       # becomes what the slot holds of this pass
-    attention_pass.observe_queries(layer, q)         # where eviction ranks tokens by them
+    attention_pass.observe_queries(layer, q)         # where a slot ranks tokens by them
     context = attention_pass.read_kv(layer)          # the slot's past tokens, then this pass's
     ...                                              # attend
     attention_pass.end_layer(layer)                  # after the slot's last reader: commit, release
@@ -135,7 +135,7 @@ class AttentionPass(ABC):
     def observe_queries(  # noqa: B027
         self, layer: int, queries: Tensor, sink: Tensor | None = None
     ) -> None:
-        """Take the queries (B, H, C, D) of the layer, before it reads: eviction ranks by them.
+        """Take the queries (B, H, C, D) of the layer, before it reads: slots may rank tokens.
 
         Args:
             sink: (H,) logits that join the denominators of the heads.

@@ -16,7 +16,7 @@ Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_siz
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class ServingComparison:
         by_position: the same as means over windows, (2, T).
         logit_rms: root mean square of what the dtype changes in the logits.
         logit_largest: the largest such change.
-        evicted_share: of the tokens up to each query, those that eviction dropped; None without.
+        of_slots: what the slots report of the texts, see `SlotPlan.measure_texts`.
     """
 
     one_shot: Floats
@@ -148,7 +148,7 @@ class ServingComparison:
     by_position: Floats
     logit_rms: float
     logit_largest: float
-    evicted_share: float | None = None
+    of_slots: Mapping[str, float]
 
     def measurements(self, *, with_parts: bool = True) -> dict[str, float]:
         """Return what is measured by the names of `kvlab.store.metrics`.
@@ -171,9 +171,7 @@ class ServingComparison:
         if len(self.exact):
             measured["kv_dtype_logit_rms"] = self.logit_rms
             measured["kv_dtype_logit_largest"] = self.logit_largest
-        if self.evicted_share is not None:
-            measured["evicted_share"] = self.evicted_share
-        return measured
+        return measured | dict(self.of_slots)
 
 
 def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
@@ -235,18 +233,17 @@ def compare_serving(
     squares, largest, logit_count = 0.0, 0.0, 0.0
     for square, change, count in joined.pop("changes", np.zeros((0, 3))).tolist():
         squares, largest, logit_count = squares + square, max(largest, change), logit_count + count
-    lengths, evicted = joined.pop("lengths").tolist(), None
-    dropping = [p for p in KVLayout.of(model.config, serving).plans if p.drops_tokens]
-    if dropping:
-        queries = sum(length * (length + 1) // 2 for length in lengths)
-        evicted = sum(map(dropping[0].count_dropped, lengths)) / queries
+    lengths: list[int] = joined.pop("lengths").tolist()
+    of_slots: dict[str, float] = {}
+    for plan in KVLayout.of(model.config, serving).plans:
+        of_slots |= plan.measure_texts(lengths)
     return ServingComparison(
         **{"exact": np.zeros(0), **joined},
         by_window=by_window,
         by_position=by_position / by_window.shape[1],
         logit_rms=(squares / max(1, logit_count)) ** 0.5,
         logit_largest=largest,
-        evicted_share=evicted,
+        of_slots=of_slots,
     )
 
 

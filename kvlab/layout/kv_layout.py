@@ -13,7 +13,6 @@ from typing import Any
 
 from kvlab.humanize import format_count
 from kvlab.layout.block_slot import BlockSlot
-from kvlab.layout.evicting_slot import HeavyHitterSlot, PromptSlot, RecencySlot
 from kvlab.layout.slot_plan import SlotPlan, TokenSlot
 from kvlab.layout.state_slot import StateSlot
 from kvlab.sharing import KIND_NAMES
@@ -21,7 +20,7 @@ from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.serving_config import EvictionRule
+from kvlab.spec.own_extensions import find_members
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,7 @@ class KVLayout:
         serving = serving or ServingConfig()
         slots = serving.find_slots(model)
         writing = slots if serving.tie_rule == "owner" else model.kv_owners
-        eviction, group = serving.resolve_eviction(model), serving.kv.resolve_group(model)
-        by_layer = {
-            layer: _plan_slot(layer, serving.kv, group, eviction) for layer in set(model.layers)
-        }
+        by_layer = {layer: _plan_slot(layer, model, serving) for layer in set(model.layers)}
         return cls(
             owners=slots,
             writers=tuple(owner == layer for layer, owner in enumerate(writing)),
@@ -64,10 +60,8 @@ class KVLayout:
     def of_training(cls, model: ModelConfig, kv: KVStorage) -> "KVLayout":
         """Return the layout of a cache of which a training reads K and V: it stores them by ``kv``,
         untied (`training.kv_dtype`)."""
-        owners, group = model.kv_owners, kv.resolve_group(model)
-        writers = tuple(owner == layer for layer, owner in enumerate(owners))
-        plans = tuple(_plan_slot(layer, kv, group, None) for layer in model.layers)
-        return cls(owners, writers, plans)
+        kept = ServingConfig(kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual)
+        return cls.of(model, kept)
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -178,16 +172,13 @@ def find_first_reader(writers: Sequence[bool]) -> int:
     return 1 + max(layer for layer, writes in enumerate(writers) if writes)
 
 
-def _plan_slot(
-    layer: LayerConfig, kv: KVStorage, group: int | None, eviction: EvictionRule | None
-) -> SlotPlan:
+def _plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) -> SlotPlan:
     if not layer.stores_tokens:
         return StateSlot(layer)
-    stored = layer, kv.dtype, group, kv.rotate
-    if kv.blocks is not None:
-        return BlockSlot(*stored, rule=kv.blocks)
-    if eviction is None or layer.window is not None:
-        return TokenSlot(*stored)
-    if eviction.prompt is not None:
-        return PromptSlot(*stored, rule=eviction)
-    return (HeavyHitterSlot if eviction.is_scored else RecencySlot)(*stored, rule=eviction)
+    for rule in find_members("slot_plans").values():
+        plan: SlotPlan | None = rule(layer, model, serving)
+        if plan is not None:
+            return plan
+    kv = serving.kv
+    stored = layer, kv.dtype, kv.resolve_group(model), kv.rotate
+    return TokenSlot(*stored) if kv.blocks is None else BlockSlot(*stored, rule=kv.blocks)

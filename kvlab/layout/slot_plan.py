@@ -1,11 +1,12 @@
 """How one slot stores the tokens of a context: its entries, its bytes, its buffer.
 
 A `SlotPlan` is the one place that knows it: `KVLayout` sums over plans, fingerprints ask them what
-is computed, and a cache asks them for buffers. `TokenSlot` stores every token alike. Slots that
-drop tokens or store them in blocks are plans of their own.
+is computed, and a cache asks them for buffers. `TokenSlot` stores every token alike. Extensions
+add plans that do not, by functions of a layer, its model and its serving (``slot_plans``).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar
@@ -32,7 +33,6 @@ class SlotPlan(ABC):
         kv_rotate: the basis in which vectors are stored, of `kvlab.spec.dtypes.ROTATIONS`.
         buffer: the class that stores the tokens, as ``module:class``. It is named, not imported:
             plans do not import torch. It takes the plan and the arguments of `open`.
-        drops_tokens: whether a token may be dropped that a layer would still see in training.
         has_single_tokens: whether what a query reads of a token depends on that token alone, so
             that several continuations of a text may stand in one pass.
         trained_copies: of the vectors of a token that a training keeps where it reads them as they
@@ -45,7 +45,6 @@ class SlotPlan(ABC):
     kv_rotate: str = "none"
 
     buffer: ClassVar[str]
-    drops_tokens: ClassVar[bool] = False
     has_single_tokens: ClassVar[bool] = True
     trained_copies: ClassVar[int] = 1
 
@@ -76,10 +75,9 @@ class SlotPlan(ABC):
         """Return how many tokens of a context the query of the newest one attends to."""
         return self.layer.visible_tokens(context)
 
-    def count_dropped(self, context: int) -> int:  # noqa: ARG002
-        """Return how many tokens the queries of a text do not see though they would in training,
-        over all its queries."""
-        return 0
+    def measure_texts(self, lengths: Sequence[int]) -> dict[str, float]:  # noqa: ARG002
+        """Return what is to be reported of texts of so many tokens that are served, by metric."""
+        return {}
 
     def read_bytes(self, context: int, dtype: str) -> int:
         """Return the bytes that one layer reads to decode one token, its own included."""

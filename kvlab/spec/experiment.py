@@ -12,7 +12,7 @@ from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.extension_files import Extensions, find_form_problems, offer_extensions
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import find_problems
+from kvlab.spec.own_extensions import find_members, find_problems
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import Name, Problems, SpecModel
@@ -175,6 +175,7 @@ def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Proble
     except SharingError as error:
         yield "serving.tie", str(error)
     else:
-        yield from serving.find_eviction_problems(model)
+        for find in find_members("serving_problems").values():
+            yield from find(model, serving)
         yield from serving.find_state_problems(model)
     yield from serving.kv.find_storage_problems(model, "serving")

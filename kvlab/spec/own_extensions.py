@@ -22,6 +22,7 @@ ItemT = TypeVar("ItemT")
 FOLDER = Path(__file__).parents[1] / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
+    "eviction": ("serving.evict",),
     "kv_routing": ("training.kv_routing",),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "muon": ("training.optimizer: muon",),

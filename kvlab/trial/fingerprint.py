@@ -137,8 +137,9 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
 
 def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
-    layout_fields = ("tie", "tie_rule", "kv_group", "kv_residual", "kv_rotate", "evict")
-    data = {k: v for k, v in experiment.serving.identity().items() if k not in layout_fields}
+    layout_fields = ("tie", "tie_rule", "kv_group", "kv_residual", "kv_rotate")
+    facts = experiment.serving.identity_of(experiment.model)
+    data = {k: v for k, v in facts.items() if k not in layout_fields}
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
         data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
     return {**data, **layout.identity()}

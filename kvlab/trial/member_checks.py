@@ -17,6 +17,7 @@ from kvlab.model.gpt import GPT
 from kvlab.spec.members import Member
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.own_extensions import find_members
 from kvlab.spec.serving_config import ServingConfig
 
 ROWS, TOKENS, VOCABULARY = 2, 20, 41
@@ -30,6 +31,7 @@ class Broken(AssertionError):
 
 def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of a small random model with a member, and of how it is served."""
+    more = [{key: value} for key, value in find_members("checked_servings").items()]
     heads, head_dim = draw.choice((2, 4)), draw.choice((8, 16))
     layers = draw.choice((2, 3, 4))
     model: dict[str, Any] = {
@@ -42,7 +44,7 @@ def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict
         pattern = draw.choice([p for p in ("M", "MG", "MML", "GM") if len(p) <= layers])
         model |= {"attention_pattern": pattern, "kinds": {"M": {"mixer": member}}}
         model |= {"window": 7} if "L" in pattern else {}
-        return model, draw.choice(({}, {"kv_dtype": "int8"}, {"evict": {"keep": 9, "sinks": 2}}))
+        return model, draw.choice([{}, {"kv_dtype": "int8"}, *more])
     model["kv"] = member
     if draw.random() < 0.5:
         pattern = draw.choice([p for p in ("L", "GL", "GLL", "LG") if len(p) <= layers])
@@ -50,10 +52,7 @@ def draw_case(draw: random.Random, member: Member) -> tuple[dict[str, Any], dict
         model |= {"sink_tokens": draw.choice((0, 0, 2))}
     elif draw.random() < 0.4:
         model["kv_sharing"] = "adjacent:2"
-    serving = draw.choice(
-        ({}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, {"evict": {"keep": 9, "sinks": 2}})
-    )
-    return model, serving
+    return model, draw.choice([{}, {}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, *more])
 
 
 def make_model(config: ModelConfig, seed: int = 0, std: float = 0.3) -> GPT:

@@ -24,6 +24,7 @@ from kvlab.cache import PrefixCache
 from kvlab.errors import DataError, MeasurementError
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.spec.conversations_config import ConversationsConfig, Draw
+from kvlab.spec.own_extensions import find_members
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.benchmark.sessions import DEFAULTS
 from tests.support.random_model import random_model
@@ -37,7 +38,7 @@ LAYOUTS = {
     "int8": ({}, {"kv_dtype": "int8"}),
     "overwrite": ({}, {"tie": "adjacent:2"}),
     "owner": ({}, {"tie": "adjacent:2", "tie_rule": "owner"}),
-    "evict": ({}, {"evict": {"keep": 16, "by": "recency"}}),
+    **{key: ({}, {key: value}) for key, value in find_members("checked_servings").items()},
 }  # fmt: skip
 CONFIG = ConversationsConfig(
     count=12, turns={"distribution": "uniform", "min": 2, "max": 4}, system_tokens=6,

@@ -42,19 +42,6 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
             3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256),
             3 * 384 + 8 * 256 + 5 * (1 * 384 + 8 * 256),  # the last 8 tokens are in no block yet
         ),
-        (
-            {"attention_pattern": "GLLLLL", "window": 10},
-            {"evict": {"keep": 12, "by": "heavy_hitters"}},  # 4 heads have 8 bytes of scores
-            12 * (2 * 32 * 4 + 4 * 8) + 5 * 10 * 2 * 32 * 4,
-            12 * (2 * 32 * 4 + 4 * 8) + 5 * 10 * 2 * 32 * 4,
-        ),
-        (
-            {"attention_pattern": "GLLLLL", "window": 10},
-            {"evict": {"keep": 12, "by": "snapkv", "prompt": 20, "recent": 4}},
-            (12 + 12) * 256 + 4 * 16 * 4 + 5 * 10 * 256,  # 4 heads have 16 votes
-            (12 + 12) * 256 + 5 * 10 * 256,
-        ),
-        ({}, {"evict": {"bytes": 10_000, "by": "recency"}}, 6 * 6 * 256, 6 * 6 * 256),
         ({}, {"kv_dtype": "int4", "kv_group": 4}, 6 * 32 * 2 * 4 * 8, 6 * 32 * 2 * 4 * 8),
     ],
 )

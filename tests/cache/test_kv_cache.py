@@ -1,17 +1,13 @@
-"""Slots of a cache: rows that go on apart, sinks, KIVI's blocks, and eviction, to the byte."""
+"""Slots of a cache: rows that go on apart, sinks and KIVI's blocks, to the byte."""
 
 import pytest
 import torch
 
-from kvlab.cache import KVCache, PrefixCache
+from kvlab.cache import KVCache
 from kvlab.cache.uncached_passes import TreePass
-from kvlab.data.batches import spread_windows
-from kvlab.evaluate.validation_loss import compare_serving
 from kvlab.layout import KVLayout
 from kvlab.model.generate import StaticDecoder
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
-from tests.evaluate.test_serving_comparison import TEXT
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
@@ -19,17 +15,12 @@ SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 
 GLOBAL = ModelConfig(**SHAPE)
 HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
 SINKS = ModelConfig(**SHAPE, attention_pattern="GLL", window=6, sink_tokens=3, sink="learned")
-MODEL = random_model(GLOBAL)
 COUNT = 40
 WORDS = torch.randint(0, 29, (2, COUNT), generator=torch.Generator().manual_seed(0))
 KIVI2 = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=5)
-PROMPT = {"keep": 12, "by": "snapkv", "prompt": 24, "recent": 4, "pool": 3}
 SERVINGS = [
     ServingConfig(),
     KIVI2,
-    ServingConfig(evict={"keep": 12, "by": "recency", "sinks": 2}),
-    ServingConfig(evict={"keep": 12, "by": "heavy_hitters", "recent": 5, "sinks": 1}),
-    ServingConfig(evict=PROMPT),
 ]
 
 
@@ -97,68 +88,3 @@ def test_tokens_are_exact_until_their_block_is_billed_as_codes():
         for part, whole in zip((keys, values), exact, strict=True):
             changed = (part[:, :, seen] != whole).any(-1).any(1)[0]
             assert changed.tolist() == [place < 8 * blocks for place in range(count)]
-
-
-@pytest.mark.parametrize(
-    "evict",
-    [{"by": "recency"}, {"by": "heavy_hitters"}, {"by": "snapkv", "prompt": 39, "recent": 4}],
-)
-def test_a_budget_for_the_whole_context_changes_no_bit(evict):
-    logits, bytes_held = [], set()
-    for serving in (None, ServingConfig(evict={"keep": COUNT, **evict})):
-        cache = MODEL.new_cache(2, COUNT, serving)
-        with torch.inference_mode():
-            logits.append(torch.cat([MODEL(part, cache=cache) for part in WORDS.split(1, 1)], 1))
-        bytes_held.add(cache.nbytes)
-    assert torch.equal(*logits)
-    assert len(bytes_held) == 1
-
-
-@pytest.mark.parametrize("length", [18, 22, 30])  # before votes, among them, after the prompt
-def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
-    how, prefix_cache = ServingConfig(evict=PROMPT), PrefixCache(10**6)
-    cache, other = (MODEL.new_cache(1, COUNT, how) for _ in range(2))
-    with torch.inference_mode():
-        MODEL(WORDS[:1, :length], cache=cache)
-        prefix_cache.insert(WORDS[0, :length], cache, weights="w")
-        assert prefix_cache.restore(WORDS[0], other, weights="w") == length
-        rest = MODEL(WORDS[:1, length:], cache=other)
-        assert torch.equal(rest, MODEL(WORDS[:1, length:], cache=cache))
-
-
-@pytest.mark.parametrize("serving", [{}, {"kv_dtype": "int4", "kv_group": 4}])
-@pytest.mark.parametrize("by", ["recency", "heavy_hitters"])
-def test_a_budget_of_bytes_keeps_what_fits_in_it(serving, by):
-    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-    layout = KVLayout.of(config, ServingConfig(**serving, evict={"bytes": 6000, "by": by}))
-    more = {"keep": layout.plans[0].rule.keep + 1, "by": by}
-    larger = KVLayout.of(config, ServingConfig(**serving, evict=more)).stored_bytes(1, 64)
-    assert layout.stored_bytes(1, 64) <= 6000 < larger or layout.plans[0].rule.keep == 64
-
-
-def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
-    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
-    evict = {"by": "snapkv", "prompt": 40, "recent": 8, "bytes": 8000}
-    layout = KVLayout.of(config, ServingConfig(evict=evict))
-    # 128 bytes a token: two rings of 6, 4 bytes a vote of 32 tokens and 2 heads; 24 tokens follow
-    assert layout.plans[0].rule.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
-    assert layout.stored_bytes(1, 64) == 2 * 6 * 128 + 2 * 32 * 4 + (24 + 24) * 128 <= 8000
-    assert layout.read_bytes(1, 64) == 2 * 6 * 128 + (24 + 24) * 128
-    assert layout.read_bytes(1, 41) == 2 * 6 * 128 + (24 + 1) * 128
-    assert layout.stored_bytes(1, 41) == 2 * 6 * 128 + 2 * 32 * 4 + 40 * 128
-    assert layout.bytes_per_token_at_limit() == 128
-    assert "(1 global slot x 48 tokens + 2 local slots x 6 tokens) x" in layout.formula(1, 64)
-    assert "(1 global slot x 2 heads) x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
-
-
-def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
-    model = random_model(ModelConfig(**SCORED_SHAPE), dtype=torch.float32)
-    text = spread_windows(TEXT, 64, 16)
-    evict = {"bytes": 4 * 2 * 2 * (8 + 2) * 6, "by": "recency", "sinks": 1}  # int8: six tokens
-    how = ServingConfig(evict=evict, kv_dtype="int8")
-    measured = compare_serving(model, text, how).measurements()
-    assert measured["evicted_share"] == pytest.approx(sum(range(11)) / sum(range(17)))
-    assert measured["serving_kl"] > 1e-3 > measured["kv_dtype_logit_rms"] ** 2 > 0
-    evict = {"by": "snapkv", "prompt": 10, "keep": 6, "recent": 2}
-    measured = compare_serving(model, text, ServingConfig(evict=evict))
-    assert measured.evicted_share == pytest.approx(6 * 4 / sum(range(17)))

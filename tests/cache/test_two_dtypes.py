@@ -80,13 +80,3 @@ def test_a_kernel_takes_codes_that_it_converts_alike_and_no_others(monkeypatch):
                 taken.add((k, v))
     same = {(name, name) for name in ("int8", "int4", "fp8", "float32")}
     assert taken == same | {("int8", "int4"), ("int4", "int8")}
-
-
-@pytest.mark.parametrize("rotate", ["none", "hadamard"])
-def test_a_budget_of_bytes_is_of_both_dtypes(rotate):
-    """A token takes 2 x (16 + 2) bytes of K and 2 x (8 + 2) of V in one global layer."""
-    config = ModelConfig(**{**SHAPE, "attention_pattern": "G", "window": None, "n_layer": 1})
-    how = serve("int8", "int4", kv_rotate=rotate, evict={"bytes": 9 * 56, "sinks": 1})
-    assert how.resolve_eviction(config).keep == 9
-    assert KVLayout.of(config, how).stored_bytes(1, 64) == 9 * 56
-    assert how.store_as_model(config) == ServingConfig(evict={"keep": 9, "sinks": 1})

@@ -5,11 +5,13 @@ import pytest
 from kvlab.layout import KVLayout, decode_flops, forward_flops
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.own_extensions import find_members
 from kvlab.trial.member_checks import CHECKS
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
          "position": "rope", "attention_pattern": "GLL", "window": 7}  # fmt: skip
-SERVINGS = [{}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"}, {"evict": {"keep": 9, "sinks": 2}}]
+SERVINGS = [{}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"},
+            *({key: value} for key, value in find_members("checked_servings").items())]  # fmt: skip
 
 
 class KVFormContract:

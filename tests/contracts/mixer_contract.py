@@ -10,12 +10,13 @@ from kvlab.model import GPT
 from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from kvlab.spec.mixers import find_mixer
+from kvlab.spec.own_extensions import find_members
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 160, "n_layer": 4, "n_head": 4, "n_kv_head": 2,
          "n_embd": 32, "position": "rope", "window": 7}  # fmt: skip
 SERVINGS = [{}, {"kv_dtype": "int8"}, {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4},
-            {"evict": {"keep": 9, "sinks": 2}}]  # fmt: skip
+            *({key: value} for key, value in find_members("checked_servings").items())]  # fmt: skip
 START = 40
 
 
@@ -150,7 +151,6 @@ class MixerContract:
             ({"model.kinds.M.window": 3}, f"is not read by mixer {self.name}; leave it out"),
             ({"model.attention_pattern": "M", "serving.kv_dtype": "int8"}, "is of tokens, and no"),
             ({"model.attention_pattern": "M", "training.kv_dtype": "int4"}, "is of tokens, and no"),
-            ({"model.attention_pattern": "M", "serving.evict": {"keep": 8}}, "none stores all"),
         ]
         for changes, message in cases:
             if any(key.startswith("training") for key in changes):

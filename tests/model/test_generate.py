@@ -79,7 +79,6 @@ def test_rows_end_with_their_stop_token(model):
     [
         (ServingConfig(kv_dtype="int8"), PROMPTS),
         (ServingConfig(tie="adjacent:2"), [PROMPTS[0], PROMPTS[0][::-1]]),
-        (ServingConfig(evict={"keep": 8, "sinks": 2}), PROMPTS),
     ],
 )
 def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts, traced_steps):

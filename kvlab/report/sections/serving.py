@@ -15,6 +15,7 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.benchmark_plots import cell_lines, reuse_figures
+from kvlab.spec.own_extensions import find_members
 from kvlab.store.metrics import METRICS
 
 _EXACT = "exact K and V"
@@ -44,8 +45,9 @@ def report_serving_gap(study: Study) -> doc.Section | None:
         caption = "Cells whose serving cache changes the loss beyond rounding."
         entries = partial(_gap_entries, study)
         contents.append(cols.cells_table(study, "serving-gap", caption, entries, with_gap))
-    caches = (*_report_cache_dtype(study), *_report_eviction(study))
-    return doc.Section("Serving gap", (*contents, *_report_divergence(study), *caches))
+    caches = (_report_cache_dtype, *find_members("cache_reports").values())
+    contents += _report_divergence(study)
+    return doc.Section("Serving gap", (*contents, *(c for one in caches for c in one(study))))
 
 
 def _gap_entries(study: Study, levels: Levels) -> doc.Entries:
@@ -190,7 +192,7 @@ def _position_table(study: Study, cells: list[Levels], metric: str) -> doc.Table
 # Caches
 
 
-def _list_sections(study: Study, levels: Levels, name: str) -> list[Mapping[str, Any]]:
+def list_sections(study: Study, levels: Levels, name: str) -> list[Mapping[str, Any]]:
     """Return a section of the experiments of a cell's finished trials."""
     rows = (row for row in study.cells[levels].values() if row.is_done)
     return [row.record["experiment"].get(name, {}) for row in rows]
@@ -200,7 +202,7 @@ def _trained_formats(study: Study, levels: Levels) -> set[str]:
     """Return how the forward passes of a cell's trainings read K and V, in words."""
     return {
         _EXACT if recipe.get("kv_dtype", "model") == "model" else _describe_format(recipe)
-        for recipe in _list_sections(study, levels, "training")
+        for recipe in list_sections(study, levels, "training")
     }
 
 
@@ -230,7 +232,7 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
         return f"{'+' if change > 0 else ''}{show(_, change)}"
 
     def entries(levels: Levels) -> doc.Entries:
-        kept = {_describe_format(one) for one in _list_sections(study, levels, "serving")}
+        kept = {_describe_format(one) for one in list_sections(study, levels, "serving")}
         yield "kept as", ", ".join(sorted(kept))
         if is_aware:
             yield "trained with", ", ".join(sorted(_trained_formats(study, levels)))
@@ -253,29 +255,6 @@ def _report_cache_dtype(study: Study) -> list[doc.Content]:
         texts.write("dtype of the cache", is_aware=is_aware),
         table,
     ]
-
-
-def _report_eviction(study: Study) -> list[doc.Content]:
-    """Report what eviction dropped, if cells evict."""
-    evicting = list(study.means("evicted_share"))
-    if not evicting:
-        return []
-
-    def entries(levels: Levels) -> doc.Entries:
-        kept = set()
-        for serving in _list_sections(study, levels, "serving"):
-            evict = serving.get("evict") or {}
-            size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
-            names = ("prompt", "sinks", "recent", "pool")
-            given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
-            kept.add(", ".join([f"{size} by {evict['by'].replace('_', ' ')}", *given]))
-        yield "keeps", ", ".join(sorted(kept))
-        share = 100 * (study.mean(levels, "evicted_share") or 0.0)
-        yield "dropped (%)", doc.cell(f"{share:.1f}", share)
-
-    caption = "Cells by the tokens that their cache keeps; mean over seeds."
-    table = cols.cells_table(study, "eviction", caption, entries, evicting)
-    return [doc.Heading("Eviction"), texts.write("eviction"), table]
 
 
 # Reuse between turns: hit rates by budget and turn, what they save, and what they change

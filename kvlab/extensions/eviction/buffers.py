@@ -27,7 +27,7 @@ from torch import Tensor
 from kvlab.cache.attention_pass import KVContext, softmax_with_sink
 from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, as_bytes, concatenate_parts
 from kvlab.cache.slot_pass import EntryRange, PassRows, SlotPass, see_something
-from kvlab.layout.evicting_slot import HeavyHitterSlot, PromptSlot
+from kvlab.extensions.eviction.slots import HeavyHitterSlot, PromptSlot
 
 
 class HeavyHitterBuffer(KVBuffer):

@@ -1,10 +1,17 @@
-"""Slots that keep some tokens of the context and drop the others (`serving.evict`)."""
+"""Slots that keep some tokens of the context and drop the others, and which layers have them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvlab.extensions.eviction.config import SCORE_BYTES, VOTE_BYTES, EvictFields, EvictionRule
+from kvlab.layout import KVLayout
 from kvlab.layout.slot_plan import Term, TokenSlot
-from kvlab.spec.serving_config import SCORE_BYTES, VOTE_BYTES, EvictionRule
+from kvlab.spec.dtypes import MODEL_DTYPE
+from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import ServingConfig
+from kvlab.spec.spec_model import Problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +22,6 @@ class EvictingSlot(TokenSlot):
     """
 
     rule: EvictionRule
-    drops_tokens: ClassVar[bool] = True
 
     def drops(self, context: int) -> bool:
         """Return whether some tokens of a context are dropped."""
@@ -32,8 +38,14 @@ class EvictingSlot(TokenSlot):
         return self.count_held(context) if self.drops(context) else context
 
     def count_dropped(self, context: int) -> int:
+        """Return how many tokens the queries of a text do not see though they would in training,
+        over all its queries."""
         dropped = max(0, context - self.rule.keep)
         return dropped * (dropped + 1) // 2
+
+    def measure_texts(self, lengths: Sequence[int]) -> dict[str, float]:
+        queries = sum(length * (length + 1) // 2 for length in lengths)
+        return {"evicted_share": sum(map(self.count_dropped, lengths)) / queries}
 
     def growth_bytes(self, dtype: str) -> int:  # noqa: ARG002
         return 0
@@ -79,7 +91,7 @@ class HeavyHitterSlot(EvictingSlot):
     """The newest tokens, and those that all queries attended to most, for each K/V head by itself
     (H2O, arXiv 2306.14048)."""
 
-    buffer: ClassVar[str] = "kvlab.cache.eviction:HeavyHitterBuffer"
+    buffer: ClassVar[str] = "kvlab.extensions.eviction.buffers:HeavyHitterBuffer"
 
     @property
     def token_score_bytes(self) -> int:
@@ -108,7 +120,7 @@ class PromptSlot(EvictingSlot):
     """A prompt is reduced at its end, by the attention of its last queries, for each K/V head by
     itself. Later tokens all stay (SnapKV, arXiv 2404.14469)."""
 
-    buffer: ClassVar[str] = "kvlab.cache.eviction:PromptBuffer"
+    buffer: ClassVar[str] = "kvlab.extensions.eviction.buffers:PromptBuffer"
 
     @property
     def prompt(self) -> int:
@@ -167,3 +179,89 @@ class PromptSlot(EvictingSlot):
             heads = f"{slots} x {self.layer.stored[0].count} heads"
             terms.append((heads, f"{self.voted_tokens} tokens x {VOTE_BYTES} bytes of votes"))
         return terms
+
+
+def plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) -> TokenSlot | None:
+    """Return the slot of a global layer under `serving.evict`."""
+    rule = resolve_rule(model, serving)
+    if rule is None or layer.window is not None:
+        return None
+    kv = serving.kv
+    stored = layer, kv.dtype, kv.resolve_group(model), kv.rotate
+    if rule.prompt is not None:
+        return PromptSlot(*stored, rule=rule)
+    return (HeavyHitterSlot if rule.is_scored else RecencySlot)(*stored, rule=rule)
+
+
+def resolve_rule(model: ModelConfig, serving: ServingConfig) -> EvictionRule | None:
+    """Return which tokens global slots keep; None for all."""
+    evict = EvictFields.of(serving).evict
+    if evict is None:
+        return None
+    return evict.resolve(evict.keep or _find_kept_tokens(model, serving))
+
+
+def fix_budget(model: ModelConfig, serving: ServingConfig) -> dict[str, Any]:
+    """Return the fields of ``serving`` that keep as many tokens in any dtype."""
+    evict, rule = EvictFields.of(serving).evict, resolve_rule(model, serving)
+    if evict is None or rule is None:
+        return {}
+    return {"evict": evict.model_copy(update={"keep": rule.keep, "bytes": None})}
+
+
+def find_problems(model: ModelConfig, serving: ServingConfig) -> Problems:
+    """Yield why tokens of ``model`` cannot be evicted, by fields of a spec."""
+    evict = EvictFields.of(serving).evict
+    if evict is None:
+        return
+    layout = _lay_out_all_tokens(model, serving)
+    is_global = [layer.stores_tokens and layer.window is None for layer in model.layers]
+    shared = [slot for slot in layout.owners if is_global[slot] and layout.owners.count(slot) > 1]
+    if not any(is_global):
+        text = "has no layer to act on: all have a window, whose ring drops tokens by itself"
+        if not all(layer.stores_tokens for layer in model.layers):
+            text = "has no layer to act on: none stores all tokens"
+        yield "serving.evict", f"{text}; leave it out, or use a pattern with G"
+    elif not isinstance(layout.plans[is_global.index(True)], TokenSlot):
+        text = f"cannot drop single tokens from the blocks of kv_dtype {serving.kv_dtype}"
+        yield "serving.evict", f"{text}; use int4, int8 or fp8, or leave one out"
+    elif evict.prompt is not None and evict.prompt >= model.block_size:
+        text = f"leaves no token of block_size = {model.block_size} to decode after it"
+        yield "serving.evict.prompt", f"{text}; use less"
+    elif evict.by != "recency" and not model.kv_form.stores_keys:
+        text = "ranks tokens by stored keys, so it needs model.kv: separate"
+        yield "serving.evict.by", f"{text}; use recency"
+    elif evict.by != "recency" and shared:
+        text = f"would differ between the layers that share the slot of layer {shared[0]}"
+        yield "serving.evict.by", f"{text}; use recency, or share no K/V"
+    elif evict.bytes is not None:
+        problems = evict.find_budget_problems(_find_kept_tokens(model, serving))
+        yield from ((f"serving.evict.{name}", message) for name, message in problems)
+
+
+def _lay_out_all_tokens(model: ModelConfig, serving: ServingConfig) -> KVLayout:
+    return KVLayout.of(model, serving.model_copy(update={"evict": None}))
+
+
+def _find_kept_tokens(model: ModelConfig, serving: ServingConfig) -> int:
+    """Return how many tokens global slots may keep in a budget of bytes, possibly none.
+
+    The budget is of the cache of one sequence of ``block_size`` tokens in a trial's dtype.
+    """
+    evict = EvictFields.of(serving).evict
+    assert evict is not None
+    assert evict.bytes is not None
+    layout, rings, tokens, scores = _lay_out_all_tokens(model, serving), 0, 0, 0
+    for plan in (layout.plans[slot] for slot in layout.slots):
+        if plan.layer.stores_tokens and plan.layer.window is None:
+            tokens += plan.token_bytes(MODEL_DTYPE)
+            scores += plan.layer.stored[0].count * evict.resolve(1).slot_score_bytes
+        else:
+            rings += plan.stored_bytes(model.block_size, MODEL_DTYPE)
+    spare = max(0, evict.bytes - rings)
+    if spare >= model.block_size * tokens:
+        return model.block_size  # nothing is dropped, so nothing is scored
+    if evict.prompt is not None:
+        held = max(0, spare - scores) // tokens
+        return max(0, held - model.block_size + evict.prompt) if held >= evict.prompt else 0
+    return spare // (tokens + scores)

@@ -1,0 +1,1 @@
+"""Slots that keep some tokens and drop the others: `serving.evict`. See README.md."""

@@ -1,0 +1,168 @@
+"""`serving.evict`: which tokens global layers keep. No torch."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel
+
+if TYPE_CHECKING:
+    from kvlab.spec.model_config import ModelConfig
+    from kvlab.spec.serving_config import ServingConfig
+
+DEFAULT_SINKS = 4
+"""First tokens that `recency` keeps, as StreamingLLM does (arXiv 2309.17453)."""
+
+DEFAULT_OBSERVERS, DEFAULT_POOL = 32, 7
+"""Of `snapkv`: its window and its pooling in the experiments of arXiv 2404.14469."""
+
+SCORE_BYTES = 8
+"""Of a kept token and head under `heavy_hitters`: its score as a float32, and its position."""
+
+VOTE_BYTES = 4
+"""Of a token of the prompt and head under `snapkv`: the attention that it received, a float32."""
+
+
+@dataclass(frozen=True)
+class EvictionRule:
+    """Which tokens a slot keeps, resolved.
+
+    Attributes:
+        keep: tokens that are kept, the newest included; with ``prompt`` of the prompt alone.
+        sinks: the first tokens of a text, which are never dropped.
+        recent: the newest tokens, which are never dropped; with ``prompt`` its last ones, whose
+            queries vote for the others.
+        is_scored: whether the others are ranked by the attention that they received. Otherwise
+            ``sinks + recent = keep``, and nothing else is kept.
+        prompt: tokens of a text that are reduced to ``keep`` once all of them are stored. Later
+            ones are kept. None: a token is dropped whenever a newer one needs its place.
+        pool: with ``prompt``, neighbours of which the largest vote counts; else None.
+    """
+
+    keep: int
+    sinks: int
+    recent: int
+    is_scored: bool
+    prompt: int | None = None
+    pool: int | None = None
+
+    @property
+    def slot_score_bytes(self) -> int:
+        """Bytes that a slot that drops tokens has for each K/V head beside its K and V."""
+        if self.prompt is not None:
+            return VOTE_BYTES * (self.prompt - self.recent)
+        return self.keep * SCORE_BYTES if self.is_scored else 0
+
+    def identity(self) -> dict[str, int | bool]:
+        """Return the fields that say what is computed, as plain data."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+class EvictConfig(SpecModel):
+    """`serving.evict`: global layers keep some tokens of the context and drop the others.
+
+    ``recency`` keeps the first ``sinks`` tokens and the newest (StreamingLLM, arXiv 2309.17453).
+    ``heavy_hitters`` keeps the newest ``recent`` tokens, and of the others those that received the
+    most attention, for each K/V head by itself (H2O, arXiv 2306.14048). ``snapkv`` reduces the
+    first ``prompt`` tokens to ``keep`` at their end, by the attention of the last ``recent`` of
+    them, and drops none of the later ones (SnapKV, arXiv 2404.14469). Keys keep the rotation of
+    their own position. The budget is ``keep`` tokens or ``bytes`` of one sequence.
+    """
+
+    keep: PositiveInt | None = None
+    """Tokens that each global layer keeps, the newest included; by snapkv those of the prompt.
+    Unit: tokens. Example: 64"""
+    bytes: PositiveInt | None = None
+    """In place of keep: the most bytes that the cache of one sequence of block_size tokens may
+    take, over all layers.
+    Unit: bytes. Example: 8388608"""
+    by: Literal["recency", "heavy_hitters", "snapkv"] = "recency"
+    """Which tokens are kept: the newest, those that received most attention, or those of the prompt
+    to which its last tokens attend most.
+    Example: heavy_hitters, keep: 64"""
+    sinks: NonNegativeInt | None = None
+    """First tokens of a text that are always kept.
+    Unit: tokens. Default: 4 by recency, else 0. Example: 8, keep: 64"""
+    recent: PositiveInt | None = None
+    """Newest tokens that heavy_hitters always keeps; of snapkv the last tokens of the prompt, which
+    are kept and whose queries vote for the others.
+    Unit: tokens. Default: half of the tokens kept; 32 by snapkv. Example: 16, keep: 64, by:
+    heavy_hitters"""
+    prompt: PositiveInt | None = None
+    """First tokens of a text that snapkv reduces to keep, once it has all of them.
+    Unit: tokens. Example: 256, keep: 64, by: snapkv"""
+    pool: PositiveInt | None = None
+    """Neighbouring tokens of which snapkv takes the largest vote, so that it keeps what stands
+    beside a token that is attended to; an odd number.
+    Unit: tokens. Default: 7 by snapkv. Example: 5, keep: 64, by: snapkv, prompt: 256"""
+
+    def _find_problems(self) -> Problems:
+        if (self.keep is None) == (self.bytes is None):
+            text = "is missing" if self.keep is None else "and bytes are two budgets"
+            yield "keep", f"{text}; give keep or bytes"
+        if self.recent is not None and self.by == "recency":
+            text = "is read only by: heavy_hitters and snapkv"
+            yield "recent", f"{text}; by recency all but sinks are the newest"
+        if self.by == "snapkv":
+            recent = self.recent or DEFAULT_OBSERVERS
+            if self.pool is not None and self.pool % 2 == 0:
+                text = "is even, so it has no token in its middle"
+                yield "pool", f"{text}; use {self.pool - 1} or {self.pool + 1}"
+            if self.prompt is None:
+                yield "prompt", "is missing; by snapkv it is the tokens that are reduced to keep"
+                return
+            if self.prompt <= recent:
+                text = f"has no token before its last {recent}, which vote"
+                yield "prompt", f"{text}; use more, or set recent"
+        else:
+            for name in ("prompt", "pool"):
+                if getattr(self, name) is not None:
+                    yield name, "is read only by: snapkv; leave it out"
+        if self.keep is not None:
+            yield from self.find_budget_problems(self.keep)
+
+    def find_budget_problems(self, keep: int) -> Problems:
+        """Yield why ``keep`` tokens are too few."""
+        rule = self.resolve(keep)
+        least = rule.sinks + (1 if self.by == "recency" else rule.recent + 1)
+        if keep < least:
+            recent = "" if self.by == "recency" else f" and recent = {rule.recent}"
+            text = f"has no place beside sinks = {rule.sinks}{recent}"
+            if self.keep is None:
+                text = f"is enough to keep {keep}, which {text}"
+            yield "bytes" if self.keep is None else "keep", f"{text}; use more, or lower them"
+
+    def resolve(self, keep: int) -> EvictionRule:
+        """Return the rule at a budget of ``keep`` tokens."""
+        if self.by == "snapkv":
+            observers, pool = self.recent or DEFAULT_OBSERVERS, self.pool or DEFAULT_POOL
+            return EvictionRule(keep, self.sinks or 0, observers, True, self.prompt, pool)
+        is_scored = self.by == "heavy_hitters"
+        default = 0 if is_scored else DEFAULT_SINKS
+        sinks = default if self.sinks is None else self.sinks
+        recent = (self.recent or max(1, keep // 2)) if is_scored else keep - sinks
+        return EvictionRule(keep, sinks, recent, is_scored)
+
+
+class EvictFields(SpecModel):
+    """What `serving` gets."""
+
+    omitted_defaults = frozenset({"evict"})
+
+    evict: EvictConfig | None = None
+    """Keep a fixed number of tokens in global layers, and drop the others. Example: {keep: 64}"""
+
+    def _find_problems(self) -> Problems:
+        yield from super()._find_problems()
+        by = "recency" if self.evict is None else self.evict.by
+        if cast("ServingConfig", self).compile and by != "recency":
+            text = f"needs steps of fixed shapes, which evict by {by} does not have"
+            yield "compile", f"{text}; leave one of the two out"
+
+    def identity_of(self, model: "ModelConfig") -> dict[str, Any]:
+        facts = super().identity_of(model)
+        facts.pop("evict", None)  # slots have the rule
+        return facts
+
+
+CHECKED = {"keep": 9, "sinks": 2}
+"""Of `kvlab.trial.member_checks`."""

@@ -1,0 +1,37 @@
+"""What the report's section of the serving gap says of eviction."""
+
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
+from kvlab.report import document as doc
+from kvlab.report import table_columns as cols
+from kvlab.report.sections.serving import list_sections
+
+_NOTE = (
+    "Global layers of these cells keep a fixed number of tokens, by snapkv of the prompt and "
+    "all that follow it. Dropped is the share of the tokens up to a query that it can no "
+    "longer attend to, over all queries of the served text. Keys keep the rotation of their "
+    "own position."
+)
+
+
+def report_eviction(study: Study) -> list[doc.Content]:
+    """Report what eviction dropped, if cells evict."""
+    evicting = list(study.means("evicted_share"))
+    if not evicting:
+        return []
+
+    def entries(levels: Levels) -> doc.Entries:
+        kept = set()
+        for serving in list_sections(study, levels, "serving"):
+            evict = serving.get("evict") or {}
+            size = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
+            names = ("prompt", "sinks", "recent", "pool")
+            given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
+            kept.add(", ".join([f"{size} by {evict['by'].replace('_', ' ')}", *given]))
+        yield "keeps", ", ".join(sorted(kept))
+        share = 100 * (study.mean(levels, "evicted_share") or 0.0)
+        yield "dropped (%)", doc.cell(f"{share:.1f}", share)
+
+    caption = "Cells by the tokens that their cache keeps; mean over seeds."
+    table = cols.cells_table(study, "eviction", caption, entries, evicting)
+    return [doc.Heading("Eviction"), doc.Paragraph((_NOTE,)), table]
