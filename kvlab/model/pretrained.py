@@ -17,13 +17,20 @@ from torch import Tensor
 from kvlab.errors import PretrainedError
 from kvlab.fs.atomic_files import write_json
 from kvlab.hf_checkpoints import check_tensor_file, list_checkpoint_files, read_checkpoint_config
-from kvlab.model.hf_architectures import ARCHITECTURES
+from kvlab.model.hf_architectures import GPT2, Gemma3, Llama, Mistral, Qwen3, SmolLM3
 from kvlab.model.hf_conversion import Architecture
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.own_extensions import find_members
 
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **{one.model_type: one for one in (GPT2(), Llama(), Mistral(), SmolLM3(), Qwen3(), Gemma3())},
+    **find_members("hf_architectures"),
+}
+"""``model_type`` of a checkpoint -> how it is read and written."""
 
 
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:

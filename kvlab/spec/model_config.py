@@ -158,11 +158,9 @@ class ModelConfig(spec.SpecModel):
     """Example: 'adjacent:2'"""
 
     kv: KVField = "separate"
-    """What a token stores: K and V (separate), one tensor that is both (tied), the same with the
-    rotation of its position, which the output is freed of (rotated_tied), one tensor that is V
-    and half of K beside a shared rotary key (grouped_tied, GTA), or latent vectors that K and V are
-    mapped from (a map; MLA and GLA).
-    Example: tied, position: rope"""
+    """What a token stores: K and V (separate), or what both are read from: one tensor (tied,
+    rotated_tied, grouped_tied) or latents (a map).
+    Example: separate"""
 
     @model_validator(mode="before")
     @classmethod
@@ -171,7 +169,8 @@ class ModelConfig(spec.SpecModel):
             return data
         name = data["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            spec.raise_problems([("preset", f"is not a preset; {suggest_name(name, PRESETS)}")])
+            text = f"is not a preset; {suggest_name(name, PRESETS)}"
+            spec.raise_problems([("preset", explain_missing("preset", name) or text)])
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
 
     @property

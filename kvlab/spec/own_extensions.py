@@ -24,10 +24,12 @@ FOLDER = Path(__file__).parents[1] / "extensions"
 TABLE: dict[str, tuple[str, ...]] = {
     "eviction": ("serving.evict",),
     "kv_routing": ("training.kv_routing",),
+    "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "muon": ("training.optimizer: muon",),
     "recall": ("data.recall", "data.source: recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
+    "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
 }
 """Extension -> the keys, and values of keys, that need it."""
 
@@ -137,11 +139,13 @@ def find_problems(experiment: Any) -> Iterator[tuple[str, str]]:
 
 
 def explain_missing(key: str, value: object = None) -> str | None:
-    """Return which extension a key or one of its values needs; None if none that is missing."""
+    """Return which extension a key, its value or a key of this needs; None if none is missing."""
+    keys = [key, *(f"{key}.{inner}" for inner in value)] if isinstance(value, Mapping) else [key]
     for name, needs in TABLE.items():
         if name in load_parts():
             continue
         for place, _, wanted in (need.partition(": ") for need in needs):
-            if f".{key}".endswith(f".{place}") and wanted in ("", str(value)):
+            is_named = any(f".{one}".endswith(f".{place}") for one in keys)
+            if is_named and wanted in ("", str(value)):
                 return f"needs kvlab/extensions/{name}, which is not installed; leave it out"
     return None

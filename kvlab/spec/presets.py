@@ -1,12 +1,13 @@
 """Model shapes by name. Sources: the GPT-2 and GPT-3 papers, Llama (arXiv 2302.13971), and the
-published configurations of Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388), DeepSeek-V2 (arXiv
-2405.04434), DeepSeek-V3 (arXiv 2412.19437), gpt-oss (arXiv 2508.10925) and Gemma 3 (arXiv
-2503.19786).
+published configurations of Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388), gpt-oss (arXiv
+2508.10925) and Gemma 3 (arXiv 2503.19786).
 
 `video-30b` is the 30B-parameter example of the KV-cache video (48 layers, width 7168).
 """
 
 from typing import Any
+
+from kvlab.spec.own_extensions import find_members
 
 _GPT2 = {"vocab_size": 50257, "block_size": 1024}
 _LLAMA: dict[str, Any] = {
@@ -78,25 +79,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_shape(_GEMMA_3, 62, 32, 5376, 21_504, n_kv_head=16, embedding_scale=5376**0.5),
         "head_dim": 128, "attention_scale": 168**-0.5,
     },
-    "deepseek-v2-lite": {
-        **_shape(_LLAMA, 27, 16, 2048, 8 * 1408, head_dim=128, block_size=32_768),
-        "vocab_size": 102_400, "kv": {"latent": 512, "rotary": 64},
-    },
-    "deepseek-v3": {
-        **_shape(_LLAMA, 61, 128, 7168, 9 * 2048, head_dim=128, block_size=131_072),
-        "vocab_size": 129_280, "kv": {"latent": 512, "rotary": 64, "query": 1536},
-    },
+    **find_members("presets"),
 }  # fmt: skip
 
-_ACTIVE = (
+ACTIVE_EXPERTS = (
     "its experts count as one dense MLP as wide as those that a token passes through, so"
     " parameters, weights and FLOPs are those that are active"
 )
 
 PRESET_NOTES = {
-    "deepseek-v2-lite": _ACTIVE,
-    "deepseek-v3": _ACTIVE,
-    "gpt-oss-20b": f"{_ACTIVE}; its SwiGLU is not clamped",
-    "gpt-oss-120b": f"{_ACTIVE}; its SwiGLU is not clamped",
+    **find_members("preset_notes"),
+    "gpt-oss-20b": f"{ACTIVE_EXPERTS}; its SwiGLU is not clamped",
+    "gpt-oss-120b": f"{ACTIVE_EXPERTS}; its SwiGLU is not clamped",
 }
 """What a preset leaves out of the published model; it changes no byte of K/V."""

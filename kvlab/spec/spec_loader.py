@@ -12,6 +12,7 @@ from kvlab.humanize import suggest_name
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.extension_files import read_extension
 from kvlab.spec.overrides import apply_patch, apply_scale, resolve_paths
+from kvlab.spec.own_extensions import explain_missing
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.sweep_validation import find_cell_problems
@@ -39,7 +40,8 @@ def load_served_model(target: str, overrides: Mapping[str, Any] = {}) -> ServedM
         data = {"name": target, "model": {"preset": target}}
         return validate_data(ServedModel, data, YamlDocument(target, data, {}, {}), overrides)
     if not target.endswith((".yaml", ".yml")):
-        hint = suggest_name(target, PRESETS, f"presets: {', '.join(PRESETS)}", cutoff=0.5)
+        hint = explain_missing("preset", target)
+        hint = hint or suggest_name(target, PRESETS, f"presets: {', '.join(PRESETS)}", cutoff=0.5)
         raise SpecError(f"{target}: is not a preset or a .yaml file; {hint}")
     experiment = load_experiment(target, overrides)
     return ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)

@@ -8,7 +8,7 @@ import torch
 
 from kvlab.errors import PretrainedError
 from kvlab.model import GPT
-from kvlab.model.hf_architectures import ARCHITECTURES
+from kvlab.model.pretrained import ARCHITECTURES
 
 TOKENS = 40
 

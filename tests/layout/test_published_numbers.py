@@ -48,24 +48,14 @@ def test_kv_bytes(expected, batch, context, dtype, serving, model):
         ("qwen3-14b", 14_768_307_200, 163_840),
         ("qwen3-32b", 32_762_123_264, 262_144),
         ("gemma-3-1b", 999_885_952, 26_624),
-        ("deepseek-v2-lite", None, 31_104),
-        ("deepseek-v3", None, 70_272),
     ],
 )
 def test_presets_have_the_published_parameters_and_bytes_of_a_token(
     preset, parameters, token_bytes
 ):
     model = ModelConfig(preset=preset)
-    if parameters is not None:
-        assert parameter_count(model) == parameters
+    assert parameter_count(model) == parameters
     assert KVLayout.of(model).bytes_per_token("bfloat16") == token_bytes
-
-
-def test_active_parameters_of_deepseek_are_the_published_ones():
-    v3, lite = ModelConfig(preset="deepseek-v3"), ModelConfig(preset="deepseek-v2-lite")
-    assert round(parameter_count(v3) / 1e9) == 37
-    embedding = lite.vocab_size * lite.n_embd
-    assert round((parameter_count(lite) - embedding) / 1e9, 1) == 2.4
 
 
 @pytest.mark.parametrize(

@@ -62,24 +62,14 @@ def test_what_does_not_fit_is_listed_and_stays_fresh():
     assert "position_embedding.weight" in report.unused
 
 
-def test_forms_of_storage_start_from_equal_ones_alone():
-    def convert(kv, source_kv, heads=2):
-        shapes = [{} if isinstance(one, dict) else {"n_kv_head": n}
-                  for one, n in ((kv, heads), (source_kv, 4))]  # fmt: skip
-        target, source = (
-            ModelConfig(**SHAPE, position="rope", kv=one, **shape)
-            for one, shape in zip((kv, source_kv), shapes, strict=True)
-        )
-        weights = dict(random_model(source).named_parameters())
-        model = GPT(target, dtype=torch.float64)
-        return model, weights, initialize_from(model, source, weights)
-
-    name = "blocks.1.attention.qkv.weight"
-    model, weights, report = convert("tied", "separate")
-    assert report.fresh[f"{name}[32:]"] == "the source stores its K/V as separate, not tied"
-    assert torch.equal(model.state_dict()[name][:32], weights[name][:32])
-    assert name in convert("tied", "tied")[2].pooled
-    latent = {"latent": 24, "rotary": 4}
-    assert not convert(latent, latent)[2].fresh
-    report = convert({"latent": 12, "rotary": 4}, latent)[2]
-    assert report.fresh["blocks.0.attention.kv.up.weight"] == "the source's latents differ"
+def convert(kv, source_kv, heads=2):
+    """Return a model, the weights of a source with 4 heads, and what became of them."""
+    shapes = [{} if isinstance(one, dict) else {"n_kv_head": n}
+              for one, n in ((kv, heads), (source_kv, 4))]  # fmt: skip
+    target, source = (
+        ModelConfig(**SHAPE, position="rope", kv=one, **shape)
+        for one, shape in zip((kv, source_kv), shapes, strict=True)
+    )
+    weights = dict(random_model(source).named_parameters())
+    model = GPT(target, dtype=torch.float64)
+    return model, weights, initialize_from(model, source, weights)

@@ -79,8 +79,8 @@ MISTAKES = {
     "\nimport nothing_such": "mine.py:2:1: fails: ModuleNotFoundError",
     "x = 1\ny = 2\n": "mine.py:2:1: has no `extension`",
     f"{HEAD}{BODY}{END}": "mine.py:6:1: fails: TypeError",
-    f"{HEAD}{BODY}{STORED}()".replace("'form'", "'tied'")
-    + END: "mine.py:3:1: Form has name = 'tied'",
+    f"{HEAD}{BODY}{STORED}()".replace("'form'", "'separate'")
+    + END: "mine.py:3:1: Form has name = 'separate'",
     f"{HEAD}{BODY}{STORED}()".replace("'View'", "'Other'")
     + END: "mine.py:3:1: Form has view = 'Other'",
     f"{HEAD}{BODY}{STORED}()".replace("('v',)", "()") + END: "mine.py:3:1: Form has parts = ()",
