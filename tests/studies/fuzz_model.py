@@ -19,8 +19,9 @@ import torch
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.serving_config import EvictConfig
+from kvlab.spec.own_extensions import load_parts
 from tests.studies import read_options
 from tests.support.reference_model import ReferenceModel, read_weights
 
@@ -172,20 +173,24 @@ def _draw_kinds(rng: random.Random, shape: dict) -> dict:
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:
-    coarse, blocks = ["int8", "fp8", "int4"], ["kivi4", "kivi2", "kivi2"]
+    coarse = ["int8", "fp8", "int4"]
+    blocks = [name for name in ("kivi4", "kivi2", "kivi2") if name in DTYPES]
     kv_dtype = rng.choice(["model"] * 4 + ["float32", "bfloat16", "float16", *coarse, *blocks])
     groups = [4, None] if kv_dtype in coarse else [4, 8] if kv_dtype in blocks else [None]
+    group = rng.choice(groups)
+    residual = rng.choice([0, 1, 2, 5, 16]) if kv_dtype in blocks else None
+    evicts = kv_dtype not in blocks and rng.random() < 0.3
     return ServingConfig(
         kv_dtype=kv_dtype,
-        kv_group=rng.choice(groups),
-        kv_residual=rng.choice([0, 1, 2, 5, 16]) if kv_dtype in blocks else None,
-        evict=_draw_eviction(rng) if kv_dtype not in blocks and rng.random() < 0.3 else None,
+        kv_group=group,
+        kv_residual=residual,
+        **(_draw_eviction(rng) if evicts and "eviction" in load_parts() else {}),
         tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
     )
 
 
-def _draw_eviction(rng: random.Random) -> EvictConfig:
+def _draw_eviction(rng: random.Random) -> dict[str, object]:
     while True:
         by = rng.choice(["recency", "heavy_hitters", "snapkv", "snapkv"])
         keep, sinks = rng.choice([2, 3, 5, 8, 13, 40, 60]), rng.choice([0, 1, 4, None])
@@ -193,7 +198,8 @@ def _draw_eviction(rng: random.Random) -> EvictConfig:
         of_prompt = {"prompt": rng.choice([4, 9, 20, 36, 47]), "pool": rng.choice([1, 3, None])}
         try:
             more = of_prompt if by == "snapkv" else {}
-            return EvictConfig(keep=keep, by=by, sinks=sinks, recent=recent, **more)
+            settings = {"keep": keep, "by": by, "sinks": sinks, "recent": recent, **more}
+            return {"evict": ServingConfig(evict=settings).evict}
         except ValueError:
             continue
 
@@ -241,7 +247,8 @@ def run_case(
     for tensor in cache.tensors:
         poison(tensor, case.is_ragged)
     weights, serving = read_weights(make_model(case)), case.serving
-    stored = (serving.kv_dtype, serving.kv_group, serving.kv_residual, serving.evict)
+    stored = (serving.kv_dtype, serving.kv_group, serving.kv_residual)
+    stored = (*stored, getattr(serving, "evict", None))
     stored = (*stored, serving.kv_rotate)
     references = [
         make_reference(case.config, weights, list(layout.owners), serving.tie_rule, *stored)

@@ -27,7 +27,7 @@ import torch
 from kvlab.cache import KVCache, PrefixCache
 from kvlab.cache.prefix_cache import join_keys, path_to
 from kvlab.layout import KVLayout
-from kvlab.layout.block_slot import BlockSlot
+from kvlab.layout.slot_plan import TokenSlot
 from kvlab.model import GPT
 from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ServingConfig
@@ -46,7 +46,7 @@ TRAITS: list[Callable[[Case, KVLayout], bool]] = [
     lambda _, layout: _has_blocks(layout) and _has_ring(layout),
     lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
     lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
-    lambda _, layout: any(p.drops_tokens and p.drops(LONGEST) for p in layout.plans),
+    lambda _, layout: _drops_tokens(layout),
     lambda case, _: case.config.kv != "separate",
 ]
 """What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
@@ -57,7 +57,12 @@ def _has_ring(layout: KVLayout) -> bool:
 
 
 def _has_blocks(layout: KVLayout) -> bool:
-    return any(isinstance(plan, BlockSlot) for plan in layout.plans)
+    return not all(plan.has_single_tokens for plan in layout.plans if plan.layer.stores_tokens)
+
+
+def _drops_tokens(layout: KVLayout) -> bool:
+    slots = [plan for plan in layout.plans if isinstance(plan, TokenSlot)]
+    return any(not plan.layer.window and not plan.keeps_all_tokens(LONGEST) for plan in slots)
 
 
 def draw_session_case(number: int) -> tuple[Case, KVLayout]:
