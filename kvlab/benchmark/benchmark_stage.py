@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from kvlab.benchmark.measurement import Measurement, Metrics, StopRule
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
@@ -41,7 +42,7 @@ def benchmark(
     device: str | torch.device = "cpu",
     on_progress: OnProgress = lambda _: None,
     tokens: Sequence[int] = (),
-    held_out: Sequence[int] = (),
+    held_out: Sequence[int] | NDArray[Any] = (),
 ) -> BenchmarkResult:
     """Measure memory and speed of decoding.
 
@@ -53,10 +54,10 @@ def benchmark(
         on_progress: gets ``stage`` and ``note`` after every turn. An exception that it raises
             ends the benchmark.
         tokens: token ids of the trial's own text for the measure ``task``, which needs over 256.
-        held_out: token ids of its held-out text for the measure ``conversations``.
+        held_out: token ids of its held-out text.
 
     Raises:
-        DataError: ``held_out`` is too short for the load of conversations.
+        DataError: a text is too short for what is asked of it.
         MeasurementError: byte counts that must agree do not.
     """
     config = experiment.benchmark
@@ -65,7 +66,7 @@ def benchmark(
     def report(note: str) -> None:
         on_progress({"stage": "benchmark", "note": note})
 
-    settings = replace(_settings(config, tokens), conversation_tokens=held_out)
+    settings = replace(_settings(config, tokens), held_out=held_out)
     session = Session([variant], settings, report, on_notice=report)
     return _measure(session, _select_measures(config), config)[variant.name]
 
@@ -128,7 +129,7 @@ def _settings(
         tokens=tokens,
         memory=config.memory,
         settles_comparisons=False,
-        conversations=config.conversations,
+        options=dict(config.list_options()),
     )
 
 

@@ -4,13 +4,14 @@ The schema is stable: fields may be added, and none changes its meaning. `kvlab 
 measurement` prints it. This module imports no torch: the command line and reports read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.own_extensions import extend
 from kvlab.spec.spec_model import OneOf, SpecModel
 
 RATIO_PRECISION = 0.02
@@ -48,6 +49,7 @@ class Quantile(SpecModel):
     high: float
 
 
+@extend("measurement")
 class Measurement(SpecModel):
     """One number, what it describes, and how reliable it is."""
 
@@ -74,10 +76,6 @@ class Measurement(SpecModel):
     new_tokens: int | None = None
     context_length: int | None = None
     """Tokens of each sequence at the last step that is measured."""
-    turn: int | None = None
-    """Of a conversation, from 1."""
-    budget_bytes: int | None = None
-    """Of the prefix cache; null if it is unlimited."""
     cached: bool | None = None
     """False: the whole text is computed again at every step."""
     quantiles: list[Quantile] = Field(default=[])
@@ -136,11 +134,13 @@ class TableLayout:
 
     Attributes:
         title: printed above the table.
-        keys: the fields of a `Measurement` that identify a row, besides the variant.
+        keys: the fields of a `Measurement` that identify a row besides the variant -> header.
         columns: metric -> header. The suffix ``:uncached`` selects times without a cache and
             ``:p95`` a quantile.
+        shares: metrics that are printed in percent.
     """
 
     title: str
-    keys: tuple[str, ...]
-    columns: dict[str, str]
+    keys: Mapping[str, str]
+    columns: Mapping[str, str]
+    shares: Collection[str] = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from kvlab.benchmark.decode_timing import PREPARATION_NOTE, DecodeRun, time_uncached
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
@@ -27,7 +28,7 @@ from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
-from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.measure_options import MeasureOptions
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class BenchmarkSettings:
         text: path of Moby Dick for the task. None: the task needs ``tokens``.
         memory: bytes that the search for the largest batch may use; required on CPU.
         tokens: token ids that the task reads instead of a text.
-        conversations: the load of the measure of that name.
-        conversation_tokens: held-out token ids of which it is made; empty for random ones.
+        options: measure -> keys of its own.
+        held_out: token ids of held-out text; empty if there is none.
         settles_comparisons: whether a timing goes on until it is known which variants differ from
             the first one.
     """
@@ -79,8 +80,8 @@ class BenchmarkSettings:
     memory: int | None = None
     tokens: Sequence[int] = ()
     settles_comparisons: bool = True
-    conversations: ConversationsConfig | None = None
-    conversation_tokens: Sequence[int] = ()
+    options: Mapping[str, MeasureOptions] = field(default_factory=dict)
+    held_out: Sequence[int] | NDArray[Any] = ()
 
     def run_fields(self, batch_size: int) -> dict[str, Any]:
         """Return the fields of a measurement of cached decoding at the benchmark's lengths."""

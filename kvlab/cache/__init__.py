@@ -3,7 +3,6 @@
 from kvlab.cache.attention_pass import AttentionPass, DocumentMask, KVContext
 from kvlab.cache.formats import Numbers, Rotated, ScaledCodes, Stored
 from kvlab.cache.kv_cache import KVCache
-from kvlab.cache.prefix_cache import PrefixCache
 from kvlab.cache.uncached_passes import begin_one_shot_pass, make_rounding
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "KVCache",
     "KVContext",
     "Numbers",
-    "PrefixCache",
     "Rotated",
     "ScaledCodes",
     "Stored",

@@ -85,11 +85,11 @@ def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shor
     if wanted is not None and wanted > held_bytes:
         key = "evaluation.loss_bytes"
         yield _held_out_shortage(key, wanted, wanted, held_bytes, "bytes", largest=held_bytes)
-    load = experiment.benchmark.conversations
-    if load is not None and (required := load.count_text_tokens(block)) > facts.held_out_tokens:
-        name, value = ("count", load.count) if load.trace is None else ("trace", load.trace)
-        key = f"benchmark.conversations.{name}"
-        yield _held_out_shortage(key, value, required, facts.held_out_tokens)
+    for name, options in experiment.benchmark.list_options():
+        need = options.find_text_need(block)
+        if need is not None and need.tokens > facts.held_out_tokens:
+            key = f"benchmark.{name}.{need.key}"
+            yield _held_out_shortage(key, need.value, need.tokens, facts.held_out_tokens)
 
 
 def _held_out_shortage(

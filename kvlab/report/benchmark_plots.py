@@ -1,4 +1,4 @@
-"""Lines of benchmarks and their figures: curves of latency and throughput, the roofline, reuse.
+"""Lines of benchmarks and their figures: curves of latency and throughput, the roofline.
 
 `kvlab bench --plots` draws them too, from the lines of one benchmark.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.humanize import format_bytes
 from kvlab.report import document as doc
 from kvlab.report import texts
 from kvlab.report.formatting import format_significant
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.own_extensions import name_members
 
 Lines = Iterable[Mapping[str, Any]]
 """`kvlab.benchmark.measurement.Measurement` as plain data, possibly without its defaults."""
@@ -76,10 +76,10 @@ def _draw_curve(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Iterator
             role = doc.SERIES[variants.index(variant)]
             layers.append(doc.Line(name, tuple(points), role, doc.DASHES[not is_cached]))
     plot = doc.Plot(doc.Axis(curve.x_title), doc.Axis(curve.y_title), tuple(layers))
-    yield doc.Figure(curve.name, curve.caption, f"{curve.caption} {_name_ends(layers)}.", plot)
+    yield doc.Figure(curve.name, curve.caption, f"{curve.caption} {name_ends(layers)}.", plot)
 
 
-def _name_ends(layers: Iterable[doc.Line], unit: str = "") -> str:
+def name_ends(layers: Iterable[doc.Line], unit: str = "") -> str:
     """Return the first and the last value of every line, in words."""
     return "; ".join(
         f"{layer.name}: {format_significant(layer.points[0].y)}{unit}"
@@ -132,73 +132,16 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> doc.Figure | None:
     return doc.Figure("roofline", caption, caption, doc.Plot(x, y, (equal, *layers)))
 
 
-def reuse_figures(lines: Lines, keys: Mapping[str, str], set_up: str = "") -> Iterator[doc.Figure]:
-    """Yield the hit rate of prefix caches by their bytes, and by turn, beside the upper bound.
-
-    Args:
-        lines: see `benchmark_figures`.
-        keys: see `benchmark_figures`.
-        set_up: at which budget the turns were measured, as a part of the caption.
-    """
-    lines = list(lines)
-
-    def collect(metric: str, field: str) -> dict[str, dict[int, float]]:
-        """Return the values of a metric by variant and by a field of the lines."""
-        curves: dict[str, dict[int, float]] = {}
-        for line in lines:
-            if line["metric"] == metric and line.get(field):
-                curves.setdefault(line["variant"], {})[line[field]] = line["value"]
-        return curves
-
-    budgets, turns = collect("budget_hit_rate", "budget_bytes"), collect("turn_hit_rate", "turn")
-    sizes = sorted({size for curve in budgets.values() for size in curve})
-    bound = next((line["value"] for line in lines if line["metric"] == "hit_rate_exact"), None)
-    if len(sizes) > 1:
-        limit = {} if bound is None else {sizes[0]: bound, sizes[-1]: bound}
-        x, caption = doc.Axis("prefix cache (bytes)", "bytes"), "Hit rate against the bytes of the"
-        yield _reuse_figure("reuse-budgets", budgets, limit, x, f"{caption} prefix cache.", keys)
-    if len({turn for curve in turns.values() for turn in curve}) > 1:
-        limit = next(iter(collect("turn_hit_rate_exact", "turn").values()), {})
-        x, caption = doc.Axis("turn of the conversation"), f"Hit rate by turn{set_up}."
-        yield _reuse_figure("reuse-turns", turns, limit, x, caption, keys)
-
-
-def _reuse_figure(
-    name: str,
-    curves: Mapping[str, Mapping[int, float]],
-    limit: Mapping[int, float],
-    x_axis: doc.Axis,
-    caption: str,
-    keys: Mapping[str, str],
-) -> doc.Figure:
-    """Plot hit rates; variants of equal curves share a line."""
-    equal: dict[tuple[tuple[int, float], ...], list[str]] = {}
-    for variant, curve in curves.items():
-        equal.setdefault(tuple(sorted(curve.items())), []).append(variant)
-
-    def draw(points: Iterable[tuple[int, float]], label: str, key: str = "") -> Iterator[doc.Point]:
-        for x, share in points:
-            place = format_bytes(x) if x_axis.kind == "bytes" else f"turn {x}"
-            tip = (label, place, f"{100 * share:.2f}% of prompts")
-            yield doc.Point(float(x), 100 * share, tip, key)
-
-    layers = []
-    for number, (points, variants) in enumerate(list(equal.items())[: len(doc.SERIES)]):
-        drawn = tuple(draw(points, ", ".join(variants), keys.get(variants[0], "")))
-        layers.append(doc.draw_series(number, ", ".join(variants), drawn))
-    if limit:
-        title = "upper bound: any earlier turn"
-        drawn = tuple(draw(sorted(limit.items()), title))
-        layers.append(doc.Line(title, drawn, "muted", "dashed"))
-    plot = doc.Plot(x_axis, doc.Axis("prompt tokens found (%)"), tuple(layers))
-    return doc.Figure(name, caption, f"{caption} {_name_ends(layers, '%')}.", plot)
-
-
 # Lines of a study: one per cell, the mean over its seeds
 
 _LINE_KEY = (
-    "metric", "batch_size", "prompt_tokens", "context_length", "cached", "turn", "budget_bytes",
-)  # fmt: skip
+    "metric",
+    "batch_size",
+    "prompt_tokens",
+    "context_length",
+    "cached",
+    *name_members("line_keys"),
+)
 
 
 def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]], dict[str, str]]:

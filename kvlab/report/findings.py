@@ -28,6 +28,7 @@ from kvlab.report.markdown import code_span, escape_markdown
 from kvlab.report.sections import make_answer
 from kvlab.report.sections.effects import judge_other_metrics
 from kvlab.spec.claims import Answer, CellLevels, Claims
+from kvlab.spec.own_extensions import name_members
 from kvlab.spec.validation_errors import format_value
 from kvlab.spec.yaml_reader import Key, YamlDocument, read_yaml
 from kvlab.store.metrics import METRICS
@@ -342,7 +343,7 @@ _ANCHORS = {
     "kv_": "memory",
     "peak_": "memory",
     "serving_": "serving-gap",
-    "reuse_": "reuse-between-turns",
+    **name_members("report_anchors"),
 }
 """Beginning of a metric -> the section of a report that has it."""
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvlab.store.metrics import METRICS, Metric
+from kvlab.store.metrics import BEGINNINGS, METRICS, SHORT_TITLES, Metric
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -17,24 +17,6 @@ another order on other processors, which changes the last few."""
 _DECIMALS = {"nats/token": 4, "bits/byte": 4}
 _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
-
-_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall", "reuse_", "serving_top_")
-_SHORT_TITLES = {
-    "loss": "one-shot loss",
-    "loss_paired": "one-shot loss",
-    "loss_served": "served loss",
-    "recall": "one-shot recall",
-    "recall_served": "served recall",
-    "bits_per_byte": "one-shot bits/byte",
-    "bits_per_byte_paired": "one-shot bits/byte",
-    "bits_per_byte_served": "served bits/byte",
-    "serving_kl": "KL(one-shot || served)",
-    "serving_top_changed": "top token changed by serving",
-    "reuse_kl": "KL(cold || warm)",
-    "reuse_hit_rate": "hit rate",
-}
-_SPREAD_PREFIX = ("serving_kl", "reuse_kl")
-"""Metrics of this name spread over orders of magnitude."""
 
 
 def round_to_shared_digits(value: Any) -> Any:
@@ -58,7 +40,7 @@ def _unit(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of items: shown in percent, its differences in points."""
-    return metric.startswith(_SHARE_PREFIXES) and not _unit(metric)
+    return metric.startswith(BEGINNINGS["shares"]) and not _unit(metric)
 
 
 def format_fixed(value: float, digits: int) -> str:
@@ -97,7 +79,7 @@ def format_metric(metric: str, value: float) -> str:
     """Format a metric's value, without its unit."""
     if is_share(metric):
         return format_fixed(100 * value, 2)
-    if metric.startswith(_SPREAD_PREFIX):
+    if metric.startswith(BEGINNINGS["wide"]):
         return format_spread(value)
     unit = _unit(metric)
     if unit in _DECIMALS:
@@ -110,7 +92,7 @@ def format_difference(metric: str, value: float) -> str:
     """Format a difference of two values of a metric, with its sign, without its unit."""
     if is_share(metric):
         return format_signed(100 * value, 2)
-    if metric.startswith(_SPREAD_PREFIX):
+    if metric.startswith(BEGINNINGS["wide"]):
         return f"+{format_spread(value)}" if value > 0 else format_spread(value)
     unit = _unit(metric)
     if unit in _DECIMALS and not _ROUNDING <= abs(value) < 0.5 * 10.0 ** -_DECIMALS[unit]:
@@ -162,7 +144,7 @@ def format_p_value(value: float) -> str:
 
 def short_title(metric: str) -> str:
     """Return a metric's title for heads of columns and axes."""
-    return _SHORT_TITLES.get(metric, _find_metric(metric).title)
+    return SHORT_TITLES.get(metric, _find_metric(metric).title)
 
 
 def format_confidence(alpha: float) -> str:

@@ -1,4 +1,4 @@
-"""What sections say: the templates in ``texts.md``, filled in."""
+"""What sections say: the templates in ``texts.md``, and in those of extensions, filled in."""
 
 import re
 from functools import cache
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvlab.humanize import format_count
 from kvlab.report.document import Code, Paragraph, Span, Strong
+from kvlab.spec.own_extensions import find_files
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -18,8 +19,9 @@ _STRONG, _CODE = "\x01", "\x02"
 @cache
 def read_texts() -> dict[str, str]:
     """Return the sources of the templates by their headings."""
-    page = files("kvlab.report").joinpath("texts.md").read_text(encoding="utf-8")
-    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:]
+    pages = [files("kvlab.report").joinpath("texts.md"), *find_files("texts.md")]
+    joined = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    parts = re.split(r"^## (.+)$", joined, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 

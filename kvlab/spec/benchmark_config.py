@@ -1,11 +1,12 @@
 """`benchmark` of an experiment, and the table of measures that it and `kvlab bench` choose from."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.measure_options import MeasureEntry, MeasureOptions
+from kvlab.spec.own_extensions import extend, find_members
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf, once
 
 TASK_PROMPT_TOKENS = 256
@@ -13,36 +14,6 @@ TASK_PROMPT_TOKENS = 256
 
 TASK_TOKENS = 2 * TASK_PROMPT_TOKENS
 """Tokens of one task: those of the prompt, and as many sampled."""
-
-
-@dataclass(frozen=True)
-class MeasureEntry:
-    """One measure of the benchmark, as the spec and the command line know it.
-
-    Attributes:
-        module: has ``measure(session)``. It is named, not imported: specs and `kvlab bench
-            --help` do not import torch.
-        summary: one line of `kvlab bench --help`.
-        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, or
-            takes it if the key of this name is set (`benchmark.roofline`,
-            `benchmark.conversations`).
-        is_default: whether `kvlab bench` takes it when none is named; the others need more time
-            or more input.
-        added_by: the option of `kvlab bench` that adds it, if there is one.
-        reads: further options of `kvlab bench` that it reads, and that do not add it.
-        per_batch: whether it decodes with every batch size, whose caches must fit at once.
-        is_timed: whether other load on the machine changes its numbers, so that `benchmark.retime`
-            takes it again.
-    """
-
-    module: str
-    summary: str
-    in_trials: Literal["always", "parts", "key"]
-    is_default: bool = False
-    added_by: str | None = None
-    reads: tuple[str, ...] = ()
-    per_batch: bool = False
-    is_timed: bool = False
 
 
 _FOLDER = "kvlab.benchmark.measures"
@@ -62,20 +33,18 @@ MEASURES: dict[str, MeasureEntry] = {
     ),
     "limit": MeasureEntry(
         f"{_FOLDER}.max_batch", "the largest batch that fits, by trying", "parts",
-        added_by="limit",
+        added_by="limit", example="bench gpt2 --only limit --limit 4GiB",
     ),
     "task": MeasureEntry(
         f"{_FOLDER}.generation_task", "the RTX 4090 article's task, in tasks each second", "parts",
         added_by="text", per_batch=True, is_timed=True,
+        example="bench gpt2 --only task --text moby-dick.txt",
     ),
     "roofline": MeasureEntry(
         f"{_FOLDER}.decode_roofline", "measured times beside the device's ceilings", "key",
         is_default=True, per_batch=True, is_timed=True,
     ),
-    "conversations": MeasureEntry(
-        f"{_FOLDER}.conversations", "what a prefix cache reuses between turns, by budget", "key",
-        added_by="load", reads=("text",),
-    ),
+    **find_members("measures"),
 }  # fmt: skip
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
@@ -88,11 +57,12 @@ def list_measures(in_trials: str) -> tuple[str, ...]:
 Part = Annotated[str, OneOf(lambda: list_measures("parts"))]
 
 
+@extend("benchmark")
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
     excluded_from_identity = frozenset({"retime"})
-    omitted_defaults = frozenset({"parts", "memory", "conversations", "seconds"})
+    omitted_defaults = frozenset({"parts", "memory", "seconds"})
 
     prompt_tokens: PositiveInt = 64
     """Prompt of the timed sequences; less where a short block_size leaves no room.
@@ -121,10 +91,6 @@ class BenchmarkConfig(SpecModel):
     memory: PositiveInt | None = None
     """Bytes that limit may use; on CPU it needs them.
     Unit: bytes. Default: the device's. Example: 8e9, parts: [limit]"""
-
-    conversations: ConversationsConfig | None = None
-    """A load of conversations, and what a prefix cache reuses between their turns.
-    Default: none. Example: {turns: 4}"""
     retime: Literal["auto", "never"] = "auto"
     """Where the times of a sweep's trials do not compare, as these ran side by side, auto times all
     of them again at its end, alone and in turns. never keeps the first times, which are not judged.
@@ -134,9 +100,13 @@ class BenchmarkConfig(SpecModel):
         if self.memory is not None and "limit" not in self.parts:
             yield "memory", "is read only by the part limit; add limit to parts, or remove it"
 
+    def list_options(self) -> Iterator[tuple[str, MeasureOptions]]:
+        """Yield the measures whose own keys are set, and these keys."""
+        for name in list_measures("key"):
+            if isinstance(options := getattr(self, name), MeasureOptions):
+                yield name, options
+
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed; the order of ``parts`` does not."""
-        data = super().identity()
-        if self.conversations is not None:
-            data["conversations"] = self.conversations.identity()
+        data = super().identity() | {name: one.identity() for name, one in self.list_options()}
         return {**data, "parts": sorted(self.parts)} if self.parts else data

@@ -139,9 +139,9 @@ class Experiment(SpecModel):
         if "limit" in bench.parts and bench.memory is None and not self.resources.devices:
             text = "is missing, and on CPU limit needs it; give bytes, such as 8e9"
             yield "benchmark.memory", text
-        if bench.conversations is not None:
-            for field, text in bench.conversations.find_length_problems(block_size):
-                yield f"benchmark.conversations.{field}", text
+        for name, options in bench.list_options():
+            for field, text in options.find_length_problems(block_size):
+                yield f"benchmark.{name}.{field}", text
 
     def _find_training_problems(self) -> Problems:
         training, block_size = self.training, self.model.block_size

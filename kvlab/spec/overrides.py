@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import SpecError
 from kvlab.humanize import suggest_name
+from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.yaml_reader import Key, YamlDocument, parse_yaml
 
@@ -45,8 +46,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     """Return the value of a dotted key, with paths in it resolved against ``folder``.
 
-    ``data.paths`` are paths, and so are ``definition`` in ``evaluation.lm_eval`` and ``trace`` in
-    ``benchmark.conversations``.
+    ``data.paths`` are paths, and so are ``definition`` in ``evaluation.lm_eval`` and the
+    `MeasureOptions.path_keys` of measures.
     ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
     beside the file; else it is a repository and stays as it is.
     """
@@ -54,6 +55,12 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     def join(path: str) -> str:
         return os.path.normpath(folder / Path(path).expanduser())
 
+    section, name, *own = f"{key}..".split(".")[:3]
+    options = MEASURES[name].options if section == "benchmark" and name in MEASURES else None
+    if options is not None:
+        if isinstance(value, dict):
+            return {k: resolve_path_value(f"{key}.{k}", one, folder) for k, one in value.items()}
+        return join(value) if own[0] in options.path_keys and isinstance(value, str) else value
     match key, value:
         case ("data.paths", list()):
             return [join(item) if isinstance(item, str) else item for item in value]
@@ -64,10 +71,6 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
                 else item
                 for item in value
             ]
-        case ("benchmark.conversations", {"trace": str(trace)}):
-            return {**value, "trace": join(trace)}
-        case ("benchmark.conversations.trace", str()):
-            return join(value)
         case ("training.init_from", str()) if value:
             path = join(value)
             is_path = value.startswith((".", "/", "~")) or os.path.isdir(path)

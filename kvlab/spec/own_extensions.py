@@ -22,6 +22,7 @@ ItemT = TypeVar("ItemT")
 FOLDER = Path(__file__).parents[1] / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
+    "conversations": ("benchmark.conversations",),
     "eviction": ("serving.evict",),
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
@@ -60,7 +61,7 @@ class Parts:
             have defaults, and `SpecModel.omitted_defaults` names them.
         problems: a function of an experiment that yields what the fields say against others, by
             dotted keys.
-        members: table of the core -> name -> its entry there.
+        members: table of the core -> name -> its entry there, or plain text where the table has it.
         sections: those of the report.
         evaluations: functions that measure a trained model, see
             `kvlab.evaluate.evaluation.measure_extensions`.

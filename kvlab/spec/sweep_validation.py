@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
-from kvlab.spec.conversations_config import read_trace
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.evaluation_config import find_task_file
 from kvlab.spec.size_config import MATCH_FACTOR
@@ -170,18 +169,15 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
 
 
 def _find_file_problems(cell: "Cell") -> Problems:
-    """Yield why a task of lm-eval or a trace cannot be read."""
+    """Yield why a file that a key names cannot be read."""
     for number, task in enumerate(cell.experiment.evaluation.lm_eval):
         try:
             find_task_file(task)
         except LookupError as error:
             yield f"evaluation.lm_eval.{number}", f" = {task.task} {error}"
-    load = cell.experiment.benchmark.conversations
-    if load is not None and load.trace is not None:
-        try:
-            read_trace(load.trace, load.count)
-        except LookupError as error:
-            yield "benchmark.conversations.trace", f": {error}"
+    for name, options in cell.experiment.benchmark.list_options():
+        for field, text in options.find_file_problems():
+            yield f"benchmark.{name}.{field}", f": {text}"
 
 
 def _find_source_problems(

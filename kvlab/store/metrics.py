@@ -88,12 +88,6 @@ def derive_paired_bits(measurements: Mapping[str, float]) -> float | None:
     return bits * loss / served  # the same tokens, so the same bytes
 
 
-KL_ROUNDING = 1e-10
-"""Nats per token. A plain float32 cache has 1e-14, a bfloat16 cache of a trained model 1e-8."""
-
-REUSE_GAP_ROUNDING = 1e-5
-"""Nats per token. Warm and cold prompts pass through matrix products of other shapes."""
-
 _SHARES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1")
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
@@ -177,8 +171,10 @@ def _read_tables() -> dict[str, Any]:
             for one in (tables, added)
         )
         tables["families"] = list(insert_after(old, after["family"], new).values())
-        for table in ("derived", "rules"):
+        for table in ("derived", "rules", "short_titles"):
             tables[table] |= added.get(table, {})
+        for kind, names in added.get("beginnings", {}).items():
+            tables["beginnings"][kind] += names
     return tables
 
 
@@ -204,6 +200,11 @@ _RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
     re.compile(pattern): _find(place) for pattern, place in _TABLES["rules"].items()
 }
 """Names of metrics that have no entry, and what describes them."""
+
+SHORT_TITLES: dict[str, str] = _TABLES["short_titles"]
+
+BEGINNINGS: dict[str, tuple[str, ...]] = {k: tuple(v) for k, v in _TABLES["beginnings"].items()}
+"""Kind of metrics -> how their names begin."""
 
 
 @dataclass(frozen=True)
@@ -277,16 +278,7 @@ GAP_TOLERANCE = 0.01
 OTHER_TOLERANCE = 0.01
 """The same of units that are not in `TOLERANCES`, as a share of the value."""
 
-_EXACT_UNITS = (
-    "bytes", "tokens", "items", "rows", "pairs", "conversations", "evictions", "requests",
-)  # fmt: skip
 _LOSS_UNITS = ("nats/token", "nats", "bits/byte")
-_THROUGH_THE_CACHE = ("serving_", "kv_dtype_", "reuse_", "needle_loss_change")
-_OF_THE_MACHINE = (
-    "peak_bytes_", "ttft_", "tpot_", "tokens_per_second", "cache_speedup", "reuse_warm_ttft",
-    "reuse_cold_ttft", "reuse_ttft", "training_",
-)  # fmt: skip
-"""Beginnings of metrics that measure a machine, not a model."""
 
 
 def find_tolerance(name: str, value: float, gap: float = 0.0) -> float | None:
@@ -299,12 +291,13 @@ def find_tolerance(name: str, value: float, gap: float = 0.0) -> float | None:
     Returns:
         0 for counts, which are exact. None for what measures the machine and is not compared.
     """
-    if name.startswith(_OF_THE_MACHINE):
+    if name.startswith(BEGINNINGS["of_the_machine"]):
         return None
     unit = METRICS[name].unit
-    if unit in _EXACT_UNITS:
+    if unit in BEGINNINGS["exact_units"]:
         return 0.0
     tolerance = TOLERANCES.get(unit, OTHER_TOLERANCE * abs(value))
-    if unit in _LOSS_UNITS and (name.startswith(_THROUGH_THE_CACHE) or "_served" in name):
+    of_the_cache = name.startswith(BEGINNINGS["of_the_cache"]) or "_served" in name
+    if unit in _LOSS_UNITS and of_the_cache:
         tolerance += GAP_TOLERANCE * abs(gap)
     return tolerance

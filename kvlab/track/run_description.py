@@ -9,12 +9,10 @@ the part of a name before ``/``:
 - ``quality/``: losses, accuracies and probes. ``_served`` marks scores through the serving cache.
 - ``kv/``: bytes of the cache, and memory while decoding.
 - ``speed/``: times of decoding.
-- ``reuse/``: what a prefix cache reuses between the turns of conversations.
 - ``train/``: curves, size and throughput of the training.
 - ``sweep/``: of a sweep's own run.
 
-What the record holds of each eighth of the context is a curve here, with the eighth as its step,
-and so is what it holds of each turn.
+What the record holds of each eighth of the context, or of each turn, is a curve here.
 """
 
 import contextlib
@@ -32,6 +30,7 @@ from typing import Any
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256, read_regular
 from kvlab.humanize import sanitize_text
+from kvlab.spec.own_extensions import name_members
 from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import collect_metrics
@@ -307,15 +306,16 @@ DUPLICATES = {
 }
 """Metric of the record -> the one that makes it superfluous where both have the same value."""
 
-_GROUPS = {
+_GROUPS: dict[str, str | tuple[str, ...]] = {
     "kv": ("peak_bytes_",),
     "speed": ("ttft_", "tpot_", "tokens_per_second", "cache_speedup"),
-    "reuse": ("reuse_",),
+    **name_members("tracked_groups"),
 }
 """Group -> beginnings of names; all other names are in ``quality``."""
 
-_PART = re.compile(r"(?P<name>\w+?)_part(?P<part>[1-8])(?P<served>_served)?")
-_TURN = re.compile(r"reuse_(?P<name>\w+)_turn(?P<turn>[0-9]+)")
+_POINT = re.compile(
+    r"(?P<name>\w+?)_(?:part(?P<part>[1-8])|turn(?P<turn>[0-9]+))(?P<served>_served)?"
+)
 
 SIZES = {
     "kv/bytes": ("kv", "bytes_at_block_size"),
@@ -332,17 +332,17 @@ def tracked_name(name: str) -> tuple[str, int | None]:
     Args:
         name: a metric or curve of the record.
     """
-    if match := _PART.fullmatch(name):
-        served = match["served"] or ""
-        return f"quality/{match['name']}_by_context{served}", int(match["part"])
-    if match := _TURN.fullmatch(name):
-        return f"reuse/{match['name']}_by_turn", int(match["turn"])
+    step = None
+    if match := _POINT.fullmatch(name):
+        step = int(match["part"] or match["turn"])
+        axis = "context" if match["part"] else "turn"
+        name = f"{match['name']}_by_{axis}{match['served'] or ''}"
     if name in RENAMED:
         return RENAMED[name], None
     for group, beginnings in _GROUPS.items():
         if name.startswith(beginnings):
-            return f"{group}/{name.removeprefix('reuse_')}", None
-    return f"quality/{name}", None
+            return f"{group}/{name.removeprefix(f'{group}_')}", step
+    return f"quality/{name}", step
 
 
 def tracked_metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, float, int | None]]:

@@ -156,9 +156,7 @@ class TorchTrainable:
             note = "waits until the other trials on this device pause between two steps"
             self._report({"stage": "benchmark", "note": note})
 
-        lock, held_out = self._timing_lock, list[int]()
-        if self._experiment.benchmark.conversations is not None:
-            held_out = self._dataset.validation.tolist()
+        lock = self._timing_lock
         with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:
             speed = benchmark(
                 model,
@@ -166,7 +164,7 @@ class TorchTrainable:
                 device=self._device,
                 on_progress=self._report,
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
-                held_out=held_out,
+                held_out=self._dataset.validation,
             )
         is_exclusive = is_alone and not speed.is_disturbed
         return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")

@@ -11,7 +11,7 @@ from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, MeasureEntry
-from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.own_extensions import name_members
 from tests.contracts.measure_contract import MeasureContract
 
 TEXT = [n % 257 for n in range(1000)]
@@ -57,23 +57,12 @@ class TestRoofline(MeasureContract):
     name = "roofline"
 
 
-class TestConversations(MeasureContract):
-    name = "conversations"
-    settings = {  # noqa: RUF012
-        "conversations": ConversationsConfig(count=3, turns=2, prompt_tokens=8, budget=10_000),
-        "conversation_tokens": TEXT,
-    }
-
-
-class TestConversationsWithoutALoad(MeasureContract):
-    name, is_available = "conversations", False
-
-
 def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsys):
     """It counts layers, and is refused without its line. All others have a suite above."""
-    assert {suite.name for suite in MeasureContract.__subclasses__()} == set(MEASURES)
+    suites = {suite.name for suite in MeasureContract.__subclasses__()}
+    assert suites | set(name_members("measures")) == set(MEASURES)
     module = ModuleType("toy_measure")
-    module.TABLES = (TableLayout("layers of all", (), {"layers": "layers"}),)
+    module.TABLES = (TableLayout("layers of all", {}, {"layers": "layers"}),)
 
     def measure(session):
         for variant in session.variants:

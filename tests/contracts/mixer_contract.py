@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from kvlab.cache import PrefixCache
 from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.model import GPT
-from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from kvlab.spec.mixers import find_mixer
 from kvlab.spec.own_extensions import find_members
+from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 160, "n_layer": 4, "n_head": 4, "n_kv_head": 2,
@@ -121,25 +120,16 @@ class MixerContract:
         for one, other in zip(packed.parameters(), alone.parameters(), strict=True):
             assert (one.grad - other.grad).abs().max() < 1e-8
 
+    @pytest.mark.parametrize("length", [64, 100])
     @torch.inference_mode()
-    def test_a_prefix_is_reused_as_a_snapshot(self, tokens):
-        model, prefixes = self.model(), PrefixCache(10**8, snapshot_every=32)
-        text = tokens[0].tolist()
-
-        def take_turn(prompt, reused):
-            cache = model.new_cache(1, 150)
-            run = lambda ids, **more: run_tokens(model, cache, ids, **more)  # noqa: E731
-            turn = Turn(prompt, cache, reused, run, weights="w")
-            logits = turn.prefill()
-            turn.finish()
-            return turn.hit, logits
-
-        take_turn(text[:100], prefixes)
-        for prompt, hit in ((text[:140], 100), ([*text[:70], 1, 2], 64)):
-            reused, logits = take_turn(prompt, prefixes)
-            assert reused == hit
-            cold = take_turn(prompt, PrefixCache(0))[1]
-            assert (logits - cold).abs().max() < self.tolerance
+    def test_a_prefix_goes_on_from_its_snapshot(self, tokens, length):
+        model, text = self.model(), tokens[:1, :140]
+        caches = [model.new_cache(1, 150) for _ in range(3)]
+        model(text[:, :length], cache=caches[0])
+        copy_prefix(caches[0], caches[1])
+        rest = model(text[:, length:], cache=caches[1])
+        cold = model(text, cache=caches[2])[:, length:]
+        assert (rest - cold).abs().max() < self.tolerance
 
     def test_what_cannot_hold_is_refused(self):
         pattern = {"model.attention_pattern": "MMGG", "model.n_layer": 4}

@@ -24,12 +24,12 @@ from functools import partial
 
 import torch
 
-from kvlab.cache import KVCache, PrefixCache
-from kvlab.cache.prefix_cache import join_keys, path_to
+from kvlab.cache import KVCache
+from kvlab.extensions.conversations.prefix_cache import PrefixCache, join_keys, path_to
+from kvlab.extensions.conversations.turns import Turn, run_tokens
 from kvlab.layout import KVLayout
 from kvlab.layout.slot_plan import TokenSlot
 from kvlab.model import GPT
-from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ServingConfig
 from tests.studies import read_options
 from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison

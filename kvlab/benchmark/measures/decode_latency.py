@@ -7,7 +7,7 @@ from kvlab.benchmark.session import Session
 from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
-    TableLayout("latency at batch 1", ("prompt_tokens",), {
+    TableLayout("latency at batch 1", {"prompt_tokens": "prompt"}, {
         "ttft": "first token", "ttft:p95": "p95", "tpot": "a token", "tpot:p95": "p95",
         "tpot:p99": "p99", "tpot:uncached": "no cache",
         "tpot_ratio": "of the first", "step_preparation": "to prepare a step",

@@ -16,11 +16,11 @@ from kvlab.spec import ServingConfig
 from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
-    TableLayout("KV bytes at batch 1 and the block size", ("context_length",), {
+    TableLayout("KV bytes at batch 1 and the block size", {"context_length": "context"}, {
         "kv_formula": "formula", "kv_storage": "storages", "kv_requested": "asked of CUDA",
         "kv_allocated": "allocated", "kv_read": "read/token",
     }),
-    TableLayout("peak at batch 1", ("context_length", "cached"), {
+    TableLayout("peak at batch 1", {"context_length": "context", "cached": "cache"}, {
         "peak": "peak", "peak_weights": "weights", "peak_cache": "cache",
         "peak_logits": "logits", "peak_activations": "activations",
     }),

@@ -9,15 +9,17 @@ from kvlab.benchmark.session import Session, Variant
 from kvlab.layout.roofline_model import decode_step_cost, find_break_even
 
 TABLES = (
-    TableLayout("ceilings", (), {
+    TableLayout("ceilings", {}, {
         "bandwidth": "bytes/s", "product_bandwidth": "in products", "matrix_rate": "FLOP/s",
     }),
-    TableLayout("a decode step beside the roofline", ("batch_size", "context_length"), {
+    TableLayout("a decode step beside the roofline", {
+        "batch_size": "batch", "context_length": "context",
+    }, {
         "step_flops": "FLOPs", "step_weight_bytes": "weights",
         "step_kv_read_bytes": "K/V read", "step_kv_written_bytes": "written",
         "step_predicted": "predicted", "step_measured": "measured", "mbu": "MBU", "mfu": "MFU",
-    }),
-    TableLayout("where a layout saves a tenth of the first's step", (), {
+    }, ("mbu", "mfu")),
+    TableLayout("where a layout saves a tenth of the first's step", {}, {
         "break_even_context": "context, batch 1", "break_even_batch": "batch, block size",
     }),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from kvlab.benchmark.session import Session
 from kvlab.spec.benchmark_config import BenchmarkConfig
 
 TABLES = (
-    TableLayout("throughput", ("prompt_tokens", "batch_size"), {
+    TableLayout("throughput", {"prompt_tokens": "prompt", "batch_size": "batch"}, {
         "tokens_per_second": "tokens/s", "tpot_ratio": "a token, of the first",
         "step_preparation": "to prepare a step",
     }),

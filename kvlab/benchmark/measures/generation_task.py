@@ -21,7 +21,9 @@ from kvlab.model.generate import Decoder, Sampling, generate, make_decoder, pref
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS, TASK_TOKENS
 
 TABLES = (
-    TableLayout("256 tokens of Moby Dick + 256 sampled", ("batch_size", "cached"), {
+    TableLayout("256 tokens of Moby Dick + 256 sampled", {
+        "batch_size": "batch", "cached": "cache",
+    }, {
         "tasks_per_second": "tasks/s", "best_tasks_per_second": "best",
         "task_ratio": "time of the first's", "step_preparation": "to prepare a step",
     }),

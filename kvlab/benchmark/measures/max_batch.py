@@ -26,7 +26,7 @@ from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
 TABLES = (
-    TableLayout("largest batch", ("context_length",), {
+    TableLayout("largest batch", {"context_length": "context"}, {
         "largest_batch": "tried", "largest_batch_formula": "room beside weights",
     }),
 )  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_number
 from kvlab.spec import load_experiment, parse_override
 from kvlab.spec.benchmark_config import MEASURES
-from kvlab.spec.conversations_config import ConversationsConfig
+from kvlab.spec.measure_options import MeasureOptions
 from kvlab.spec.validation_errors import list_field_errors
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ DEFAULTS = StopRule()
 
 _PARTS = "\n".join(f"  {name:11} {entry.summary}" for name, entry in MEASURES.items())
 
+_EXAMPLES = "\n".join(f"  kvlab {entry.example}" for entry in MEASURES.values() if entry.example)
+
 EPILOG = f"""\
 parts:
 {_PARTS}
@@ -39,9 +42,7 @@ parts:
 examples:
   kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
   kvlab bench experiments/quickstart.yaml 3f2a --only latency throughput --batches 1 8
-  kvlab bench gpt2 --only limit --limit 4GiB
-  kvlab bench gpt2 --only task --text moby-dick.txt
-  kvlab bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32
+{_EXAMPLES}
 """
 
 
@@ -80,8 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "bytes that the part limit may use"
     parser.add_argument("--limit", type=shared.memory_size, metavar="SIZE", help=text)
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
-    text = "keys of benchmark.conversations, for the part conversations (default: the target's)"
-    parser.add_argument("--load", nargs="+", metavar="KEY=VALUE", help=text)
+    for name, entry in MEASURES.items():
+        if entry.options is not None:
+            text = f"keys of benchmark.{name}, for the part {name} (default: the target's)"
+            parser.add_argument(f"--{entry.added_by}", nargs="+", metavar="KEY=VALUE", help=text)
     shared.add_flag(parser, "--remeasure", "measure the device's peaks again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
     shared.add_flag(parser, "--json", "one JSON line per measurement")
@@ -181,29 +184,37 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         stop_rule=stop_rule(options),
         text=options.text,
         memory=options.limit,
-        conversations=_read_load(options, block_size),
+        options=dict(_read_measure_options(options, block_size)),
     )
 
 
-def _read_load(options: argparse.Namespace, block_size: int) -> ConversationsConfig | None:
-    """Return the load of `--load`, else that of the first target; None if there is none.
+def _read_measure_options(
+    options: argparse.Namespace, block_size: int
+) -> Iterator[tuple[str, MeasureOptions]]:
+    """Yield keys of measures: those that are given, else those of the first target.
 
     Raises:
-        UsageError: `--load` is wrong, or does not fit the smallest ``block_size``.
+        UsageError: they are wrong, or do not fit the smallest ``block_size``.
     """
     target = options.target[0]
-    if options.load is None:
-        is_spec = target.endswith((".yaml", ".yml"))
-        return load_experiment(target).benchmark.conversations if is_spec else None
-    values = dict(map(parse_override, options.load))
-    try:
-        load = ConversationsConfig.model_validate(values)
-    except ValidationError as error:
-        first = list_field_errors(error, ConversationsConfig, values)[0]
-        raise UsageError(f"--load: {first.message}") from None
-    for field, text in load.find_length_problems(block_size):
-        raise UsageError(f"--load: {field} {text}")
-    return load
+    is_spec = target.endswith((".yaml", ".yml"))
+    own = dict(load_experiment(target).benchmark.list_options()) if is_spec else {}
+    for name, entry in MEASURES.items():
+        if entry.options is None:
+            continue
+        given = getattr(options, entry.added_by or "")
+        if given is None:
+            yield from ((key, value) for key, value in own.items() if key == name)
+            continue
+        values = dict(map(parse_override, given))
+        try:
+            found = entry.options.model_validate(values)
+        except ValidationError as error:
+            first = list_field_errors(error, entry.options, values)[0]
+            raise UsageError(f"--{entry.added_by}: {first.message}") from None
+        for field, text in found.find_length_problems(block_size):
+            raise UsageError(f"--{entry.added_by}: {field} {text}")
+        yield name, found
 
 
 def stop_rule(options: argparse.Namespace) -> StopRule:
@@ -216,11 +227,13 @@ def stop_rule(options: argparse.Namespace) -> StopRule:
 
 def _write_plots(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.fs.atomic_files import write_atomic
-    from kvlab.report.benchmark_plots import benchmark_figures, reuse_figures, roofline_figure
+    from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
     from kvlab.report.figures import render_files
 
     dumped = [line.model_dump() for line in lines]
-    figures = [*benchmark_figures(dumped), roofline_figure(dumped, {}), *reuse_figures(dumped, {})]
+    figures = [*benchmark_figures(dumped), roofline_figure(dumped, {})]
+    for place in filter(None, (entry.figures for entry in MEASURES.values())):
+        figures += resolve_name(place)(dumped, {})
     for figure in filter(None, figures):
         files = render_files(figure.plot, figure.name)
         for kind, data in zip(("svg", "png"), files, strict=True):
@@ -240,14 +253,6 @@ def _fraction(text: str) -> float:
 MAX_NOTES = 3
 """Reasons for noise that are printed; all are in the JSON lines."""
 
-FIELD_HEADERS = {
-    "context_length": "context", "prompt_tokens": "prompt", "batch_size": "batch",
-    "cached": "cache", "against": "size", "budget_bytes": "bytes",
-}  # fmt: skip
-
-_SHARES = ("hit_rate", "hit_rate_exact", "flops_saved", "top_changed")
-"""Ends of metrics that are printed in percent."""
-
 
 def format_tables(name: str, lines: Sequence[Measurement]) -> Iterator[str]:
     """Yield the tables of the measure ``name``, then its notes, each once."""
@@ -263,7 +268,7 @@ def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         metric = "tpot:uncached" if line.metric == "tpot" and not line.cached else line.metric
-        texts = {metric: _format_value(line)}
+        texts = {metric: _format_value(line, layout)}
         for quantile in line.quantiles:
             texts[f"{metric}:p{quantile.q * 100:.0f}"] = _format_quantity(quantile.value, line.unit)
         for name in texts.keys() & layout.columns.keys():
@@ -272,8 +277,7 @@ def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
     shown = [name for name in layout.columns if any(name in row for row in rows.values())]
     if not shown:
         return ""
-    key_headers = [FIELD_HEADERS.get(field, field) for field in layout.keys]
-    header = [*key_headers, *(layout.columns[name] for name in shown)]
+    header = [*layout.keys.values(), *(layout.columns[name] for name in shown)]
     body = [
         [*keys, *(row.get(name, "-") for name in shown), variant]
         for (variant, *keys), row in rows.items()
@@ -281,11 +285,11 @@ def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
     return f"{layout.title}\n{format_table([[*header, 'what'], *body], 'r' * len(header))}"
 
 
-def _format_value(line: Measurement) -> str:
+def _format_value(line: Measurement, layout: TableLayout) -> str:
     if line.value is None:
         return "never"
     text = _format_quantity(line.value, line.unit)
-    if line.metric in ("mbu", "mfu", "efficiency") or line.metric.endswith(_SHARES):
+    if line.metric in layout.shares:
         text = f"{line.value:.1%}"
     elif line.metric.endswith("_ratio") and line.low is not None:
         verdict = line.verdict or line.note

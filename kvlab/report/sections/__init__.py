@@ -50,7 +50,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "size-trends": SectionEntry(sizes.report_size_trends),
     "matched": SectionEntry(sizes.report_matched_sizes),
     "serving-gap": SectionEntry(serving.report_serving_gap),
-    "reuse": SectionEntry(serving.report_reuse, False),
     "quantized-training": SectionEntry(quantized_training.report_quantized_training),
     "hellaswag": SectionEntry(tasks.report_hellaswag),
     "lm-eval": SectionEntry(tasks.report_lm_eval),

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kvlab.benchmark.measures.decode_memory import count_kv_bytes
-from kvlab.cache import PrefixCache
 from kvlab.data.batches import spread_windows
 from kvlab.errors import SpecError
 from kvlab.evaluate.validation_loss import compare_serving
@@ -15,6 +14,7 @@ from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
 from tests.evaluate.test_serving_comparison import TEXT
+from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
@@ -68,12 +68,10 @@ def test_a_budget_for_the_whole_context_changes_no_bit(evict):
 
 @pytest.mark.parametrize("length", [18, 22, 30])  # before votes, among them, after the prompt
 def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
-    how, prefix_cache = ServingConfig(evict=PROMPT), PrefixCache(10**6)
-    cache, other = (MODEL.new_cache(1, COUNT, how) for _ in range(2))
+    cache, other = (MODEL.new_cache(1, COUNT, ServingConfig(evict=PROMPT)) for _ in range(2))
     with torch.inference_mode():
         MODEL(WORDS[:1, :length], cache=cache)
-        prefix_cache.insert(WORDS[0, :length], cache, weights="w")
-        assert prefix_cache.restore(WORDS[0], other, weights="w") == length
+        copy_prefix(cache, other)
         rest = MODEL(WORDS[:1, length:], cache=other)
         assert torch.equal(rest, MODEL(WORDS[:1, length:], cache=cache))
 

@@ -1,19 +1,16 @@
 """K and V that are stored rotated: logits, codes of a plain reference, errors."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.cache import PrefixCache
 from kvlab.extensions.rotation.hadamard import find_size_problem, make_matrix
 from kvlab.layout import KVLayout
 from kvlab.model.generate import EagerDecoder, StaticDecoder
-from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 from tests.support.reference_model import hadamard
 
@@ -151,15 +148,12 @@ def test_rotation_lowers_the_error_of_an_outlier_channel():
     assert 0 < errors["hadamard"] < 0.7 * errors["none"]
 
 
-def test_a_turn_that_reuses_a_prefix_reads_the_same_rotated_codes():
+@torch.inference_mode()
+def test_a_prefix_that_is_taken_over_has_the_same_rotated_codes():
     config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6, position="rope")
     model, how = random_model(config), ServingConfig(kv_dtype="int8", kv_rotate="hadamard")
-    first, prompt, logits, hits = PrefixCache(10**9), list(range(35)), [], []
-    for prefixes, end in ((first, 30), (first, 35), (PrefixCache(10**9), 35)):
-        cache = model.new_cache(1, 64, how)
-        turn = Turn(prompt[:end], cache, prefixes, partial(run_tokens, model, cache), weights="w")
-        logits.append(turn.prefill())
-        turn.finish()
-        hits.append(turn.hit)
-    assert hits == [0, 30, 0]
-    assert (logits[1] - logits[2]).abs().max() < 1e-10
+    caches, text = [model.new_cache(1, 64, how) for _ in range(3)], torch.arange(35)[None]
+    model(text[:, :30], cache=caches[0])
+    copy_prefix(caches[0], caches[1])
+    rest = model(text[:, 30:], cache=caches[1])
+    assert (rest - model(text, cache=caches[2])[:, 30:]).abs().max() < 1e-10

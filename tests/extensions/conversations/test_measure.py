@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from kvlab.benchmark.benchmark_stage import benchmark
-from kvlab.benchmark.conversation_load import draw, draw_whole, find_exact_hits, make_load
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.measures import conversations as measures
-from kvlab.benchmark.measures.conversations import (
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.errors import DataError, MeasurementError
+from kvlab.extensions.conversations import measure as measures
+from kvlab.extensions.conversations.config import ConversationsConfig, Draw
+from kvlab.extensions.conversations.load import draw, draw_whole, find_exact_hits, make_load
+from kvlab.extensions.conversations.measure import (
     Books,
     conversation_bytes,
     keep_books,
@@ -19,14 +22,12 @@ from kvlab.benchmark.measures.conversations import (
     serve_both_ways,
     serve_turn,
 )
-from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
-from kvlab.cache import PrefixCache
-from kvlab.errors import DataError, MeasurementError
+from kvlab.extensions.conversations.prefix_cache import PrefixCache
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
-from kvlab.spec.conversations_config import ConversationsConfig, Draw
 from kvlab.spec.own_extensions import find_members
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.benchmark.sessions import DEFAULTS
+from tests.contracts.measure_contract import MeasureContract
 from tests.support.random_model import random_model
 
 TEXT = np.random.default_rng(0).integers(0, 17, 4000).tolist()
@@ -55,7 +56,7 @@ def variant(name):
 
 def make_session(names, config=CONFIG, text=TEXT):
     settings = DEFAULTS | {"stop_rule": StopRule(min_rounds=2, max_rounds=2)}
-    settings |= {"conversations": config, "conversation_tokens": text}
+    settings |= {"options": {"conversations": config}, "held_out": text}
     return Session([variant(name) for name in names], BenchmarkSettings(**settings))
 
 
@@ -241,3 +242,17 @@ def test_a_trial_has_them_as_metrics():
     assert measured["reuse_hit_rate"] == pytest.approx(24 / 56)
     assert measured["reuse_hit_rate_turn2"] == pytest.approx(24 / 40)
     assert collect_metrics({"measurements": measured})["reuse_ttft_ratio"] > 0
+
+
+class TestConversations(MeasureContract):
+    name = "conversations"
+    settings = {  # noqa: RUF012
+        "options": {
+            "conversations": ConversationsConfig(count=3, turns=2, prompt_tokens=8, budget=10_000)
+        },
+        "held_out": [n % 257 for n in range(1000)],
+    }
+
+
+class TestConversationsWithoutALoad(MeasureContract):
+    name, is_available = "conversations", False

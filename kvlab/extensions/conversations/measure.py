@@ -16,39 +16,45 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlab.benchmark.conversation_load import Load, Request, find_exact_hits, make_load
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, Metrics, TableLayout
 from kvlab.benchmark.measures.generation_task import read_book
 from kvlab.benchmark.session import Session, Variant
 from kvlab.benchmark.timing_statistics import TimingSamples
-from kvlab.cache import KVCache, PrefixCache
+from kvlab.cache import KVCache
 from kvlab.errors import MeasurementError, UsageError
+from kvlab.extensions.conversations.config import (
+    MAX_REUSE_TURNS,
+    ConversationsConfig,
+    ReuseFields,
+)
+from kvlab.extensions.conversations.load import Load, Request, find_exact_hits, make_load
+from kvlab.extensions.conversations.prefix_cache import PrefixCache
+from kvlab.extensions.conversations.turns import Turn, run_tokens
 from kvlab.humanize import format_count
 from kvlab.model.attention_backends import record_kernels
-from kvlab.model.turns import Turn, run_tokens
 from kvlab.spec.benchmark_config import BenchmarkConfig
-from kvlab.spec.conversations_config import MAX_REUSE_TURNS, ConversationsConfig
 from kvlab.spec.flops import forward_flops
 
 TABLES = (
-    TableLayout("reuse between turns", (), {
+    TableLayout("reuse between turns", {}, {
         "requests": "requests", "hit_rate": "hit rate", "hit_rate_exact": "any earlier turn",
         "flops_saved": "FLOPs saved", "warm_ttft": "first token, warm", "cold_ttft": "cold",
         "reuse_gap": "reuse gap", "reuse_kl": "KL", "reuse_top_changed": "top changed",
         "conversation_bytes": "a conversation", "conversations": "fit",
         "bytes_held": "held at most", "evictions": "evictions",
-    }),
-    TableLayout("reuse by turn", ("turn",), {
+    }, ("hit_rate", "hit_rate_exact", "flops_saved", "reuse_top_changed")),
+    TableLayout("reuse by turn", {"turn": "turn"}, {
         "turn_hit_rate": "hit rate", "turn_hit_rate_exact": "any earlier turn",
         "turn_warm_ttft": "first token, warm", "turn_cold_ttft": "cold",
-    }),
-    TableLayout("reuse by budget", ("budget_bytes",), {
+    }, ("turn_hit_rate", "turn_hit_rate_exact")),
+    TableLayout("reuse by budget", {"budget_bytes": "bytes"}, {
         "budget_conversations": "fit", "budget_hit_rate": "hit rate",
         "budget_evictions": "evictions",
-    }),
+    }, ("budget_hit_rate",)),
 )  # fmt: skip
 
 UNLIMITED = 2**62
@@ -66,15 +72,15 @@ def measure(session: Session) -> Iterator[Measurement]:
         MeasurementError: the cache found or held something else than its bookkeeping.
         UsageError: the trace cannot be read.
     """
-    config = session.settings.conversations
-    if config is None:
+    config = session.settings.options.get("conversations")
+    if not isinstance(config, ConversationsConfig):
         notice = "conversations is left out: it needs a load"
         session.on_notice(f"{notice}, such as --load turns=5 prompt_tokens=64 reply_tokens=32")
         return
     for variant in session.variants:
         model = variant.model.config
         text = _read_text(session, variant)
-        if not text:  # hits and times do not depend on it
+        if not len(text):  # hits and times do not depend on it
             rng = np.random.default_rng(config.seed)
             text = rng.integers(0, model.vocab_size, 2**20).tolist()
         try:
@@ -87,11 +93,11 @@ def measure(session: Session) -> Iterator[Measurement]:
         yield from _measure_variant(session, variant, config, load)
 
 
-def _read_text(session: Session, variant: Variant) -> Sequence[int]:
+def _read_text(session: Session, variant: Variant) -> Sequence[int] | NDArray[Any]:
     """Return the tokens that the load is made of; none if there is no text."""
     settings = session.settings
-    if settings.conversation_tokens or settings.text is None or variant.tokenizer is None:
-        return settings.conversation_tokens
+    if len(settings.held_out) or settings.text is None or variant.tokenizer is None:
+        return settings.held_out
     return read_book(settings.text, variant.tokenizer)
 
 
@@ -152,8 +158,10 @@ def metrics(lines: Sequence[Measurement], _config: BenchmarkConfig) -> Metrics:
         if line.metric in _RECORDED:
             name, is_time = f"reuse_{line.metric.removeprefix('reuse_')}", line.unit == "s"
             found[f"{name}_ms" if is_time else name] = line.value * (1000 if is_time else 1)
-        elif line.metric == "turn_hit_rate" and (line.turn or 0) <= MAX_REUSE_TURNS:
-            found[f"reuse_hit_rate_turn{line.turn}"] = line.value
+        elif line.metric == "turn_hit_rate":
+            turn = ReuseFields.of(line).turn
+            if turn is not None and turn <= MAX_REUSE_TURNS:
+                found[f"reuse_hit_rate_turn{turn}"] = line.value
     return found
 
 
@@ -304,7 +312,7 @@ def _served_lines(
                 prompt_tokens=round(prompts[chosen].mean()),
                 **session.reliability(timings, means, variant),
             )  # fmt: skip
-    if not _read_text(session, variant):
+    if not len(_read_text(session, variant)):
         return  # losses of random tokens say nothing
     tokens = sum(len(turn.request.reply) for turn in turns)
     sums = [sum(values) / tokens for values in zip(*(turn.changes for turn in turns), strict=True)]

@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from kvlab.extensions.conversations.config import (
+    ConversationsConfig,
+    ConversationsFields,
+    read_trace,
+)
 from kvlab.spec import Experiment, load_experiment
-from kvlab.spec.conversations_config import ConversationsConfig, read_trace
 from kvlab.trial import Trial
 from tests.support.spec_files import EXPERIMENT, write_spec
 
@@ -50,7 +54,7 @@ def trace(tmp_path):
 
 def test_a_trace_is_named_beside_the_spec_and_counts_by_its_contents(tmp_path, trace):
     loaded = load_experiment(write_spec(tmp_path, written("trace: trace.jsonl, block_tokens: 8")))
-    config = loaded.benchmark.conversations
+    config = ConversationsFields.of(loaded.benchmark).conversations
     assert config.trace == str(trace)
     moved = trace.rename(tmp_path / "moved.jsonl")
     recorded = ConversationsConfig.model_validate(config.model_dump(mode="json"))

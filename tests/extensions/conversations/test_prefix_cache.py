@@ -3,17 +3,17 @@
 import sys
 import weakref
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import kvlab.cache
-from kvlab.cache import KVCache, PrefixCache
+from kvlab.cache import KVCache
 from kvlab.errors import CacheError
+from kvlab.extensions.conversations import prefix_cache as module
+from kvlab.extensions.conversations.prefix_cache import PrefixCache
+from kvlab.extensions.conversations.turns import Conversation, Turn, run_tokens
 from kvlab.layout import KVLayout
-from kvlab.model.turns import Conversation, Turn, run_tokens
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.studies.prefix_conversations import TRAITS, Session
 from tests.support.random_model import random_model
@@ -175,7 +175,7 @@ def prepare_change(config):
 class InterruptAtLine:
     """Raise KeyboardInterrupt at the nth line of the prefix cache that is run."""
 
-    FILE = str(Path(kvlab.cache.__file__).parent / "prefix_cache.py")
+    FILE = module.__file__
 
     def __init__(self, line):
         self.left = line

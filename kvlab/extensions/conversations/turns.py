@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache import KVCache, PrefixCache
-from kvlab.cache.prefix_cache import PrefixTree
+from kvlab.cache import KVCache
+from kvlab.extensions.conversations.prefix_cache import PrefixCache, PrefixTree
 from kvlab.model.generate import Decoder, Sampling, check_vocabulary, make_decoder, prefill, sample
 from kvlab.model.gpt import GPT, check_positions
 from kvlab.spec import ServingConfig

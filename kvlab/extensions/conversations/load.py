@@ -8,12 +8,13 @@ reuse of a load follows from the tokens alone.
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvlab.errors import DataError
-from kvlab.spec.conversations_config import ConversationsConfig, Draw, Trace, read_trace
+from kvlab.extensions.conversations.config import ConversationsConfig, Draw, Trace, read_trace
 
 Tokens = npt.NDArray[np.int64]
 
@@ -74,7 +75,9 @@ class Load:
         return list(ends.values())
 
 
-def make_load(config: ConversationsConfig, text: Sequence[int], block_size: int) -> Load:
+def make_load(
+    config: ConversationsConfig, text: Sequence[int] | npt.NDArray[Any], block_size: int
+) -> Load:
     """Return the load that ``config`` describes, over the tokens of ``text``.
 
     Raises:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from kvlab.spec.measure_options import MeasureEntry, MeasureOptions, TextNeed
 from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, Problems, SpecModel, TupleOf
 from kvlab.spec.validation_errors import list_field_errors
 
@@ -109,13 +110,15 @@ _REPLACED_BY_TRACE = (
 )  # fmt: skip
 
 
-class ConversationsConfig(SpecModel):
+class ConversationsConfig(MeasureOptions):
     """`benchmark.conversations`: what a prefix cache between turns reuses, and what that changes.
 
     Every turn's prompt is the whole conversation so far and a new part. A prefix cache of
     ``budget`` bytes keeps the K/V of past prompts and replies, and drops what was used least
     recently. The text is held-out text of the trial's data.
     """
+
+    path_keys = frozenset({"trace"})
 
     count: PositiveInt = 32
     """Conversations; with a trace, its first requests. Unit: conversations. Example: 64"""
@@ -180,7 +183,6 @@ class ConversationsConfig(SpecModel):
             yield "budgets", f"does not increase; use {sorted(set(self.budgets))}"
 
     def find_length_problems(self, block_size: int) -> Problems:
-        """Yield why no conversation of the load fits a model of ``block_size``."""
         if self.trace is not None:
             return
         turn = max(1, self.prompt_tokens.least) + max(1, self.reply_tokens.least)
@@ -193,16 +195,22 @@ class ConversationsConfig(SpecModel):
             text = f"and reply_tokens may exceed block_size = {block_size} in the first turn"
             yield "prompt_tokens", f"{text}; lower a max"
 
-    def count_text_tokens(self, block_size: int) -> int:
-        """Return how many tokens of text are enough for the load: each stretch begins at a place
-        of its own.
-        """
+    def find_file_problems(self) -> Problems:
+        if self.trace is not None:
+            try:
+                read_trace(self.trace, self.count)
+            except LookupError as error:
+                yield "trace", str(error)
+
+    def find_text_need(self, block_size: int) -> TextNeed:
+        """Return how many tokens are enough: each stretch begins at a place of its own."""
         if self.trace is None:
-            return block_size + self.count
+            return TextNeed("count", self.count, block_size + self.count)
         trace = read_trace(self.trace, self.count)
         blocks = {name for request in trace.requests for name in request.blocks}
         longest = max(block_size, self.block_tokens or trace.block_tokens)
-        return longest + len(blocks) + len(trace.requests)
+        tokens = longest + len(blocks) + len(trace.requests)
+        return TextNeed("trace", self.trace, tokens)
 
     def identity(self) -> dict[str, Any]:
         """Return what is measured: a trace enters by its contents."""
@@ -212,6 +220,35 @@ class ConversationsConfig(SpecModel):
             for name in _REPLACED_BY_TRACE:
                 del facts[name]
         return facts
+
+
+class ConversationsFields(SpecModel):
+    """What `benchmark` gets."""
+
+    omitted_defaults = frozenset({"conversations"})
+
+    conversations: ConversationsConfig | None = None
+    """A load of conversations, and what a prefix cache reuses between their turns.
+    Default: none. Example: {turns: 4}"""
+
+
+class ReuseFields(SpecModel):
+    """What a line of a benchmark gets."""
+
+    turn: int | None = None
+    """Of a conversation, from 1."""
+    budget_bytes: int | None = None
+    """Of the prefix cache; null if it is unlimited."""
+
+
+_FOLDER = "kvlab.extensions.conversations"
+
+MEASURE = MeasureEntry(
+    f"{_FOLDER}.measure", "what a prefix cache reuses between turns, by budget", "key",
+    added_by="load", reads=("text",), options=ConversationsConfig,
+    figures=f"{_FOLDER}.section:draw_reuse",
+    example="bench gpt2 --only conversations --load turns=5 prompt_tokens=96 reply_tokens=32",
+)  # fmt: skip
 
 
 # Traces

@@ -1,0 +1,1 @@
+"""Turns of conversations, a prefix cache between them, and the measure of what it reuses."""
