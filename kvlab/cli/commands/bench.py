@@ -184,37 +184,34 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         stop_rule=stop_rule(options),
         text=options.text,
         memory=options.limit,
-        options=dict(_read_measure_options(options, block_size)),
+        options=_read_measure_options(options, block_size),
     )
 
 
 def _read_measure_options(
     options: argparse.Namespace, block_size: int
-) -> Iterator[tuple[str, MeasureOptions]]:
-    """Yield keys of measures: those that are given, else those of the first target.
+) -> dict[str, MeasureOptions]:
+    """Return keys of measures by name: those that are given, else those of the first target.
 
     Raises:
         UsageError: they are wrong, or do not fit the smallest ``block_size``.
     """
     target = options.target[0]
     is_spec = target.endswith((".yaml", ".yml"))
-    own = dict(load_experiment(target).benchmark.list_options()) if is_spec else {}
+    found = dict(load_experiment(target).benchmark.list_options()) if is_spec else {}
     for name, entry in MEASURES.items():
-        if entry.options is None:
-            continue
-        given = getattr(options, entry.added_by or "")
-        if given is None:
-            yield from ((key, value) for key, value in own.items() if key == name)
+        given = getattr(options, entry.added_by or "", None)
+        if entry.options is None or given is None:
             continue
         values = dict(map(parse_override, given))
         try:
-            found = entry.options.model_validate(values)
+            found[name] = entry.options.model_validate(values)
         except ValidationError as error:
             first = list_field_errors(error, entry.options, values)[0]
             raise UsageError(f"--{entry.added_by}: {first.message}") from None
-        for field, text in found.find_length_problems(block_size):
+        for field, text in found[name].find_length_problems(block_size):
             raise UsageError(f"--{entry.added_by}: {field} {text}")
-        yield name, found
+    return found
 
 
 def stop_rule(options: argparse.Namespace) -> StopRule:
