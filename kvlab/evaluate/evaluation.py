@@ -1,4 +1,4 @@
-"""Evaluate one model: loss, probes and HellaSwag, one-shot and through the serving cache."""
+"""Evaluate one model, one-shot and through the serving cache."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +21,8 @@ from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
-from kvlab.spec.data_config import SOURCES
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.own_extensions import load_parts
 
 REPORT_SECONDS = 0.5
 
@@ -55,13 +55,14 @@ class Evaluation:
         measurements: by the names of `kvlab.store.metrics`.
         items: HellaSwag records, see `score_hellaswag`.
         needle: lines of the needle probe, see `needle_lines`.
-        texts: losses by document, see `kvlab.store.Store.texts`.
+        details: objects by name: ``texts``, losses by document, see `kvlab.store.Store.texts`, and
+            those of extensions.
     """
 
     measurements: Measurements
     items: list[dict[str, Any]] = field(default_factory=list)
     needle: list[dict[str, Any]] = field(default_factory=list)
-    texts: TextSums = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -100,7 +101,7 @@ def evaluate(
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, validation, experiment, start_part)
         probed, needle = measure_probes(model, validation, experiment, start_part)
-        measurements |= probed | measure_source(model, validation, experiment, start_part)
+        measurements |= probed
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
@@ -110,7 +111,11 @@ def evaluate(
             tokenizer = load_tokenizer(experiment.data.tokenizer)
             items = score_hellaswag(model, questions, tokenizer, serving, part)
             measurements |= hellaswag_measurements(items)
-    return Evaluation(measurements, items, needle, texts)
+        evaluation = Evaluation(measurements, items, needle, {"texts": texts})
+        for found in measure_extensions(model, validation, experiment, start_part):
+            evaluation.measurements.update(found.measurements)
+            evaluation.details.update(found.details)
+    return evaluation
 
 
 def _measure_losses(
@@ -250,21 +255,19 @@ def measure_probes(
     return measurements, lines
 
 
-def measure_source(
+def measure_extensions(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
-) -> Measurements:
-    """Measure what the source of the text measures beside the loss, if it does.
+) -> Iterator[Evaluation]:
+    """Yield what extensions measure.
 
-    The function of `SourceEntry.measure` has these arguments and this return value.
+    The functions of `Parts.evaluations` have these arguments and return an `Evaluation`, which is
+    empty if the experiment asks for nothing of theirs.
 
     Args:
         validation: token ids, (tokens,).
     """
-    function = SOURCES[experiment.data.source].measure
-    if function is None:
-        return {}
-    measured: Measurements = resolve_name(function)(model, validation, experiment, start_part)
-    return measured
+    for place in (place for parts in load_parts().values() for place in parts.evaluations):
+        yield resolve_name(place)(model, validation, experiment, start_part)
 
 
 class EvaluationPart(Part):

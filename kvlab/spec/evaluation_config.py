@@ -1,20 +1,11 @@
-"""`evaluation` of an experiment: which qualities are measured, and on how much.
+"""`evaluation` of an experiment: which qualities are measured, and on how much."""
 
-The YAML files of lm-eval's tasks are found without importing lm-eval, which takes seconds, and its
-own index of 15,000 tasks takes longer still.
-"""
+from typing import Annotated, Literal
 
-import hashlib
-import re
-from difflib import get_close_matches
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from kvlab.spec import spec_model as spec
+from kvlab.spec.own_extensions import extend
 
 NEEDLE_KEY_TOKENS = 4
 NEEDLE_ANSWER_TOKENS = 4
@@ -46,53 +37,11 @@ class NeedleConfig(spec.SpecModel):
             yield "lengths", f"{text}; use {SHORTEST_NEEDLE_ROW} or more"
 
 
-_TASK_LINE = re.compile(r"""^task:[ \t]*["']?([\w.-]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
-"""Defines one task. In the file of a group, ``task`` holds a list."""
-
-_TASK_NAME = spec.TextRule(
-    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}",
-    "is not the name of a task; use letters, digits, '_', '.' and '-'",
-)
-
-
-class LmEvalTask(spec.SpecModel):
-    """One task of lm-eval."""
-
-    task: Annotated[str, _TASK_NAME]
-    """Its name in lm-eval. Example: arc_easy"""
-    limit: spec.PositiveInt | None = None
-    """Score the first N items. Unit: items. Default: all. Example: 500"""
-    definition: str | None = None
-    """YAML file that defines the task, where it is not one of lm-eval's own.
-    Default: lm-eval's own. Example: letters.yaml"""
-
-    @property
-    def metric_prefix(self) -> str:
-        """What the names of its metrics start with."""
-        return f"lm_eval_{re.sub('[^a-z0-9]+', '_', self.task.lower())}_"
-
-    def identity(self) -> dict[str, Any]:
-        """Return what is scored: a file of one's own enters by its contents."""
-        facts = super().identity()
-        if self.definition is not None:
-            facts["definition"] = hashlib.sha256(Path(self.definition).read_bytes()).hexdigest()
-        return facts
-
-
-def _name_to_task(value: Any) -> Any:
-    return {"task": value} if isinstance(value, str) else value
-
-
-LmEvalTaskField = Annotated[
-    LmEvalTask, BeforeValidator(_name_to_task, json_schema_input_type=str | LmEvalTask)
-]
-"""A task, or its name alone."""
-
-
+@extend("evaluation")
 class EvaluationConfig(spec.SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    omitted_defaults = frozenset({"needle", "loss_bytes", "lm_eval", "precision"})
+    omitted_defaults = frozenset({"needle", "loss_bytes", "precision"})
 
     loss_tokens: spec.PositiveInt = 65_536
     """Validation tokens of the final loss. Unit: tokens. Example: 262144"""
@@ -117,16 +66,8 @@ class EvaluationConfig(spec.SpecModel):
     """Of the weights that are evaluated and benchmarked on a GPU: that of the training, or float32.
     On CPU they are always float32.
     Example: float32"""
-    lm_eval: spec.TupleOf[LmEvalTaskField] = ()
-    """Tasks of lm-eval: names, or {task, limit, definition}.
-    Example: [arc_easy, {task: piqa, limit: 500}]"""
 
     def _find_problems(self) -> spec.Problems:
-        prefixes = [task.metric_prefix for task in self.lm_eval]
-        for number, task in enumerate(self.lm_eval):
-            if task.metric_prefix in prefixes[:number]:
-                text = "is in the list before, by this name or one of the same letters"
-                yield f"lm_eval.{number}", f"{text}; name each task once"
         if self.loss_bytes is None:
             return
         if self.loss_tokens != type(self).model_fields["loss_tokens"].default:
@@ -144,39 +85,3 @@ class EvaluationConfig(spec.SpecModel):
         if isinstance(self.hellaswag, int):
             return self.hellaswag
         return None if self.hellaswag == "all" else 0
-
-
-def find_task_file(task: LmEvalTask) -> Path:
-    """Return the YAML file that defines a task.
-
-    Raises:
-        LookupError: there is none; the message says why, and what to write instead.
-    """
-    if find_spec("lm_eval") is None:
-        raise LookupError("needs lm-eval, which is not installed; run pip install 'kvlab[lm-eval]'")
-    if task.definition is not None:
-        path = Path(task.definition)
-        if not path.is_file():
-            raise LookupError(f"is to be defined by {path}, which is not a file")
-        if task.task not in _TASK_LINE.findall(path.read_text(encoding="utf-8")):
-            raise LookupError(f"is not defined by {path}; it needs the line task: {task.task}")
-        return path
-    files = _index_tasks()
-    if task.task not in files:
-        matches = get_close_matches(task.task, files, 3)
-        hint = f"did you mean {' or '.join(matches)}?" if matches else "see lm-eval ls tasks"
-        raise LookupError(f"is not a task of lm-eval (of a group, name its tasks); {hint}")
-    return files[task.task]
-
-
-@lru_cache(maxsize=1)
-def _index_tasks() -> dict[str, Path]:
-    """Return the files of lm-eval's own tasks by name."""
-    package = find_spec("lm_eval")
-    assert package is not None, "checked by the caller"
-    assert package.origin is not None, "it is a package of files"
-    return {
-        name: path
-        for path in sorted((Path(package.origin).parent / "tasks").rglob("*.y*ml"))
-        for name in _TASK_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
-    }

@@ -18,6 +18,9 @@ from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import Name, Problems, SpecModel
 from kvlab.spec.training_config import TrainingConfig
 
+_OF_SYMBOLS = ("loss_tokens", "served", "served_tokens", "precision")
+"""Keys of `evaluation` that hold for symbols, too; what the others ask for is measured on text."""
+
 
 class ServedModel(SpecModel):
     """A model and how it is served: all that memory depends on."""
@@ -115,13 +118,8 @@ class Experiment(SpecModel):
         if block_size % length:
             text = f"is not a multiple of the {length} tokens of a document {source}"
             yield "model.block_size", f"{text}; use {-(-block_size // length) * length}"
-        asked = {
-            "hellaswag": evaluation.hellaswag_items != 0, "lm_eval": evaluation.lm_eval,
-            "needle": evaluation.needle, "recall": evaluation.recall,
-            "positions": evaluation.positions, "loss_bytes": evaluation.loss_bytes,
-        }  # fmt: skip
-        for key, value in asked.items():
-            if value:
+        for key in type(evaluation).model_fields:
+            if key not in _OF_SYMBOLS and getattr(evaluation, key) not in ("none", 0, None, ()):
                 text = f"is measured on text, and the documents {source} are symbols"
                 yield f"evaluation.{key}", f"{text}; leave it out"
 

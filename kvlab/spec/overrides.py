@@ -7,16 +7,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import SpecError
 from kvlab.humanize import suggest_name
 from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.own_extensions import name_members
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.yaml_reader import Key, YamlDocument, parse_yaml
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
+
+_PATHS = name_members("paths")
 
 
 def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,8 +50,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
     """Return the value of a dotted key, with paths in it resolved against ``folder``.
 
-    ``data.paths`` are paths, and so are ``definition`` in ``evaluation.lm_eval`` and the
-    `MeasureOptions.path_keys` of measures.
+    ``data.paths`` are paths, and so are the `MeasureOptions.path_keys` of measures. Extensions have
+    others, by functions of a value and of what joins a path.
     ``training.init_from`` is one if it starts like one (``.``, ``/`` or ``~``) or is a folder
     beside the file; else it is a repository and stays as it is.
     """
@@ -61,16 +65,11 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
         if isinstance(value, dict):
             return {k: resolve_path_value(f"{key}.{k}", one, folder) for k, one in value.items()}
         return join(value) if own[0] in options.path_keys and isinstance(value, str) else value
+    if key in _PATHS:
+        return resolve_name(_PATHS[key])(value, join)
     match key, value:
         case ("data.paths", list()):
             return [join(item) if isinstance(item, str) else item for item in value]
-        case ("evaluation.lm_eval", list()):
-            return [
-                {**item, "definition": join(item["definition"])}
-                if isinstance(item, dict) and isinstance(item.get("definition"), str)
-                else item
-                for item in value
-            ]
         case ("training.init_from", str()) if value:
             path = join(value)
             is_path = value.startswith((".", "/", "~")) or os.path.isdir(path)

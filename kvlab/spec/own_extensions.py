@@ -27,6 +27,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
+    "lm_eval": ("evaluation.lm_eval",),
     "muon": ("training.optimizer: muon",),
     "recall": ("data.recall", "data.source: recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
@@ -61,10 +62,13 @@ class Parts:
             have defaults, and `SpecModel.omitted_defaults` names them.
         problems: a function of an experiment that yields what the fields say against others, by
             dotted keys.
+        file_problems: a function of an experiment that yields the files that it names and cannot
+            read, when a sweep is loaded: a dotted key, and what follows it in the message.
         members: table of the core -> name -> its entry there, or plain text where the table has it.
         sections: those of the report.
         evaluations: functions that measure a trained model, see
             `kvlab.evaluate.evaluation.measure_extensions`.
+        details: names of the objects that these keep in ``<name>.json.gz`` beside a result.
         training_code, measurement_code: modules whose code decides what a training and a
             measurement compute, see `kvlab.trial.code_identity`.
         other_code: modules that a measurement imports, and that decide nothing -> why.
@@ -72,9 +76,11 @@ class Parts:
 
     fields: Mapping[str, str] = field(default_factory=dict)
     problems: str = ""
+    file_problems: str = ""
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     sections: tuple[SectionPart, ...] = ()
     evaluations: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     training_code: tuple[str, ...] = ()
     measurement_code: tuple[str, ...] = ()
     other_code: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +143,13 @@ def find_problems(experiment: Any) -> Iterator[tuple[str, str]]:
     for one in load_parts().values():
         if one.problems:
             yield from resolve_name(one.problems)(experiment)
+
+
+def find_file_problems(experiment: Any) -> Iterator[tuple[str, str]]:
+    """Yield which files of extensions cannot be read, and why."""
+    for one in load_parts().values():
+        if one.file_problems:
+            yield from resolve_name(one.file_problems)(experiment)
 
 
 def explain_missing(key: str, value: object = None) -> str | None:

@@ -17,8 +17,6 @@ class SourceEntry:
         reads_paths: whether it reads `data.paths`, whose licence the user states.
         needs_subset: whether it reads `data.subset`.
         options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens.
-        measure: what is measured of a model beside the loss, as ``module:function``; see
-            `kvlab.evaluate.evaluation.measure_source`.
     """
 
     factory: str
@@ -26,7 +24,6 @@ class SourceEntry:
     reads_paths: bool = False
     needs_subset: bool = False
     options: str | None = None
-    measure: str | None = None
 
 
 class SourceOptions(SpecModel):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.evaluation_config import find_task_file
+from kvlab.spec.own_extensions import find_file_problems
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.tuning_config import TUNED_KEY, find_token_problem, is_tuned
@@ -170,11 +170,7 @@ def find_cell_problems(sweep: "Sweep") -> Iterator[Problem]:
 
 def _find_file_problems(cell: "Cell") -> Problems:
     """Yield why a file that a key names cannot be read."""
-    for number, task in enumerate(cell.experiment.evaluation.lm_eval):
-        try:
-            find_task_file(task)
-        except LookupError as error:
-            yield f"evaluation.lm_eval.{number}", f" = {task.task} {error}"
+    yield from find_file_problems(cell.experiment)
     for name, options in cell.experiment.benchmark.list_options():
         for field, text in options.find_file_problems():
             yield f"benchmark.{name}.{field}", f": {text}"

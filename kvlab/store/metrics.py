@@ -88,39 +88,6 @@ def derive_paired_bits(measurements: Mapping[str, float]) -> float | None:
     return bits * loss / served  # the same tokens, so the same bytes
 
 
-_SHARES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1")
-_PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
-_LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
-    **dict.fromkeys(_SHARES, ("", "higher")),
-    **dict.fromkeys(_PERPLEXITIES, ("perplexity", "lower")),
-    "mcc": ("coefficient", "higher"),
-    "likelihood_diff": ("nats", "neither"),
-    "pct_stereotype": ("", "neither"),
-    "bits_per_byte": ("bits/byte", "lower"),
-    "bleu": ("BLEU", "higher"),
-    "chrf": ("chrF", "higher"),
-    "ter": ("TER", "lower"),
-    "items": ("items", "neither"),
-}
-"""Units and directions of lm-eval's metrics. Another metric has a score without a direction."""
-
-LM_EVAL_PREFIX = "lm_eval_"
-_LM_EVAL_NAME = re.compile(
-    rf"{LM_EVAL_PREFIX}(?P<task>[a-z0-9_]+?)"
-    rf"(?:_(?P<metric>{'|'.join(sorted(_LM_EVAL_UNITS, key=len, reverse=True))}))?"
-    r"(?P<served>_served)?"
-)
-
-
-def describe_lm_eval(match: re.Match[str]) -> Metric:
-    """Return the metric ``lm_eval_<task>_<metric>``, with ``_served`` through the cache."""
-    found = _LM_EVAL_NAME.fullmatch(match[0])
-    assert found is not None, "a rule of metrics.toml"
-    unit, better = _LM_EVAL_UNITS.get(found["metric"] or "", ("score", "neither"))
-    title = " ".join(filter(None, ["lm-eval", found["task"], found["metric"]]))
-    return Metric(f"{title}, served" if found["served"] else title, unit, better)
-
-
 def _split_numbers(name: str) -> list[str | int]:
     """Return a name such that 16 sorts after 8."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
@@ -130,7 +97,7 @@ class MetricTable(dict[str, Metric]):
     """Metrics by name; iteration yields those with an entry.
 
     Names that match one of the ``rules`` are metrics without an entry: which of them there are is
-    known from a sweep alone, as of ``lm_eval_<task>_<metric>``.
+    known from a sweep alone, as of ``recall_<n>_pairs``.
     """
 
     def __missing__(self, name: str) -> Metric:

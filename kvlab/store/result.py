@@ -75,8 +75,7 @@ class TrialMeasurements:
         training_record: steps, tokens, seconds and so on of the training; ``start`` says
             where its initial weights came from, and what became of each.
         items: HellaSwag results, one per item.
-        texts: losses by document, see `kvlab.store.Store.texts`.
-        tasks: outcomes on lm-eval tasks, see `kvlab.store.Store.tasks`.
+        details: objects by name, see `kvlab.store.Store.write_details`.
         benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
         needle: lines of the needle probe, one per length and depth.
 
@@ -90,8 +89,7 @@ class TrialMeasurements:
     machine: Machine
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
-    texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    tasks: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
     benchmark: list[dict[str, Any]] = field(default_factory=list)
     needle: list[dict[str, Any]] = field(default_factory=list)
 

@@ -17,6 +17,7 @@ from kvlab.fs import sealed_files
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, parse_json, read_json, read_regular, write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import FileSeal, write_sealed_json
+from kvlab.spec.own_extensions import load_parts
 from kvlab.store.record_forms import EndStatus, ProgressForm, read_record
 from kvlab.store.store_paths import ID_PATTERN, StorePaths, list_names
 from kvlab.store.timings import TimingSession, replace_times
@@ -26,9 +27,11 @@ SCHEMA = 1
 Status = EndStatus | Literal["damaged"]
 """``damaged``: the result is not what was written, and the trial is run again."""
 
-DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz", "tasks.json.gz")
-"""Files beside a result, written before it: HellaSwag by item, losses by document, and lm-eval
-tasks by item."""
+_DETAILS = ("texts", *(name for parts in load_parts().values() for name in parts.details))
+
+DETAIL_FILES = ("items.jsonl.gz", *(f"{name}.json.gz" for name in _DETAILS))
+"""Files beside a result, written before it: HellaSwag by item, losses by document, and what
+evaluations of extensions keep."""
 
 _CLOCK_TICK_NS = 2_000_000_000
 """A file that is younger may change without another time: that of a file has ticks."""
@@ -207,24 +210,22 @@ class TrialRecords(StorePaths):
         trial_id: str,
         *,
         items: Iterable[Mapping[str, Any]] = (),
-        texts: Mapping[str, Any] | None = None,
-        tasks: Mapping[str, Any] | None = None,
         fence: Fence | None = None,
+        **details: Mapping[str, Any],
     ) -> dict[str, FileSeal]:
         """Write what lies beside a result. Equal details give equal bytes.
 
         Args:
             items: HellaSwag by item.
-            texts: losses by document, see `texts`.
-            tasks: outcomes on lm-eval tasks, see `tasks`.
+            details: objects by name: ``texts``, losses by document, and those of extensions.
 
         Returns:
             The seals of the files, which the result lists under ``files``.
         """
         lines = "".join(json.dumps(item, allow_nan=False) + "\n" for item in items)
         contents = {
-            name: json.dumps(value, allow_nan=False) if value else ""
-            for name, value in (("texts.json.gz", texts), ("tasks.json.gz", tasks))
+            f"{name}.json.gz": json.dumps(value, allow_nan=False) if value else ""
+            for name, value in details.items()
         }
         seals = {}
         for name, text in {"items.jsonl.gz": lines, **contents}.items():
@@ -256,22 +257,15 @@ class TrialRecords(StorePaths):
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        return self._read_mapping(trial_id, "texts.json.gz")
+        return self.details(trial_id, "texts")
 
-    def tasks(self, trial_id: str) -> dict[str, Any]:
-        """Return a trial's outcomes on lm-eval tasks; empty if it has none.
-
-        Returns:
-            By task: ``harness``, the version of lm-eval; ``version``, that of the task; ``items``,
-            a digest of the items; ``outcomes``, by metric one number for each item.
+    def details(self, trial_id: str, name: str) -> dict[str, Any]:
+        """Return one of the objects beside a result; empty if the trial has none.
 
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        return self._read_mapping(trial_id, "tasks.json.gz")
-
-    def _read_mapping(self, trial_id: str, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file that the result lists; empty if it does not."""
+        name = f"{name}.json.gz"
         path = self.trial_directory(trial_id) / name
         try:
             value = parse_json(self._read_detail(trial_id, name) or b"{}")

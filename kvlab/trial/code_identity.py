@@ -85,7 +85,7 @@ MEASUREMENT = CodeScope(
         "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
         "kvlab.spec.layer_config", "kvlab.spec.measure_options", "kvlab.spec.mixers",
         "kvlab.spec.model_config", "kvlab.spec.serving_config",
-        "kvlab.trial.lm_eval_adapter", "kvlab.trial.model_targets", "kvlab.trial.torch_trainable",
+        "kvlab.trial.torch_trainable",
         *(module for parts in _EXTENSIONS for module in parts.measurement_code),
     ),
     exceptions=_EVERYWHERE | {

@@ -124,8 +124,6 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
         scored["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
     else:
         del scored["served_tokens"]
-    if evaluation.lm_eval:
-        scored["lm_eval"] = [task.identity() for task in evaluation.lm_eval]
     return {
         "version": MEASUREMENT_VERSION,
         "training": training,

@@ -419,11 +419,7 @@ class _TrialAttempt:
     def record_result(self, origin: Origin, measured: TrialMeasurements) -> None:
         trial, store = self.trial, self.store
         files = store.write_details(
-            trial.id,
-            items=measured.items,
-            texts=measured.texts,
-            tasks=measured.tasks,
-            fence=self.fence,
+            trial.id, items=measured.items, fence=self.fence, **measured.details
         )
         provenance = build_provenance(
             origin,

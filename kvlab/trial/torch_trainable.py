@@ -33,8 +33,6 @@ from kvlab.train.training_record import load_training_record
 from kvlab.trial import initial_weights_loader as initial
 from kvlab.trial.ddp import train_ddp
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.lm_eval_adapter import run_tasks
-from kvlab.trial.model_targets import OpenedModel
 from kvlab.trial.trial import Trial
 
 BENCHMARK_TEXT_TOKENS = 100_000
@@ -101,14 +99,8 @@ class TorchTrainable:
             evaluation = evaluate(
                 model, dataset, experiment, device=self._device, on_progress=report, kept=done
             )
-        tasks = run_tasks(
-            OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer),
-            experiment.evaluation.lm_eval,
-            served=experiment.evaluation.served,
-            on_progress=report,
-        )
         speed, machine = self._benchmark(model)
-        measurements = {**evaluation.measurements, **tasks.measurements, **speed.measurements}
+        measurements = {**evaluation.measurements, **speed.measurements}
         record = {**asdict(training), "start": initial.read_initialization_record(directory)}
         if record["steps"]:  # tables of the text that was trained on, scored as the one-shot loss
             scored, _ = select_scored_text(dataset.validation, experiment)
@@ -138,8 +130,7 @@ class TorchTrainable:
             machine=machine,
             data=DataProvenance(*facts, overlap),
             items=evaluation.items,
-            texts=evaluation.texts,
-            tasks=tasks.outcomes,
+            details=evaluation.details,
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )

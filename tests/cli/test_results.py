@@ -259,4 +259,3 @@ def test_every_metric_has_a_tolerance_or_none():
     exact = {name for name in METRICS if find_tolerance(name, 1.0) == 0.0}
     assert {"kv_bytes_formula", "loss_tokens", "needle_rows"} <= exact
     assert find_tolerance("training_mfu", 1.0) is None, "a share, of the machine"
-    assert find_tolerance("lm_eval_prose_word_perplexity", 20.0) == pytest.approx(0.2)

@@ -103,11 +103,11 @@ def test_losses_are_recorded_by_document():
             document = int((text[: place + 1] == 256).sum()) - 1
             tokens, nats = sums.get(document, (0, 0.0))
             sums[document] = tokens + 1, nats + loss
-    columns = evaluation.texts["loss"]
+    columns = evaluation.details["texts"]["loss"]
     assert columns["documents"] == sorted(sums)
     assert columns["tokens"] == [sums[document][0] for document in sorted(sums)]
     assert columns["nats"] == pytest.approx([sums[document][1] for document in sorted(sums)])
-    served, measured = evaluation.texts["served"], evaluation.measurements
+    served, measured = evaluation.details["texts"]["served"], evaluation.measurements
     assert sum(columns["nats"]) / 160 == pytest.approx(measured["loss"])
     assert sum(served["tokens"]) == 64
     assert sum(served["nats"]) / 64 == pytest.approx(measured["loss_served"])
@@ -121,7 +121,7 @@ def test_bytes_to_score_give_the_loss_of_whole_documents():
     text = TEXT % 256
     text[::37] = 256
     evaluation = evaluate(model, SimpleNamespace(validation=text), of)
-    documents = evaluation.texts["loss"]["documents"]
+    documents = evaluation.details["texts"]["loss"]["documents"]
     stream = np.concatenate([text[37 * d : 37 * d + 37] for d in documents]).astype(np.int64)
     losses = []
     for place in range(1, len(stream)):
@@ -134,7 +134,7 @@ def test_bytes_to_score_give_the_loss_of_whole_documents():
     assert measured["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     bits = sum(losses) / math.log(2) / (36 * 5)
     assert measured["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
-    assert sum(evaluation.texts["served"]["tokens"]) == len(losses)
+    assert sum(evaluation.details["texts"]["served"]["tokens"]) == len(losses)
     coarse = experiment(loss_tokens=65_536, loss_bytes=150,
                         serving={"tie": "adjacent:2", "kv_dtype": "int8"})  # fmt: skip
     of_int8 = evaluate(model, SimpleNamespace(validation=text), coarse).measurements

@@ -13,16 +13,16 @@ from kvlab.data.hellaswag_dataset import HellaSwagItem, load_hellaswag
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.evaluate.hellaswag import score_hellaswag
+from kvlab.extensions.lm_eval.harness import harness_model
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
+from tests.extensions.lm_eval import reference as lm_eval_reference
+from tests.extensions.lm_eval.reference import Predictions
 from tests.performance.decode_speed import transformers_model
 from tests.performance.timing import LimitMissed, least_in_turn
-from tests.support import lm_eval_reference
 from tests.support.hellaswag_items import ITEMS
-from tests.support.lm_eval_reference import Predictions
 
 COUNT, ROUNDS = 96, 2
 BATCHES = (4, 16)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.record_factory import (
-    LmEvalRecord,
     MatchedRecord,
     QuantizedTrainingRecord,
     Record,

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from jinja2 import meta
 
-from kvlab.analysis.study import Study
-from kvlab.fs.sealed_files import write_sealed_json
+import kvlab
 from kvlab.report import texts
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
+from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.extensions.recall.test_report import RECORD as RECALL
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
-    LmEvalRecord,
     MatchedRecord,
     QuantizedTrainingRecord,
     Record,
@@ -74,19 +73,6 @@ class TestSections(ReportSectionContract):
                     assert not (head in worded and RANGE.search(text)), (table.name, head)
 
 
-def test_answers_to_other_items_are_not_paired(tmp_path):
-    store = LmEvalRecord(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path)
-    row = next(r for r in Study.load(store, "made").done_rows if r.levels == ("mqa",))
-    tasks = store.tasks(row.trial)
-    tasks["letters"]["items"] = "another set"
-    path = store.trial_directory(row.trial) / "result.json"
-    result = store.result(row.trial)
-    files = store.write_details(row.trial, tasks=tasks)
-    write_sealed_json(path, {**result, "files": files})
-    section = SECTIONS["lm-eval"].make(Study.load(store, "made"))
-    assert "1 trial answered other items than the baseline" in str(section.contents[0])
-
-
 def test_one_place_makes_no_curve():
     alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
     assert list(benchmark_figures(alone)) == []
@@ -100,7 +86,7 @@ def test_every_text_is_used_with_its_fields():
         for name, text in texts.read_texts().items()
     }
     used = set()
-    for path in Path(texts.__file__).parent.rglob("*.py"):
+    for path in Path(kvlab.__file__).parent.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         keys = (key for node in nodes if isinstance(node, ast.Dict) for key in node.keys)
         in_dicts = {key.value for key in keys if isinstance(key, ast.Constant)}

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
+from kvlab.spec.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.store.trial_records import DETAIL_FILES
 
@@ -109,8 +110,7 @@ def test_a_trial_is_found_by_its_first_digits(store):
 DETAILS = {
     "items": [{"ind": number, "text": "é"} for number in range(3)],
     "texts": {"loss": {"documents": [0, 3], "tokens": [5, 11], "nats": [10.25, 0.1]}},
-    "tasks": {"letters": {"items": "d1", "outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}},
-}
+} | {name: {"a": [1.0, 0.0]} for one in load_parts().values() for name in one.details}
 
 
 def write_all(store, trial=ID, **changes):
@@ -119,12 +119,14 @@ def write_all(store, trial=ID, **changes):
 
 
 def test_details_come_back_and_equal_ones_are_equal_bytes(store):
-    assert (store.items_text(ID), store.texts(ID), store.tasks(ID)) == (b"", {}, {})
+    assert (store.items_text(ID), store.texts(ID)) == (b"", {})
     write_all(store)
     write_all(store, OTHER)
     for trial in (ID, OTHER):
         items = [*map(json.loads, store.items_text(trial).splitlines())]
-        found = {"items": items, "texts": store.texts(trial), "tasks": store.tasks(trial)}
+        found = {"items": items} | {
+            name: store.details(trial, name) for name in DETAILS if name != "items"
+        }
         assert found == DETAILS
     for name in DETAIL_FILES:
         one, other = (store.trial_directory(trial) / name for trial in (ID, OTHER))
@@ -134,13 +136,17 @@ def test_details_come_back_and_equal_ones_are_equal_bytes(store):
 @pytest.mark.parametrize("name", DETAIL_FILES)
 def test_details_other_than_those_of_the_result_are_damaged(store, name):
     write_all(store)
-    changed = [{"ind": 7}], {"loss": {"tokens": [1]}}, {"letters": {"items": "d2"}}
-    write_all(store, OTHER, **dict(zip(DETAILS, changed, strict=True)))
+    changed = {key: {"loss": {"tokens": [1]}} for key in DETAILS} | {"items": [{"ind": 7}]}
+    write_all(store, OTHER, **changed)
     path, others = (store.trial_directory(trial) / name for trial in (ID, OTHER))
     whole = path.read_bytes()
     flipped = bytes([*whole[:30], whole[30] ^ 1, *whole[31:]])
-    read = {"i": store.items_text, "te": store.texts, "ta": store.tasks}
-    read = next(method for start, method in read.items() if name.startswith(start))
+
+    def read(trial):
+        if name.startswith("items"):
+            return store.items_text(trial)
+        return store.details(trial, name.removesuffix(".json.gz"))
+
     for damage in (whole[:20], b"", flipped, gzip.compress(b"{"), others.read_bytes()):
         path.write_bytes(damage)
         assert store.status(ID) == "damaged"

@@ -52,10 +52,11 @@ from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.trial.run import run_task
+from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.report.full_record import FullRecord
 from tests.studies import read_options
 from tests.support.chaos_checks import is_reproducible
-from tests.support.record_factory import LmEvalRecord, SizedRecord, TunedRecord
+from tests.support.record_factory import SizedRecord, TunedRecord
 from tests.support.search_record import EVERY_OUTCOME
 from tests.support.stub_looks import drive_looks, load_looks
 from tests.support.stub_search import PRUNED, RisingRun, searching

@@ -36,7 +36,7 @@ ENTRIES = {
     ),
     MEASUREMENT: (
         "kvlab.trial.torch_trainable", "kvlab.evaluate", "kvlab.benchmark.benchmark_stage",
-        "kvlab.trial.lm_eval_adapter", *_MIXERS,
+        *_MIXERS,
         *(module for parts in _PARTS for module in parts.measurement_code),
     ),
 }  # fmt: skip

@@ -51,10 +51,10 @@ def format_markdown(names: Sequence[str]) -> str:
     is_complete, parts = len(names) == len(METRICS), []
     if is_complete:
         text = (
-            f"{len(names)} measurements, and those of lm-eval. `result.json` has them by name under"
-            " `measurements`; `results.csv` and `results.jsonl` of a report have a row for each"
-            " trial. Names that end in `_served` are through the serving cache. A derived metric is"
-            " computed when the record is read."
+            f"{len(names)} measurements, and others that a sweep names, as their families say."
+            " `result.json` has them by name under `measurements`; `results.csv` and"
+            " `results.jsonl` of a report have a row for each trial. Names that end in `_served`"
+            " are through the serving cache. A derived metric is computed when the record is read."
         )
         parts = ["# Measurements", text]
     for family in (*FAMILIES, OTHER):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kvlab.data.batches import Batch, ScoredText, Tokens, find_targets
-from kvlab.evaluate.evaluation import Measurements, StartPart, select_scored_text
+from kvlab.evaluate.evaluation import Evaluation, Measurements, StartPart, select_scored_text
 from kvlab.evaluate.forward_passes import Arrays, Part, batch_rows, hidden_states, join_arrays
 from kvlab.extensions.recall.config import RecallConfig, find_config
 from kvlab.model import GPT
@@ -54,14 +54,14 @@ def find_questions(config: RecallConfig, documents: Array) -> Questions:
 
 def measure_recall(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
-) -> Measurements:
+) -> Evaluation:
     """Measure the share of answers that are the likeliest token, one-shot and served.
 
     Both are of the documents that are scored served, or if none are, of those of the loss.
-
-    Returns:
-        by the names of `kvlab.store.metrics`.
+    Without `source: recall` nothing is measured.
     """
+    if experiment.data.source != "recall":
+        return Evaluation({})
     config = find_config(experiment.data)
     text, served = select_scored_text(validation, experiment)
     modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
@@ -76,7 +76,8 @@ def measure_recall(
         is_right = score_answers(model, text, serving, part)
         for name, members in groups.items():
             measurements[f"{name}{suffix}"] = float(is_right[members].mean())
-    return measurements | {f"{name}_items": int(own.sum()) for name, own in groups.items()}
+    measurements |= {f"{name}_items": int(own.sum()) for name, own in groups.items()}
+    return Evaluation(measurements)
 
 
 def group_questions(questions: Questions) -> dict[str, Bools]:

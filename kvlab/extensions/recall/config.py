@@ -143,8 +143,4 @@ def find_config(data: SpecModel) -> RecallConfig:
     return config
 
 
-SOURCE = SourceEntry(
-    "kvlab.extensions.recall.source:Recall",
-    options="recall",
-    measure="kvlab.extensions.recall.accuracy:measure_recall",
-)
+SOURCE = SourceEntry("kvlab.extensions.recall.source:Recall", options="recall")

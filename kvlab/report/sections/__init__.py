@@ -52,7 +52,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "serving-gap": SectionEntry(serving.report_serving_gap),
     "quantized-training": SectionEntry(quantized_training.report_quantized_training),
     "hellaswag": SectionEntry(tasks.report_hellaswag),
-    "lm-eval": SectionEntry(tasks.report_lm_eval),
     "probes": SectionEntry(tasks.report_probes),
     "curves": SectionEntry(cells.report_loss_curves),
     "cells": SectionEntry(cells.report_cells),

@@ -12,7 +12,7 @@ from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.overview import effects_figure
-from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
+from kvlab.store.metrics import BEGINNINGS, METRICS
 
 OTHER_METRICS = (
     "loss",
@@ -251,10 +251,10 @@ def judge_other_metrics(study: Study) -> list[Effect]:
     derived = [  # a paired loss is a one-shot loss once more, of the served text alone
         m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
     ]
-    tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
+    others = [m for m in study.measured_metrics if m.startswith(BEGINNINGS["compared"])]
     metrics = [
         m
-        for m in (*OTHER_METRICS, *(m for m in tasks if METRICS[m].better != "neither"), *derived)
+        for m in (*OTHER_METRICS, *(m for m in others if METRICS[m].better != "neither"), *derived)
         if m != study.primary_metric
         and not study.is_disturbed(m)
         and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row

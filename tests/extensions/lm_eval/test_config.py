@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import evaluation_config as module
+from kvlab.extensions.lm_eval import config as module
 from kvlab.spec import load_sweep
 from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.trial import Trial

@@ -5,12 +5,12 @@ import torch
 
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.evaluate.hellaswag import score_hellaswag
+from kvlab.extensions.lm_eval.harness import harness_model
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
+from tests.extensions.lm_eval import reference
 from tests.performance.decode_speed import transformers_model
-from tests.support import lm_eval_reference
 from tests.support.hellaswag_items import ITEMS
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval itself")
@@ -33,15 +33,15 @@ def task(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("datasets")
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder)  # read at import, so not by env
-        yield lm_eval_reference.hellaswag_task(folder / "items.jsonl", ITEMS)
+        yield reference.hellaswag_task(folder / "items.jsonl", ITEMS)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_our_evaluation_and_our_model_inside_lm_eval_predict_the_same(model, task):
-    words = lm_eval_reference.gpt2_words()
+    words = reference.gpt2_words()
     lm = huggingface.HFLM(pretrained=transformers_model(model), tokenizer=words, batch_size=4)
-    theirs = lm_eval_reference.samples(lm, task)
-    predictions = [lm_eval_reference.prediction(sample) for sample in theirs]
+    theirs = reference.samples(lm, task)
+    predictions = [reference.prediction(sample) for sample in theirs]
     assert len(set(predictions)) > 2, "not all alike"
     records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"), conventions=("lmeval",))
     scored = [record["lmeval"]["one_shot"] for record in records]
@@ -49,9 +49,9 @@ def test_our_evaluation_and_our_model_inside_lm_eval_predict_the_same(model, tas
     assert [(one["prediction"], one["prediction_norm"]) for one in scored] == predictions
     for served in (False, True):
         opened = OpenedModel("made", model, ServingConfig(), "gpt2")
-        ours = lm_eval_reference.samples(harness_model(opened, served=served), task)
-        scores[served] = [lm_eval_reference.scores(sample) for sample in ours]
-        assert [lm_eval_reference.prediction(sample) for sample in ours] == predictions
+        ours = reference.samples(harness_model(opened, served=served), task)
+        scores[served] = [reference.scores(sample) for sample in ours]
+        assert [reference.prediction(sample) for sample in ours] == predictions
     for found in scores.values():
         for one, sample in zip(found, theirs, strict=True):
-            assert one == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)
+            assert one == pytest.approx(reference.scores(sample), abs=2e-3)

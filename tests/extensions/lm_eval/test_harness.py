@@ -7,9 +7,10 @@ import torch
 
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, UsageError
+from kvlab.evaluate.forward_passes import SILENT
+from kvlab.extensions.lm_eval.config import LmEvalTask
+from kvlab.extensions.lm_eval.harness import TextScorer, run_tasks
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.evaluation_config import LmEvalTask
-from kvlab.trial.lm_eval_adapter import TextScorer, run_tasks
 from kvlab.trial.model_targets import OpenedModel
 from tests.support.compiled_steps import watch_compiled_steps
 from tests.support.random_model import random_model
@@ -145,7 +146,12 @@ def test_a_task_of_ones_own_is_scored_one_shot_and_served(opened, letters):
     task = LmEvalTask(task="Letters-1", limit=4, definition=letters)
     tied = OpenedModel("tied", opened.model, ServingConfig(tie="adjacent:2"), "bytes")
     notes = []
-    results = run_tasks(tied, [task], served=True, on_progress=lambda p: notes.append(p["note"]))
+
+    def start_part(note, total):  # noqa: ARG001
+        notes.append(note)
+        return SILENT
+
+    results = run_tasks(tied, [task], served=True, start_part=start_part)
     expected = {}
     for suffix, served in (("", False), ("_served", True)):
         scorer = TextScorer(tied, load_tokenizer("bytes"), served)
@@ -159,7 +165,7 @@ def test_a_task_of_ones_own_is_scored_one_shot_and_served(opened, letters):
             acc_norm.append(float(normed.index(max(normed)) == label))
         expected |= {f"lm_eval_letters_1_acc{suffix}": acc}
         expected |= {f"lm_eval_letters_1_acc_norm{suffix}": acc_norm}
-    entry = results.outcomes["Letters-1"]
+    entry = results.details["tasks"]["Letters-1"]
     assert entry["outcomes"] == expected
     assert entry["version"] == 2.0
     shares = {name: sum(values) / 4 for name, values in expected.items()}
@@ -172,4 +178,4 @@ def test_items_that_are_unavailable_are_an_error_of_the_data(opened, letters, tm
     (tmp_path / "items.jsonl").unlink()
     task = LmEvalTask(task="Letters-1", definition=letters)
     with pytest.raises(DataError, match="cannot load the items of Letters-1"):
-        run_tasks(opened, [task], served=False)
+        run_tasks(opened, [task], served=False, start_part=None)

@@ -1,71 +1,90 @@
 """Run tasks of EleutherAI's lm-eval harness on kvlab's models: ``pip install kvlab[lm-eval]``.
 
     from lm_eval import simple_evaluate
-    from kvlab.trial.lm_eval_adapter import harness_model
+    from kvlab.extensions.lm_eval.harness import harness_model
 
     simple_evaluate(harness_model(open_model("4f2a", Store("runs"))), tasks=["hellaswag"])
 
-A trial runs the tasks of `evaluation.lm_eval`, see `run_tasks`. The only module that imports
+A trial runs the tasks of `evaluation.lm_eval`, see `evaluate_tasks`. The only module that imports
 lm_eval.
 """
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
 
 import torch
 
+from kvlab.benchmark.session import Variant
+from kvlab.data.batches import Tokens
 from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 from kvlab.errors import DataError, UsageError
-from kvlab.evaluate.evaluation import EvaluationPart, OnProgress
+from kvlab.evaluate.evaluation import Evaluation, StartPart
 from kvlab.evaluate.forward_passes import SILENT, Part
 from kvlab.evaluate.scoring import Pair, score_pairs
+from kvlab.extensions.lm_eval.config import LmEvalFields, LmEvalTask, find_task_file
+from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill
-from kvlab.spec.evaluation_config import LmEvalTask, find_task_file
-from kvlab.trial.model_targets import OpenedModel
+from kvlab.spec.experiment import Experiment
 
 FEWSHOT_SEED = 1234
 """lm-eval's own."""
 
 
-class TaskResults(NamedTuple):
-    """Results on tasks.
+def evaluate_tasks(
+    model: GPT,
+    validation: Tokens,  # noqa: ARG001
+    experiment: Experiment,
+    start_part: StartPart,
+) -> Evaluation:
+    """Run the tasks of an experiment, see `kvlab.evaluate.evaluation.measure_extensions`.
 
-    Attributes:
-        measurements: numbers by the names of `kvlab.store.metrics`.
-        outcomes: see `kvlab.store.Store.tasks`.
+    Results are not kept for an evaluation that goes on: a task's items may have changed by then.
     """
+    config = experiment.evaluation
+    opened = Variant("trial", model, experiment.serving, experiment.data.tokenizer)
+    tasks = LmEvalFields.of(config).lm_eval
+    return run_tasks(
+        opened, tasks, served=config.served, start_part=lambda *part: _Progress(start_part(*part))
+    )
 
-    measurements: dict[str, float | int]
-    outcomes: dict[str, Any]
+
+class _Progress(Part):
+    """Reports the progress of a part, and keeps no results."""
+
+    def __init__(self, part: Part):
+        self._part = part
+
+    def advance(self, count: int) -> None:
+        self._part.advance(count)
 
 
 def run_tasks(
-    opened: OpenedModel,
-    tasks: Sequence[LmEvalTask],
-    *,
-    served: bool,
-    on_progress: OnProgress | None = None,
-) -> TaskResults:
+    opened: Variant, tasks: Sequence[LmEvalTask], *, served: bool, start_part: StartPart
+) -> Evaluation:
     """Run tasks one-shot, and again through the serving cache if ``served``.
 
-    Args:
-        on_progress: as in `kvlab.evaluate.evaluate`.
+    Returns:
+        The detail ``tasks`` has, by task: ``harness``, the version of lm-eval; ``version``, that of
+        the task; ``items``, a digest of the items; ``outcomes``, by metric one number for each
+        item.
 
     Raises:
         UsageError: lm-eval is not installed, or a task is unknown or asks for what kvlab cannot
             answer.
         DataError: a task's items are unavailable.
     """
-    results = TaskResults({}, {})
+    results = Evaluation({}, details={"tasks": {}})
     for task in tasks:
         loaded = _load_task(task)
         from lm_eval.evaluator import evaluate
 
         for suffix in ("", "_served") if served else ("",):
-            note = f"lm-eval {task.task}{suffix.replace('_', ', ')}"
-            model = harness_model(opened, served=bool(suffix), on_progress=on_progress, note=note)
+            start = partial(start_part, f"lm-eval {task.task}{suffix.replace('_', ', ')}")
+            model = harness_model(opened, served=bool(suffix), start_part=start)
             found = evaluate(model, loaded, limit=task.limit, bootstrap_iters=0, verbosity="ERROR")
             assert found is not None, "there is one process"
             _add_results(results, task, dict(found), suffix)
@@ -94,18 +113,15 @@ def _load_task(task: LmEvalTask) -> Any:
     return loaded
 
 
-def _add_results(
-    results: TaskResults, task: LmEvalTask, found: dict[str, Any], suffix: str
-) -> None:
+def _add_results(results: Evaluation, task: LmEvalTask, found: dict[str, Any], suffix: str) -> None:
     """Add one task's numbers, and its outcomes by item in the order of the items."""
-    from importlib.metadata import version
-
     samples = sorted(found["samples"][task.task], key=lambda sample: sample["doc_id"])
     hashes = [sample["doc_hash"] for sample in samples]
     digest = hashlib.sha256("".join(dict.fromkeys(hashes)).encode()).hexdigest()
     results.measurements[f"{task.metric_prefix}items"] = found["n-samples"][task.task]["effective"]
     facts = {"harness": version("lm-eval"), "version": found["versions"].get(task.task)}
-    entry = results.outcomes.setdefault(task.task, {**facts, "items": digest, "outcomes": {}})
+    entries = results.details["tasks"]
+    entry = entries.setdefault(task.task, {**facts, "items": digest, "outcomes": {}})
     for key, value in found["results"][task.task].items():
         metric, comma, chosen = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -119,17 +135,16 @@ def _add_results(
 
 
 def harness_model(
-    opened: OpenedModel,
+    opened: Variant,
     *,
     served: bool = False,
-    on_progress: OnProgress | None = None,
-    note: str = "lm-eval",
+    start_part: Callable[[int], Part] = lambda _count: SILENT,
 ) -> Any:
     """Return an ``lm_eval.api.model.LM`` of a model.
 
     Args:
         served: score token by token through its serving cache, instead of one-shot.
-        on_progress: as in `kvlab.evaluate.evaluate`; gets ``note``.
+        start_part: announces a part by the count of its requests, or of a text's windows.
 
     Raises:
         UsageError: lm-eval is not installed, or the model's tokenizer is unknown.
@@ -147,19 +162,19 @@ def harness_model(
         """Translate lm-eval's requests; see its guide to models."""
 
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
-            part = EvaluationPart(note, len(requests), on_progress)
+            part = start_part(len(requests))
             return scorer.score_continuations([request.args for request in requests], part)
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
             texts = [scorer.split_text(request.args[0]) for request in requests]
-            part = EvaluationPart(note, sum(map(len, texts)), on_progress)
+            part = start_part(sum(map(len, texts)))
             return scorer.score_texts(texts, part)
 
         def generate_until(self, requests: Any) -> list[str]:
             return [scorer.generate(*request.args) for request in count(requests)]
 
     def count(requests: Any) -> Iterator[Any]:
-        part = EvaluationPart(note, len(requests), on_progress)
+        part = start_part(len(requests))
         for request in requests:
             yield request
             part.advance(1)
@@ -170,7 +185,7 @@ def harness_model(
 class TextScorer:
     """Score and generate texts with one model, through its serving cache if ``served``."""
 
-    def __init__(self, opened: OpenedModel, tokenizer: Tokenizer, served: bool):
+    def __init__(self, opened: Variant, tokenizer: Tokenizer, served: bool):
         self._model, self._tokenizer = opened.model.eval(), tokenizer
         self._serving = opened.serving if served else None
 
