@@ -4,3 +4,4 @@ from kvlab.spec.extension_files import Extension as Extension
 from kvlab.spec.kv_forms import KVForm as KVForm
 from kvlab.spec.kv_forms import StoredVectors as StoredVectors
 from kvlab.spec.mixers import Mixer as Mixer
+from kvlab.spec.token_metrics import TokenMetric as TokenMetric

@@ -275,6 +275,11 @@ def _find_unknown_names(sweep: Sweep) -> Iterator[tuple[tuple[str | int, ...], s
             if name not in table:
                 text = f"report.sections.{number} = {name} {explain_unknown_section(name, table)}"
                 yield ("report", "sections", number), text
+    for number, file in enumerate(sweep.base.extensions):
+        for name, line in METRICS.find_taken([file.text]):
+            text = f"has {file.name}:{line}: {name} is a metric of kvlab itself; rename it"
+            yield ("experiment",), f"extensions.{number} {text}"
+    METRICS.offer(file.text for file in sweep.base.extensions)
     metric, margin = sweep.decide.metric, sweep.decide.margin
     if metric is None:
         return

@@ -14,10 +14,12 @@ from kvlab.data.hellaswag_dataset import load_hellaswag
 from kvlab.data.requirements import position_loss_windows
 from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
+from kvlab.errors import MeasurementError
 from kvlab.evaluate import probes
 from kvlab.evaluate import validation_loss as losses
 from kvlab.evaluate.forward_passes import Arrays, Batch, Part
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
+from kvlab.evaluate.token_metrics import score_tokens
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ServingConfig
@@ -102,6 +104,10 @@ def evaluate(
         measurements, texts = _measure_losses(model, validation, experiment, start_part)
         probed, needle = measure_probes(model, validation, experiment, start_part)
         measurements |= probed
+        own = _measure_token_metrics(model, validation, experiment, start_part)
+        if taken := measurements.keys() & own.keys():
+            raise MeasurementError(f"{', '.join(taken)} is measured by kvlab itself; rename it")
+        measurements |= own
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
@@ -157,6 +163,23 @@ def _measure_losses(
         "loss_tokens": text.target_count,
     }
     return measurements, texts
+
+
+def _measure_token_metrics(
+    model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
+) -> Measurements:
+    """Return the means over the text that is scored served, or if none is, that of the loss."""
+    metrics = tuple(experiment.token_metrics)
+    if not metrics:
+        return {}
+    text, served = select_scored_text(validation, experiment)
+    part = start_part("metrics of extensions", text.token_count)
+    if served is None:
+        return {**score_tokens(model, text, metrics, None, part)}
+    part = start_part("metrics of extensions", 2 * served.token_count)
+    measurements: Measurements = {**score_tokens(model, served, metrics, None, part)}
+    by_name = score_tokens(model, served, metrics, experiment.serving, part)
+    return measurements | {f"{name}_served": value for name, value in by_name.items()}
 
 
 def sum_by_document(

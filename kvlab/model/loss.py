@@ -51,7 +51,7 @@ def token_losses(hidden_states: Tensor, head_weight: Tensor, targets: Tensor) ->
     Args:
         hidden_states, head_weight, targets: see `summed_loss`.
     """
-    chunks = _iter_logits(hidden_states, head_weight, targets)
+    chunks = iter_logits(hidden_states, head_weight, targets)
     losses = [_losses_and_probabilities(logits, own)[0] for logits, own in chunks]
     return torch.cat(losses).view(targets.shape)
 
@@ -71,7 +71,7 @@ def token_scores(
         logit, the first of equal ones counting.
     """
     losses, hits = [], []
-    for logits, chunk_targets in _iter_logits(hidden_states, head_weight, targets):
+    for logits, chunk_targets in iter_logits(hidden_states, head_weight, targets):
         # argmax takes longer than amax: ask for it only where the target has the maximum
         hit = logits.gather(1, chunk_targets[:, None])[:, 0] == logits.amax(1)
         hit[hit.clone()] = logits[hit].argmax(1) == chunk_targets[hit]
@@ -80,7 +80,7 @@ def token_scores(
     return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
 
 
-def _iter_logits(
+def iter_logits(
     hidden_states: Tensor, head_weight: Tensor, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits of one chunk of tokens after another, which may be overwritten, and their

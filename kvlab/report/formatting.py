@@ -40,7 +40,8 @@ def _unit(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of items: shown in percent, its differences in points."""
-    return metric.startswith(BEGINNINGS["shares"]) and not _unit(metric)
+    is_counted = metric.startswith(BEGINNINGS["shares"]) or METRICS.is_offered(metric)
+    return is_counted and not _unit(metric)
 
 
 def format_fixed(value: float, digits: int) -> str:

@@ -10,12 +10,19 @@ from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
-from kvlab.spec.extension_files import Extensions, find_form_problems, offer_extensions
+from kvlab.spec.extension_files import (
+    ExtensionFile,
+    Extensions,
+    find_form_problems,
+    load_extension,
+    offer_extensions,
+)
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.own_extensions import find_members, find_problems
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import Name, Problems, SpecModel
+from kvlab.spec.token_metrics import TokenMetric
 from kvlab.spec.training_config import TrainingConfig
 
 _OF_SYMBOLS = ("loss_tokens", "served", "served_tokens", "precision")
@@ -80,6 +87,11 @@ class Experiment(SpecModel):
             fitted["new_tokens"] = new = new if "new_tokens" in written else max(1, min(new, half))
             fitted["prompt_tokens"] = max(1, min(prompt, block_size - new))
         return section.model_copy(update={k: n for k, n in fitted.items() if k not in written})
+
+    @property
+    def token_metrics(self) -> dict[TokenMetric, ExtensionFile]:
+        """The metrics of the files of ``extensions``, with their file."""
+        return {one: file for file in self.extensions for one in load_extension(file).metrics}
 
     def weight_dtype(self, device_type: str) -> str:
         """Return the dtype of the weights that are evaluated and benchmarked on a device."""

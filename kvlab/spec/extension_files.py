@@ -8,6 +8,7 @@ from a record is not run before somebody on this machine has run it from a file:
 import ast
 import errno
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
 from kvlab.spec.members import Member, offered
 from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.token_metrics import TokenMetric, read_metric_texts
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 
@@ -36,15 +38,17 @@ class Extension:
     Args:
         kv_forms: values of ``model.kv``.
         mixers: values of ``mixer`` in ``model.kinds``.
+        metrics: what trials measure beside the rest.
     """
 
     kv_forms: tuple[KVForm, ...] = ()
     mixers: tuple[Mixer, ...] = ()
+    metrics: tuple[TokenMetric, ...] = ()
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All that it adds."""
-        return (*self.kv_forms, *self.mixers)
+        return (*self.kv_forms, *self.mixers, *self.metrics)
 
 
 class ExtensionFile(spec.SpecModel):
@@ -62,6 +66,8 @@ class ExtensionFile(spec.SpecModel):
 
 
 def _read_files(value: Any) -> Any:
+    if value == []:
+        return ()
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return tuple(ExtensionFile(name=name, text=text) for name, text in value.items())
     return value
@@ -75,6 +81,8 @@ Extensions = Annotated[
 ]
 """Files by their name; in YAML a list of names, which the loader reads."""
 
+_METRIC_FIELDS = ("name", "title", "unit", "better")
+_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _trusted = set[str]()
 _loaded = dict[ExtensionFile, Extension]()
 
@@ -144,7 +152,12 @@ def _check_members(
     """Refuse members that cannot be told apart or have no module of torch."""
     names, tree = {*NAMED_FORMS, *MIXERS}, ast.parse(text)
     lines = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
-    kinds = {"kv_forms": (KVForm, "view"), "mixers": (Mixer, "module")}
+    kinds = {
+        "kv_forms": (KVForm, "view"),
+        "mixers": (Mixer, "module"),
+        "metrics": (TokenMetric, ""),
+    }
+    described = {(one.name, one.title, one.unit, one.better) for one in read_metric_texts(text)}
     for field, (base, place) in kinds.items():
         for member in getattr(extension, field):
             own, line = type(member), lines.get(type(member).__name__, 1)
@@ -156,6 +169,12 @@ def _check_members(
                 hint = f"give it one that is none of {', '.join(sorted(names))}"
                 fail(line, f"{own.__name__} has name = {name!r}; {hint}")
             names.add(name)
+            if isinstance(member, TokenMetric):
+                fields = tuple(getattr(member, one, None) for one in _METRIC_FIELDS)
+                if fields not in described or not _METRIC_NAME.fullmatch(name):
+                    hint = "write name (a-z, 0-9, _), title, unit and better as plain text in it"
+                    fail(line, f"{own.__name__} is not described; {hint}")
+                continue
             is_there = isinstance(torch_class, str) and hasattr(module, torch_class)
             if not is_there and ":" not in str(torch_class):
                 hint = "name a class of this file, a module of torch"

@@ -10,14 +10,15 @@ in a trial. A derived one is added by a line and a function of the other measure
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
 from kvlab.spec.own_extensions import find_files, insert_after
+from kvlab.spec.token_metrics import read_metric_texts
 
 Direction = Literal["lower", "higher", "neither"]
 
@@ -111,6 +112,26 @@ class MetricTable(dict[str, Metric]):
             isinstance(name, str) and any(pattern.fullmatch(name) for pattern in _RULES)
         )
 
+    def offer(self, texts: Iterable[str]) -> None:
+        """Add the metrics that users' files describe. The files are not run.
+
+        Of two files with one name the last one that is read describes it.
+        """
+        for text in texts:
+            for one in _describe_metrics(text):
+                for name, title in ((one.name, ""), (f"{one.name}_served", ", served")):
+                    if name not in _OWN:
+                        self[name] = Metric(one.title + title, one.unit, one.better)
+
+    def is_offered(self, name: str) -> bool:
+        """Whether a metric is of a user's file."""
+        return name in self.keys() - _OWN
+
+    def find_taken(self, texts: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Yield the names of metrics of users' files that kvlab has given to its own, and lines."""
+        for one in (one for text in texts for one in _describe_metrics(text)):
+            yield from ((n, one.line) for n in (one.name, f"{one.name}_served") if n in _OWN)
+
     def sort(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of ``names`` that are metrics, in the order of the table."""
         given = set(names)
@@ -163,6 +184,9 @@ METRICS = MetricTable(
         for name, (title, unit, better, *more) in _TABLES["metrics"].items()
     }
 )
+_OWN = frozenset(METRICS)
+_describe_metrics = lru_cache(maxsize=256)(lambda text: tuple(read_metric_texts(text)))
+
 _RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
     re.compile(pattern): _find(place) for pattern, place in _TABLES["rules"].items()
 }
@@ -214,6 +238,7 @@ def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     Args:
         result: contents of `result.json`.
     """
+    METRICS.offer((result.get("experiment") or {}).get("extensions", {}).values())
     metrics: dict[str, float] = {
         name: 0.0 if name in METRICS and abs(value) < METRICS[name].rounding else value
         for name, value in (result.get("measurements") or {}).items()

@@ -124,6 +124,8 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
         scored["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
     else:
         del scored["served_tokens"]
+    if metrics := experiment.token_metrics:
+        scored["token_metrics"] = sorted([one.name, file.digest] for one, file in metrics.items())
     return {
         "version": MEASUREMENT_VERSION,
         "training": training,

@@ -19,6 +19,7 @@ from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.own_extensions import find_members
 from kvlab.spec.serving_config import ServingConfig
+from kvlab.spec.token_metrics import TokenMetric, find_value_problem
 
 ROWS, TOKENS, VOCABULARY = 2, 20, 41
 TOLERANCE = 1e-10
@@ -203,3 +204,24 @@ CHECKS: dict[str, Check] = {
     "gradients reach every weight": check_gradients,
     "a training lowers its loss": check_training,
 }
+
+
+@torch.inference_mode()
+def check_metric(metric: TokenMetric, seed: int) -> None:
+    """A metric gives a finite number for each token, the same whatever tokens are beside it."""
+    draw = random.Random(seed)
+    count, size = draw.randint(2, 40), draw.choice((5, 41, 300))
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, size, generator=generator) * draw.choice((0.1, 1.0, 20.0))
+    targets = torch.randint(0, size, (count,), generator=generator)
+    first = draw.randint(1, count - 1)
+    parts = (slice(0, count), slice(0, first), slice(first, count))
+    scores = []
+    for part in parts:
+        own = targets[part]
+        values = metric.score(logits[part].clone(), own.clone())
+        if problem := find_value_problem(values, len(own)):
+            raise Broken(f"{problem} ({len(own)} tokens, {size} logits each)")
+        scores.append(values.double())
+    if not torch.allclose(scores[0], torch.cat(scores[1:]), rtol=1e-5, atol=1e-6):
+        raise Broken(f"differs where {count} tokens are scored as {first} and {count - first}")

@@ -25,6 +25,7 @@ from kvlab.layout.gpu_sharing import allocator_share, start_mps
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
 from kvlab.store.attempt import ProgressUpdate
+from kvlab.store.metrics import METRICS
 from kvlab.store.partial_results import PartialResults
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
@@ -95,6 +96,7 @@ class TorchTrainable:
         load_final_weights(model, directory)
         model.to(getattr(torch, self._machine.weights)).eval()
         report, dataset = self._report_evaluation, self._dataset
+        METRICS.offer(file.text for file in experiment.extensions)
         with kept.open(self._machine) as done:
             evaluation = evaluate(
                 model, dataset, experiment, device=self._device, on_progress=report, kept=done

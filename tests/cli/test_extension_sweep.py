@@ -13,10 +13,10 @@ import pytest
 
 from kvlab.spec import extension_files
 from kvlab.store import Store
-from tests.support.tiny_sweep import EXPERIMENT, SHORT_REPORT, run_kvlab, tiny_sweep_folder
+from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"
-FILES = ("half_values.py", "decayed_sum.py")
+FILES = ("half_values.py", "decayed_sum.py", "top_five.py")
 OWN = EXPERIMENT.replace("model:", f"extensions: [{', '.join(FILES)}]\nmodel:").replace(
     "training: {", "training: {checkpoint_every: 2, "
 )
@@ -28,12 +28,14 @@ factors:
     plain: {}
     half: {model.kv: half_values}
     mixed: {model.attention_pattern: MG, model.kinds: {M: {mixer: decayed_sum}}}
+decide: {metric: top_five_served}
 """
+REPORT = "report: {sections: [answer, cells, extensions, failures]}\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    with tiny_sweep_folder(tmp_path_factory.mktemp("own"), SWEEP + SHORT_REPORT, OWN) as folder:
+    with tiny_sweep_folder(tmp_path_factory.mktemp("own"), SWEEP + REPORT, OWN) as folder:
         for name in FILES:
             shutil.copy(EXAMPLES / name, folder)
         code, out, err = run_kvlab("submit", "s.yaml", "--executor", "inline")
@@ -66,6 +68,9 @@ def test_a_report_runs_no_code_and_a_model_runs_what_was_run_here_before(folder,
     monkeypatch.setattr(extension_files, "_loaded", {})
     monkeypatch.setattr(extension_files, "_trusted", set())
     assert run_kvlab("report", "s")[0] == 0
+    report = (folder / "reports" / "s" / "report.md").read_text()
+    assert "right token among the five likeliest, served (%)" in report
+    assert "Metrics of extensions" in report
     assert run_kvlab("status", "s")[0] == 0
     assert not extension_files._loaded
     data = folder / "elsewhere"  # another machine

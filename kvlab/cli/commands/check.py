@@ -18,6 +18,8 @@ from kvlab.spec.extension_files import load_extension, locate_error, read_extens
 from kvlab.spec.members import Member
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
+from kvlab.spec.token_metrics import TokenMetric
+from kvlab.store.metrics import METRICS
 from kvlab.trial.known_extensions import remember_extensions
 
 
@@ -37,7 +39,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{path} cannot be read ({error.strerror}); name a Python file") from None
     extension = load_extension(file)
     remember_extensions([file.text])
-    found = [*chain(*(_check_member(one, path, options.cases) for one in extension.members))]
+    for name, line in METRICS.find_taken([file.text]):
+        raise UsageError(f"{path}:{line}: {name} is a metric of kvlab itself; rename it")
+    modelled = (*extension.kv_forms, *extension.mixers)
+    found = [*chain(*(_check_member(one, path, options.cases) for one in modelled))]
+    found += [_check_metric(one, options.cases) for one in extension.metrics]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
@@ -60,10 +66,12 @@ class Checked:
     cases: int
     largest: float
     counterexample: str = ""
+    tried: str = "models"
 
     def __str__(self) -> str:
         mark = "DOES NOT HOLD" if self.counterexample else "holds"
-        figure = f"{self.cases} models" + (f", within {self.largest:.1g}" if self.largest else "")
+        figure = f"{self.cases} {self.tried}"
+        figure += f", within {self.largest:.1g}" if self.largest else ""
         line = f"{self.member}  {mark:<13}  {self.check} ({figure})"
         return f"{line}\n    {self.counterexample}" if self.counterexample else line
 
@@ -96,6 +104,20 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
                 failure = f"{_describe(error)}\n    with {shown}"
                 break
         yield Checked(member.name, name, number, largest, failure)
+
+
+def _check_metric(metric: TokenMetric, cases: int) -> Checked:
+    """Try a metric with random logits."""
+    from kvlab.trial.member_checks import check_metric
+
+    name, failure, number = "a finite number for each token, whatever is beside it", "", 0
+    for number in range(1, cases + 1):
+        try:
+            check_metric(metric, number)
+        except Exception as error:
+            failure = _describe(error)
+            break
+    return Checked(metric.name, name, number, 0.0, failure, "cases")
 
 
 def _describe(error: Exception) -> str:

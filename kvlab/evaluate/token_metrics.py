@@ -1,0 +1,56 @@
+"""Metrics of users' files, by token: one-shot and through the serving cache.
+
+Shapes: B rows, T tokens, N tokens that are scored, V vocab_size.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvlab.data.batches import Batch, ScoredText, find_targets
+from kvlab.errors import MeasurementError
+from kvlab.evaluate.forward_passes import Arrays, Part, batch_rows, hidden_states, join_arrays
+from kvlab.model import GPT
+from kvlab.model.loss import iter_logits
+from kvlab.spec import ServingConfig
+from kvlab.spec.token_metrics import TokenMetric, find_value_problem
+
+
+@torch.inference_mode()
+def score_tokens(
+    model: GPT,
+    text: ScoredText,
+    metrics: tuple[TokenMetric, ...],
+    serving: ServingConfig | None,
+    part: Part,
+) -> dict[str, float]:
+    """Return the mean of each metric over the targets of a text, by its name.
+
+    Args:
+        serving: feed each token alone through this cache. None: one-shot.
+        part: advanced by the tokens that are newly read.
+
+    Raises:
+        MeasurementError: a metric does not give one finite number for each token.
+    """
+
+    def compute(batch: Batch) -> Arrays:
+        inputs, targets = (torch.from_numpy(tokens).to(model.device) for tokens in batch)
+        states = hidden_states(model, inputs, serving, part, text.document_start)
+        part.advance(inputs.numel())
+        if text.target_ids is not None:
+            is_target = find_targets(targets, text.target_ids)
+            states, targets = states[is_target], targets[is_target]
+        found: dict[str, list[Any]] = {metric.name: [] for metric in metrics}
+        for logits, own in iter_logits(states, model.lm_head.weight, targets):
+            for metric in metrics:
+                values = metric.score(logits.clone(), own)
+                if problem := find_value_problem(values, len(own)):
+                    raise MeasurementError(f"the metric {metric.name} {problem}")
+                found[metric.name].append(values.double().cpu().numpy())
+        return {name: np.concatenate(values) for name, values in found.items()}
+
+    batches = text.iter_batches(batch_rows(model, text.block_size, serving))
+    scores = join_arrays(part.keep(compute, batches))
+    return {name: float(values.mean()) for name, values in scores.items()}

@@ -1,0 +1,83 @@
+"""Metrics of users' files: a number of every scored token, whose mean a trial records."""
+
+import ast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from kvlab.spec.members import Member
+
+Better = Literal["lower", "higher", "neither"]
+
+
+class TokenMetric(Member, ABC):
+    """A number of every scored token, such as whether the right one is among the five likeliest.
+
+    A trial records its mean one-shot and, as ``<name>_served``, through the serving cache, over the
+    same text. Attributes are written as plain text, so that a report can read them without running
+    the file.
+
+    Attributes:
+        name: in the record, of a-z, 0-9 and _.
+        title: for tables.
+        unit: printed after the number; empty for a share between 0 and 1.
+        better: which direction is an improvement.
+    """
+
+    title: ClassVar[str]
+    unit: ClassVar[str]
+    better: ClassVar[Better]
+
+    @abstractmethod
+    def score(self, logits: Any, targets: Any) -> Any:
+        """Return the number of each token (N,), by the logits (N, V) that predict it.
+
+        Args:
+            targets: token ids (N,). Both are tensors; logits may be overwritten.
+        """
+
+
+class MetricText(NamedTuple):
+    """What a file says of a metric.
+
+    Attributes:
+        line: of its class.
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: Better
+    line: int
+
+
+_FIELDS = ("name", "title", "unit", "better")
+
+
+def read_metric_texts(text: str) -> Iterator[MetricText]:
+    """Yield the metrics of a file, which is not run; of what is no Python nothing."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        found: dict[str, str] = {}
+        for statement in node.body:
+            match statement:
+                case ast.Assign([ast.Name(name)], ast.Constant(str(value))) if name in _FIELDS:
+                    found[name] = value
+        match found:
+            case {"better": "lower" | "higher" | "neither" as better, **rest} if len(rest) == 3:
+                yield MetricText(rest["name"], rest["title"], rest["unit"], better, node.lineno)
+
+
+def find_value_problem(values: Any, count: int) -> str | None:
+    """Return what is wrong with what `TokenMetric.score` returned for ``count`` tokens."""
+    if tuple(getattr(values, "shape", ())) != (count,):
+        shape = tuple(getattr(values, "shape", ())) or type(values).__name__
+        return f"returns {shape} for {count} tokens; return one number for each"
+    mean = float(values.double().mean())
+    return None if math.isfinite(mean) else f"has a mean of {mean}; return finite numbers"

@@ -1,0 +1,140 @@
+"""Metrics of users' files: their means, and what of a file is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.cli import shared_arguments as shared
+from kvlab.data.batches import spread_windows
+from kvlab.errors import KvlabError, MeasurementError, SpecError
+from kvlab.evaluate.forward_passes import SILENT
+from kvlab.evaluate.token_metrics import score_tokens
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig, load_experiment
+from kvlab.spec.token_metrics import TokenMetric, read_metric_texts
+from kvlab.store.metrics import METRICS
+from kvlab.trial import Trial
+from tests.support.tiny_sweep import run_kvlab
+
+HEAD = "from kvlab.extend import Extension, TokenMetric\n\n\n"
+FILE = (
+    HEAD
+    + """class Rank(TokenMetric):
+    name = "rank"
+    title = "rank of the right token"
+    unit = "ranks"
+    better = "lower"
+
+    def score(self, logits, targets):
+        return (logits > logits.gather(1, targets[:, None])).sum(1)
+
+
+extension = Extension(metrics=(Rank(),))
+"""
+)
+YAML = """\
+name: own
+extensions: [mine.py]
+model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 16}
+data: {tokenizer: bytes}
+evaluation: {loss_tokens: 64}
+benchmark: {prompt_tokens: 8, new_tokens: 8}
+"""
+
+
+class Rank(TokenMetric):
+    name, title, unit, better = "rank", "rank of the right token", "ranks", "lower"
+
+    def score(self, logits, targets):
+        return (logits > logits.gather(1, targets[:, None])).sum(1)
+
+
+def write(folder, text=FILE):
+    (folder / "mine.py").write_text(text)
+    (folder / "e.yaml").write_text(YAML)
+    return folder / "e.yaml"
+
+
+@pytest.mark.parametrize("serving", [None, ServingConfig()], ids=["one-shot", "served"])
+def test_the_mean_is_that_over_all_targets_of_the_text(serving):
+    config = ModelConfig(vocab_size=97, block_size=32, n_layer=2, n_head=2, n_embd=16)
+    model = GPT(config, seed=3, dtype=torch.float64)
+    tokens = np.random.default_rng(0).integers(0, 97, 32 * 150 + 1, dtype=np.uint16)
+    text = spread_windows(tokens, 32 * 150, 32)
+    logits = model(torch.from_numpy(tokens[:-1].astype(np.int64)).view(150, 32)).flatten(0, 1)
+    targets = torch.from_numpy(tokens[1:].astype(np.int64))
+    right = logits.gather(1, targets[:, None])
+    expected = float((logits > right).sum(1).double().mean())
+    assert score_tokens(model, text, (Rank(),), serving, SILENT) == {
+        "rank": pytest.approx(expected, rel=1e-6)
+    }
+
+
+def test_adding_a_metric_makes_a_new_trial_of_the_same_training(tmp_path):
+    own = Trial.of(load_experiment(write(tmp_path)), "text", 0)
+    plain = Trial.of(load_experiment(write(tmp_path), {"extensions": []}), "text", 0)
+    edited = Trial.of(load_experiment(write(tmp_path, FILE.replace(">", ">="))), "text", 0)
+    assert own.training_id == plain.training_id == edited.training_id
+    assert len({own.id, plain.id, edited.id}) == 3
+
+
+def test_a_report_knows_a_metric_from_the_text_alone():
+    (found,) = read_metric_texts(FILE)
+    assert found[:4] == ("rank", "rank of the right token", "ranks", "lower")
+    assert list(read_metric_texts("class (")) == []
+    METRICS.offer([FILE])
+    assert METRICS["rank_served"].title == "rank of the right token, served"
+    assert METRICS.is_offered("rank")
+    assert not METRICS.is_offered("loss")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"rank of the right token"', '"rank" + " of it"'), "mine.py:4:1: Rank is not described"),
+        (('"lower"', '"least"'), "mine.py:4:1: Rank is not described"),
+        (('"rank"\n', '"Rank!"\n'), "mine.py:4:1: Rank is not described"),
+    ],
+)
+def test_what_no_report_could_read_is_refused_with_its_line(tmp_path, change, message):
+    with pytest.raises(SpecError) as error:
+        load_experiment(write(tmp_path, FILE.replace(*change)))
+    assert message in str(error.value)
+
+
+def test_a_name_of_a_metric_of_kvlab_is_refused(tmp_path, monkeypatch):
+    write(tmp_path, FILE.replace('"rank"\n', '"loss"\n'))
+    (tmp_path / "s.yaml").write_text("question: What?\nexperiment: e.yaml\nfactors: {a: {b: {}}}\n")
+    with pytest.raises(KvlabError, match=r"mine.py:4: loss is a metric of kvlab itself; rename it"):
+        shared.read_sweep(str(tmp_path / "s.yaml"), None)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_kvlab("check", "mine.py")
+    assert code == 2
+    assert "mine.py:4: loss is a metric of kvlab itself" in err
+
+
+class Sum(Rank):
+    def score(self, logits, targets):
+        return super().score(logits, targets).sum()
+
+
+class Infinite(Rank):
+    def score(self, logits, targets):
+        return super().score(logits, targets) / torch.zeros(())
+
+
+@pytest.mark.parametrize(("metric", "message"), [(Sum(), "for 80 tokens"), (Infinite(), "finite")])
+def test_what_is_not_a_finite_number_for_each_token_fails_the_measurement(metric, message):
+    model = GPT(ModelConfig(vocab_size=97, block_size=16, n_layer=1, n_head=2, n_embd=16), seed=3)
+    tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
+    with pytest.raises(MeasurementError, match=message):
+        score_tokens(model, spread_windows(tokens, 80, 16), (metric,), None, SILENT)
+
+
+def test_check_shows_a_metric_that_depends_on_the_tokens_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE.replace("logits >", "logits - logits.mean() >"))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run_kvlab("check", "mine.py", "--cases", "20")
+    assert code == 1
+    assert "DOES NOT HOLD" in out
+    assert "tokens are scored as" in out
