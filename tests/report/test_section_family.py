@@ -24,7 +24,17 @@ from tests.support.record_factory import (
     TunedRecord,
 )
 
+TOP_FIVE = (Path(__file__).parents[2] / "docs" / "extend" / "top_five.py").read_text()
+
+
+def add_metric(result, _levels, _seed):
+    """Give a result what a file of its experiment measures."""
+    result["experiment"]["extensions"] = {"top_five.py": TOP_FIVE}
+    result["measurements"] |= {"top_five": 0.5, "top_five_served": 0.25}
+
+
 OWN_RECORDS = {
+    "extensions": Record(change=add_metric),
     "size-trends": SizedRecord(),
     "tuned": TunedRecord(),
     "matched": MatchedRecord(),

@@ -17,13 +17,17 @@ def report_own_metrics(study: Study) -> doc.Section | None:
     for levels in study.cells:
         entries: list[tuple[doc.Column | str, doc.Value]] = [("cell", study.label(levels))]
         for name in names:
-            column = cols.mean_column(METRICS[name].title, fmt.display_unit(name), name)
+            unit = fmt.display_unit(name)
+            title = METRICS[name].title + (f" ({unit})" if unit else "")
+            column = cols.mean_column(title, unit, f"`{name}`")
             entries.append((column, cols.mean_cell(study, levels, name)))
         rows.append((entries, study.cell_key(levels)))
     caption = f"Means over {format_count(len(study.seeds), 'seed')}"
     if len(study.seeds) > 1:
         caption += f" {fmt.PLUS_MINUS} standard deviation"
-    note = "Files of `extensions:` define these; their text is in the record. Means are over the tokens"
-    note += " that are scored served, or without serving over those of the loss."
+    note = (
+        "Files of the experiment define these, and the record has their text. The mean is over the"
+    )
+    note += " tokens that are scored served, or without serving over those of the loss."
     table = doc.make_table("own-metrics", f"{caption}.", rows)
     return doc.Section("Metrics of extensions", (doc.Paragraph((note,)), table))
