@@ -13,23 +13,30 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
   && { echo $$p; break; }; done)
 BIN := .venv/bin
+# kvlab as users install it, and with the tools of its tests and checks, which is twice as large
 READY := .venv/.ready
+DEV := .venv/.dev
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
+# Python compiles the modules that it imports; pip would compile all of them, on one core.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test faults check newcomer docs bench gpu clean
 
-setup: $(READY)
+setup: $(DEV)
 
-$(READY): pyproject.toml constraints.txt
+$(DEV): EXTRA := [dev]
+
+$(READY) $(DEV): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
 	@echo "== setting up .venv with $(PYTHON): two to three minutes, most of them for torch, Ray, MLflow"
 	@$(PYTHON) -m venv .venv
 	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
-	  -c constraints.txt -e ".[dev]" | { grep --line-buffered -oE \
+	  --no-compile -c constraints.txt -e ".$(EXTRA)" | { grep --line-buffered -oE \
 	  '(Downloading|Using cached|Processing) [^ ]+[.](whl|tar[.]gz)( .*)?$$|^Installing collected packages' || :; }
-	@touch $@
+	@touch $(READY) $@
 	@echo "== set up"
 
 demo: $(READY)
@@ -38,15 +45,15 @@ demo: $(READY)
 	@$(BIN)/kvlab submit sweeps/quickstart.yaml --reports runs/reports
 	@$(BIN)/python -m tests.compare_results runs/reports/quickstart reports/quickstart
 
-test: $(READY)
+test: $(DEV)
 	@echo "== running the tests on every core"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-faults: $(READY)
+faults: $(DEV)
 	@echo "== killing processes and machines under real sweeps, mutating specs"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
 
-check: $(READY)
+check: $(DEV)
 	@echo "== lint, types, import contracts, specs, documentation"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -57,17 +64,17 @@ check: $(READY)
 	@echo "== compiling for GPUs that need not be here, interpreting their kernels"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_code -n auto --dist loadfile
 
-newcomer: $(READY)
+newcomer: $(DEV)
 	@echo "== doing what docs/first-hour.md and docs/your-question.md say, with an empty home"
 	@$(BIN)/python -m tests.newcomer
 
-docs: $(READY)
+docs: $(DEV)
 	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees -c docs . build/site
 	@echo "$(CURDIR)/build/site/index.html"
 
-bench: $(READY)
+bench: $(DEV)
 	@$(BIN)/python -m tests.performance
 
 # with the Python that is here, if nothing was set up: the box may have torch and no network

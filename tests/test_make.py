@@ -36,4 +36,5 @@ def test_setting_up_says_what_it_does(tmp_path, code):
         "Downloading torch-2.11.0-cp311.whl (915.7 MB)", "Installing collected packages",
     ]  # fmt: skip
     assert bool(done.returncode) == bool(code)
-    assert (tmp_path / ".venv" / ".ready").exists() == (not code)
+    marks = {path.name for path in (tmp_path / ".venv").iterdir()} - {"bin"}
+    assert marks == (set() if code else {".ready", ".dev"})
