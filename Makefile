@@ -20,7 +20,7 @@ DEV := .venv/.dev
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
-# Python compiles the modules that it imports; pip would compile all of them, on one core.
+# For the demo Python compiles the modules that it imports; pip would compile all, on one core.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test faults check newcomer docs bench gpu clean
@@ -28,6 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(DEV)
 
 $(DEV): EXTRA := [dev]
+$(DEV): COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || :
 
 $(READY) $(DEV): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
@@ -36,6 +37,7 @@ $(READY) $(DEV): pyproject.toml constraints.txt
 	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	  --no-compile -c constraints.txt -e ".$(EXTRA)" | { grep --line-buffered -oE \
 	  '(Downloading|Using cached|Processing) [^ ]+[.](whl|tar[.]gz)( .*)?$$|^Installing collected packages' || :; }
+	@$(COMPILE)
 	@touch $(READY) $@
 	@echo "== set up"
 
