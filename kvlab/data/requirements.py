@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from kvlab.data.shards import DatasetFacts
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.own_extensions import find_members
 
 WINDOW_MULTIPLE = 2
 """Length of the windows of the loss by position in trained lengths, if the model allows it."""
@@ -114,6 +115,5 @@ def _list_window_requests(experiment: Experiment) -> Iterator[tuple[str, object,
             yield "evaluation.served_tokens", served, served, block
     if evaluation.positions:
         yield "evaluation.positions", "true", *position_loss_windows(experiment)
-    if evaluation.needle is not None:
-        lengths = evaluation.needle.lengths
-        yield "evaluation.needle.lengths", list(lengths), lengths[-1], lengths[-1]
+    for list_requests in find_members("text_requests").values():
+        yield from list_requests(experiment)

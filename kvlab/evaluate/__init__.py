@@ -1,4 +1,4 @@
-"""Quality of a model: loss, probes and HellaSwag, one-shot and through the serving cache."""
+"""Quality of a model: loss, HellaSwag and probes, one-shot and through the serving cache."""
 
 from kvlab.evaluate.evaluation import Evaluation, evaluate
 

@@ -15,7 +15,6 @@ from kvlab.data.requirements import position_loss_windows
 from kvlab.data.shards import Dataset
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import MeasurementError
-from kvlab.evaluate import probes
 from kvlab.evaluate import validation_loss as losses
 from kvlab.evaluate.forward_passes import Arrays, Batch, Part
 from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_hellaswag
@@ -56,14 +55,14 @@ class Evaluation:
     Attributes:
         measurements: by the names of `kvlab.store.metrics`.
         items: HellaSwag records, see `score_hellaswag`.
-        needle: lines of the needle probe, see `needle_lines`.
+        lines: those of extensions, by their key in `result.json`.
         details: objects by name: ``texts``, losses by document, see `kvlab.store.Store.texts`, and
             those of extensions.
     """
 
     measurements: Measurements
     items: list[dict[str, Any]] = field(default_factory=list)
-    needle: list[dict[str, Any]] = field(default_factory=list)
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -102,8 +101,7 @@ def evaluate(
 
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, validation, experiment, start_part)
-        probed, needle = measure_probes(model, validation, experiment, start_part)
-        measurements |= probed
+        measurements |= measure_positions(model, validation, experiment, start_part)
         own = _measure_token_metrics(model, validation, experiment, start_part)
         if taken := measurements.keys() & own.keys():
             raise MeasurementError(f"{', '.join(taken)} is measured by kvlab itself; rename it")
@@ -117,9 +115,10 @@ def evaluate(
             tokenizer = load_tokenizer(experiment.data.tokenizer)
             items = score_hellaswag(model, questions, tokenizer, serving, part)
             measurements |= hellaswag_measurements(items)
-        evaluation = Evaluation(measurements, items, needle, {"texts": texts})
+        evaluation = Evaluation(measurements, items, details={"texts": texts})
         for found in measure_extensions(model, validation, experiment, start_part):
             evaluation.measurements.update(found.measurements)
+            evaluation.lines.update(found.lines)
             evaluation.details.update(found.details)
     return evaluation
 
@@ -229,53 +228,32 @@ def select_scored_text(
     return one_shot, served[0] if served else None
 
 
-def measure_probes(
+def list_scorings(experiment: Experiment) -> dict[str, ServingConfig | None]:
+    """Return the caches to score through, None for one-shot, by the suffix of their metrics."""
+    return {"": None} | ({"_served": experiment.serving} if experiment.evaluation.served else {})
+
+
+def measure_positions(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
-) -> tuple[Measurements, list[dict[str, Any]]]:
-    """Measure the probes that ``experiment.evaluation`` asks for.
+) -> Measurements:
+    """Measure the loss by position, if ``experiment.evaluation`` asks for it.
 
     Args:
         validation: token ids, (tokens,).
 
-    Returns:
-        the measurements, and the lines of the needle probe, of every length and depth.
-
     Raises:
         DataError: there are too few validation tokens.
     """
-    config, block_size = experiment.evaluation, model.config.block_size
-    vocabulary = experiment.data.vocab_size - 1
-    modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
-    if config.served:
-        modes["_served"] = experiment.serving
     measurements: Measurements = {}
-    if config.recall:
-        rows = probes.make_recall_rows(config.recall, block_size, vocabulary)
-        part = start_part("associative recall", rows.tokens.size * len(modes))
-        measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
-        for suffix, serving in modes.items():
-            is_correct = probes.score_recall(model, rows, serving, part)
-            measurements |= probes.recall_measurements(rows, is_correct, suffix)
-    if config.positions:
+    if experiment.evaluation.positions:
         count, length = position_loss_windows(experiment)
-        text = spread_windows(validation, count, length)
-        part = start_part("loss by position", text.target_count * len(modes))
-        for suffix, serving in modes.items():
+        text, scorings = spread_windows(validation, count, length), list_scorings(experiment)
+        part = start_part("loss by position", text.target_count * len(scorings))
+        for suffix, serving in scorings.items():
             nats = losses.position_losses(model, text, serving, part)
+            block_size = model.config.block_size
             measurements |= losses.position_measurements(nats, block_size, suffix)
-    lines: list[dict[str, Any]] = []
-    if config.needle is not None:
-        depths, count = config.needle.depths, config.needle.rows
-        total = sum(config.needle.lengths) * (len(depths) + 1) * count * len(modes)
-        part = start_part("needle in a haystack", total)
-        for length in config.needle.lengths:
-            needles = probes.make_needle_rows(validation, length, depths, count, vocabulary)
-            scores = [
-                probes.score_needles(model, needles, serving, part) for serving in modes.values()
-            ]
-            lines += probes.needle_lines(needles, *scores)
-        measurements |= probes.needle_measurements(lines)
-    return measurements, lines
+    return measurements
 
 
 def measure_extensions(

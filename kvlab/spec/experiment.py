@@ -107,11 +107,6 @@ class Experiment(SpecModel):
         if data.mask_documents and self.evaluation.positions:
             text = "measures the loss by tokens seen, of which data.mask_documents hides some"
             yield "evaluation.positions", f"{text}; turn one off"
-        needle = self.evaluation.needle
-        has_end = model.position_scheme.has_embedding
-        if needle is not None and needle.lengths[-1] > model.block_size and has_end:
-            text = f"exceeds block_size = {model.block_size}, where learned positions end"
-            yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
         yield from self._find_symbol_problems()
         yield from find_form_problems(model)
         yield from self._find_benchmark_problems()

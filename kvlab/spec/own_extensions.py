@@ -29,6 +29,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "lm_eval": ("evaluation.lm_eval",),
     "muon": ("training.optimizer: muon",),
+    "probes": ("evaluation.recall", "evaluation.needle"),
     "recall": ("data.recall", "data.source: recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
@@ -68,6 +69,7 @@ class Parts:
         sections: those of the report.
         evaluations: functions that measure a trained model, see
             `kvlab.evaluate.evaluation.measure_extensions`.
+        lines: keys of `result.json` under which these keep lists of lines of numbers.
         details: names of the objects that these keep in ``<name>.json.gz`` beside a result.
         training_code, measurement_code: modules whose code decides what a training and a
             measurement compute, see `kvlab.trial.code_identity`.
@@ -80,6 +82,7 @@ class Parts:
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     sections: tuple[SectionPart, ...] = ()
     evaluations: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     training_code: tuple[str, ...] = ()
     measurement_code: tuple[str, ...] = ()

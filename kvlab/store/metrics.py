@@ -61,13 +61,6 @@ def derive_ratio(over: str, under: str, measurements: Mapping[str, float]) -> fl
     return a / b if a and b else None
 
 
-def derive_needle_loss_change(measurements: Mapping[str, float]) -> float | None:
-    """Return what serving adds to the loss of the needle's answer."""
-    if not {"needle_loss", "needle_loss_served"} <= measurements.keys():
-        return None
-    return measurements["needle_loss_served"] - measurements["needle_loss"]
-
-
 def derive_paired_loss(measurements: Mapping[str, float]) -> float | None:
     """Return the one-shot loss of the tokens that were scored served, in nats per token."""
     served, gap = measurements.get("loss_served"), measurements.get("serving_gap")

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.sealed_files import check_form, read_sealed_json
+from kvlab.spec.own_extensions import load_parts
 
 EndStatus = Literal["done", "failed", "diverged", "pruned"]
 """How a trial ended. ``pruned``: a search has paused its training, which any other sweep continues.
@@ -99,6 +100,8 @@ ProgressForm = _form(
     ("curves?", _CURVES | None),
 )
 
+_LINES = [key for parts in load_parts().values() for key in parts.lines]
+
 _FORMS = {
     "result.json": _form(
         ("schema", Literal[1]),
@@ -115,7 +118,7 @@ _FORMS = {
         ("measurements?", dict[Text, Number]),
         ("curves?", _CURVES),
         ("benchmark?", _list[_LINE]),
-        ("needle?", list[dict[Text, OptionalNumber]]),
+        *((f"{key}?", list[dict[Text, OptionalNumber]]) for key in _LINES),
         ("training_record?", OptionalObject),
         ("error?", _form(("message type?", Text), ("traceback?", OptionalText)) | None),
         ("pruned?", _form(("step steps", int), ("loss", Number))),

@@ -77,7 +77,7 @@ class TrialMeasurements:
         items: HellaSwag results, one per item.
         details: objects by name, see `kvlab.store.Store.write_details`.
         benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
-        needle: lines of the needle probe, one per length and depth.
+        lines: further lines of numbers by their key in `result.json`.
 
     Raises:
         errors.MeasurementError: a measurement is not in `METRICS`, or is not finite.
@@ -91,7 +91,7 @@ class TrialMeasurements:
     items: list[dict[str, Any]] = field(default_factory=list)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     benchmark: list[dict[str, Any]] = field(default_factory=list)
-    needle: list[dict[str, Any]] = field(default_factory=list)
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():

@@ -82,7 +82,7 @@ MEASUREMENT = CodeScope(
         "kvlab.benchmark", "kvlab.cache", "kvlab.data.bigram_table", "kvlab.data.batches",
         "kvlab.data.hellaswag_dataset", "kvlab.data.tokenizers", "kvlab.evaluate",
         "kvlab.layout", "kvlab.model", "kvlab.spec.benchmark_config",
-        "kvlab.spec.dtypes", "kvlab.spec.evaluation_config", "kvlab.spec.kv_forms",
+        "kvlab.spec.dtypes", "kvlab.spec.kv_forms",
         "kvlab.spec.layer_config", "kvlab.spec.measure_options", "kvlab.spec.mixers",
         "kvlab.spec.model_config", "kvlab.spec.serving_config",
         "kvlab.trial.torch_trainable",

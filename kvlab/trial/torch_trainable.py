@@ -133,7 +133,7 @@ class TorchTrainable:
             data=DataProvenance(*facts, overlap),
             items=evaluation.items,
             details=evaluation.details,
-            needle=evaluation.needle,
+            lines=evaluation.lines,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
 

@@ -116,7 +116,7 @@ def build_result(
         "measurements": measured.measurements if measured else {},
         "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
         "benchmark": measured.benchmark if measured else [],
-        **({"needle": measured.needle} if measured and measured.needle else {}),
+        **(measured.lines if measured else {}),
         "training_record": measured.training_record if measured else None,
         "error": failure.as_dict() if failure else None,
         **({"pruned": dict(pruned)} if pruned else {}),

@@ -257,5 +257,5 @@ def test_a_damaged_record_is_not_compared(compare, capsys):
 
 def test_every_metric_has_a_tolerance_or_none():
     exact = {name for name in METRICS if find_tolerance(name, 1.0) == 0.0}
-    assert {"kv_bytes_formula", "loss_tokens", "needle_rows"} <= exact
+    assert {"kv_bytes_formula", "loss_tokens"} <= exact
     assert find_tolerance("training_mfu", 1.0) is None, "a share, of the machine"

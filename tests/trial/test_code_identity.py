@@ -48,7 +48,7 @@ PASSED_OVER = {
     ),
     MEASUREMENT: (
         "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"
-        " spec.overrides spec.own_extensions spec.presets spec.spec_model spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
+        " spec.overrides spec.own_extensions spec.presets spec.spec_model spec.token_metrics spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
 }

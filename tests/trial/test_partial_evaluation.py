@@ -29,19 +29,17 @@ TEXT = np.random.default_rng(3).integers(0, 257, 2000).astype(np.uint16)
 
 
 def test_any_batches_that_are_kept_give_the_same_evaluation(monkeypatch):
-    """Loss one-shot and served, recall, positions, needles and HellaSwag."""
+    """Loss one-shot and served, positions and HellaSwag."""
     monkeypatch.setitem(forward_passes.PASS_TOKENS, "cpu", 192)
     monkeypatch.setitem(forward_passes.DECODE_ROWS, "cpu", 4)
     monkeypatch.setattr(evaluations, "load_hellaswag", lambda limit: ITEMS[:limit])
-    needle = {"lengths": [32, 48], "rows": 2, "depths": [0, 1]}
     of = Experiment(
         name="small",
         model={"vocab_size": 257, "block_size": 48, "n_layer": 1, "n_head": 2, "n_embd": 16},
         data={"tokenizer": "bytes"},
         serving={"kv_dtype": "int8"},
         evaluation={
-            "loss_tokens": 480, "served_tokens": 240, "recall": 6, "positions": True,
-            "needle": needle, "hellaswag": 2,
+            "loss_tokens": 480, "served_tokens": 240, "positions": True, "hellaswag": 2,
         },
         benchmark={"prompt_tokens": 4, "new_tokens": 4},
     )  # fmt: skip
@@ -49,8 +47,7 @@ def test_any_batches_that_are_kept_give_the_same_evaluation(monkeypatch):
     kept = {}
     expected = evaluate(model, data, of, kept=kept)
     assert {name.partition(", pass")[0] for name in kept} == {
-        "validation loss, served", "validation loss", "associative recall", "loss by position",
-        "needle in a haystack", "HellaSwag",
+        "validation loss, served", "validation loss", "loss by position", "HellaSwag",
     }  # fmt: skip
     rng = random.Random(0)
     some = {name: arrays for name, arrays in kept.items() if rng.random() < 0.5}
@@ -67,7 +64,7 @@ def test_any_batches_that_are_kept_give_the_same_evaluation(monkeypatch):
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """One trial, a store in which it has run to its end, and one in which it is trained."""
-    text = EXPERIMENT.replace("loss_tokens: 64", "loss_tokens: 256, recall: 24")
+    text = EXPERIMENT.replace("loss_tokens: 64", "loss_tokens: 256, positions: true")
     text = text.replace("tokens: 640", "tokens: 64")
     with tiny_sweep_folder(tmp_path_factory.mktemp("partial"), experiment=text) as folder:
         trial = plan(load_sweep("s.yaml")).trials[0].trial
@@ -80,7 +77,7 @@ def planned(tmp_path_factory):
 
 def read_quality(store, trial):
     result = store.result(trial.id)
-    names = ("loss", "bits_per", "serving", "recall")
+    names = ("loss", "bits_per", "serving")
     numbers = {k: v for k, v in result["measurements"].items() if k.startswith(names)}
     return json.dumps([numbers, result["files"]])
 

@@ -7,18 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.data.batches import spread_windows
-from kvlab.evaluate import evaluate
-from kvlab.evaluate.evaluation import measure_probes
-from kvlab.evaluate.probes import (
+from kvlab.evaluate import Evaluation, evaluate
+from kvlab.extensions.probes.probes import (
     make_needle_rows,
     make_recall_rows,
+    measure_probes,
     needle_lines,
     recall_measurements,
     score_needles,
     score_recall,
 )
-from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS, collect_metrics
@@ -73,40 +71,23 @@ def test_recall_is_the_best_of_the_rows_values():
     })  # fmt: skip
 
 
-def test_loss_by_position_is_the_loss_of_each_place():
-    model = loud(position="rope")
-    scored = spread_windows(TEXT, 130, 64)
-    losses = position_losses(model, scored, None)
-    rows = np.stack([TEXT[start : start + 65] for start in scored.starts]).astype(np.int64)
-    text = torch.from_numpy(rows)
-    logits = model(text[:, :-1]).detach()
-    nats = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
-    expected = nats.view(3, 64).mean(0)
-    assert losses == pytest.approx(expected.numpy(), abs=1e-5)
-    measurements = position_measurements(losses, 32, "")
-    assert measurements["loss_part1"] == pytest.approx(float(expected[:4].mean()), abs=1e-5)
-    assert measurements["loss_part8"] == pytest.approx(float(expected[28:32].mean()), abs=1e-5)
-    assert measurements["loss_beyond"] == pytest.approx(float(expected[32:].mean()), abs=1e-5)
-
-
-@pytest.mark.parametrize(("position", "served"), [("learned", True), ("rope", False)])
-def test_probes_are_measured_as_asked(position, served):
-    evaluation = {"loss_tokens": 96, "served": served, "recall": 4, "positions": True}
-    of = experiment({**SHAPE, "position": position}, evaluation=evaluation)
+@pytest.mark.parametrize("served", [True, False])
+def test_recall_is_measured_as_asked(served):
+    evaluation = {"loss_tokens": 96, "served": served, "recall": 4}
+    of = experiment(SHAPE, evaluation=evaluation)
     counted = []
 
     def progress(note, tokens):  # noqa: ARG001
         counted.append(-tokens)
         return SimpleNamespace(advance=counted.append, keep=map)
 
-    measurements, _ = measure_probes(GPT(of.model), TEXT, of, progress)
+    measurements = measure_probes(GPT(of.model), TEXT, of, progress).measurements
     assert set(measurements) <= set(METRICS)
     assert sum(counted) == 0, "progress reaches its end"
-    assert ("loss_beyond" in measurements) == (position == "rope")
-    assert ("recall_acc_served" in measurements) == ("loss_part8_served" in measurements) == served
+    assert ("recall_acc_served" in measurements) == served
     assert measurements["recall_rows"] == 4
     plain = of.model_copy(update={"evaluation": type(of.evaluation)()})
-    assert measure_probes(GPT(of.model), TEXT, plain, progress) == ({}, [])
+    assert measure_probes(GPT(of.model), TEXT, plain, progress) == Evaluation({})
 
 
 WORDS, LENGTH = 60, 39
@@ -245,14 +226,14 @@ def test_an_evaluation_records_a_line_for_each_length_and_depth(served):
     evaluation = {"loss_tokens": 64, "served": served, "needle": needle}
     of = experiment({"block_size": 64}, evaluation=evaluation)
     evaluation = evaluate(GPT(of.model), SimpleNamespace(validation=WORDS_TEXT), of)
-    places = [(line["length"], line["depth"]) for line in evaluation.needle]
+    places = [(line["length"], line["depth"]) for line in evaluation.lines["needle"]]
     assert places == [(32, 0.0), (32, 1.0), (64, 0.0), (64, 1.0)]
     measured = {name for name in evaluation.measurements if name.startswith("needle")}
     assert measured <= set(METRICS)
     assert ("needle_loss_served" in measured) == served
     metrics = collect_metrics({"measurements": evaluation.measurements})
-    mean = np.mean([line["loss"] for line in evaluation.needle])
+    mean = np.mean([line["loss"] for line in evaluation.lines["needle"]])
     assert metrics["needle_loss"] == pytest.approx(mean)
     if served:
-        changes = [line["loss_change"] for line in evaluation.needle]
+        changes = [line["loss_change"] for line in evaluation.lines["needle"]]
         assert metrics["needle_loss_change"] == pytest.approx(np.mean(changes), abs=1e-9)

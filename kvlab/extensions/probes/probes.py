@@ -37,16 +37,48 @@ import torch
 from torch import Tensor
 
 from kvlab.data.batches import Tokens
+from kvlab.evaluate.evaluation import Evaluation, StartPart, list_scorings
 from kvlab.evaluate.forward_passes import SILENT, Arrays, Part, compute_at
 from kvlab.evaluate.validation_loss import Floats
+from kvlab.extensions.probes.config import (
+    NEEDLE_ANSWER_TOKENS,
+    NEEDLE_KEY_TOKENS,
+    ProbeFields,
+)
 from kvlab.model import GPT
 from kvlab.model.loss import token_scores
 from kvlab.spec import ServingConfig
-from kvlab.spec.evaluation_config import NEEDLE_ANSWER_TOKENS, NEEDLE_KEY_TOKENS
+from kvlab.spec.experiment import Experiment
 
 Array = npt.NDArray[np.int64]
 
 _RECALL_STREAM = 0x7265636C  # separates these draws from other uses of a row's number
+
+
+def measure_probes(
+    model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
+) -> Evaluation:
+    """Measure the probes of an experiment, see `kvlab.evaluate.evaluation.measure_extensions`."""
+    asked, vocabulary = ProbeFields.of(experiment.evaluation), experiment.data.vocab_size - 1
+    scorings, found = list_scorings(experiment), Evaluation({})
+    if asked.recall:
+        rows = make_recall_rows(asked.recall, model.config.block_size, vocabulary)
+        part = start_part("associative recall", rows.tokens.size * len(scorings))
+        found.measurements.update({"recall_rows": asked.recall, "recall_pairs": rows.pairs})
+        for suffix, serving in scorings.items():
+            is_correct = score_recall(model, rows, serving, part)
+            found.measurements.update(recall_measurements(rows, is_correct, suffix))
+    if asked.needle is not None:
+        depths, count = asked.needle.depths, asked.needle.rows
+        total = sum(asked.needle.lengths) * (len(depths) + 1) * count * len(scorings)
+        part, lines = start_part("needle in a haystack", total), list[dict[str, Any]]()
+        for length in asked.needle.lengths:
+            needles = make_needle_rows(validation, length, depths, count, vocabulary)
+            scores = [score_needles(model, needles, one, part) for one in scorings.values()]
+            lines += needle_lines(needles, *scores)
+        found.measurements.update(needle_measurements(lines))
+        found.lines["needle"] = lines
+    return found
 
 
 @dataclass(frozen=True)
