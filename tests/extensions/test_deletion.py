@@ -63,15 +63,8 @@ def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, who
     assert len(refused) < len(whole) / 2
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("name", TABLE)
-def test_without_one_extension_all_else_is_as_before(tmp_path, whole, name):
-    found = list_without(tmp_path, [name], "--imports")
-    assert found["broken"] == []
-    refused = check_trials(whole, found["trials"], [name])
-    texts = {path.name: path.read_text() for path in (ROOT / "sweeps").glob("*.yaml")}
-    keys = {need.rpartition(".")[2].partition(":")[0] for need in TABLE[name]}
-    for sweep in refused:
-        base = texts[sweep].split("experiment: ../")[1].split()[0]
-        both = texts[sweep] + (ROOT / base).read_text()
-        assert any(key in both for key in keys), f"{sweep} does not name {name}"
+def test_one_without_the_others_is_refused_by_name(tmp_path, whole):
+    """`python -m tests.studies deletion` does so for each, and runs the core's tests."""
+    found = list_without(tmp_path, ["recall"])
+    refused = check_trials(whole, found["trials"], ["recall"])
+    assert refused == {"recall.yaml"}
