@@ -1,7 +1,7 @@
 """What commands print, word for word: `golden_errors/errors.txt` and `golden_errors/answers.txt`.
 
 Each block of these files is a command, after ``==``, and its output: of a wrong file or command in
-`errors.txt`, of a right one in `answers.txt`. A mistake may also be a change of ``e.yaml``
+`errors.txt`, of a right one in `answers.txt`. Extensions have files of their own beside their tests. A mistake may also be a change of ``e.yaml``
 (``experiment: OLD ==> NEW``), ``s.yaml`` (``sweep: OLD ==> NEW``; ``sweep: + TEXT`` at its end) or
 ``q.yaml`` (``search: OLD ==> NEW``), which `kvlab plan` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes the answers again, also those
 of new blocks, which need their first line alone.
@@ -23,6 +23,8 @@ from tests.support.search_record import EVERY_OUTCOME
 from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
+EXTENSIONS = Path(__file__).parents[1] / "extensions"
+PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.glob("*/errors.txt")]
 FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}
@@ -89,7 +91,7 @@ class MoreOfTheBaseline(Record):
 def folder(tmp_path_factory):
     """A folder with specs, records, a trained trial and a checkpoint; and that trial."""
     folder = tmp_path_factory.mktemp("golden")
-    for path in (*(FOLDER / name for name in FILES), *FOLDER.glob("*.jsonl")):
+    for path in (*(FOLDER / name for name in FILES), *EXTENSIONS.glob("*/*.jsonl")):
         shutil.copy(path, folder)
     small, four = {**HEADS, "sharing": ("none", "tied")}, (0, 1, 2, 3)
     more = {"heads": ("mha", "gqa", "mqa", "one")}
@@ -146,12 +148,12 @@ def answer(folder, trial, mistake, capsys, *, is_wrong):
     return lines if code == (2 if is_wrong else 0) else [*lines, f"(exit code {code})"]
 
 
-@pytest.mark.parametrize("name", ["errors", "answers"])
-def test_every_line_is_worded_as_written(name, folder, capsys, monkeypatch):
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_line_is_worded_as_written(path, folder, capsys, monkeypatch):
     folder, trial = folder
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KVLAB_DATA", str(folder / "data"))
-    path, is_wrong = FOLDER / f"{name}.txt", name == "errors"
+    is_wrong = path.stem == "errors"
     golden = path.read_text()
     commands = [line.removeprefix("== ") for line in golden.splitlines() if line[:3] == "== "]
     assert len(set(commands)) == len(commands), "a command stands there twice"

@@ -30,36 +30,6 @@ def needle_line(length, depth, levels, seed):
     return {"length": length, "depth": depth, "rows": 8, "chance": 5.5, **values, **errors}
 
 
-BUDGETS = (10**6, 4 * 10**6)
-
-
-def reuse(levels, seed):
-    """MQA finds more in the same bytes; a tie changes replies."""
-    is_small, is_tied = levels["heads"] == "mqa", levels["sharing"] == "tied"
-    return {
-        "reuse_hit_rate": 0.6 if is_small else 0.3, "reuse_hit_rate_exact": 0.75,
-        "reuse_flops_saved": 0.55 if is_small else 0.25, "reuse_requests": 120,
-        "reuse_warm_ttft_ms": 2.0 + seed, "reuse_cold_ttft_ms": 8.0 + seed,
-        "reuse_conversation_bytes": 5 * 10**4 if is_small else 2 * 10**5,
-        "reuse_gap": 0.02 + 0.001 * seed if is_tied else 0.0,
-        "reuse_kl": 0.01 * 2**seed if is_tied else 0.0,
-    }  # fmt: skip
-
-
-def reuse_lines(levels, seed):
-    found = reuse(levels, seed)
-    of = {"part": "conversations", "variant": "made", "exact": True}
-    for n, budget in enumerate(BUDGETS):
-        rate = found["reuse_hit_rate"] + 0.1 * n
-        fit = budget // found["reuse_conversation_bytes"]
-        yield {**of, "metric": "budget_hit_rate", "value": rate, "budget_bytes": budget}
-        yield {**of, "metric": "budget_conversations", "value": fit, "budget_bytes": budget}
-    for turn in (1, 2, 3):
-        rate = (turn - 1) / 4
-        yield {**of, "metric": "turn_hit_rate", "value": rate, "turn": turn}
-        yield {**of, "metric": "turn_hit_rate_exact", "value": rate + 0.1, "turn": turn}
-
-
 def line(part, metric, value, **more):
     return {
         "part": part, "metric": metric, "variant": "made", "value": value, "device": "made",
@@ -146,7 +116,6 @@ class FullRecord(Record):
         for name, value in (("kl", kl), ("top_changed", 0.01 + 0.001 * seed)):
             found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 10}
             found |= {f"serving_{name}_part{i}": value / i for i in range(1, 9)}
-        found |= reuse(levels, seed)
         return found | {"recall_rows": 32, "recall_pairs": 64}
 
     def result(self, levels, seed, status):
@@ -157,13 +126,12 @@ class FullRecord(Record):
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
             "serving": serving.model_dump(mode="json"),
-            "benchmark": {"conversations": {"budget": BUDGETS[0], "snapshot_tokens": 64}},
             "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192}
             | ({"kv_dtype": "int4", "kv_group": 16} if is_mqa else {}),
         }
         result["provenance"]["timings"] = "shared" if seed == 0 else "exclusive"
         if status == "done":
-            result["benchmark"] = [*lines(self.seconds(levels, seed)), *reuse_lines(levels, seed)]
+            result["benchmark"] = [*lines(self.seconds(levels, seed))]
             names = {"copied": ["a", "b"], "pooled": ["c"], "averaged": [], "unused": ["d"]}
             result["training_record"]["start"] = {
                 "source": "made", **names, "fresh": {"e": "another shape"},

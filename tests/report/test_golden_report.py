@@ -196,7 +196,7 @@ PLACES = {**HEADS, "position": ("learned", "rope")}
 LOST_SECTIONS = ("divergence", "effects", "cells")
 SERVING = ("plain", "coarse", "tied")
 FULL_SECTIONS = (
-    "hellaswag", "serving-gap", "reuse", "memory", "speed", "roofline", "benchmark-curves",
+    "hellaswag", "serving-gap", "memory", "speed", "roofline", "benchmark-curves",
     "starts", "equal-memory", "interval-widths", "quantized-training",
 )  # fmt: skip
 RECORDS = {

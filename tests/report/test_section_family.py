@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ import kvlab
 from kvlab.report import texts
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
+from kvlab.spec.own_extensions import load_parts
 from tests.contracts.section_contract import ReportSectionContract
-from tests.extensions.lm_eval.records import LmEvalRecord
-from tests.extensions.recall.test_report import RECORD as RECALL
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
@@ -39,13 +39,16 @@ OWN_RECORDS = {
     "tuned": TunedRecord(),
     "matched": MatchedRecord(),
     "quantized-training": QuantizedTrainingRecord(),
-    "lm-eval": LmEvalRecord(),
-    "recall": RECALL,
     "divergence": Record(
         status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done"
     ),
 }
 """Section -> a record that it reports; the others report the full one."""
+
+for extension, parts in load_parts().items():
+    for section in parts.sections:
+        made = import_module(f"tests.extensions.{extension}.records").RECORD
+        OWN_RECORDS[section.name] = made
 
 RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")
 

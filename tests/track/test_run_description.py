@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import kvlab.track
+from kvlab.spec.own_extensions import name_members
 from kvlab.store.metrics import METRICS
 from kvlab.track.run_description import (
     DUPLICATES,
@@ -32,7 +33,7 @@ def track(**measurements):
 def test_every_metric_is_in_one_of_the_groups_and_the_page_lists_what_is_not_by_the_rule():
     names = [tracked_name(name) for name in METRICS]
     groups = {name.partition("/")[0] for name, _ in names}
-    assert groups == {"quality", "kv", "speed", "reuse", "train"}
+    assert groups == {"quality", "kv", "speed", "train", *name_members("tracked_groups")}
     assert len(set(names)) == len(names)
     text = (Path(kvlab.track.__file__).parent / "README.md").read_text()
     listed = re.findall(r"^\| `(\w+)`(?: \(curve\))? \| `([\w/]+)` \|$", text, re.M)
@@ -51,16 +52,10 @@ def test_one_name_for_what_is_one_number_and_none_for_what_is_no_number():
     assert ("quality/loss_paired", 5.0 - gap, None) in points
 
 
-def test_parts_of_the_context_and_turns_are_curves():
-    _, points = track(
-        **{f"loss_part{part}_served": 5.0 - part for part in range(1, 9)},
-        **{f"reuse_hit_rate_turn{turn}": turn / 16 for turn in (1, 2, 10)},
-        reuse_hit_rate=0.5,
-    )
+def test_parts_of_the_context_are_curves():
+    _, points = track(**{f"loss_part{part}_served": 5.0 - part for part in range(1, 9)})
     parts = [(value, step) for name, value, step in points if name.endswith("context_served")]
     assert parts == [(5.0 - part, part) for part in range(1, 9)]
-    curve = [("reuse/hit_rate_by_turn", turn / 16, turn) for turn in (1, 2, 10)]
-    assert [p for p in points if p[0][:6] == "reuse/"] == [("reuse/hit_rate", 0.5, None), *curve]
 
 
 GOLDEN = Path(__file__).with_name("golden_views.json")

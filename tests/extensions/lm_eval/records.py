@@ -38,3 +38,6 @@ class LmEvalRecord(Record):
         prose = {**facts, "items": digest("prose"), "outcomes": {}}
         tasks = {"letters": letters, "prose": prose}
         return {**super().details(levels, seed), "tasks": tasks}
+
+
+RECORD = LmEvalRecord()
