@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.humanize import format_count
-from kvlab.layout.block_slot import BlockSlot
 from kvlab.layout.slot_plan import SlotPlan, TokenSlot
 from kvlab.layout.state_slot import StateSlot
 from kvlab.sharing import KIND_NAMES
@@ -179,6 +178,4 @@ def _plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) -
         plan: SlotPlan | None = rule(layer, model, serving)
         if plan is not None:
             return plan
-    kv = serving.kv
-    stored = layer, kv.dtype, kv.resolve_group(model), kv.rotate
-    return TokenSlot(*stored) if kv.blocks is None else BlockSlot(*stored, rule=kv.blocks)
+    return TokenSlot(layer, serving.kv.dtype, serving.kv.resolve_group(model), serving.kv.rotate)

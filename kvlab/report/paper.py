@@ -31,7 +31,7 @@ from kvlab.report.table_export import (
     table_to_latex,
 )
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.dtypes import DTYPES, BlockDType
 from kvlab.spec.search_config import format_setting, short_keys
 from kvlab.store.metrics import METRICS
 
@@ -224,7 +224,7 @@ def _find_features(study: Study) -> Iterator[str]:
         if name == "model.attention_pattern" and "L" in str(value):
             yield "local"
         if name == "serving.kv_dtype" and value in DTYPES:
-            is_block = DTYPES[value].default_residual is not None
+            is_block = isinstance(DTYPES[value], BlockDType)
             yield "cache=blocks" if is_block else f"cache={DTYPES[value].is_quantized}"
     for row in study.done_rows:
         model = row.record["experiment"].get("model", {})

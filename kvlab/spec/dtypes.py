@@ -4,6 +4,7 @@ This is the one table of `serving.kv_dtype` and `training.kv_dtype`. The YAML's 
 messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache` all read it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import WrapValidator
 
-from kvlab.spec.own_extensions import name_members
+from kvlab.spec.own_extensions import find_members, name_members
 from kvlab.spec.spec_model import OneOf, Problems, SpecModel, join_or
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ SCALE_BYTES = 2
 
 DEFAULT_GROUP = 32
 """Numbers of a head that share a scale in a format of 4 bits."""
-
-DEFAULT_RESIDUAL = 128
-"""Newest tokens that KIVI stores in full precision, as its authors do."""
 
 MIN_GROUP = 4
 """A group of fewer numbers is little more than its scale: it saves nothing, and rounds nothing."""
@@ -48,8 +46,6 @@ class DType:
         numbers_per_item: 2 or 4 where as many codes are packed in a byte.
         default_group: numbers of a group where `serving.kv_group` does not say; None for a
             head's whole vector.
-        default_residual: newest tokens in full precision where `serving.kv_residual` does not
-            say, in a format that quantizes tokens in blocks; else None.
     """
 
     item_bytes: int
@@ -58,7 +54,6 @@ class DType:
     scale_bytes: int = 0
     numbers_per_item: int = 1
     default_group: int | None = None
-    default_residual: int | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -84,8 +79,8 @@ class DType:
         """
         if not self.is_quantized or (group is None and self.default_group is None):
             return None
-        if group is None or self.default_residual is not None:
-            group = self.group_size(size, group)
+        if group is None:
+            group = self.group_size(size)
         if size % group == 0 and group >= MIN_GROUP and size % self.numbers_per_item == 0:
             return None
         usable = [n for n in range(MIN_GROUP, size + 1) if size % n == 0]
@@ -97,81 +92,31 @@ class DType:
 
 
 @dataclass(frozen=True)
-class BlockRule:
-    """When KIVI (arXiv 2402.02750) quantizes tokens: in blocks, once enough newer ones follow.
+class BlockDType(DType, ABC):
+    """A format that quantizes tokens in blocks, once newer ones follow.
 
-    The first ``quantized_tokens(n)`` of n tokens are quantized. So the newest ``residual`` to
-    ``residual + group - 1`` tokens are in full precision.
+    So what a query reads of a token depends on the query, too. A slot plan of its own stores it.
 
     Attributes:
-        residual: newest tokens that are always in full precision.
+        default_residual: newest tokens in full precision where `serving.kv_residual` does not say.
+        one_shot_pass: a function, as ``module:function``, that begins the pass of a training that
+            reads K and V so. It has the arguments of `kvlab.cache.begin_one_shot_pass` up to
+            ``documents``.
     """
 
-    group: int
-    residual: int
+    default_residual: int = 0
+    one_shot_pass: str = ""
 
-    def quantized_tokens(self, tokens: int) -> int:
-        """Return how many of a row's ``tokens``, the first, are quantized."""
-        return max(0, tokens - self.residual) // self.group * self.group
+    @abstractmethod
+    def identity(self, kv: "KVStorage") -> dict[str, Any]:
+        """Return which tokens are quantized when, as plain data."""
 
-    def quantizes(self, window: int | None) -> bool:
-        """Return whether layers that see ``window`` tokens (None: all) see any quantized ones."""
-        return window is None or window > self.residual
-
-    def first_full(self, tokens: int, window: int | None) -> int:
-        """Return the first of a row's tokens in full precision, in a slot of such layers."""
-        return self.quantized_tokens(tokens) if self.quantizes(window) else 0
-
-    def snapshot(self, tokens: int, window: int | None) -> tuple[range, range]:
-        """Return the blocks, and the tokens in full precision, that further tokens overwrite.
-
-        They are what the next token reads of a row; without a window, blocks stay for good. A
-        block that reaches into the window is quantized with the tokens that have left it.
-        """
-        first_seen = 0 if window is None else max(0, tokens - window + 1)
-        if not self.quantizes(window):
-            return range(0), range(first_seen, tokens)
-        first_block, full = first_seen // self.group, self.first_full(tokens, window)
-        blocks = range(0) if window is None else range(first_block, full // self.group)
-        return blocks, range(max(full, first_block * self.group), tokens)
-
-    def seen(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that the newest token sees."""
-        first_seen, full = max(0, tokens - (window or tokens)), self.first_full(tokens, window)
-        blocks = max(0, full // self.group - first_seen // self.group)
-        return blocks, tokens - max(first_seen, full)
-
-    def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that a slot has place for.
-
-        Of the latter one more than are ever stored: bytes of records are of this allocation.
-        """
-        if not self.quantizes(window):
-            return 0, min(tokens, window or tokens)
-        blocks = self.quantized_tokens(tokens) // self.group
-        if window is not None:
-            blocks = min(blocks, -(-(window - self.residual) // self.group))
-        return blocks, min(tokens, self.residual + self.group)
-
-    def find_problems(self, model: "ModelConfig", section: str) -> Iterator[str]:
+    @abstractmethod
+    def find_model_problems(
+        self, kv: "KVStorage", model: "ModelConfig", section: str
+    ) -> Iterator[str]:
         """Yield why K and V of ``model`` cannot be quantized in blocks, or would never be."""
-        windows = [n.window or model.block_size for n in model.layers if n.stores_tokens]
-        longest = min(max(windows), model.block_size)
-        if not model.kv_form.stores_keys:
-            text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
-            yield f"{text}; use int4 or int8 for what both are views of"
-        elif model.sink_tokens:
-            text = "keeps the newest tokens in full precision, not the first ones"
-            yield f"{text}; leave model.sink_tokens out, or use int4 or int8"
-        elif not (self.quantizes(longest) and self.quantized_tokens(model.block_size)):
-            most = min(longest - 1, model.block_size - self.group)
-            text = f"quantizes none of the {longest} tokens that a layer sees, as the newest"
-            text = f"{text} {self.residual} to {self.residual + self.group - 1} stay as they are"
-            fix = f"{section}.kv_residual: {most} or less" if most >= 0 else "a smaller kv_group"
-            yield f"{text}; use {fix}"
 
-
-_KIVI = "kvlab.cache.kivi:KIVIBuffer"
 
 DTYPES: dict[str, DType] = {
     "float64": DType(8, "float64"),
@@ -181,8 +126,7 @@ DTYPES: dict[str, DType] = {
     "int8": DType(1, "int8", "kvlab.cache.formats:Quantized", SCALE_BYTES),
     "fp8": DType(1, "float8_e4m3fn", "kvlab.cache.formats:Quantized", SCALE_BYTES),
     "int4": DType(1, "uint8", "kvlab.cache.formats:PackedInt4", SCALE_BYTES, 2, DEFAULT_GROUP),
-    "kivi4": DType(1, "uint8", _KIVI, 2 * SCALE_BYTES, 2, DEFAULT_GROUP, DEFAULT_RESIDUAL),
-    "kivi2": DType(1, "uint8", _KIVI, 2 * SCALE_BYTES, 4, DEFAULT_GROUP, DEFAULT_RESIDUAL),
+    **find_members("kv_dtypes"),
 }
 
 
@@ -266,13 +210,9 @@ class KVStorage:
         return tuple(dtype for dtype in dict.fromkeys(own) if dtype.is_quantized)
 
     @property
-    def blocks(self) -> BlockRule | None:
-        """When tokens are quantized, in a dtype that quantizes them in blocks; else None."""
-        for dtype in self.quantized:
-            if dtype.default_residual is not None and dtype.default_group is not None:
-                residual = dtype.default_residual if self.residual is None else self.residual
-                return BlockRule(self.group or dtype.default_group, residual)
-        return None
+    def block_dtype(self) -> BlockDType | None:
+        """The first of the dtypes of K and V that quantizes tokens in blocks; None: none does."""
+        return next((one for one in self.quantized if isinstance(one, BlockDType)), None)
 
     def resolve_group(self, model: "ModelConfig") -> int | None:
         """Return the group of the scales, or None where it is the dtype's default in every layer.
@@ -298,25 +238,24 @@ class KVStorage:
         facts: dict[str, Any] = {"kv_dtype": self.dtype}
         if (group := self.resolve_group(model)) is not None:
             facts["kv_group"] = group
-        if self.blocks is not None:
-            facts["kv_blocks"] = {"group": self.blocks.group, "residual": self.blocks.residual}
-        return facts
+        return facts | (self.block_dtype.identity(self) if self.block_dtype else {})
 
     def find_setting_problems(self) -> Problems:
         """Yield which settings say nothing in this dtype, by fields of a section."""
         own = list_part_dtypes(self.dtype, 2, MODEL_DTYPE)
-        if len({DTYPES[name].default_residual is None for name in own}) > 1:
+        in_blocks = [name for name, one in DTYPES.items() if isinstance(one, BlockDType)]
+        if len({isinstance(DTYPES[name], BlockDType) for name in own}) > 1:
             text = "quantizes one of K and V in blocks of tokens, and the other token by token"
-            yield "kv_dtype", f"{text}; use kivi4 or kivi2 for both, or for neither"
+            yield "kv_dtype", f"{text}; use {join_or(in_blocks)} for both, or for neither"
             return
         if self.group is not None and not self.quantized:
             names = join_or(name for name, dtype in DTYPES.items() if dtype.is_quantized)
             text = f"has no scales to group in kv_dtype {self.dtype}"
             yield "kv_group", f"{text}; leave it out, or use {names}"
-        if self.residual is not None and self.blocks is None:
-            names = join_or(n for n, dtype in DTYPES.items() if dtype.default_residual is not None)
+        if self.residual is not None and self.block_dtype is None:
             text = f"has no effect in kv_dtype {self.dtype}, which stores every token alike"
-            yield "kv_residual", f"{text}; leave it out, or use {names}"
+            fix = f", or use {join_or(in_blocks)}" if in_blocks else ""
+            yield "kv_residual", f"{text}; leave it out{fix}"
 
     def find_storage_problems(self, model: "ModelConfig", section: str) -> Problems:
         """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
@@ -342,6 +281,6 @@ class KVStorage:
         )
         if (problem := next(filter(None, problems), None)) is not None:
             yield field, problem
-        if self.blocks is not None:
-            for problem in self.blocks.find_problems(model, section):
+        if self.block_dtype is not None:
+            for problem in self.block_dtype.find_model_problems(self, model, section):
                 yield f"{section}.kv_dtype", problem

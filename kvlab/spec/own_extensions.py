@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parents[1] / "extensions"
 TABLE: dict[str, tuple[str, ...]] = {
     "conversations": ("benchmark.conversations",),
     "eviction": ("serving.evict",),
+    "kivi": tuple(f"kv_dtype{key}: kivi{n}" for key in ("", ".k", ".v") for n in (4, 2)),
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),

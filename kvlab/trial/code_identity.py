@@ -60,7 +60,7 @@ _EVERYWHERE = {
 
 TRAINING = CodeScope(
     packages=(
-        "kvlab.cache.attention_pass", "kvlab.cache.formats", "kvlab.cache.kivi",
+        "kvlab.cache.attention_pass", "kvlab.cache.formats",
         "kvlab.cache.uncached_passes", "kvlab.data.batches", "kvlab.model", "kvlab.spec.dtypes",
         "kvlab.spec.kv_forms", "kvlab.spec.layer_config", "kvlab.spec.mixers",
         "kvlab.spec.model_config", "kvlab.spec.training_config", "kvlab.train", "kvlab.trial.ddp",

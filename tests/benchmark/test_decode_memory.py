@@ -35,13 +35,6 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
             (32 + 5 * 10) * 2 * 32 * 4,
         ),
         ({}, {"kv_dtype": "int8"}, 6 * 32 * 2 * 4 * (8 + 2), 6 * 32 * 2 * 4 * (8 + 2)),
-        (
-            {"attention_pattern": "GLLLLL", "window": 10},
-            {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4},
-            # a block is 4 heads x (64 / 4 + 8 x 4) of K and 8 tokens x 4 heads x (8 / 4 + 4) of V
-            3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256),
-            3 * 384 + 8 * 256 + 5 * (1 * 384 + 8 * 256),  # the last 8 tokens are in no block yet
-        ),
         ({}, {"kv_dtype": "int4", "kv_group": 4}, 6 * 32 * 2 * 4 * 8, 6 * 32 * 2 * 4 * 8),
     ],
 )

@@ -10,7 +10,7 @@ from kvlab.layout import KVLayout
 from kvlab.model import GPT, attention_backends, decode_attention
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.dtypes import DTYPES, DType
+from kvlab.spec.dtypes import DTYPES, BlockDType, DType
 from tests.contracts.cache_format_contract import CacheFormatContract
 
 
@@ -27,14 +27,17 @@ class Divisors(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4", "kivi2"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_a_device_divides_by_tensors_alone(kv_dtype):
+    check_divisors(kv_dtype=kv_dtype)
+
+
+def check_divisors(**how):
     """By a number CUDA multiplies with its reciprocal, and other codes than a CPU's come out."""
     model = GPT(
         ModelConfig(vocab_size=60, block_size=24, n_layer=1, n_head=2, n_embd=16), device="meta"
     )
-    how = {"kv_group": 4, "kv_residual": 1} if kv_dtype == "kivi2" else {}
-    cache = model.new_cache(1, 12, ServingConfig(kv_dtype=kv_dtype, **how))
+    cache = model.new_cache(1, 12, ServingConfig(**how))
     with torch.inference_mode(), Divisors() as divisors:
         prefill(model, torch.zeros(1, 12, dtype=torch.int64, device="meta"), cache)
     assert divisors.kept
@@ -73,8 +76,8 @@ class TestInt4(CacheFormatContract):
 
 def test_every_format_has_its_suite():
     assert {suite.kv_dtype for suite in CacheFormatContract.__subclasses__()} == {
-        name for name, dtype in DTYPES.items() if dtype.default_residual is None
-    }  # formats that quantize tokens in blocks: tests/cache/test_kv_cache.py
+        name for name, dtype in DTYPES.items() if not isinstance(dtype, BlockDType)
+    }  # formats that quantize tokens in blocks: tests/extensions/kivi
 
 
 class FourBits(Quantized):

@@ -7,6 +7,7 @@ from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.mixers import find_mixer
 from kvlab.spec.own_extensions import find_members
 from tests.support.prefixes import copy_prefix
@@ -14,7 +15,8 @@ from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 41, "block_size": 160, "n_layer": 4, "n_head": 4, "n_kv_head": 2,
          "n_embd": 32, "position": "rope", "window": 7}  # fmt: skip
-SERVINGS = [{}, {"kv_dtype": "int8"}, {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4},
+BLOCKS = [{"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 4}] if "kivi2" in DTYPES else []
+SERVINGS = [{}, {"kv_dtype": "int8"}, *BLOCKS,
             *({key: value} for key, value in find_members("checked_servings").items())]  # fmt: skip
 START = 40
 

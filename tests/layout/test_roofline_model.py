@@ -79,13 +79,3 @@ def test_ties_by_the_owner_save_the_products_that_torch_counts():
         counted.append(counter.get_total_flops())
         computed.append(decode_flops(config, 1, KVLayout.of(config, serving)))
     assert computed[0] - computed[1] == counted[0] - counted[1] == 2 * 2 * 32 * 2 * 32
-
-
-@pytest.mark.parametrize(("tokens", "blocks"), [(159, 0), (160, 1), (191, 1), (192, 2)])
-def test_blocks_and_tokens_in_full_precision_are_read_as_they_are_stored(tokens, blocks):
-    model = ModelConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=64)
-    layout = KVLayout.of(model, ServingConfig(kv_dtype="kivi2"))
-    keys = 2 * 64 * (32 // 4 + 2 * 2)  # per channel 32 codes of 2 bits, a scale and a minimum
-    values = 32 * 2 * (64 // 4 + 2 * 2 * 2)  # per token and head two groups of 32 channels
-    full = (tokens - 32 * blocks) * 2 * 128 * 4
-    assert layout.read_bytes(1, tokens) == blocks * (keys + values) + full

@@ -78,7 +78,7 @@ def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole):
             "training": {"precision": "bfloat16", "int8": ["output", "grad_input", "grad_weight"]},
             "model": {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5},
         },
-        {"training": {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 3}},
+        {"training": {"kv_dtype": "int4", "kv_group": 4}},
     ],
 )
 def test_other_recipes_resume_bitwise_too(tmp_path, changes):

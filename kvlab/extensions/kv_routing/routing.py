@@ -116,7 +116,7 @@ def find_problems(experiment: "Experiment") -> spec.Problems:
         return
     problems = routing.find_problems(experiment.model)
     yield from ((f"training.kv_routing.{name}", text) for name, text in problems)
-    if training.kv.blocks is not None:
+    if training.kv.block_dtype is not None:
         text = f"keeps blocks of exact tokens beside kv_dtype {training.kv_dtype}'s codes for each"
         yield "training.kv_routing", f"{text} layer and cannot be routed; use int8 or int4"
 

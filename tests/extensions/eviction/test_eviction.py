@@ -12,6 +12,7 @@ from kvlab.layout.roofline_model import decode_step_cost
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
+from tests.contracts.slot_contract import check_copies_of_rows
 from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
 from tests.evaluate.test_serving_comparison import TEXT
 from tests.support.prefixes import copy_prefix
@@ -35,20 +36,7 @@ SERVINGS = [
 @pytest.mark.parametrize("serving", SERVINGS)
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config, serving):
-    model = random_model(config)
-    cache = model.new_cache(2, COUNT, serving)
-    with torch.inference_mode():
-        model(WORDS[:, :33], cache=cache)
-        cache.reset()
-        model(WORDS[:, :30], cache=cache, lengths=[30, 9])
-        copies = cache.select_rows(torch.tensor([1, 0, 1]))
-        ends = model(WORDS[[1, 0, 1]][:, 30:36], cache=copies)
-        for place, (row, length) in enumerate([(1, 9), (0, 30), (1, 9)]):
-            text = torch.cat([WORDS[row, :length], WORDS[row, 30:36]])[None]
-            alone = model(text, cache=model.new_cache(1, COUNT, serving))
-            assert (ends[place] - alone[0, length:]).abs().max() < 1e-10
-    assert cache.list_lengths() == [30, 9], "the original did not move"
-    assert 2 * copies.nbytes == 3 * cache.nbytes
+    check_copies_of_rows(config, serving)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,6 @@ def test_heads_that_share_a_state_start_as_heads_that_do_not():
         ("D", {}),
         ("DDGG", {"precision": "bfloat16"}),
         ("DDGG", {"kv_routing": {"share": 1.0}, "kv_dtype": "int8"}),
-        ("DDGG", {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 4}),
         ("DDGG", {"optimizer": "muon"}),
     ],
 )

@@ -10,6 +10,7 @@ from kvlab.extensions.rotation.hadamard import find_size_problem, make_matrix
 from kvlab.layout import KVLayout
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.own_extensions import load_parts
 from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 from tests.support.reference_model import hadamard
@@ -34,11 +35,16 @@ SERVINGS = [
     {},
     {"kv_dtype": "int8"},
     {"kv_dtype": "int4", "kv_group": 4},
-    {"evict": {"keep": 9, "sinks": 2}},
-    {"evict": {"keep": 9, "by": "heavy_hitters"}, "kv_dtype": "fp8"},
-    {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 3},
     {"tie": "adjacent:2", "tie_rule": "owner"},
 ]
+OF_EXTENSIONS = {
+    "eviction": [
+        {"evict": {"keep": 9, "sinks": 2}},
+        {"evict": {"keep": 9, "by": "heavy_hitters"}, "kv_dtype": "fp8"},
+    ],
+    "kivi": [{"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 3}],
+}
+SERVINGS += [one for name in load_parts() for one in OF_EXTENSIONS.get(name, ())]
 
 
 @pytest.mark.parametrize("size", [4, 8, 12, 64, 80, 256])

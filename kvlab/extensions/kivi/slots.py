@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvlab.extensions.kivi.config import BlockRule, KIVIDType
 from kvlab.humanize import format_count
 from kvlab.layout.slot_plan import SlotPlan, Term
-from kvlab.spec.dtypes import DTYPES, BlockRule, token_bytes
+from kvlab.spec.dtypes import DTYPES, token_bytes
+from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import ServingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,7 @@ class BlockSlot(SlotPlan):
     """
 
     rule: BlockRule
-    buffer: ClassVar[str] = "kvlab.cache.kivi:KIVIBuffer"
+    buffer: ClassVar[str] = "kvlab.extensions.kivi.buffers:KIVIBuffer"
     has_single_tokens: ClassVar[bool] = False
     trained_copies: ClassVar[int] = 2
 
@@ -89,3 +93,12 @@ class BlockSlot(SlotPlan):
     def identity(self) -> dict[str, Any]:
         blocks = {"group": self.rule.group, "residual": self.rule.residual}
         return {**super().identity(), "kv_blocks": blocks}
+
+
+def plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) -> BlockSlot | None:
+    """Return the slot of a layer in one of KIVI's dtypes."""
+    kv, dtype = serving.kv, serving.kv.block_dtype
+    if not isinstance(dtype, KIVIDType):
+        return None
+    stored = layer, kv.dtype, kv.resolve_group(model), kv.rotate
+    return BlockSlot(*stored, rule=dtype.make_rule(kv))

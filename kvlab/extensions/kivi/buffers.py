@@ -18,7 +18,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -38,8 +38,10 @@ from kvlab.cache.formats import (
 from kvlab.cache.kv_buffer import EncodedKV, Index, concatenate_parts
 from kvlab.cache.kv_buffer import list_ring_entries as list_entries
 from kvlab.cache.slot_pass import EntryRange, PassRows, SlotBuffer, SlotPass, see_something
-from kvlab.layout.block_slot import BlockSlot
 from kvlab.spec.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from kvlab.extensions.kivi.slots import BlockSlot
 
 
 class BlockFormat:
@@ -112,7 +114,7 @@ class KIVIBuffer(SlotBuffer):
 
     def __init__(
         self,
-        plan: BlockSlot,
+        plan: "BlockSlot",
         batch_size: int,
         context: int,
         dtype: torch.dtype,

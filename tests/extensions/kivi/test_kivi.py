@@ -1,0 +1,133 @@
+"""Blocks of codes beside exact tokens: to the byte, in training as served, and as each row alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.benchmark.measures.decode_memory import count_kv_bytes
+from kvlab.cache import KVCache
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.model.generate import EagerDecoder
+from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.dtypes import KVStorage
+from tests.cache.test_formats import check_divisors
+from tests.cache.test_two_dtypes import check_steps, check_stored_codes
+from tests.contracts import slot_contract
+from tests.evaluate.test_scoring import check_trained_storage
+from tests.support.reference_model import ReferenceModel
+
+SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
+         "block_size": 64, "position": "rope"}  # fmt: skip
+GLOBAL = ModelConfig(**SHAPE)
+HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+KIVI2 = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=5)
+STORAGES = [KVStorage("kivi2", 8, 5), KVStorage("kivi2", 4, 0), KVStorage("kivi4", 8, 20)]
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_copies_of_rows_of_other_lengths_go_on_as_each_alone(config):
+    slot_contract.check_copies_of_rows(config, KIVI2)
+
+
+def test_tokens_are_exact_until_their_block_is_billed_as_codes():
+    draw = torch.Generator().manual_seed(0)
+    kv = torch.randn(2, 3, 1, 2, 45, 8, generator=draw, dtype=torch.float64)  # as of a model
+    layout = KVLayout.of(GLOBAL, KIVI2)
+    full = 3 * 2 * 2 * 8 * 8  # layers, K and V, heads, head_dim, bytes of float64
+    block = 3 * 2 * (8 * 8 // 4 + 8 * 4 + 8 * (8 // 4 + 4))
+    for count in (1, 5, 12, 13, 20, 21, 45):
+        cache = KVCache(layout, 1, count, kv.dtype, torch.device("cpu"))
+        blocks = max(0, count - 5) // 8
+        assert cache.nbytes == layout.stored_bytes(1, count, "float64")
+        assert cache.nbytes == blocks * block + min(count, 13) * full
+        one_pass = cache.begin_pass(count)
+        one_pass.write_kv(0, *kv[:, 0, :, :, :count])
+        keys, values = one_pass.read_kv(0).parts
+        seen = one_pass.read_kv(0).mask[0, 0, -1]
+        assert int(seen.sum()) == count
+        exact = kv[:, 0, :, :, :count]
+        for part, whole in zip((keys, values), exact, strict=True):
+            changed = (part[:, :, seen] != whole).any(-1).any(1)[0]
+            assert changed.tolist() == [place < 8 * blocks for place in range(count)]
+
+
+def test_kv_bytes_are_those_counted_by_hand():
+    model = GPT(ModelConfig(vocab_size=64, block_size=32, n_layer=6, n_head=4, n_embd=32,
+                            attention_pattern="GLLLLL", window=10))  # fmt: skip
+    serving = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=4)
+    # a block is 4 heads x (64 / 4 + 8 x 4) of K and 8 tokens x 4 heads x (8 / 4 + 4) of V
+    stored = 3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256)
+    read = 3 * 384 + 8 * 256 + 5 * (1 * 384 + 8 * 256)  # the last 8 tokens are in no block yet
+    counted = count_kv_bytes(model, serving, 1, 32)
+    assert counted == {"kv_formula": stored, "kv_storage": stored, "kv_read": read}
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(159, 0), (160, 1), (191, 1), (192, 2)])
+def test_blocks_and_tokens_in_full_precision_are_read_as_they_are_stored(tokens, blocks):
+    model = ModelConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=64)
+    layout = KVLayout.of(model, ServingConfig(kv_dtype="kivi2"))
+    keys = 2 * 64 * (32 // 4 + 2 * 2)  # per channel 32 codes of 2 bits, a scale and a minimum
+    values = 32 * 2 * (64 // 4 + 2 * 2 * 2)  # per token and head two groups of 32 channels
+    full = (tokens - 32 * blocks) * 2 * 128 * 4
+    assert layout.read_bytes(1, tokens) == blocks * (keys + values) + full
+
+
+@pytest.mark.parametrize("rotate", [{}, {"kv_rotate": "hadamard"}])
+@torch.inference_mode()
+def test_k_and_v_may_have_codes_of_other_sizes(rotate):
+    blocks = {"kv_group": 4, "kv_residual": 3}
+    check_stored_codes("kivi4", "kivi2", **blocks, **rotate)
+    how = ServingConfig(kv_dtype={"k": "kivi4", "v": "kivi2"}, **blocks, **rotate)
+    check_steps(how, (EagerDecoder,))
+
+
+def test_a_device_divides_by_tensors_alone():
+    check_divisors(kv_dtype="kivi2", kv_group=4, kv_residual=1)
+
+
+def test_a_model_that_was_trained_so_is_scored_one_shot_as_it_is_served():
+    check_trained_storage(KVStorage("kivi2", 4, 2))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    model=st.sampled_from(slot_contract.MODELS),
+    kv=st.sampled_from(STORAGES),
+    length=st.integers(1, 40),
+    rows=st.integers(1, 2),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_a_query_of_training_reads_bitwise_what_the_cache_decodes(
+    model, kv, length, rows, dtype, seed
+):
+    slot_contract.check_reads(model, kv, length, rows, dtype, seed)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv"),
+    [
+        ({"sink": "learned"}, STORAGES[0]),
+        ({"kv_sharing": "adjacent:2"}, STORAGES[1]),
+        ({"attention_pattern": "GLL", "window": 14}, KVStorage("kivi2", 4, 3)),
+    ],
+    ids=str,
+)
+def test_one_pass_of_training_computes_what_is_served_token_by_token(model, kv):
+    slot_contract.check_served(model, kv)
+
+
+@pytest.mark.parametrize("kv", STORAGES[:2], ids=str)
+@pytest.mark.parametrize("window", [None, 11])
+def test_gradients_are_those_of_a_float64_model_of_the_scheme(kv, window):
+    reference = ReferenceModel(
+        None, {}, [], kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual
+    )
+
+    def seen_by(_kv, place, part, index):
+        rounded = reference.round_blocks(part, part)
+        return reference.see_blocks(place, (part, part), rounded)[index]
+
+    slot_contract.check_gradients(kv, window, seen_by)
