@@ -147,6 +147,16 @@ def check_cells(folder: Path, sweep: Sweep, effects):
         assert_interval(table, row, differences[cell], sweep.looks, unit)
         if "compared with" in table:
             assert table["compared with"][row] == name_cell(sweep, sweep.reference(cell))
+    by_name = {name_cell(sweep, cell): cell for cell in values}
+    for name in ("ablation", "pareto"):
+        part = read_table(folder, name)
+        assert set(part["cell"]) <= set(by_name)
+        for row, cell in enumerate(map(by_name.get, part["cell"])):
+            if name == "ablation":  # the front has the means by which cells are ranked
+                assert_number(part[measured][row], unit * pd.Series(values[cell]).mean())
+            if cell in differences:
+                assert_number(column(part, "against ")[row], unit * differences[cell].value)
+                assert_interval(part, row, differences[cell], sweep.looks, unit)
 
 
 def check_gaps(folder: Path, sweep: Sweep):
@@ -159,6 +169,24 @@ def check_gaps(folder: Path, sweep: Sweep):
     for row, gap in enumerate(gaps.values()):
         assert_number(table["gap"][row], gap.value)
         assert_interval(table, row, gap, has_looks=False)
+
+
+def check_recall(folder: Path, sweep: Sweep):
+    """Compare the share of right answers of each cell, of all and by tokens back."""
+    if not (folder / "tables" / "recall-back.csv").exists():
+        return
+    table = read_table(folder, "recall-back")
+    groups = [name for name in table if name not in ("cell", "scored") and "sd" not in name]
+    rows = table.set_index(["cell", "scored"])
+    assert len(rows) == 2 * len(sweep.cells)
+    for group in groups:
+        name = "recall" if group == "all" else f"recall_{re.findall('[0-9]+', group)[-1]}_back"
+        for scored, metric in (("one-shot", name), ("served", f"{name}_served")):
+            for cell, by_seed in sweep.values(metric).items():
+                own = 100 * pd.Series(by_seed)
+                printed = rows.loc[(name_cell(sweep, cell), scored)]
+                assert_number(printed[group], own.mean())
+                assert_number(printed[f"{group} sd"], own.std())
 
 
 def name_cell(sweep: Sweep, cell):
@@ -179,6 +207,7 @@ def check_report(folder: Path):
     check_other_measurements(folder, sweep)
     check_cells(folder, sweep, effects)
     check_gaps(folder, sweep)
+    check_recall(folder, sweep)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_EFFECTS])
