@@ -110,7 +110,7 @@ class FullRecord(Record):
         found |= {"tpot_ms_uncached_p50": 3.0 + seed, "training_tokens_per_second": 1000.0 + seed}
         found |= {"training_peak_bytes": (20 + seed) * 2**20}
         found |= {"kv_dtype_loss_change": 1e-3 + 1e-4 * seed, "kv_dtype_logit_rms": 0.01}
-        found |= {"evicted_share": 0.25, "kv_dtype_logit_largest": 0.1}
+        found |= {"kv_dtype_logit_largest": 0.1}
         found |= {"loss_tokens": 16_384, "served_tokens": 16_384}
         kl = 1e-12 if levels["sharing"] == "none" else 1e-6 * 2**seed
         for name, value in (("kl", kl), ("top_changed", 0.01 + 0.001 * seed)):
@@ -122,10 +122,9 @@ class FullRecord(Record):
         result = super().result(levels, seed, status)
         is_mqa = levels["heads"] == "mqa"
         shape = load_served_model("gpt2", {"model.n_kv_head": 1} if is_mqa else {})
-        serving = ServingConfig(evict={"keep": 10**9, "by": "recency"})
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
-            "serving": serving.model_dump(mode="json"),
+            "serving": ServingConfig().model_dump(mode="json"),
             "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192}
             | ({"kv_dtype": "int4", "kv_group": 16} if is_mqa else {}),
         }

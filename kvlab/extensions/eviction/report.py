@@ -4,14 +4,8 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
+from kvlab.report import texts
 from kvlab.report.sections.serving import list_sections
-
-_NOTE = (
-    "Global layers of these cells keep a fixed number of tokens, by snapkv of the prompt and "
-    "all that follow it. Dropped is the share of the tokens up to a query that it can no "
-    "longer attend to, over all queries of the served text. Keys keep the rotation of their "
-    "own position."
-)
 
 
 def report_eviction(study: Study) -> list[doc.Content]:
@@ -34,4 +28,4 @@ def report_eviction(study: Study) -> list[doc.Content]:
 
     caption = "Cells by the tokens that their cache keeps; mean over seeds."
     table = cols.cells_table(study, "eviction", caption, entries, evicting)
-    return [doc.Heading("Eviction"), doc.Paragraph((_NOTE,)), table]
+    return [doc.Heading("Eviction"), texts.write("eviction"), table]
