@@ -13,6 +13,7 @@ from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import matrix_weights, parameter_count
+from kvlab.spec.own_extensions import find_members
 from kvlab.spec.training_config import OPTIMIZERS
 
 CPU_MICROBATCH_TOKENS = 4096
@@ -49,8 +50,7 @@ def activation_bytes(experiment: Experiment) -> int:
     Counted are norms and residuals, what the mixer of a layer keeps, such as q, k, v and the output
     of attention, and the hidden values of the MLP before and after activation. With
     `training.kv_dtype` K and V are kept once more as they are read, in blocks beside the exact
-    ones. The inputs of linear layers are kept as codes if the gradients of their weights are int8
-    products.
+    ones. Extensions say how the inputs of linear layers are kept.
     """
     model, kv = experiment.model, experiment.training.kv
     residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
@@ -60,14 +60,16 @@ def activation_bytes(experiment: Experiment) -> int:
         plans = [layout.plans[owner] for owner in layout.slots]
         values += sum(plan.trained_copies * plan.layer.store_width for plan in plans)
     item_bytes = DTYPES[experiment.training.precision].item_bytes
-    coded = 0  # inputs of the linear layers of attention and MLPs, of one byte each
-    if "grad_weight" in experiment.training.int8:
-        coded = model.n_layer * (2 * model.n_embd + model.ffn_dim)
-        coded += sum(layer.out_width for layer in model.layers)
+    inputs = model.n_layer * (2 * model.n_embd + model.ffn_dim)  # of linear layers, but the head
+    inputs += sum(layer.out_width for layer in model.layers)
+    find_sizes = find_members("linear_input_bytes").values()
+    input_bytes: int = min(
+        [item_bytes, *(find(experiment.training, item_bytes) for find in find_sizes)]
+    )
     mixed = sum(
         layer.mixer.saved_bytes(layer, model.block_size, item_bytes) for layer in model.layers
     )
-    return _MARGIN * (item_bytes * (values - coded) + coded + mixed)
+    return _MARGIN * (item_bytes * values - (item_bytes - input_bytes) * inputs + mixed)
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:

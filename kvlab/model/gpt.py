@@ -22,8 +22,7 @@ from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention, TokenMixer
 from kvlab.model.kernels.gelu import gelu
-from kvlab.model.kernels.int8 import Int8Linear
-from kvlab.model.kernels.linear import Linear
+from kvlab.model.kernels.linear import Linear, LinearProducts
 from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
@@ -286,16 +285,16 @@ class GPT(nn.Module):
         return logits
 
     @contextmanager
-    def int8_products(self, int8: Int8Linear | None) -> Iterator[None]:
-        """Compute the linear layers of attention and MLPs by ``int8`` in the block, if given."""
-        layers = self.linear_layers().values() if int8 else ()
+    def multiply_by(self, products: LinearProducts | None) -> Iterator[None]:
+        """Compute the linear layers of attention and MLPs by ``products`` in the block."""
+        layers = self.linear_layers().values() if products else ()
         try:
             for layer in layers:
-                layer.int8 = int8
+                layer.products = products
             yield
         finally:
             for layer in layers:
-                layer.int8 = None
+                layer.products = None
 
     def linear_layers(self) -> dict[str, Linear]:
         """Return the linear layers of attention and MLPs by name, without the head."""

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parents[1] / "extensions"
 TABLE: dict[str, tuple[str, ...]] = {
     "conversations": ("benchmark.conversations",),
     "eviction": ("serving.evict",),
+    "int8_training": ("training.int8",),
     "kivi": tuple(f"kv_dtype{key}: kivi{n}" for key in ("", ".k", ".v") for n in (4, 2)),
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),

@@ -1,9 +1,9 @@
 """`training` of an experiment: the recipe."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
@@ -20,15 +20,6 @@ def _validate_init_from(value: Any) -> Any:
         return value
     text = "is not a folder, a repository or factor levels; write one such as ./weights,"
     return spec.raise_problems([("", f"{text} openai-community/gpt2 or {{heads: mha}}")])
-
-
-Int8Product = Literal["output", "grad_input", "grad_weight"]
-INT8_PRODUCTS: tuple[Int8Product, ...] = get_args(Int8Product)
-"""The matrix products of a linear layer that trains."""
-
-
-def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
-    return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class TrainingConfig(spec.SpecModel):
     excluded_from_identity = frozenset({"checkpoint_every", "keep_last", "keep_best", "init_from"})
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults = frozenset({
-        "residual", "int8", "kv_dtype", "kv_group", "kv_residual", "optimizer",
+        "residual", "kv_dtype", "kv_group", "kv_residual", "optimizer",
     })  # fmt: skip
 
     tokens: spec.NonNegativeInt = 0
@@ -112,13 +103,6 @@ class TrainingConfig(spec.SpecModel):
     """Of the residual stream, which every layer reads and adds to, under precision: bfloat16.
     bfloat16 moves and keeps half the bytes, and rounds each sum.
     Example: bfloat16, precision: bfloat16"""
-    int8: Annotated[
-        spec.TupleOf[Int8Product], spec.once("a product"), AfterValidator(_order_products)
-    ] = ()
-    """Products of the linear layers of attention and MLPs that are in int8, with a scale for each
-    row and column that is found anew in each pass; embeddings and head are left out. [output,
-    grad_input] is SwitchBack (arXiv 2304.13013).
-    Example: [output, grad_input, grad_weight]"""
     kv_dtype: Annotated[str, spec.OneOf(list_kv_dtypes)] = "model"
     """The forward pass reads K/V as a cache of this serving.kv_dtype would give them back;
     gradients pass straight through. Without it they are not rounded.

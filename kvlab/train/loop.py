@@ -322,7 +322,7 @@ class _Run:
             compile_seconds=state.compile_seconds,
             attention="; ".join(sorted(self.stepper.attention or ())) or None,
             peak_bytes=self.memory.peak_bytes(),
-            int8=self.stepper.describe_int8(),
+            products=self.stepper.describe_products(),
             workers=self.workers.size,
             peak_flops_per_second=self.mfu_meter.peak,
             peak_flops_origin=self.mfu_meter.origin,

@@ -26,7 +26,7 @@ from kvlab.model import GPT
 from kvlab.model.attention_backends import record_kernels
 from kvlab.model.generate import remove_torn_libraries
 from kvlab.model.kernels.cpu_kernel import use_plain_code
-from kvlab.model.kernels.int8 import Int8Linear, select_int8_kernel
+from kvlab.model.kernels.linear import LinearProducts
 from kvlab.model.loss import summed_loss
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
@@ -61,7 +61,7 @@ class SummedLoss(nn.Module):
         target_ids: the ids of targets that count; None for all.
 
     Attributes:
-        int8: computes linear layers with int8 products; None without any.
+        products: of extensions, by name: computes linear layers; None if it does not.
     """
 
     def __init__(
@@ -76,9 +76,11 @@ class SummedLoss(nn.Module):
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
         self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
-        self.int8: Int8Linear | None = None
-        if training.int8:
-            self.int8 = Int8Linear(training.int8, select_int8_kernel(model.device))
+        self.products: dict[str, LinearProducts | None] = {
+            name: make(training, model.device)
+            for name, make in find_members("linear_products").items()
+        }
+        self._products = next((one for one in self.products.values() if one), None)
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
             # a process that trains many models would reach the limit on recompilations
@@ -108,7 +110,7 @@ class SummedLoss(nn.Module):
         if reads is not None and self.compiles and not eager:
             reads = reads.for_compiler(x.device)
         self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
-        with self._autocast(), self.model.int8_products(self.int8):
+        with self._autocast(), self.model.multiply_by(self._products):
             return hidden_states(
                 x,
                 document_start=self.document_start,
@@ -291,11 +293,10 @@ class TrainStepper:
         # a copy from pinned memory does not wait for the device
         return (x.pin_memory(), y.pin_memory()) if self.device.type == "cuda" else (x, y)
 
-    def describe_int8(self) -> dict[str, Any] | None:
-        """Return what `TrainingRecord.int8` says."""
-        if self.loss.int8 is None:
-            return None
-        return self.loss.int8.describe(len(self.model.linear_layers()))
+    def describe_products(self) -> dict[str, Any]:
+        """Return what `TrainingRecord.products` says."""
+        layers = len(self.model.linear_layers())
+        return {name: one and one.describe(layers) for name, one in self.loss.products.items()}
 
     @torch.no_grad()
     def validation_loss(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
+from kvlab.spec.own_extensions import name_members
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
@@ -50,8 +51,9 @@ class TrainingRecord:
         peak_flops_per_second, peak_flops_origin: of one device; ``stated`` or ``measured``.
         attention: the attention kernels that ran, torch's by its names; None of a record from
             before they were noted.
-        int8: see `kvlab.model.kernels.int8.Int8Linear.describe`; None if every product was in the
-            training's precision, whose peak `mfu` is a share of in any case.
+        products: of extensions, by name, see `kvlab.model.kernels.linear.LinearProducts.describe`;
+            None of one that computed nothing. Each is a key of the record. `mfu` is a share of the
+            peak of the training's precision in any case.
         code: digests of all code that took its steps or made its initial weights; an empty one
             stands for code that was not noted. See `kvlab.trial.code_identity`.
     """
@@ -73,8 +75,14 @@ class TrainingRecord:
     checkpoint_seconds: float = 0.0
     compile_seconds: float = 0.0
     attention: str | None = None
-    int8: dict[str, Any] | None = None
+    products: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     code: list[str] = field(default_factory=lambda: [""])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        facts = asdict(self)
+        products: dict[str, Any] = facts.pop("products")
+        return facts | products
 
 
 def mean_curve(
@@ -112,7 +120,7 @@ def write_training_record(
         if path.suffix == ".json":
             sealed_files.read_seal(path)  # what was damaged meanwhile must not be sealed
     files = {path.relative_to(directory).as_posix(): sealed_files.seal_file(path) for path in paths}
-    content = {"schema": 1, **asdict(record), "files": files}
+    content = {"schema": 1, **record.as_dict(), "files": files}
     sealed_files.write_sealed_json(directory / "training.json", content, fence=fence)
 
 
@@ -150,5 +158,6 @@ def load_training_record(directory: str | Path) -> TrainingRecord | None:
         return None
     fields = TrainingRecord.__dataclass_fields__
     known = {key: value for key, value in content.items() if key in fields}
+    products = {name: content.get(name) for name in name_members("linear_products")}
     sealed_files.check_form(Path(directory) / "training.json", known, TrainingRecord)
-    return TrainingRecord(**known)
+    return TrainingRecord(**known, products=products)

@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -103,7 +103,7 @@ class TorchTrainable:
             )
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **speed.measurements}
-        record = {**asdict(training), "start": initial.read_initialization_record(directory)}
+        record = {**training.as_dict(), "start": initial.read_initialization_record(directory)}
         if record["steps"]:  # tables of the text that was trained on, scored as the one-shot loss
             scored, _ = select_scored_text(dataset.validation, experiment)
             tokens = experiment.training.steps * experiment.training.batch_tokens

@@ -100,7 +100,7 @@ class TestScope:
 
 
 def test_what_a_training_computes_is_in_its_list():
-    for module in ("model.attention", "model.kernels.int8", "train.train_step", "data.batches"):
+    for module in ("model.attention", "model.kernels.linear", "train.train_step", "data.batches"):
         assert TRAINING.holds(f"kvlab.{module}"), module
     for module in ("evaluate.hellaswag", "report.markdown", "cache.kv_buffer", "store.store"):
         assert not TRAINING.holds(f"kvlab.{module}"), module

@@ -17,7 +17,7 @@ Shapes: M rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kvlab.model.kernels.cpu_kernel import CPUKernel
-
-if TYPE_CHECKING:
-    from kvlab.model.kernels.int8 import Int8Linear
 
 TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MIN_WEIGHT = 1536, 2**15
 """The largest K and the smallest K N for the transposed product. A smaller weight stays in a core's
@@ -79,14 +76,20 @@ linear = CPUKernel("linear", linear_plain, _select_linear)
 """`linear_plain`; the fast implementation is differentiable once."""
 
 
+class LinearProducts(Protocol):
+    """Computes linear layers in training in place of `linear`; differentiable once."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x (..., K) times weight (N, K) transposed, plus bias (N,): (..., N)."""
+
+    def describe(self, layers: int) -> dict[str, Any]:
+        """Return, as plain data, what a training's record says of its products in ``layers``."""
+
+
 class Linear(nn.Linear):
-    """`torch.nn.Linear` by way of the kernel `linear`.
+    """`torch.nn.Linear` by way of the kernel `linear`, or of `products`."""
 
-    Attributes:
-        int8: computes the layer instead.
-    """
-
-    int8: "Int8Linear | None" = None
+    products: LinearProducts | None = None
 
     def forward(self, x: Tensor, rows: slice | None = None) -> Tensor:
         """Return the outputs (..., N) of x (..., K), or those in ``rows`` alone."""
@@ -94,8 +97,8 @@ class Linear(nn.Linear):
         bias: Tensor | None = self.bias
         if rows is not None:
             weight, bias = weight[rows], None if bias is None else bias[rows]
-        if self.int8 is not None:
-            return self.int8(x, weight, bias)
+        if self.products is not None:
+            return self.products(x, weight, bias)
         return linear(x, weight, bias)
 
 

@@ -1,4 +1,4 @@
-"""Training in int8 and with rounded K/V: loss, speed and memory against the same in float."""
+"""Training with rounded K/V or products: loss, speed and memory against the same in float."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,15 @@ from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
+from kvlab.spec.own_extensions import name_members
 from kvlab.store.metrics import METRICS
 
-_FLOAT: dict[str, Any] = {"int8": [], "kv_dtype": "model", "kv_group": None, "kv_residual": None}
+_PRODUCTS = tuple(name_members("linear_products"))
+"""Settings of extensions that list products of linear layers."""
+
+_FLOAT: dict[str, Any] = {
+    **{name: [] for name in _PRODUCTS}, "kv_dtype": "model", "kv_group": None, "kv_residual": None,
+}  # fmt: skip
 """Settings of a training without any quantization."""
 
 _COSTS = {"training_tokens_per_second": "speed", "training_peak_bytes": "peak memory"}
@@ -68,20 +74,17 @@ def _recipe(row: TrialRow, *without: str) -> str:
     return json.dumps(experiment, sort_keys=True)
 
 
-def _int8_record(row: TrialRow) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (row.record.get("training_record") or {}).get("int8") or {}
-    return found
-
-
 def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> doc.Entries:
     metric = study.primary_metric
     row = next(row for row in study.cells[levels].values() if row.is_done)
-    quantized, record = _quantized(row), _int8_record(row)
+    quantized, record = _quantized(row), row.record.get("training_record") or {}
     yield "cell", study.label(levels)
-    yield "int8 products", doc.cell(", ".join(quantized.get("int8", ())) or "none")
+    for name in _PRODUCTS:
+        yield f"{name} products", doc.cell(", ".join(quantized.get(name, ())) or "none")
     yield "other products", str(_training(row).get("precision", "float32")), "their precision"
     yield "K/V", str(quantized.get("kv_dtype", "model"))
-    kernel = doc.cell(str(record["kernel"])) if record.get("products") else doc.EMPTY_CELL
+    kernels = [found["kernel"] for name in _PRODUCTS if (found := record.get(name))]
+    kernel = doc.cell(str(kernels[0])) if kernels else doc.EMPTY_CELL
     yield "kernel", kernel, "that multiplied the codes"
     column = cols.mean_column(cols.metric_title(metric), hint=METRICS[metric].title)
     yield column, cols.mean_cell(study, levels, metric)

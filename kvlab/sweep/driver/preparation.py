@@ -20,6 +20,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
+from kvlab.spec.own_extensions import name_members
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure
@@ -169,7 +170,8 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     """Return a key of what a test finds out: whether the architecture works, and its memory."""
     experiment = planned.trial.experiment
     training, resources = experiment.training, experiment.resources
-    facts = [architecture_key(planned), training.precision, training.int8, training.steps > 0]
+    products = [getattr(training, key) for key in name_members("linear_products")]
+    facts = [architecture_key(planned), training.precision, *products, training.steps > 0]
     facts += [resources.devices > 0, resources.accelerator_type]
     if resources.gpus == "auto":
         facts += [training.batch_tokens, training.compile, resources.model_dump(mode="json")]

@@ -30,6 +30,7 @@ from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes
 from kvlab.layout.training_memory import process_bytes
 from kvlab.spec import Experiment, ResourcesConfig
+from kvlab.spec.own_extensions import name_members
 from kvlab.store import Store
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
@@ -293,7 +294,7 @@ def make_short_training(experiment: Experiment) -> dict[str, Any]:
         "training": {
             "tokens": 8 * tokens, "batch_tokens": tokens, "evaluate_tokens": block,
             "precision": training["precision"],
-            **({"int8": training["int8"]} if training["int8"] else {}),
+            **{key: training[key] for key in name_members("linear_products") if training[key]},
         },
         "benchmark": {"prompt_tokens": 1, "new_tokens": 1},
     }  # fmt: skip

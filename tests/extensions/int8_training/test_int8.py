@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.model import GPT
-from kvlab.model.kernels import int8
-from kvlab.model.kernels.cpu_kernel import use_plain_code
-from kvlab.model.kernels.int8 import (
+from kvlab.extensions.int8_training import int8
+from kvlab.extensions.int8_training.config import INT8_PRODUCTS
+from kvlab.extensions.int8_training.int8 import (
     INT8_KERNELS,
     Codes,
     Int8Linear,
@@ -17,8 +16,9 @@ from kvlab.model.kernels.int8 import (
     quantize,
     select_int8_kernel,
 )
+from kvlab.model import GPT
+from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.training_config import INT8_PRODUCTS
 
 CPU = torch.device("cpu")
 SUBSETS = [flags for flags in product((False, True), repeat=3) if any(flags)]
@@ -154,8 +154,6 @@ def test_under_autocast_values_are_rounded_to_its_dtype_and_sums_are_not():
 MODELS = {
     "gelu": {},
     "swiglu": {"mlp": "swiglu"},
-    "latent": {"position": "rope", "kv": {"latent": 8, "rotary": 4, "query": 12}},
-    "tied": {"position": "rope", "kv": "tied"},
     "shared": {"kv_sharing": "adjacent:2", "n_kv_head": 1},
 }
 
@@ -168,7 +166,7 @@ def test_all_linear_layers_but_the_head_multiply_in_int8(name, monkeypatch):
     kernel = INT8_KERNELS["integer"]
     monkeypatch.setitem(INT8_KERNELS, "integer", lambda a, b: called.append(1) or kernel(a, b))
     tokens = torch.randint(99, (2, 16))
-    with model.int8_products(Int8Linear(INT8_PRODUCTS, "integer")):
+    with model.multiply_by(Int8Linear(INT8_PRODUCTS, "integer")):
         model(tokens).sum().backward()
     layers = model.linear_layers()
     assert len(called) == 3 * len(layers)

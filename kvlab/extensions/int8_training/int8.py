@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvlab.extensions.int8_training.config import INT8_PRODUCTS, Int8Fields
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 from kvlab.model.kernels.linear import matmul_transposed
-from kvlab.spec.training_config import INT8_PRODUCTS
+from kvlab.spec.training_config import TrainingConfig
 
 LARGEST_CODE = 127
 
@@ -241,3 +242,9 @@ class _Int8LinearFunction(torch.autograd.Function):
 def _multiply_floats(x: Tensor, weight: Tensor) -> Tensor:
     """Return x (M, K) times weight (N, K) transposed."""
     return x @ weight.mT if torch.compiler.is_compiling() else matmul_transposed(x, weight)
+
+
+def make_products(training: TrainingConfig, device: torch.device) -> Int8Linear | None:
+    """Return what computes the linear layers of a training; None if all products are in float."""
+    products = Int8Fields.of(training).int8
+    return Int8Linear(products, select_int8_kernel(device)) if products else None

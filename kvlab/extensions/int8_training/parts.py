@@ -1,0 +1,14 @@
+"""What training in int8 adds to kvlab."""
+
+from kvlab.spec.own_extensions import Parts
+
+_CONFIG, _CODE = "kvlab.extensions.int8_training.config", "kvlab.extensions.int8_training.int8"
+
+PARTS = Parts(
+    fields={"training": f"{_CONFIG}:Int8Fields"},
+    members={
+        "linear_products": {"int8": f"{_CODE}:make_products"},
+        "linear_input_bytes": {"int8": f"{_CONFIG}:find_input_bytes"},
+    },
+    training_code=(_CONFIG, _CODE),
+)
