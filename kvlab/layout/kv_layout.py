@@ -6,9 +6,9 @@ share it, which are of one kind. How it stores tokens is its plan (`kvlab.layout
 layout sums over plans. All sizes are exact integers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from kvlab.humanize import format_count
@@ -171,10 +171,15 @@ def find_first_reader(writers: Sequence[bool]) -> int:
     return 1 + max(layer for layer, writes in enumerate(writers) if writes)
 
 
+@cache
+def _list_rules() -> tuple[Callable[..., SlotPlan | None], ...]:
+    return tuple(find_members("slot_plans").values())
+
+
 def _plan_slot(layer: LayerConfig, model: ModelConfig, serving: ServingConfig) -> SlotPlan:
     if not layer.stores_tokens:
         return StateSlot(layer)
-    for rule in find_members("slot_plans").values():
+    for rule in _list_rules():
         plan: SlotPlan | None = rule(layer, model, serving)
         if plan is not None:
             return plan

@@ -31,6 +31,7 @@ from kvlab.layout import KVLayout
 from kvlab.layout.slot_plan import TokenSlot
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
+from kvlab.spec.own_extensions import load_parts
 from tests.studies import read_options
 from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison
 
@@ -42,14 +43,19 @@ TRAITS: list[Callable[[Case, KVLayout], bool]] = [
     lambda case, _: case.number >= 0,  # any
     lambda _, layout: layout.depends_on_passes and layout.keeps_all_tokens(LONGEST),
     lambda _, layout: layout.depends_on_passes and not layout.keeps_all_tokens(LONGEST),
-    lambda _, layout: _has_blocks(layout) and not _has_ring(layout),
-    lambda _, layout: _has_blocks(layout) and _has_ring(layout),
     lambda case, layout: case.serving.kv_dtype in ("int8", "int4", "fp8") and _has_ring(layout),
     lambda case, layout: case.config.sink_tokens > 0 and _has_ring(layout),
-    lambda _, layout: _drops_tokens(layout),
     lambda case, _: case.config.kv != "separate",
 ]
 """What the sessions are in turn, so that what is drawn rarely is tried as often as the rest."""
+
+if "kivi" in load_parts():
+    TRAITS += [
+        lambda _, layout: _has_blocks(layout) and not _has_ring(layout),
+        lambda _, layout: _has_blocks(layout) and _has_ring(layout),
+    ]
+if "eviction" in load_parts():
+    TRAITS += [lambda _, layout: _drops_tokens(layout)]
 
 
 def _has_ring(layout: KVLayout) -> bool:
