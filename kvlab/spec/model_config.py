@@ -160,7 +160,7 @@ class ModelConfig(spec.SpecModel):
     kv: KVField = "separate"
     """What a token stores: K and V (separate), or what both are read from: one tensor (tied,
     rotated_tied, grouped_tied) or latents (a map).
-    Example: separate"""
+    Example: separate, position: rope"""
 
     @model_validator(mode="before")
     @classmethod
