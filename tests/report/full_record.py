@@ -15,21 +15,6 @@ def status(levels, seed):
     return "failed" if failed else "pruned" if pruned else "done"
 
 
-def needle_line(length, depth, levels, seed):
-    """Found one-shot everywhere, and served unless tied; 0.1 off at every seed."""
-    lost = 4.0 if levels["sharing"] == "tied" else 0.0
-    loss = 1.0 + depth + length / 64 + 0.1 * seed
-    values = {
-        "loss": loss, "loss_absent": 6.0 + 0.1 * seed, "accuracy": 0.5 + 0.01 * seed,
-        "loss_served": loss + lost, "loss_absent_served": 6.0 + 0.1 * seed,
-        "accuracy_served": 0.25, "loss_change": lost,
-    }  # fmt: skip
-    values |= {"gain": 5 - depth - length / 64}
-    values |= {"gain_served": values["gain"] - 2 * lost}
-    errors = {f"{name}_stderr": 0.2 for name in values}
-    return {"length": length, "depth": depth, "rows": 8, "chance": 5.5, **values, **errors}
-
-
 def line(part, metric, value, **more):
     return {
         "part": part, "metric": metric, "variant": "made", "value": value, "device": "made",
@@ -62,7 +47,7 @@ def lines(seconds):
 
 
 class FullRecord(Record):
-    """Curves, roofline, probes, starting weights, a cache of another dtype, failures."""
+    """Curves, roofline, loss by position, starting weights, a cache of another dtype, failures."""
 
     def __init__(self, **changes):
         made = {"factors": FACTORS, "seeds": SEEDS, "items": ITEMS, "status": status}
@@ -101,8 +86,6 @@ class FullRecord(Record):
             for name, by in (("loss_served", 1), ("serving_gap", 1), ("bits_per_byte_served", 3)):
                 found[name] += more / by
         for ending, less in (("", 0.0), ("_served", 0.125)):
-            found |= {f"recall_acc{ending}": 0.5 - less + 0.01 * seed}
-            found |= {f"recall_acc_near{ending}": 0.75 - less, f"recall_acc_far{ending}": 0.25}
             found |= {f"loss_part{i}{ending}": loss - i / 10 + less for i in range(1, 9)}
             found |= {f"loss_beyond{ending}": loss + less}
         found |= {"hellaswag_lmeval_acc_norm": 0.3, "hellaswag_lmeval_acc_norm_served": 0.4}
@@ -116,7 +99,7 @@ class FullRecord(Record):
         for name, value in (("kl", kl), ("top_changed", 0.01 + 0.001 * seed)):
             found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 10}
             found |= {f"serving_{name}_part{i}": value / i for i in range(1, 9)}
-        return found | {"recall_rows": 32, "recall_pairs": 64}
+        return found
 
     def result(self, levels, seed, status):
         result = super().result(levels, seed, status)
@@ -135,14 +118,10 @@ class FullRecord(Record):
             result["training_record"]["start"] = {
                 "source": "made", **names, "fresh": {"e": "another shape"},
             }  # fmt: skip
-            result["needle"] = [needle_line(length, depth, levels, seed) for length in NEEDLE_LENGTHS
-                                for depth in NEEDLE_DEPTHS]  # fmt: skip
         if status == "pruned":
             result["pruned"] = {"step": 30, "steps": 150, "loss": 5.5}
             result["error"] = None
         return result
 
 
-NEEDLE_DEPTHS = (0.0, 0.5, 1.0)
-NEEDLE_LENGTHS = (64,)
 RECORD = FullRecord()
