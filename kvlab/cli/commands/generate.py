@@ -10,13 +10,16 @@ from kvlab.cli import shared_arguments as shared
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.spec import parse_override
-from kvlab.spec.own_extensions import find_members
+from kvlab.spec.own_extensions import find_members, name_members
 
-EPILOG = """\
+_EXAMPLES = "\n".join(f"  kvlab generate {one}" for one in name_members("generate_examples").values())
+
+EPILOG = f"""\
 examples:
   kvlab generate 3f2a --prompt "The array is"        (a trial, by the first digits of its id)
   kvlab generate path/to/gpt2 --prompt "Call me" --temperature 0.8 --top-p 0.95 --seed 1
   kvlab generate 3f2a --prompt "The" --set serving.kv_dtype=int8
+{_EXAMPLES}
 """
 
 

@@ -14,6 +14,9 @@ PARTS = Parts(
         "line_keys": {"turn": "", "budget_bytes": ""},
         "report_anchors": {"reuse_": "reuse-between-turns"},
         "tracked_groups": {"reuse": "reuse_"},
+        "generate_examples": {
+            "chat": "3f2a --chat --show-reuse            (a conversation, with what turns take over)"
+        },
         "generate_modes": {"chat": f"{_FOLDER}.chat"},
     },
     sections=(SectionPart("reuse", "serving-gap", f"{_FOLDER}.section:report_reuse", False),),
