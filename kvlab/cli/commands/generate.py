@@ -12,7 +12,10 @@ from kvlab.humanize import format_count
 from kvlab.spec import parse_override
 from kvlab.spec.own_extensions import find_members, name_members
 
-_EXAMPLES = "\n".join(f"  kvlab generate {one}" for one in name_members("generate_examples").values())
+_EXAMPLES = "\n".join(
+    f"  kvlab generate {words:36}({text})"
+    for words, text in name_members("generate_examples").items()
+)
 
 EPILOG = f"""\
 examples:

@@ -15,7 +15,7 @@ PARTS = Parts(
         "report_anchors": {"reuse_": "reuse-between-turns"},
         "tracked_groups": {"reuse": "reuse_"},
         "generate_examples": {
-            "chat": "3f2a --chat --show-reuse            (a conversation, with what turns take over)"
+            "3f2a --chat --show-reuse": "a conversation, with what turns take over"
         },
         "generate_modes": {"chat": f"{_FOLDER}.chat"},
     },
