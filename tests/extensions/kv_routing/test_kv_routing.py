@@ -20,7 +20,7 @@ from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig, load_experiment
 from kvlab.spec.dtypes import KVStorage
-from kvlab.spec.kv_forms import NAMED_FORMS
+from kvlab.spec.kv_forms import MAPPED_FORMS, NAMED_FORMS
 from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, learning_rate
 from kvlab.train.training_record import load_training_record
@@ -105,7 +105,7 @@ def draw_model(rng):
         "n_kv_head": rng.choice([1, 2, 4]),
         "n_embd": 32,
         "position": "rope" if kv == "grouped_tied" else rng.choice(["learned", "rope", "none"]),
-        "kv": kv if rng.random() < 0.7 else {"latent": 8, "rotary": 4},
+        "kv": kv if rng.random() < 0.7 or not MAPPED_FORMS else {"latent": 8, "rotary": 4},
         "norm": rng.choice(["rmsnorm", "layernorm"]),
         "kv_sharing": rng.choice(["none", "none", "adjacent:2"]),
     }

@@ -16,15 +16,11 @@ from tests.support.random_model import random_model
 from tests.support.reference_model import hadamard
 
 SHAPE = {"vocab_size": 41, "n_layer": 3, "n_head": 4, "n_embd": 32, "block_size": 64}
-FORMS = [
-    {"n_kv_head": 2},
-    {"n_kv_head": 1, "head_dim": 12},
-    {"kv": "tied", "n_kv_head": 2},
-    {"kv": "rotated_tied", "n_kv_head": 2},
-    {"kv": "grouped_tied", "n_kv_head": 2},
-    {"kv": {"latent": 20, "rotary": 4}},
-    {"kv": {"latent": 8, "rotary": 8, "groups": 2}},
-]
+FORMS = [{"n_kv_head": 2}, {"n_kv_head": 1, "head_dim": 12}]
+if "tied_kv" in load_parts():
+    FORMS += [{"kv": kv, "n_kv_head": 2} for kv in ("tied", "rotated_tied", "grouped_tied")]
+if "latent_kv" in load_parts():
+    FORMS += [{"kv": {"latent": 20, "rotary": 4}}, {"kv": {"latent": 8, "rotary": 8, "groups": 2}}]
 LAYERS = [
     {},
     {"attention_pattern": "GLL", "window": 7},
