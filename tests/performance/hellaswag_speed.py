@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,16 +13,16 @@ from kvlab.data.hellaswag_dataset import HellaSwagItem, load_hellaswag
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.evaluate.hellaswag import score_hellaswag
-from kvlab.extensions.lm_eval.harness import harness_model
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.model_targets import OpenedModel
-from tests.extensions.lm_eval import reference as lm_eval_reference
-from tests.extensions.lm_eval.reference import Predictions
 from tests.performance.decode_speed import transformers_model
 from tests.performance.timing import LimitMissed, least_in_turn
 from tests.support.hellaswag_items import ITEMS
+
+if TYPE_CHECKING:
+    from tests.extensions.lm_eval.reference import Predictions
 
 COUNT, ROUNDS = 96, 2
 BATCHES = (4, 16)
@@ -39,6 +39,9 @@ def run() -> Iterator[str]:
         LimitMissed: predictions differ, or kvlab is less than `LEAST_RATIO` times as fast.
     """
     from lm_eval.models.huggingface import HFLM
+
+    from kvlab.extensions.lm_eval.harness import harness_model
+    from tests.extensions.lm_eval import reference as lm_eval_reference
 
     try:
         items = [*load_hellaswag()[:: -(-10_042 // COUNT)], *ITEMS]
@@ -89,13 +92,15 @@ def _enlarge_weights(model: GPT) -> GPT:
     return model
 
 
-def _by_lm_eval(lm: Any, task: Any) -> Callable[[], Predictions]:
+def _by_lm_eval(lm: Any, task: Any) -> "Callable[[], Predictions]":
+    from tests.extensions.lm_eval import reference as lm_eval_reference
+
     return lambda: [
         lm_eval_reference.prediction(sample) for sample in lm_eval_reference.samples(lm, task)
     ]
 
 
-def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
+def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> "Predictions":
     with keep_freed_memory():  # as `kvlab.evaluate.evaluate` does
         records = score_hellaswag(model, items, load_tokenizer("gpt2"), conventions=("lmeval",))
     return [
@@ -104,5 +109,5 @@ def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
     ]
 
 
-def _keep(found: dict[str, Predictions], name: str, way: Callable[[], Predictions]) -> None:
+def _keep(found: "dict[str, Predictions]", name: str, way: "Callable[[], Predictions]") -> None:
     found[name] = way()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.record_factory import (
@@ -243,7 +242,6 @@ RECORDS = {
     "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
     "tuning": (TunedRecord(is_over=False), ("tuned",)),
     "matched": (MatchedRecord(), ("matched",)),
-    "tasks": (LmEvalRecord(factors=HEADS, seeds=(0,)), ("lm-eval",)),
     "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),
     "sizes-noisy": (SizedRecord(predict=(3e7, 1e8), noise=0.3), ("size-trends",)),
     "sizes-once": (SizedRecord(seeds=(0,)), ("size-trends",)),

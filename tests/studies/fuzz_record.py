@@ -28,7 +28,9 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,13 +48,13 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv, results_jsonl
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import load_sweep
+from kvlab.spec.own_extensions import load_parts
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.verification import heal
 from kvlab.sweep import plan
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.planning.stages import rebuild_description
 from kvlab.trial.run import run_task
-from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.report.full_record import FullRecord
 from tests.studies import read_options
 from tests.support.chaos_checks import is_reproducible
@@ -222,7 +224,10 @@ def make_written(folder: Path) -> Kept:
     FullRecord(name="full", seeds=(0, 2, 3)).write(kept.path)
     TunedRecord(name="tuned", seeds=(0, 1), points=3).write(kept.path)
     SizedRecord(name="sized", seeds=(0, 1), points=3, predict=(10**8,)).write(kept.path)
-    LmEvalRecord(name="tasks", **small).write(kept.path)
+    for name, parts in load_parts().items():
+        if parts.details:  # has files of its own
+            made = import_module(f"tests.extensions.{name}.records").RECORD
+            replace(made, name=name, **small).write(kept.path)
     EVERY_OUTCOME.name = "found"
     EVERY_OUTCOME.write(kept.path)
     store = Store(kept.path)

@@ -1,13 +1,26 @@
 """The report's section of tasks. The contract of sections is in tests/report."""
 
+import os
+from pathlib import Path
+
 from kvlab.analysis.study import Study
 from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.report.sections import SECTIONS
 from tests.extensions.lm_eval.records import LmEvalRecord
+from tests.report.reading import load, markdown
+
+SMALL = LmEvalRecord(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+
+
+def test_the_section_is_the_golden_one(tmp_path):
+    text, path = markdown(load(SMALL, tmp_path, "lm-eval")), Path(__file__).with_name("report.txt")
+    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
 
 
 def test_answers_to_other_items_are_not_paired(tmp_path):
-    store = LmEvalRecord(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path)
+    store = SMALL.write(tmp_path)
     row = next(r for r in Study.load(store, "made").done_rows if r.levels == ("mqa",))
     tasks = store.details(row.trial, "tasks")
     tasks["letters"]["items"] = "another set"
