@@ -2,15 +2,17 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError, UsageError
+from kvlab.evaluate import evaluate
 from kvlab.evaluate.forward_passes import SILENT
 from kvlab.extensions.lm_eval.config import LmEvalTask
 from kvlab.extensions.lm_eval.harness import TextScorer, run_tasks
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.trial.model_targets import OpenedModel
 from tests.support.compiled_steps import watch_compiled_steps
 from tests.support.random_model import random_model
@@ -179,3 +181,21 @@ def test_items_that_are_unavailable_are_an_error_of_the_data(opened, letters, tm
     task = LmEvalTask(task="Letters-1", definition=letters)
     with pytest.raises(DataError, match="cannot load the items of Letters-1"):
         run_tasks(opened, [task], served=False, start_part=None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_evaluation_has_the_tasks_and_begins_them_anew(opened, letters):
+    task = {"task": "Letters-1", "limit": 4, "definition": letters}
+    of = Experiment(
+        name="small",
+        model=opened.model.config,
+        data={"tokenizer": "bytes"},
+        evaluation={"loss_tokens": 64, "served": False, "lm_eval": [task]},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+    )
+    text, kept = np.arange(500, dtype=np.uint16) % 256, {}
+    found = evaluate(opened.model, SimpleNamespace(validation=text), of, kept=kept)
+    alone = run_tasks(opened, of.evaluation.lm_eval, served=False, start_part=lambda *_: SILENT)
+    assert found.details["tasks"] == alone.details["tasks"]
+    assert alone.measurements.items() <= found.measurements.items()
+    assert {name.partition(", pass")[0] for name in kept} == {"validation loss"}
