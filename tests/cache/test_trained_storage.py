@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.spec.dtypes import KVStorage
-from tests.contracts.slot_contract import MODELS, check_gradients, check_reads, check_served
+from tests.contracts.slot_contract import MODELS, check_gradients, check_one_pass, check_reads
 from tests.support.reference_model import round_to_format
 
 STORAGES = [KVStorage("int8"), KVStorage("fp8"), KVStorage("int4", 4), KVStorage("bfloat16")]
@@ -36,7 +36,7 @@ def test_a_query_of_training_reads_bitwise_what_the_cache_decodes(
     ids=str,
 )
 def test_one_pass_of_training_computes_what_is_served_token_by_token(model, kv):
-    check_served(model, kv)
+    check_one_pass(model, kv)
 
 
 @pytest.mark.parametrize("kv", [STORAGES[0], STORAGES[2]], ids=str)

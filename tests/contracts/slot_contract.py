@@ -85,12 +85,8 @@ def check_reads(model, kv, length, rows, dtype, seed):
         step.finish()
 
 
-def check_served(model, kv):
-    """One pass of training computes what is served token by token."""
-    check_one_pass(model, kv)
-
-
 def check_one_pass(model, kv):
+    """One pass of training computes what is served token by token."""
     model = random_model(ModelConfig(**{**SHAPE, **model}))
     words = torch.randint(1, 29, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -116,7 +116,7 @@ def test_a_query_of_training_reads_bitwise_what_the_cache_decodes(
     ids=str,
 )
 def test_one_pass_of_training_computes_what_is_served_token_by_token(model, kv):
-    slot_contract.check_served(model, kv)
+    slot_contract.check_one_pass(model, kv)
 
 
 @pytest.mark.parametrize("kv", STORAGES[:2], ids=str)

@@ -10,8 +10,8 @@ from kvlab.model.decode_attention import Keys
 from kvlab.spec import ModelConfig, load_served_model
 from kvlab.spec.dtypes import KVStorage
 from tests.cache.test_formats import check_one_token
-from tests.cache.test_trained_storage import check_one_pass
 from tests.contracts.kv_form_contract import SHAPE, KVFormContract
+from tests.contracts.slot_contract import check_one_pass
 from tests.model.kernels.test_triton_kernels import check_step, kernels_on, needs_device  # noqa: F401
 from tests.model.test_document_mask import check_documents
 from tests.model.test_uptraining import convert

@@ -8,8 +8,8 @@ from kvlab.model import GPT, decode_attention
 from kvlab.spec import ModelConfig
 from kvlab.spec.dtypes import KVStorage
 from tests.cache.test_formats import check_one_token
-from tests.cache.test_trained_storage import check_one_pass
 from tests.contracts.kv_form_contract import SHAPE, KVFormContract
+from tests.contracts.slot_contract import check_one_pass
 from tests.model.kernels.test_triton_kernels import check_step, kernels_on, needs_device  # noqa: F401
 from tests.model.test_document_mask import check_documents
 from tests.model.test_uptraining import convert
