@@ -18,7 +18,7 @@ from generate import write_pages  # noqa: E402
 project = "kvlab"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-exclude_patterns = ["kvlab/report/texts.md"]  # templates of reports, no page
+exclude_patterns = ["kvlab/**/texts.md"]  # templates of reports, no pages
 include_patterns = [
     "*.md", "docs/*.md", "docs/generated/*", "experiments/*.md", "sweeps/*.md", "kvlab/*/*.md",
     "kvlab/*.md", "kvlab/extensions/*/*.md", "reports/*.md", "reports/*/report.md",
