@@ -102,10 +102,6 @@ def evaluate(
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, validation, experiment, start_part)
         measurements |= measure_positions(model, validation, experiment, start_part)
-        own = _measure_token_metrics(model, validation, experiment, start_part)
-        if taken := measurements.keys() & own.keys():
-            raise MeasurementError(f"{', '.join(taken)} is measured by kvlab itself; rename it")
-        measurements |= own
         items: list[dict[str, Any]] = []
         if config.hellaswag_items != 0:
             questions = load_hellaswag(config.hellaswag_items)
@@ -120,6 +116,10 @@ def evaluate(
             evaluation.measurements.update(found.measurements)
             evaluation.lines.update(found.lines)
             evaluation.details.update(found.details)
+        own = _measure_token_metrics(model, validation, experiment, start_part)
+        if taken := evaluation.measurements.keys() & own.keys():
+            raise MeasurementError(f"{', '.join(taken)} is measured by kvlab itself; rename it")
+        evaluation.measurements.update(own)
     return evaluation
 
 
@@ -171,14 +171,15 @@ def _measure_token_metrics(
     metrics = tuple(experiment.token_metrics)
     if not metrics:
         return {}
-    text, served = select_scored_text(validation, experiment)
-    part = start_part("metrics of extensions", text.token_count)
-    if served is None:
-        return {**score_tokens(model, text, metrics, None, part)}
-    part = start_part("metrics of extensions", 2 * served.token_count)
-    measurements: Measurements = {**score_tokens(model, served, metrics, None, part)}
-    by_name = score_tokens(model, served, metrics, experiment.serving, part)
-    return measurements | {f"{name}_served": value for name, value in by_name.items()}
+    one_shot_text, served_text = select_scored_text(validation, experiment)
+    text = one_shot_text if served_text is None else served_text
+    scorings = list_scorings(experiment)
+    part = start_part("metrics of extensions", text.token_count * len(scorings))
+    measurements: Measurements = {}
+    for suffix, serving in scorings.items():
+        means = score_tokens(model, text, metrics, serving, part)
+        measurements |= {f"{name}{suffix}": mean for name, mean in means.items()}
+    return measurements
 
 
 def sum_by_document(

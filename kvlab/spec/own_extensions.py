@@ -112,6 +112,11 @@ def find_members(table: str) -> dict[str, Any]:
     return {name: resolve_name(place) for name, place in name_members(table).items()}
 
 
+def import_late(place: str) -> Callable[..., Any]:
+    """Return the function ``module:function``, which is imported when it is called."""
+    return lambda *arguments: resolve_name(place)(*arguments)
+
+
 def find_files(name: str) -> list[Path]:
     """Return the files of this name in the folders of extensions."""
     return [path for one in load_parts() if (path := FOLDER / one / name).is_file()]
@@ -130,13 +135,12 @@ def extend(section: str) -> Callable[[type[ModelT]], type[ModelT]]:
 
     def decorate(core: type[ModelT]) -> type[ModelT]:
         names = [one.fields[section] for one in load_parts().values() if section in one.fields]
-        added = tuple(resolve_name(name) for name in names)
-        bases, joined = (*added, core), {}
+        if not names:
+            return core
+        bases, joined = (*map(resolve_name, names), core), {}
         for name in ("omitted_defaults", "excluded_from_identity"):
             joined[name] = frozenset().union(*(getattr(base, name) for base in bases))
         about = {key: getattr(core, key) for key in ("__module__", "__qualname__", "__doc__")}
-        if not added:
-            return core
         made = new_class(core.__name__, bases, exec_body=lambda body: body.update(about | joined))
         return cast("type[ModelT]", made)
 
@@ -158,7 +162,11 @@ def find_file_problems(experiment: Any) -> Iterator[tuple[str, str]]:
 
 
 def explain_missing(key: str, value: object = None) -> str | None:
-    """Return which extension a key, its value or a key of this needs; None if none is missing."""
+    """Return which extension a key or its value needs; None if none is missing.
+
+    Args:
+        value: of a mapping its keys count, too.
+    """
     keys = [key, *(f"{key}.{inner}" for inner in value)] if isinstance(value, Mapping) else [key]
     for name, needs in TABLE.items():
         if name in load_parts():

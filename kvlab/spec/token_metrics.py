@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -52,11 +53,17 @@ class MetricText(NamedTuple):
     line: int
 
 
+LONGEST_TITLE = 120
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FIELDS = ("name", "title", "unit", "better")
 
 
 def read_metric_texts(text: str) -> Iterator[MetricText]:
-    """Yield the metrics of a file, which is not run; of what is no Python nothing."""
+    """Yield the metrics of a file, which is not run; of what is no Python nothing.
+
+    A file may come from a record: what could not be a name, or would not be one line of plain text
+    on a terminal, is left out.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -71,7 +78,10 @@ def read_metric_texts(text: str) -> Iterator[MetricText]:
                     found[name] = value
         match found:
             case {"better": "lower" | "higher" | "neither" as better, **rest} if len(rest) == 3:
-                yield MetricText(rest["name"], rest["title"], rest["unit"], better, node.lineno)
+                name, title, unit = rest["name"], rest["title"], rest["unit"]
+                is_shown = f"{title}{unit}".isprintable() and 0 < len(title) <= LONGEST_TITLE
+                if _NAME.fullmatch(name) and is_shown and len(unit) <= LONGEST_TITLE:
+                    yield MetricText(name, title, unit, better, node.lineno)
 
 
 def find_value_problem(values: Any, count: int) -> str | None:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Literal
 
-from kvlab.spec.own_extensions import find_files, insert_after
+from kvlab.spec.own_extensions import find_files, import_late, insert_after
 from kvlab.spec.token_metrics import read_metric_texts
 
 Direction = Literal["lower", "higher", "neither"]
@@ -113,17 +112,21 @@ class MetricTable(dict[str, Metric]):
         for text in texts:
             for one in _describe_metrics(text):
                 for name, title in ((one.name, ""), (f"{one.name}_served", ", served")):
-                    if name not in _OWN:
+                    if not self._is_own(name):
                         self[name] = Metric(one.title + title, one.unit, one.better)
 
     def is_offered(self, name: str) -> bool:
         """Whether a metric is of a user's file."""
-        return name in self.keys() - _OWN
+        return super().__contains__(name) and name not in _OWN
+
+    def _is_own(self, name: str) -> bool:
+        return name in _OWN or any(pattern.fullmatch(name) for pattern in _RULES)
 
     def find_taken(self, texts: Iterable[str]) -> Iterator[tuple[str, int]]:
         """Yield the names of metrics of users' files that kvlab has given to its own, and lines."""
         for one in (one for text in texts for one in _describe_metrics(text)):
-            yield from ((n, one.line) for n in (one.name, f"{one.name}_served") if n in _OWN)
+            names = one.name, f"{one.name}_served"
+            yield from ((name, one.line) for name in names if self._is_own(name))
 
     def sort(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of ``names`` that are metrics, in the order of the table."""
@@ -133,11 +136,6 @@ class MetricTable(dict[str, Metric]):
             key=lambda name: (_split_numbers(name.removesuffix("_served")), name),
         )
         return (*(name for name in self if name in given), *by_rule)
-
-
-def _find(place: str) -> Callable[..., Any]:
-    """Return the function ``module:function``, which is imported when it is called."""
-    return lambda *arguments: resolve_name(place)(*arguments)
 
 
 def _read_tables() -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _make_metric(
     function = None
     if derive is not None:
         place, *arguments = derive
-        function = partial(_find(place), *arguments)
+        function = partial(import_late(place), *arguments)
     return Metric(title, unit, better, function, **more)
 
 
@@ -181,7 +179,7 @@ _OWN = frozenset(METRICS)
 _describe_metrics = lru_cache(maxsize=256)(lambda text: tuple(read_metric_texts(text)))
 
 _RULES: dict[re.Pattern[str], Callable[[re.Match[str]], Metric]] = {
-    re.compile(pattern): _find(place) for pattern, place in _TABLES["rules"].items()
+    re.compile(pattern): import_late(place) for pattern, place in _TABLES["rules"].items()
 }
 """Names of metrics that have no entry, and what describes them."""
 

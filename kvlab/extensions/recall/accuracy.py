@@ -10,7 +10,13 @@ import numpy.typing as npt
 import torch
 
 from kvlab.data.batches import Batch, ScoredText, Tokens, find_targets
-from kvlab.evaluate.evaluation import Evaluation, Measurements, StartPart, select_scored_text
+from kvlab.evaluate.evaluation import (
+    Evaluation,
+    Measurements,
+    StartPart,
+    list_scorings,
+    select_scored_text,
+)
 from kvlab.evaluate.forward_passes import Arrays, Part, batch_rows, hidden_states, join_arrays
 from kvlab.extensions.recall.config import RecallConfig, find_config
 from kvlab.model import GPT
@@ -64,15 +70,13 @@ def measure_recall(
         return Evaluation({})
     config = find_config(experiment.data)
     text, served = select_scored_text(validation, experiment)
-    modes: dict[str, ServingConfig | None] = {"": None}  # by the suffix of the metrics
-    if served is not None:
-        text, modes["_served"] = served, experiment.serving
-    part = start_part("recall", text.token_count * len(modes))
+    text, scorings = text if served is None else served, list_scorings(experiment)
+    part = start_part("recall", text.token_count * len(scorings))
     tokens = np.concatenate([inputs for inputs, _ in text.iter_batches(len(text))])
     questions = find_questions(config, tokens.reshape(-1, config.document_tokens))
     groups = group_questions(questions)
     measurements: Measurements = {"recall_chance": 1 / config.values}
-    for suffix, serving in modes.items():
+    for suffix, serving in scorings.items():
         is_right = score_answers(model, text, serving, part)
         for name, members in groups.items():
             measurements[f"{name}{suffix}"] = float(is_right[members].mean())

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pkgutil import resolve_name
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
@@ -24,7 +23,7 @@ from kvlab.report.sections import (
     speed,
     tasks,
 )
-from kvlab.spec.own_extensions import insert_after, load_parts
+from kvlab.spec.own_extensions import import_late, insert_after, load_parts
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,8 @@ SECTIONS: dict[str, SectionEntry] = {
 """The sections of a design's report by name, in order; those of the appendix come last."""
 
 
-def _find(function: str) -> Callable[[Study], Section | None]:
-    def make(study: Study) -> Section | None:
-        section: Section | None = resolve_name(function)(study)
-        return section
-
-    return make
-
-
 for one in (part for parts in load_parts().values() for part in parts.sections):
-    entry = SectionEntry(_find(one.make), one.compares_quality)
+    entry = SectionEntry(import_late(one.make), one.compares_quality)
     SECTIONS = insert_after(SECTIONS, one.after, {one.name: entry})
 
 
