@@ -16,6 +16,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from kvlab.layout import KVLayout
+from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.own_extensions import find_files, import_late, insert_after
 from kvlab.spec.token_metrics import read_metric_texts
 
@@ -234,11 +238,34 @@ def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         name: 0.0 if name in METRICS and abs(value) < METRICS[name].rounding else value
         for name, value in (result.get("measurements") or {}).items()
     }
+    if "kv_bytes_read" in metrics and (read := _count_read_bytes(result)) is not None:
+        metrics["kv_bytes_read"] = read
     for name, metric in METRICS.items():
         value = metric.derive(metrics) if metric.derive and name not in metrics else None
         if value is not None and math.isfinite(value):
             metrics[name] = value
     return metrics
+
+
+def _count_read_bytes(result: Mapping[str, Any]) -> int | None:
+    """Return the K/V bytes that a decoded token reads, by the layout as it is now.
+
+    Nothing measures them, and their formula was corrected after some results were recorded. None,
+    so that they stay as recorded, if the experiment has a user's code, which a reader of a record
+    does not run, or needs an extension that is not there.
+    """
+    experiment = result.get("experiment") or {}
+    lines = result.get("benchmark") or ()
+    line = next((line for line in lines if line["metric"] == "kv_read"), None)
+    if line is None or experiment.get("extensions"):
+        return None
+    try:  # a record may have settings of an earlier version, at what was their default
+        model = ModelConfig.model_validate(experiment["model"], extra="ignore")
+        serving = ServingConfig.model_validate(experiment["serving"], extra="ignore")
+    except ValidationError:
+        return None
+    place = line["batch_size"], line["context_length"], line["dtype"]
+    return KVLayout.of(model, serving).read_bytes(*place)
 
 
 # Other machines

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from kvlab.spec import ModelConfig
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, Metric, collect_metrics
 from kvlab.track.run_description import describe_run
@@ -72,3 +73,18 @@ def test_what_is_rounding_is_zero():
     read = collect_metrics({"measurements": small})
     assert [read[name] for name in small] == [0.0, 1e-11]
     assert collect_metrics({"measurements": {"serving_kl": 2e-10}})["serving_kl"] == 2e-10
+
+
+def test_what_a_token_reads_is_of_the_layout_as_it_is_now_whatever_a_record_says():
+    model = ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=32)
+    experiment = {"model": model.model_dump(mode="json"), "serving": {}}
+    line = {"metric": "kv_read", "batch_size": 1, "context_length": 16, "dtype": "float32"}
+    result = {"measurements": {"kv_bytes_read": 5}, "experiment": experiment, "benchmark": [line]}
+    assert collect_metrics(result)["kv_bytes_read"] == 2 * 2 * 16 * 8 * 4
+    assert result["measurements"] == {"kv_bytes_read": 5}
+    for unread in (
+        {"extensions": {"own.py": "x = 1"}},
+        {"serving": {"kv_dtype": "of-an-extension-that-is-not-there"}},
+    ):
+        kept = collect_metrics(result | {"experiment": experiment | unread})
+        assert kept["kv_bytes_read"] == 5

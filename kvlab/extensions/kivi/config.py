@@ -53,11 +53,16 @@ class BlockRule:
         blocks = range(0) if window is None else range(first_block, full // self.group)
         return blocks, range(max(full, first_block * self.group), tokens)
 
-    def seen(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that the newest token sees."""
-        first_seen, full = max(0, tokens - (window or tokens)), self.first_full(tokens, window)
+    def count_read(self, tokens: int, window: int | None) -> tuple[int, int]:
+        """Return the blocks, and the tokens in full precision, that the newest token's step reads.
+
+        The step that completes a block reads the block's tokens in full precision, to quantize
+        them.
+        """
+        first_seen, full = max(0, tokens - (window or tokens)), self.first_full(tokens - 1, window)
         blocks = max(0, full // self.group - first_seen // self.group)
-        return blocks, tokens - max(first_seen, full)
+        completes = self.first_full(tokens, window) > full
+        return blocks, tokens - (full if completes else max(first_seen, full))
 
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
         """Return the blocks, and the tokens in full precision, that a slot has place for.

@@ -57,7 +57,7 @@ class BlockSlot(SlotPlan):
         return self._sum(self.rule.capacity(context, self.layer.window), dtype)
 
     def read_bytes(self, context: int, dtype: str) -> int:
-        return self._sum(self.rule.seen(context, self.layer.window), dtype)
+        return self._sum(self.rule.count_read(context, self.layer.window), dtype)
 
     def written_bytes(self, dtype: str) -> int:
         """Return the bytes of a token in full precision, and later in its block."""

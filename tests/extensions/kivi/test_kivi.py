@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvlab.benchmark.measures.decode_memory import count_kv_bytes
 from kvlab.cache import KVCache
+from kvlab.extensions.kivi.config import BlockRule
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder
@@ -64,14 +65,37 @@ def test_kv_bytes_are_those_counted_by_hand():
     assert counted == {"kv_formula": stored, "kv_storage": stored, "kv_read": read}
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(159, 0), (160, 1), (191, 1), (192, 2)])
-def test_blocks_and_tokens_in_full_precision_are_read_as_they_are_stored(tokens, blocks):
+@pytest.mark.parametrize(("tokens", "blocks"), [(160, 0), (161, 1), (192, 1), (193, 2)])
+def test_a_step_reads_blocks_and_what_it_quantizes_in_full_precision(tokens, blocks):
     model = ModelConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=64)
     layout = KVLayout.of(model, ServingConfig(kv_dtype="kivi2"))
     keys = 2 * 64 * (32 // 4 + 2 * 2)  # per channel 32 codes of 2 bits, a scale and a minimum
     values = 32 * 2 * (64 // 4 + 2 * 2 * 2)  # per token and head two groups of 32 channels
     full = (tokens - 32 * blocks) * 2 * 128 * 4
     assert layout.read_bytes(1, tokens) == blocks * (keys + values) + full
+
+
+@given(
+    group=st.sampled_from([1, 4, 8]),
+    residual=st.integers(0, 12),
+    window=st.none() | st.integers(1, 24),
+    tokens=st.integers(1, 40),
+)
+def test_what_a_step_reads_is_counted_token_by_token(group, residual, window, tokens):
+    rule = BlockRule(group, residual)
+    quantizes = window is None or window > residual
+
+    def is_quantized(token, held):  # by the scheme: with its block, once enough newer ones follow
+        return quantizes and (token // group + 1) * group <= held - residual
+
+    blocks, full = set(), 0
+    for token in range(tokens):
+        is_seen = window is None or token >= tokens - window
+        if is_quantized(token, tokens - 1):
+            blocks |= {token // group} if is_seen else set()
+        else:
+            full += is_seen or is_quantized(token, tokens)
+    assert rule.count_read(tokens, window) == (len(blocks), full)
 
 
 @pytest.mark.parametrize("rotate", [{}, {"kv_rotate": "hadamard"}])
