@@ -23,12 +23,15 @@ SHELL := bash
 # For the demo Python compiles the modules that it imports; pip would compile all, on one core.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test faults check newcomer docs bench gpu clean
+.PHONY: setup demo test faults check lint types pages kernels newcomer docs bench gpu clean
 
 setup: $(DEV)
 
 $(DEV): EXTRA := [dev]
-$(DEV): COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || :
+# but tests of packages, and models and services that nothing here imports
+$(DEV): COMPILE := $(BIN)/python -m compileall -q -j 0 -x \
+  '/tests?/|/(transformers/models|peft|nltk|chardet|databricks|ray/(rllib|serve|tune|llm))/' \
+  .venv/lib >/dev/null 2>&1 || :
 
 $(READY) $(DEV): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
@@ -53,18 +56,30 @@ test: $(DEV)
 
 faults: $(DEV)
 	@echo "== killing processes and machines under real sweeps, mutating specs"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults -n auto --dist worksteal --timeout 900 \
+	  $$(grep -rl --include='test_*.py' 'mark\.faults' tests)
 
-check: $(DEV)
-	@echo "== lint, types, import contracts, specs, documentation"
+# each for itself, so that make -j has them side by side; the longest first
+check: kernels types pages lint
+
+lint: $(DEV)
+	@echo "== lint, import contracts, code lines"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy kvlab
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tests.code_size
+
+types: $(DEV)
+	@echo "== types"
+	@$(BIN)/mypy kvlab
+
+pages: $(DEV)
+	@echo "== specs, documentation"
 	@$(BIN)/python -m tests.checks
+
+kernels: $(DEV)
 	@echo "== compiling for GPUs that need not be here, interpreting their kernels"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_code -n auto --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda_code -n auto --dist loadfile tests/model
 
 newcomer: $(DEV)
 	@echo "== doing what docs/first-hour.md and docs/your-question.md say, with an empty home"
