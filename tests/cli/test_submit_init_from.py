@@ -42,6 +42,7 @@ factors:
     plain: {}
     tied: {serving.tie: "adjacent:2"}
     int8: {serving.kv_dtype: int8}
+report: {sections: [serving-gap, starts]}
 """
 
 UPTRAINED = """\

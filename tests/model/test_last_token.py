@@ -13,7 +13,7 @@ from kvlab.spec import ModelConfig, ServingConfig
 from tests.studies.fuzz_model import draw_case, make_model
 from tests.support.random_model import random_model
 
-CASES = 150
+CASES = 80
 
 
 def readers(case):

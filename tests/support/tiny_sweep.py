@@ -57,7 +57,9 @@ SHORT_REPORT = "report: {sections: [answer, cells, failures]}\n"
 """To add to a sweep whose report is looked at without its figures: they take seconds."""
 
 FAILING_SWEEP = (
-    SWEEP + "    greedy: {benchmark.batch_sizes: [1e15]}\nfailures: {out_of_memory: fail}\n"
+    SWEEP
+    + "    greedy: {benchmark.batch_sizes: [1e15]}\nfailures: {out_of_memory: fail}\n"
+    + SHORT_REPORT
 )
 """One level of three fails, because no memory holds its batch. It shares a training."""
 
