@@ -23,5 +23,5 @@ def can_mount() -> bool:
 @pytest.mark.skipif(not can_mount(), reason="no mount namespaces here")
 def test_a_full_disk_damages_nothing_says_so_and_with_room_all_is_the_same(tmp_path):
     command = [*OWN_MOUNTS, sys.executable, "-m", "tests.faults.full_disk", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr

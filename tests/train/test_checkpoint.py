@@ -217,7 +217,7 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole, is_b
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["kvlab.train.loop", "torch._dynamo"])  # seconds each
     rng, aims, kills, unfinished = random.Random(3), random.Random(4), 0, 0
-    while load_training_record(tmp_path) is None or kills < 30:
+    while load_training_record(tmp_path) is None or kills < 12:
         if load_training_record(tmp_path) is not None:  # whole too soon: the rest on a new training
             assert_same_training(run(tmp_path), tmp_path, *whole)
             shutil.rmtree(tmp_path)
@@ -232,7 +232,7 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole, is_b
         assert process.exitcode in (0, -signal.SIGKILL), "the child failed"
         kills += process.exitcode != 0
         unfinished += any(tmp_path.glob("checkpoints/.step-*"))
-    assert unfinished >= 5
+    assert unfinished >= 2
     assert_same_training(run(tmp_path), tmp_path, *whole)
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
 
