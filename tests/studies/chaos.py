@@ -46,15 +46,18 @@ SWEEP = """\
 question: Does anything get lost?
 experiment: e.yaml
 factors:
-  heads:
-    mha: {{}}
-    mqa: {{model.n_kv_head: 1}}
+  form:
+    separate: {{}}
+    half: {{model.kv: half_values}}
   serving:
     plain: {{}}
     tied: {{serving.tie: "adjacent:2"}}
 seeds: {seeds}
 failures: {{killed_retries: 50, backoff_seconds: 0.1}}
 """
+
+OWN_FORM = Path(__file__).parents[2] / "docs" / "extend" / "half_values.py"
+"""A user's file, which workers have from the driver."""
 
 KINDS = {
     "two nodes": ("driver", "worker", "raylet", "node"),
@@ -199,6 +202,8 @@ class Home:
         self._began = time.monotonic()
         training = f"tokens: {64 * steps}, checkpoint_every: 7,"
         experiment = EXPERIMENT.replace("tokens: 640,", training).replace(", retime: never", "")
+        experiment = f"extensions: [{OWN_FORM.name}]\n{experiment}"
+        shutil.copy(OWN_FORM, folder)
         write_tiny_sweep(folder, SWEEP.format(seeds=list(range(seeds))), experiment)
         calm = Store(folder / "calm")
         log = folder / "calm.txt"
