@@ -342,7 +342,8 @@ def _judge_smaller(study: Study, smaller: list[CellComparison]) -> doc.Paragraph
     spared = [one for one in tested if not _is_clearly_worse(study, one)]
     cheapest: dict[str, Any] = {}
     if cheap:
-        best = max(cheap, key=_factor)
+        # of caches of equal bytes, the one of which the least may be lost
+        best = max(cheap, key=lambda one: (_factor(one), -_costs(study, one)[1]))
         worst = best.low if METRICS[metric].better == "higher" else best.high
         cheapest = _describe_cell(study, best.levels)
         cheapest |= {"found": best, "is_worse": _is_clearly_worse(study, best), "worst": worst}
