@@ -247,7 +247,8 @@ def _pool_results(
 def _find_reported_spread(
     trials: Sequence[PlannedTrial], metric: str, reports: Path
 ) -> RecordedSpread | None:
-    """Return the spread in the first report with models and trainings of a plan's sizes."""
+    """Return the spread in the report with most trainings of models of a plan's sizes."""
+    spreads = []
     sizes = {
         "model.parameters": [one.parameters for one in trials],
         "model.training_flops": [one.flops for one in trials],
@@ -264,5 +265,5 @@ def _find_reported_spread(
                 cells.setdefault(cell, {})[row["training"]] = float(row[f"measured.{metric}"])
             by_training = {min(own): [*own.values()] for own in reversed(cells.values())}
             if found := expected_precision.pool_spread(list(by_training.values())):
-                return RecordedSpread(*found, f"{reports.name}/{path.parent.name}")
-    return None
+                spreads.append(RecordedSpread(*found, f"{reports.name}/{path.parent.name}"))
+    return max(spreads, key=lambda one: one.trainings, default=None)
