@@ -209,13 +209,18 @@ def test_init_makes_specs_that_plan_and_overwrites_nothing(tmp_path, capsys):
 
 
 def test_doctor_reports_the_installation_and_leaves_no_files(tmp_path, monkeypatch, capsys):
+    """Of Ray it starts a cluster and ends it, which tests/sweep/executors/test_ray.py does."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    asked, ended = [], SimpleNamespace(close=lambda: asked.append("end"))
+    start = lambda name, run: asked.append((name, run(None))) or ended  # noqa: E731
+    monkeypatch.setattr("kvlab.cli.commands.doctor.make_executor", start)
     assert main(["doctor", "--store", str(tmp_path / "runs"), "--json"]) == 0
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert {found[name]["state"] for name in ("torch", "ray", "store", "MLflow")} == {"ok"}
     assert found["text"]["state"] == "note"
     assert "kvlab data prepare" in found["text"]["way_out"]
     assert list(tmp_path.iterdir()) == []
+    assert asked == [("ray", "done"), "end"]
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ import math
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -177,14 +175,12 @@ def test_a_damaged_database_is_said_so(copy, statement):
         Tracker(copy).mirror("made")
 
 
-def test_a_damaged_database_is_set_aside_and_made_again(copy, runs):
+def test_a_damaged_database_is_set_aside_and_made_again(copy, runs, capsys):
     (copy / "mlflow.db").write_bytes(b"no database")
     (copy / "tracking.id").unlink()
     (copy / "tracking.id").mkdir()
-    command = [sys.executable, "-m", "kvlab", "sync", "--rebuild", "--no-report", "--store", copy]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"is in {copy / 'damaged' / '1'} now" in done.stderr
+    assert main(["sync", "--rebuild", "--no-report", "--store", str(copy)]) == 0
+    assert f"is in {copy / 'damaged' / '1'} now" in capsys.readouterr().err
     assert (copy / "damaged" / "1" / "mlflow.db").read_bytes() == b"no database"
     assert read_contents(copy).keys() == runs.keys()
     elsewhere = ["sync", "--rebuild", "--tracking-uri", "http://localhost:1", "--store", str(copy)]
