@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvlab.own_extensions import extend
 from kvlab.spec.benchmark_config import MEASURES
-from kvlab.spec.own_extensions import extend
 from kvlab.spec.spec_model import OneOf, SpecModel
 
 RATIO_PRECISION = 0.02

@@ -7,10 +7,11 @@ from importlib import import_module
 from typing import NoReturn
 
 from kvlab import __version__
-from kvlab.cli.commands import COMMANDS
+from kvlab.cli.commands import COMMANDS, MODULES
 from kvlab.cli.terminal import discard_output, sanitize_output
 from kvlab.errors import KvlabError
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import explain_missing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,7 +75,7 @@ def build_parser(words: list[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == selected:
-            implementation = import_module(f"kvlab.cli.commands.{name}")
+            implementation = import_module(MODULES.get(name, f"kvlab.cli.commands.{name}"))
             command.epilog = getattr(implementation, "EPILOG", None)
             implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
@@ -89,6 +90,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown is None:
             super().error(message)
         self.print_usage(sys.stderr)
+        if missing := explain_missing("command", unknown[1]):
+            self.exit(2, f"kvlab: {unknown[1]} {missing}\n")
         hint = suggest_name(unknown[1], COMMANDS, "see `kvlab --help`", cutoff=0.5)
         self.exit(2, f"kvlab: {unknown[1]} is not a command; {hint}\n")
 

@@ -9,9 +9,9 @@ ids do not depend on who asks.
 from collections.abc import Iterator
 
 from kvlab.data.shards import DatasetFacts
+from kvlab.own_extensions import find_members
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.own_extensions import find_members
 
 WINDOW_MULTIPLE = 2
 """Length of the windows of the loss by position in trained lengths, if the model allows it."""

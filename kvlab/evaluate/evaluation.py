@@ -21,9 +21,9 @@ from kvlab.evaluate.hellaswag import CONVENTIONS, hellaswag_measurements, score_
 from kvlab.evaluate.token_metrics import score_tokens
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.own_extensions import load_parts
 from kvlab.spec import ServingConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.own_extensions import load_parts
 
 REPORT_SECONDS = 0.5
 

@@ -14,12 +14,12 @@ from typing import Any
 from kvlab.humanize import format_count
 from kvlab.layout.slot_plan import SlotPlan, TokenSlot
 from kvlab.layout.state_slot import StateSlot
+from kvlab.own_extensions import find_members
 from kvlab.sharing import KIND_NAMES
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import find_members
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.own_extensions import find_members
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import matrix_weights, parameter_count
-from kvlab.spec.own_extensions import find_members
 from kvlab.spec.training_config import OPTIMIZERS
 
 CPU_MICROBATCH_TOKENS = 4096

@@ -19,9 +19,9 @@ from kvlab.fs.atomic_files import write_json
 from kvlab.hf_checkpoints import check_tensor_file, list_checkpoint_files, read_checkpoint_config
 from kvlab.model.hf_architectures import GPT2, Gemma3, Llama, Mistral, Qwen3, SmolLM3
 from kvlab.model.hf_conversion import Architecture
+from kvlab.own_extensions import find_members
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import find_members
 
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT

@@ -12,11 +12,11 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.own_extensions import name_members
 from kvlab.report import document as doc
 from kvlab.report import texts
 from kvlab.report.formatting import format_significant
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.own_extensions import name_members
 
 Lines = Iterable[Mapping[str, Any]]
 """`kvlab.benchmark.measurement.Measurement` as plain data, possibly without its defaults."""

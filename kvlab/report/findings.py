@@ -22,13 +22,13 @@ from kvlab.analysis.verdicts import CHEAP
 from kvlab.errors import SpecError, StoreError
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
 from kvlab.layout.article_claims import article_claims
+from kvlab.own_extensions import name_members
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Paragraph, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
 from kvlab.report.sections import make_answer
 from kvlab.report.sections.effects import judge_other_metrics
 from kvlab.spec.claims import Answer, CellLevels, Claims
-from kvlab.spec.own_extensions import name_members
 from kvlab.spec.validation_errors import format_value
 from kvlab.spec.yaml_reader import Key, YamlDocument, read_yaml
 from kvlab.store.metrics import METRICS

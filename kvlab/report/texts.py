@@ -6,8 +6,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from kvlab.humanize import format_count
+from kvlab.own_extensions import find_files
 from kvlab.report.document import Code, Paragraph, Span, Strong
-from kvlab.spec.own_extensions import find_files
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

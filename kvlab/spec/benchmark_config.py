@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvlab.own_extensions import extend, find_members
 from kvlab.spec.measure_options import MeasureEntry, MeasureOptions
-from kvlab.spec.own_extensions import extend, find_members
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf, once
 
 TASK_PROMPT_TOKENS = 256

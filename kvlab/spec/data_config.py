@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvlab.spec.own_extensions import extend, find_members
+from kvlab.own_extensions import extend, find_members
 from kvlab.spec.source_options import SourceEntry, SourceOptions
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import WrapValidator
 
-from kvlab.spec.own_extensions import find_members, name_members
+from kvlab.own_extensions import find_members, name_members
 from kvlab.spec.spec_model import OneOf, Problems, SpecModel, join_or
 
 if TYPE_CHECKING:

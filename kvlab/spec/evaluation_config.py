@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
+from kvlab.own_extensions import extend
 from kvlab.spec import spec_model as spec
-from kvlab.spec.own_extensions import extend
 
 
 @extend("evaluation")

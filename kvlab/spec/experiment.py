@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from kvlab.own_extensions import find_members, find_problems
 from kvlab.sharing import SharingError
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
@@ -18,7 +19,6 @@ from kvlab.spec.extension_files import (
     offer_extensions,
 )
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import find_members, find_problems
 from kvlab.spec.resources_config import ResourcesConfig
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import Name, Problems, SpecModel

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union
 
 from pydantic import WrapValidator
 
+from kvlab.own_extensions import find_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
-from kvlab.spec.own_extensions import find_members
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig

@@ -13,11 +13,11 @@ from math import prod
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from kvlab.own_extensions import name_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.kv_forms import StoredVectors
 from kvlab.spec.members import DUMP_OFFERED, Member, accept_offered, find_offered
-from kvlab.spec.own_extensions import name_members
 
 if TYPE_CHECKING:
     from kvlab.spec.layer_config import LayerConfig

@@ -10,12 +10,12 @@ from pydantic import ConfigDict, Field, ValidationError, WrapValidator, model_va
 from pydantic_core import PydanticCustomError
 
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import explain_missing
 from kvlab.sharing import KIND_NAMES, PATTERNS, SharingError, owner_map
 from kvlab.spec import layer_config
 from kvlab.spec import spec_model as spec
 from kvlab.spec.kv_forms import NAMED_FORMS, KVField, KVForm
 from kvlab.spec.mixers import ATTENTION, find_mixer, list_letters
-from kvlab.spec.own_extensions import explain_missing
 from kvlab.spec.presets import PRESETS
 
 

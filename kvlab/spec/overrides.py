@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import SpecError
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import name_members
 from kvlab.spec.benchmark_config import MEASURES
-from kvlab.spec.own_extensions import name_members
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.yaml_reader import Key, YamlDocument, parse_yaml
 

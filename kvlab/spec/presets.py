@@ -7,7 +7,7 @@ published configurations of Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388)
 
 from typing import Any
 
-from kvlab.spec.own_extensions import find_members
+from kvlab.own_extensions import find_members
 
 _GPT2 = {"vocab_size": 50257, "block_size": 1024}
 _LLAMA: dict[str, Any] = {

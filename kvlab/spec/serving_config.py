@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvlab.own_extensions import extend, find_members
 from kvlab.sharing import owner_map, tied_slots
 from kvlab.spec.dtypes import (
     MIN_GROUP,
@@ -12,7 +13,6 @@ from kvlab.spec.dtypes import (
     list_rotations,
 )
 from kvlab.spec.model_config import ModelConfig, SharingField
-from kvlab.spec.own_extensions import extend, find_members
 from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
 
 

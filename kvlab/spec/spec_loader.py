@@ -9,10 +9,10 @@ from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import explain_missing
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.extension_files import read_extension
 from kvlab.spec.overrides import apply_patch, apply_scale, resolve_paths
-from kvlab.spec.own_extensions import explain_missing
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.sweep_validation import find_cell_problems

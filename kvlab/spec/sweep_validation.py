@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import find_file_problems
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.own_extensions import find_file_problems
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
 from kvlab.spec.tuning_config import TUNED_KEY, find_token_problem, is_tuned

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from kvlab.own_extensions import extend, find_members
 from kvlab.spec import spec_model as spec
 from kvlab.spec.dtypes import MIN_GROUP, KVStorage, list_kv_dtypes
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import extend, find_members
 
 
 def _validate_init_from(value: Any) -> Any:

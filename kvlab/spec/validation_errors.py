@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
-from kvlab.spec.own_extensions import explain_missing
+from kvlab.own_extensions import explain_missing
 from kvlab.spec.yaml_reader import Key
 
 Path = tuple[Key, ...]

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from kvlab.layout import KVLayout
+from kvlab.own_extensions import find_files, import_late, insert_after
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.own_extensions import find_files, import_late, insert_after
 from kvlab.spec.token_metrics import read_metric_texts
 
 Direction = Literal["lower", "higher", "neither"]
@@ -266,48 +266,3 @@ def _count_read_bytes(result: Mapping[str, Any]) -> int | None:
         return None
     place = line["batch_size"], line["context_length"], line["dtype"]
     return KVLayout.of(model, serving).read_bytes(*place)
-
-
-# Other machines
-
-TOLERANCES: dict[str, float] = {"nats/token": 2e-3, "nats": 2e-3, "bits/byte": 3e-3, "": 0.01}
-"""By unit: largest difference of two records of one trial that were made on different hardware,
-with another number of threads or without the CPU kernels. These round differently, and a training
-multiplies roundings. Measured on eight quickstart-like trials, with kernels and plain: 4e-5
-nats/token one-shot, 5e-4 where a cache is tied, and 0.0015 of the shares. One thread and two part
-by 5e-7 (the quickstart's model, 64 steps). Two processors part by 0.0027 in a tied cell whose
-serving costs 0.55: a cache that changes what is computed multiplies what parts (`GAP_TOLERANCE`).
-The losses of two seeds differ by 0.02. Settings that
-are part of a trial have no tolerance: on that model bfloat16 moved the loss by 0.007. A compiled
-training and an eager one part by 3e-6 over 20 steps, and by 0.0001 and 0.0019 after 128 (two
-seeds)."""
-
-GAP_TOLERANCE = 0.01
-"""Of a loss through the serving cache, more: as a share of the cell's serving gap."""
-
-OTHER_TOLERANCE = 0.01
-"""The same of units that are not in `TOLERANCES`, as a share of the value."""
-
-_LOSS_UNITS = ("nats/token", "nats", "bits/byte")
-
-
-def find_tolerance(name: str, value: float, gap: float = 0.0) -> float | None:
-    """Return how far two records of one trial may differ in a metric.
-
-    Args:
-        value: In one of them.
-        gap: What serving costs its cell, in nats/token.
-
-    Returns:
-        0 for counts, which are exact. None for what measures the machine and is not compared.
-    """
-    if name.startswith(BEGINNINGS["of_the_machine"]):
-        return None
-    unit = METRICS[name].unit
-    if unit in BEGINNINGS["exact_units"]:
-        return 0.0
-    tolerance = TOLERANCES.get(unit, OTHER_TOLERANCE * abs(value))
-    of_the_cache = name.startswith(BEGINNINGS["of_the_cache"]) or "_served" in name
-    if unit in _LOSS_UNITS and of_the_cache:
-        tolerance += GAP_TOLERANCE * abs(gap)
-    return tolerance

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.sealed_files import check_form, read_sealed_json
-from kvlab.spec.own_extensions import load_parts
+from kvlab.own_extensions import load_parts
 
 EndStatus = Literal["done", "failed", "diverged", "pruned"]
 """How a trial ended. ``pruned``: a search has paused its training, which any other sweep continues.

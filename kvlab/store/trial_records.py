@@ -17,7 +17,7 @@ from kvlab.fs import sealed_files
 from kvlab.fs.atomic_files import MAX_JSON_BYTES, parse_json, read_json, read_regular, write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import FileSeal, write_sealed_json
-from kvlab.spec.own_extensions import load_parts
+from kvlab.own_extensions import load_parts
 from kvlab.store.record_forms import EndStatus, ProgressForm, read_record
 from kvlab.store.store_paths import ID_PATTERN, StorePaths, list_names
 from kvlab.store.timings import TimingSession, replace_times

@@ -30,7 +30,7 @@ from typing import Any
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256, read_regular
 from kvlab.humanize import sanitize_text
-from kvlab.spec.own_extensions import name_members
+from kvlab.own_extensions import name_members
 from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import collect_metrics

@@ -28,9 +28,9 @@ from kvlab.model.generate import remove_torn_libraries
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.model.kernels.linear import LinearProducts
 from kvlab.model.loss import summed_loss
+from kvlab.own_extensions import find_members
 from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.own_extensions import find_members
 from kvlab.spec.training_config import OPTIMIZERS
 
 WINDOW = 32

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlab.fs import sealed_files
 from kvlab.fs.lease import Fence
-from kvlab.spec.own_extensions import name_members
+from kvlab.own_extensions import name_members
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the

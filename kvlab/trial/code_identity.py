@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import kvlab
-from kvlab.spec.own_extensions import load_parts
+from kvlab.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
@@ -52,6 +52,7 @@ _EVERYWHERE = {
     "kvlab.hf_checkpoints": "finds the files of a checkpoint, whose sha256 are in the ids",
     "kvlab.humanize": "messages",
     "kvlab.oom": "classifies errors",
+    "kvlab.own_extensions": "names what extensions add",
     "kvlab.sharing": "makes owner maps, which are in the ids",
     "kvlab.spec": "reads and checks the YAML; what it asks for is in the ids",
     "kvlab.store": "keeps what was computed",

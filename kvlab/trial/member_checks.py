@@ -14,10 +14,10 @@ from torch import Tensor
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.model.gpt import GPT
+from kvlab.own_extensions import find_members
 from kvlab.spec.members import Member
 from kvlab.spec.mixers import Mixer
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.own_extensions import find_members
 from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.token_metrics import TokenMetric, find_value_problem
 

@@ -10,8 +10,8 @@ from kvlab.benchmark import max_batch_search
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
+from kvlab.own_extensions import name_members
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, MeasureEntry
-from kvlab.spec.own_extensions import name_members
 from tests.contracts.measure_contract import MeasureContract
 
 TEXT = [n % 257 for n in range(1000)]

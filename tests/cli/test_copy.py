@@ -93,9 +93,6 @@ def test_the_record_of_a_sweep_travels_as_one_file(folder):
     assert read_files(Path("again/s")) == read_files(Path("reports/s"))
     assert run("status", "s", *archive) == run("status", "s")
     run("verify", *archive)
-    run("compare", "s", "s", *archive, "--store-b", "runs")
-    trial = Store("runs").trial_ids()[0]
-    run("compare", "--trials", f"a.tar.xz:{trial}", f"runs:{trial}")
     assert run_kvlab("copy", "other", "--from", "a.tar.xz")[0] == 2, "it is the record of s"
     assert run_kvlab("submit", "s.yaml", *archive)[0] in (1, 2)
     facts = json.loads(run("copy", "--from", "a.tar.xz", "--store", "unpacked", "--json"))

@@ -24,7 +24,7 @@ from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
 EXTENSIONS = Path(__file__).parents[1] / "extensions"
-PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.glob("*/errors.txt")]
+PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.glob("*/errors.txt"), *EXTENSIONS.glob("*/answers.txt")]
 FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}

@@ -4,8 +4,8 @@ import pytest
 
 from kvlab.layout import KVLayout, decode_flops, forward_flops
 from kvlab.model import GPT
+from kvlab.own_extensions import find_members
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.own_extensions import find_members
 from kvlab.trial.member_checks import CHECKS
 
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,

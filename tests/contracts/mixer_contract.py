@@ -6,10 +6,10 @@ import torch
 from kvlab.errors import SpecError
 from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.model import GPT
+from kvlab.own_extensions import find_members
 from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.mixers import find_mixer
-from kvlab.spec.own_extensions import find_members
 from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 

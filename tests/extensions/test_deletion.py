@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.spec.own_extensions import TABLE
+from kvlab.own_extensions import TABLE
 from tests.support.shipped_ids import list_trials
 
 ROOT = Path(__file__).parents[2]

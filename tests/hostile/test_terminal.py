@@ -37,7 +37,7 @@ def store(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [
-        ["status", "made"], ["status"], ["logs", "TRIAL"], ["verify"], ["compare", "made", "made"],
+        ["status", "made"], ["status"], ["logs", "TRIAL"], ["verify"],
         ["status", EVIL], ["plan", f"{EVIL}.yaml"], [EVIL], ["copy", "--to", f"nowhere{EVIL}://x"],
     ],
 )  # fmt: skip

@@ -9,10 +9,10 @@ import pytest
 from jinja2 import meta
 
 import kvlab
+from kvlab.own_extensions import load_parts
 from kvlab.report import texts
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.sections import SECTIONS
-from kvlab.spec.own_extensions import load_parts
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables

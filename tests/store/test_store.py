@@ -7,7 +7,7 @@ import os
 import pytest
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
-from kvlab.spec.own_extensions import load_parts
+from kvlab.own_extensions import load_parts
 from kvlab.store import Store
 from kvlab.store.trial_records import DETAIL_FILES
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvlab.spec.own_extensions import TABLE
+from kvlab.own_extensions import TABLE
 from tests.extensions.test_deletion import check_trials, list_without
 from tests.support.shipped_ids import list_trials
 

@@ -18,10 +18,10 @@ import torch
 
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
+from kvlab.own_extensions import load_parts
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
-from kvlab.spec.own_extensions import load_parts
 from tests.studies import read_options
 from tests.support.reference_model import ReferenceModel, read_weights
 

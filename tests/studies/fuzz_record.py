@@ -37,18 +37,19 @@ from unittest import mock
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow, read_rows
+from kvlab.cli.commands import COMMANDS
 from kvlab.cli.live_server import LivePage
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.fs import lock
 from kvlab.fs.lease import process_identity
 from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.own_extensions import load_parts
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv, results_jsonl
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import load_sweep
-from kvlab.spec.own_extensions import load_parts
 from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.verification import heal
 from kvlab.sweep import plan
@@ -391,7 +392,8 @@ def list_readers(kept: Kept, path: Path, chance: random.Random) -> list[Reader]:
             ("report", partial(make_report, kept.path, name)),
             ("live page", lambda: page.describe_sweep(name) and None),
         ]
-        readers += [command("compare", name, next(iter(kept.rows)))] * (chance.random() < 0.3)
+        if "compare" in COMMANDS and chance.random() < 0.3:
+            readers.append(command("compare", name, next(iter(kept.rows))))
     if chance.random() < 0.05:
         copied = str(kept.folder / "copied")
         readers += [command("copy", name, "--to", copied), command("copy", name, "--from", copied)]

@@ -30,8 +30,8 @@ from kvlab.extensions.conversations.turns import Turn, run_tokens
 from kvlab.layout import KVLayout
 from kvlab.layout.slot_plan import TokenSlot
 from kvlab.model import GPT
+from kvlab.own_extensions import load_parts
 from kvlab.spec import ServingConfig
-from kvlab.spec.own_extensions import load_parts
 from tests.studies import read_options
 from tests.studies.fuzz_model import LONGEST, Case, draw_case, make_model, poison
 

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 import kvlab.track
-from kvlab.spec.own_extensions import name_members
+from kvlab.own_extensions import name_members
 from kvlab.store.metrics import METRICS
 from kvlab.track.run_description import (
     DUPLICATES,

@@ -9,10 +9,10 @@ import grimp
 import pytest
 
 import kvlab
+from kvlab.own_extensions import load_parts
 from kvlab.spec.benchmark_config import MEASURES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.mixers import MIXERS, find_mixer
-from kvlab.spec.own_extensions import load_parts
 from kvlab.trial.code_identity import (
     MEASUREMENT,
     TRAINING,
@@ -43,12 +43,12 @@ ENTRIES = {
 # modules of these packages that are imported and decide nothing, looked at one by one
 PASSED_OVER = {
     TRAINING: (
-        "spec spec.experiment spec.extension_files spec.flops spec.members spec.own_extensions"
+        "spec spec.experiment spec.extension_files spec.flops spec.members own_extensions"
         " spec.presets spec.spec_model data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
         "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"
-        " spec.overrides spec.own_extensions spec.presets spec.spec_model spec.token_metrics spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
+        " spec.overrides own_extensions spec.presets spec.spec_model spec.token_metrics spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
 }

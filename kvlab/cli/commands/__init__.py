@@ -1,19 +1,21 @@
 """The table of commands: name -> summary, in the order of `kvlab --help`.
 
-Each command is the module of its name in this package, with ``add_arguments(parser)``,
-``run(options)``, which returns the exit code where it may be other than 0, and ``EPILOG`` where its
-help ends with examples. It is imported only when its command runs, so `kvlab --help` stays instant.
+Each command is the module of its name in this package, or one of an extension, with
+``add_arguments(parser)``, ``run(options)``, which returns the exit code where it may be other than
+0, and ``EPILOG`` where its help ends with examples. It is imported only when its command runs, so
+`kvlab --help` stays instant.
 To add a command, write its module and add a line here.
 """
 
-COMMANDS = {
+from kvlab.own_extensions import insert_after, load_parts
+
+COMMANDS: dict[str, str] = {
     "plan": "list the trials of a sweep, their cost and state",
     "submit": "run what is missing of a sweep, and write its report",
     "status": "show the progress of sweeps",
     "logs": "show the log or traceback of a trial",
     "stop": "stop a running sweep at its next checkpoint",
     "report": "write the report of a sweep again",
-    "compare": "compare two sweeps, or two records of one, cell by cell",
     "explain": "show what a trial, a cell or a level is computed from, and its files",
     "findings": "write what the records say of the claims in reports/claims.yaml",
     "ui": "browse the results in MLflow",
@@ -32,3 +34,10 @@ COMMANDS = {
     "metrics": "list every measurement: unit, how it is taken, where it appears",
     "schema": "describe every key of the YAML files, or print their JSON Schema",
 }
+
+MODULES: dict[str, str] = {}
+"""Command of an extension -> its module."""
+
+for one in (part for parts in load_parts().values() for part in parts.commands):
+    COMMANDS = insert_after(COMMANDS, one.after, {one.name: one.summary})
+    MODULES[one.name] = one.module

@@ -9,8 +9,8 @@ from typing import Any
 from kvlab.cli import shared_arguments as shared
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
+from kvlab.own_extensions import find_members, name_members
 from kvlab.spec import parse_override
-from kvlab.spec.own_extensions import find_members, name_members
 
 _EXAMPLES = "\n".join(
     f"  kvlab generate {words:36}({text})"

@@ -1,6 +1,6 @@
 """What eviction adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.eviction"
 

@@ -1,6 +1,6 @@
 """What training in int8 adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _CONFIG, _CODE = "kvlab.extensions.int8_training.config", "kvlab.extensions.int8_training.int8"
 

@@ -1,6 +1,6 @@
 """What KIVI adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.kivi"
 _CODE = tuple(f"{_FOLDER}.{name}" for name in ("config", "buffers", "training_pass"))

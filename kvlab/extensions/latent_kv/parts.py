@@ -1,6 +1,6 @@
 """What latent K/V adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.latent_kv"
 _CODE = tuple(f"{_FOLDER}.{name}" for name in ("arithmetic", "view", "deepseek"))

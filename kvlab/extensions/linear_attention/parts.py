@@ -1,6 +1,6 @@
 """What gated linear attention adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.linear_attention"
 _CODE = tuple(f"{_FOLDER}.{name}" for name in ("arithmetic", "delta_rule", "gated_delta"))

@@ -1,6 +1,6 @@
 """What tasks of lm-eval add to kvlab."""
 
-from kvlab.spec.own_extensions import Parts, SectionPart
+from kvlab.own_extensions import Parts, SectionPart
 
 _FOLDER = "kvlab.extensions.lm_eval"
 

@@ -1,6 +1,6 @@
 """What Muon adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 PARTS = Parts(
     members={"optimizers": {"muon": "kvlab.extensions.muon.entry:MUON"}},

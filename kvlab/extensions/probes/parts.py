@@ -1,6 +1,6 @@
 """What the probes add to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.probes"
 

@@ -1,6 +1,6 @@
 """What the recall source adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts, SectionPart
+from kvlab.own_extensions import Parts, SectionPart
 
 _FOLDER = "kvlab.extensions.recall"
 

@@ -1,6 +1,6 @@
 """What rotation adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 HADAMARD = "kvlab.extensions.rotation.hadamard"
 

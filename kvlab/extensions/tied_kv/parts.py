@@ -1,6 +1,6 @@
 """What one tensor for K and V adds to kvlab."""
 
-from kvlab.spec.own_extensions import Parts
+from kvlab.own_extensions import Parts
 
 _FORMS, _VIEWS = "kvlab.extensions.tied_kv.arithmetic", "kvlab.extensions.tied_kv.views"
 

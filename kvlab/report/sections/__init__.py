@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.humanize import suggest_name
+from kvlab.own_extensions import import_late, insert_after, load_parts
 from kvlab.report.document import Section
 from kvlab.report.sections import (
     answer,
@@ -23,7 +24,6 @@ from kvlab.report.sections import (
     speed,
     tasks,
 )
-from kvlab.spec.own_extensions import import_late, insert_after, load_parts
 
 
 @dataclass(frozen=True)

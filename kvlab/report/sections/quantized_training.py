@@ -6,11 +6,11 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.own_extensions import name_members
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.spec.own_extensions import name_members
 from kvlab.store.metrics import METRICS
 
 _PRODUCTS = tuple(name_members("linear_products"))

@@ -8,11 +8,11 @@ from typing import Any
 from kvlab.analysis.statistics import CONFIDENCE, sum_squares, t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
+from kvlab.own_extensions import find_members
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.spec.own_extensions import find_members
 from kvlab.store.metrics import METRICS
 
 _EXACT = "exact K and V"

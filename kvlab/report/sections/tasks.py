@@ -9,12 +9,12 @@ from kvlab.analysis.statistics import ItemComparison
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
+from kvlab.own_extensions import find_members
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import hellaswag_outcomes as hellaswag
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
-from kvlab.spec.own_extensions import find_members
 
 _ACCURACY_TITLES = {
     "hellaswag_acc": "acc",

@@ -20,7 +20,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
-from kvlab.spec.own_extensions import name_members
+from kvlab.own_extensions import name_members
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.store.result import OUT_OF_MEMORY, Failure

@@ -29,8 +29,8 @@ from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes
 from kvlab.layout.training_memory import process_bytes
+from kvlab.own_extensions import name_members
 from kvlab.spec import Experiment, ResourcesConfig
-from kvlab.spec.own_extensions import name_members
 from kvlab.store import Store
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import Plan, PlannedTrial

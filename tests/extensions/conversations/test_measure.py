@@ -23,8 +23,8 @@ from kvlab.extensions.conversations.measure import (
     serve_turn,
 )
 from kvlab.extensions.conversations.prefix_cache import PrefixCache
+from kvlab.own_extensions import find_members
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
-from kvlab.spec.own_extensions import find_members
 from kvlab.store.metrics import METRICS, collect_metrics
 from tests.benchmark.sessions import DEFAULTS
 from tests.contracts.measure_contract import MeasureContract

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.store.metrics import METRICS, find_tolerance
+from kvlab.store.metrics import METRICS
 
 
 def test_tasks_of_lm_eval_are_metrics_by_their_names():
@@ -26,7 +26,3 @@ def test_metrics_are_sorted_as_the_table_and_then_by_task():
         "loss", "loss_served", "lm_eval_a_acc", "lm_eval_b_acc", "lm_eval_b_acc_served",
         "lm_eval_b_acc_norm",
     )  # fmt: skip
-
-
-def test_a_metric_with_an_unknown_unit_has_a_relative_tolerance():
-    assert find_tolerance("lm_eval_prose_word_perplexity", 20.0) == pytest.approx(0.2)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kvlab.extensions.rotation.hadamard import find_size_problem, make_matrix
 from kvlab.layout import KVLayout
 from kvlab.model.generate import EagerDecoder, StaticDecoder
+from kvlab.own_extensions import load_parts
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.own_extensions import load_parts
 from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 from tests.support.reference_model import hadamard

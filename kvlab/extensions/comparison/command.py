@@ -9,12 +9,13 @@ from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_flag, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import UsageError
+from kvlab.extensions.comparison import records
+from kvlab.extensions.comparison.records import RecordComparison, TrialRecord
+from kvlab.extensions.comparison.sweeps import Comparison, compare_sweeps
 from kvlab.humanize import sanitize_line
 from kvlab.report import formatting as fmt
-from kvlab.report.sweep_comparison import Comparison, compare_sweeps
-from kvlab.store import Store, record_comparison, record_forms
+from kvlab.store import Store, record_forms
 from kvlab.store.metrics import METRICS
-from kvlab.store.record_comparison import RecordComparison, TrialRecord
 
 EPILOG = """\
 With --trials, A and B are two records of one trial, such as from two machines. Name each by its id
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         if folder.samefile(other.store.trial_directory(other.trial)):
             hint = "name the store of the other with --store-b or STORE:ID"
             raise UsageError(f"A and B are one record, {folder}; {hint}")
-        found = record_comparison.compare_records(one, other)
+        found = records.compare_records(one, other)
         print_result(options, found.as_dict(), "\n".join(_format_records(one, other, found)))
         return int(not found.agrees)
     before = Study.load(open_store(options.store), sweep_name(options.before))
@@ -161,7 +162,7 @@ def _format_records(one: TrialRecord, other: TrialRecord, found: RecordCompariso
 
 
 def _format_value(value: Any) -> str:
-    return record_comparison.NOT_RECORDED if value is None else sanitize_line(str(value))
+    return records.NOT_RECORDED if value is None else sanitize_line(str(value))
 
 
 def _format_results(found: RecordComparison) -> Iterator[str]:

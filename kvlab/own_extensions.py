@@ -8,20 +8,19 @@ knows an extension.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
+from runpy import run_path
 from types import new_class
 from typing import Any, NamedTuple, TypeVar, cast
 
-from kvlab.spec.spec_model import SpecModel
-
-ModelT = TypeVar("ModelT", bound=SpecModel)
+ModelT = TypeVar("ModelT")
 ItemT = TypeVar("ItemT")
 
-FOLDER = Path(__file__).parents[1] / "extensions"
+FOLDER = Path(__file__).parent / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
+    "comparison": ("command: compare",),
     "conversations": ("benchmark.conversations",),
     "eviction": ("serving.evict",),
     "int8_training": ("training.int8",),
@@ -36,7 +35,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "rotation": ("serving.kv_rotate: hadamard",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
 }
-"""Extension -> the keys, and values of keys, that need it."""
+"""Extension -> the keys, and values of keys, that need it; commands as values of `command`."""
 
 
 class SectionPart(NamedTuple):
@@ -54,6 +53,20 @@ class SectionPart(NamedTuple):
     compares_quality: bool = True
 
 
+class CommandPart(NamedTuple):
+    """A command of `kvlab`.
+
+    Attributes:
+        after: the command that it comes after in the help.
+        module: see `kvlab.cli.commands`.
+    """
+
+    name: str
+    after: str
+    summary: str
+    module: str
+
+
 @dataclass(frozen=True)
 class Parts:
     """What an extension adds. Each part is optional, and named as ``module:object``.
@@ -69,6 +82,7 @@ class Parts:
             read, when a sweep is loaded: a dotted key, and what follows it in the message.
         members: table of the core -> name -> its entry there, or plain text where the table has it.
         sections: those of the report.
+        commands: those of `kvlab`.
         evaluations: functions that measure a trained model, see
             `kvlab.evaluate.evaluation.measure_extensions`.
         lines: keys of `result.json` under which these keep lists of lines of numbers.
@@ -83,6 +97,7 @@ class Parts:
     file_problems: str = ""
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     sections: tuple[SectionPart, ...] = ()
+    commands: tuple[CommandPart, ...] = ()
     evaluations: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
@@ -93,12 +108,12 @@ class Parts:
 
 @cache
 def load_parts() -> dict[str, Parts]:
-    """Return what each extension that is there adds, in the order of the table."""
-    return {
-        name: import_module(f"kvlab.extensions.{name}.parts").PARTS
-        for name in TABLE
-        if (FOLDER / name / "parts.py").is_file()
-    }
+    """Return what each extension that is there adds, in the order of the table.
+
+    Only their modules ``parts`` run, so that `kvlab --help` does not import `kvlab.spec`.
+    """
+    paths = {name: FOLDER / name / "parts.py" for name in TABLE}
+    return {name: run_path(str(p))["PARTS"] for name, p in paths.items() if p.is_file()}
 
 
 def name_members(table: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvlab.errors import UsageError
-from kvlab.store.metrics import METRICS, find_tolerance
+from kvlab.store.metrics import BEGINNINGS, METRICS
 from kvlab.store.record_forms import read_if_whole
 from kvlab.store.result import flatten
 from kvlab.store.store import Store
@@ -22,6 +22,26 @@ _ENVIRONMENT = (
 
 _COUNTS = ("steps", "tokens", "workers")
 """What is exact in the record of a training."""
+
+TOLERANCES: dict[str, float] = {"nats/token": 2e-3, "nats": 2e-3, "bits/byte": 3e-3, "": 0.01}
+"""By unit: largest difference of two records of one trial that were made on different hardware,
+with another number of threads or without the CPU kernels. These round differently, and a training
+multiplies roundings. Measured on eight quickstart-like trials, with kernels and plain: 4e-5
+nats/token one-shot, 5e-4 where a cache is tied, and 0.0015 of the shares. One thread and two part
+by 5e-7 (the quickstart's model, 64 steps). Two processors part by 0.0027 in a tied cell whose
+serving costs 0.55: a cache that changes what is computed multiplies what parts (`GAP_TOLERANCE`).
+The losses of two seeds differ by 0.02. Settings that
+are part of a trial have no tolerance: on that model bfloat16 moved the loss by 0.007. A compiled
+training and an eager one part by 3e-6 over 20 steps, and by 0.0001 and 0.0019 after 128 (two
+seeds)."""
+
+GAP_TOLERANCE = 0.01
+"""Of a loss through the serving cache, more: as a share of the cell's serving gap."""
+
+OTHER_TOLERANCE = 0.01
+"""The same of units that are not in `TOLERANCES`, as a share of the value."""
+
+_LOSS_UNITS = ("nats/token", "nats", "bits/byte")
 
 
 @dataclass(frozen=True)
@@ -171,3 +191,25 @@ def _judge(a: float | None, b: float | None, tolerance: float | None) -> Verdict
     if a == b:
         return "equal"
     return "within" if math.isfinite(a - b) and abs(a - b) <= tolerance else "beyond"
+
+
+def find_tolerance(name: str, value: float, gap: float = 0.0) -> float | None:
+    """Return how far two records of one trial may differ in a metric.
+
+    Args:
+        value: In one of them.
+        gap: What serving costs its cell, in nats/token.
+
+    Returns:
+        0 for counts, which are exact. None for what measures the machine and is not compared.
+    """
+    if name.startswith(BEGINNINGS["of_the_machine"]):
+        return None
+    unit = METRICS[name].unit
+    if unit in BEGINNINGS["exact_units"]:
+        return 0.0
+    tolerance = TOLERANCES.get(unit, OTHER_TOLERANCE * abs(value))
+    of_the_cache = name.startswith(BEGINNINGS["of_the_cache"]) or "_served" in name
+    if unit in _LOSS_UNITS and of_the_cache:
+        tolerance += GAP_TOLERANCE * abs(gap)
+    return tolerance

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.analysis.study import BASELINE_LABEL, Study
-from kvlab.analysis.sweep_shifts import Shift, SweepShifts, estimate_shifts
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import VERDICTS
+from kvlab.extensions.comparison.shifts import Shift, SweepShifts, estimate_shifts
 from kvlab.report.pareto_front import best_cells_by_budget, memory_front
 
 NOT_ASKED = "not asked"

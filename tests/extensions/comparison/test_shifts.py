@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.sweep_shifts import estimate_shifts
+from kvlab.extensions.comparison.shifts import estimate_shifts
 from tests.support.cells import make_cells, make_study
 
 FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
