@@ -4,7 +4,6 @@ import gzip
 import io
 import lzma
 import os
-import socket
 import tarfile
 import time
 import tracemalloc
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvlab.cli.live_server import LivePage
 from kvlab.data.hellaswag_dataset import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.data.text_formats import read_documents
@@ -22,7 +20,6 @@ from kvlab.spec import DataConfig, load_experiment
 from kvlab.store import Store
 from kvlab.store.gc import find_garbage, remove_garbage
 from kvlab.store.record_archive import extract_archive
-from tests.support.live_page import ask, serve
 from tests.support.record_factory import Record
 
 # Records in one file
@@ -216,32 +213,3 @@ def test_a_spec_that_means_harm_is_refused_at_its_place(tmp_path, text, place):
 
 
 # Tables and pages
-
-
-@pytest.mark.parametrize(
-    ("listens", "host", "status"),
-    [
-        ("127.0.0.1", "10.0.0.1", 403),
-        ("0.0.0.0", "evil.example", 403),
-        ("0.0.0.0", "10.0.0.1:5001", 200),
-        ("0.0.0.0", socket.gethostname(), 200),
-    ],
-)
-def test_the_live_page_answers_to_its_own_names(tmp_path, listens, host, status):
-    with serve(LivePage(Store(tmp_path), tmp_path / "reports"), listens) as port:
-        assert ask(port, "/api/sweeps", host=host)[0] == status
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/report/made/../../x", "/report/..%2fx/y", "/report/made//etc/passwd", "/%2e%2e/x",
-     "/report/made/%00", "/api/sweep/..%2f..%2fx"],
-)  # fmt: skip
-def test_the_live_page_sends_nothing_from_elsewhere(tmp_path, path):
-    Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path / "runs")
-    (tmp_path / "x").write_text("secret")
-    (tmp_path / "reports" / "made").mkdir(parents=True)
-    with serve(LivePage(Store(tmp_path / "runs"), tmp_path / "reports")) as port:
-        status, _, text = ask(port, path)
-    assert status == 404
-    assert "secret" not in text

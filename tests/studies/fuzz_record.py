@@ -38,7 +38,6 @@ from unittest import mock
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow, read_rows
 from kvlab.cli.commands import COMMANDS
-from kvlab.cli.live_server import LivePage
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.fs import lock
@@ -387,11 +386,12 @@ def list_readers(kept: Kept, path: Path, chance: random.Random) -> list[Reader]:
     if chance.random() < 0.3:
         readers += [command("gc", "--weights", "--unused", "--pruned"), command("status")]
     if "trials" in path.parts or "sweeps" in path.parts:
-        page = LivePage(Store(kept.path), kept.folder / "live")
-        readers += [
-            ("report", partial(make_report, kept.path, name)),
-            ("live page", lambda: page.describe_sweep(name) and None),
-        ]
+        readers.append(("report", partial(make_report, kept.path, name)))
+        if "live" in COMMANDS:
+            from kvlab.extensions.live_page.server import LivePage
+
+            page = LivePage(Store(kept.path), kept.folder / "live")
+            readers.append(("live page", lambda: page.describe_sweep(name) and None))
         if "compare" in COMMANDS and chance.random() < 0.3:
             readers.append(command("compare", name, next(iter(kept.rows))))
     if chance.random() < 0.05:

@@ -16,8 +16,6 @@ COMMANDS: dict[str, str] = {
     "logs": "show the log or traceback of a trial",
     "stop": "stop a running sweep at its next checkpoint",
     "report": "write the report of a sweep again",
-    "explain": "show what a trial, a cell or a level is computed from, and its files",
-    "findings": "write what the records say of the claims in reports/claims.yaml",
     "ui": "browse the results in MLflow",
     "sync": "bring MLflow up to date with the store",
     "copy": "copy the record to a file or a URL, or restore it",

@@ -15,6 +15,11 @@ UNTIED, TIED = {"heads": "mqa", "sharing": "none"}, {"heads": "mqa", "sharing": 
 LOSS = TOLERANCES["nats/token"]
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def compare(tmp_path, capsys):
     """Compare a trial with its record on another machine; give the code and the last line.

@@ -1,4 +1,4 @@
-"""`kvlab ui --live`: what the page is told, what it refuses, and how it looks in a browser."""
+"""`kvlab live`: what the page is told, what it refuses, and how it looks in a browser."""
 
 import json
 import os
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.cli import live_server
-from kvlab.cli.live_server import LivePage, listen
 from kvlab.cli.main import main
+from kvlab.extensions.live_page import server as live_server
+from kvlab.extensions.live_page.server import LivePage, listen
+from kvlab.store import Store
+from tests.extensions.live_page.served import ask, serve
 from tests.support.browser import Browser
-from tests.support.live_page import ask, serve
 from tests.support.record_factory import Record
 
 BAD = 'mqa"><img src=x onerror=alert(1)>'
@@ -172,10 +173,39 @@ def test_it_says_where_it_is_and_who_can_read_it_until_ctrl_c(tmp_path, capsys):
 
     thread = threading.Thread(target=visit_and_interrupt)
     thread.start()
-    words = ["ui", "--live", "--host", "0.0.0.0", "--port", str(port), "--store", str(tmp_path)]
+    words = ["live", "--host", "0.0.0.0", "--port", str(port), "--store", str(tmp_path)]
     assert main(words) == 0
     thread.join()
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"http://127.0.0.1:{port}/ follows")
     assert "reachable from other machines" in second
     assert (answers, last) == (["[]"], "ended")
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "status"),
+    [
+        ("127.0.0.1", "10.0.0.1", 403),
+        ("0.0.0.0", "evil.example", 403),
+        ("0.0.0.0", "10.0.0.1:5001", 200),
+        ("0.0.0.0", socket.gethostname(), 200),
+    ],
+)
+def test_the_live_page_answers_to_its_own_names(tmp_path, listens, host, status):
+    with serve(LivePage(Store(tmp_path), tmp_path / "reports"), listens) as port:
+        assert ask(port, "/api/sweeps", host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/report/made/../../x", "/report/..%2fx/y", "/report/made//etc/passwd", "/%2e%2e/x",
+     "/report/made/%00", "/api/sweep/..%2f..%2fx"],
+)  # fmt: skip
+def test_the_live_page_sends_nothing_from_elsewhere(tmp_path, path):
+    Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path / "runs")
+    (tmp_path / "x").write_text("secret")
+    (tmp_path / "reports" / "made").mkdir(parents=True)
+    with serve(LivePage(Store(tmp_path / "runs"), tmp_path / "reports")) as port:
+        status, _, text = ask(port, path)
+    assert status == 404
+    assert "secret" not in text

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from kvlab.analysis.explanation import Explanation, Term, explain_cell, explain_level
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import RecordDamaged, StoreError, UsageError
+from kvlab.extensions.explain.explanation import Explanation, Term, explain_cell, explain_level
 from kvlab.humanize import format_count, sanitize_line, suggest_name
 from kvlab.report import formatting as fmt
 from kvlab.report.table_columns import mean_and_spread

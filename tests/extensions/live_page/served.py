@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 
-from kvlab.cli.live_server import LivePage, listen, make_server
+from kvlab.extensions.live_page.server import LivePage, listen, make_server
 
 
 @contextmanager

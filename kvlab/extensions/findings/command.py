@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_flag, add_reports
+from kvlab.extensions.findings.claims import load_claims
+from kvlab.extensions.findings.pages import PAGE, fill_study_tables, make_findings, read_studies
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.findings import PAGE, fill_study_tables, make_findings, read_studies
-from kvlab.spec.claims import load_claims
 
 EPILOG = """\
 It reads REPORTS/claims.yaml and every REPORTS/NAME/record.tar.xz, and writes REPORTS/FINDINGS.md.

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 
@@ -20,15 +19,15 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP
 from kvlab.errors import SpecError, StoreError
+from kvlab.extensions.findings.articles import article_claims
+from kvlab.extensions.findings.claims import Answer, CellLevels, Claims
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
-from kvlab.layout.article_claims import article_claims
 from kvlab.own_extensions import name_members
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Paragraph, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
 from kvlab.report.sections import make_answer
 from kvlab.report.sections.effects import judge_other_metrics
-from kvlab.spec.claims import Answer, CellLevels, Claims
 from kvlab.spec.validation_errors import format_value
 from kvlab.spec.yaml_reader import Key, YamlDocument, read_yaml
 from kvlab.store.metrics import METRICS
@@ -111,7 +110,7 @@ def make_findings(claims: Claims, document: YamlDocument, studies: Mapping[str, 
     Raises:
         SpecError: Answers name what no record has: with file, line and column.
     """
-    head = (files("kvlab.report") / "page" / "findings.md.in").read_text("utf-8").rstrip()
+    head = Path(__file__).with_name("head.md.in").read_text("utf-8").rstrip()
     fields = {"near": fmt.format_percent(TOLERANCE, 0), **_describe_error_budget(studies)}
     problems, parts = [], [Template(head).substitute(fields)]
     for number, article in enumerate(claims.articles):

@@ -46,7 +46,7 @@ class Answer(SpecModel):
     quantity: Text | None = None
     """A metric of the cell, or of the baseline without one."""
     formula: Text | None = None
-    """Name of a number of `kvlab.layout.article_claims`."""
+    """Name of a number of `kvlab.extensions.findings.articles`."""
     metric: Text | None = None
     """Metric of the effect, if it is not the one that is decided."""
     smaller_than: CellLevels | None = None

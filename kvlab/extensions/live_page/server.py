@@ -1,4 +1,4 @@
-"""`kvlab ui --live`: a page that follows the sweeps of a store while they run.
+"""`kvlab live`: a page that follows the sweeps of a store while they run.
 
 It reads the store alone, so it serves any terminal, whoever drives the sweeps. It answers GET
 requests and changes nothing but the reports in a temporary folder of its own. The page gets JSON
@@ -202,7 +202,7 @@ def make_app(page: LivePage, host: str) -> Starlette:
         page: The page.
         host: Address or name that the server listens on; others than this machine's are refused.
     """
-    assets = files("kvlab.cli") / "live"
+    assets = files("kvlab.extensions.live_page") / "page"
     own_names = {"localhost", "127.0.0.1", "::1", host.lower()}
     own_names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     takes_addresses = not is_loopback(host)

@@ -12,8 +12,8 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.errors import SpecError
-from kvlab.report.findings import make_findings, read_studies
-from kvlab.spec.claims import load_claims
+from kvlab.extensions.findings.claims import load_claims
+from kvlab.extensions.findings.pages import make_findings, read_studies
 from kvlab.store.record_archive import write_archive
 from tests.support.record_factory import Record
 
