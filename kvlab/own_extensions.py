@@ -22,7 +22,9 @@ FOLDER = Path(__file__).parent / "extensions"
 TABLE: dict[str, tuple[str, ...]] = {
     "comparison": ("command: compare",),
     "conversations": ("benchmark.conversations",),
+    "estimate": ("command: estimate",),
     "eviction": ("serving.evict",),
+    "expected_precision": (),
     "explain": ("command: explain",),
     "findings": ("command: findings",),
     "int8_training": ("training.int8",),
@@ -33,6 +35,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "live_page": ("command: live",),
     "lm_eval": ("evaluation.lm_eval",),
     "muon": ("training.optimizer: muon",),
+    "paper": ("command: paper",),
     "probes": ("evaluation.recall", "evaluation.needle"),
     "recall": ("data.recall", "data.source: recall"),
     "rotation": ("serving.kv_rotate: hadamard",),

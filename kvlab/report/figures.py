@@ -341,19 +341,6 @@ _THEME = {color: f"var(--{role})" for role, color in COLORS.items()} | {
 """Colours of figures -> variables of the page's style sheet."""
 
 
-def render_pdf(plot: Plot, name: str, width: float) -> bytes:
-    """Render a plot as one PDF page, with text of 8 pt and fonts embedded as TrueType.
-
-    Args:
-        width: Width of the page, in inches.
-    """
-    with figure_style(name, "paper"):
-        figure, pdf = draw_plot(plot, width), io.BytesIO()
-        no_metadata = {"CreationDate": None, "Creator": None, "Producer": None}
-        figure.savefig(pdf, format="pdf", metadata=no_metadata)
-    return pdf.getvalue()
-
-
 _DIGITS = re.compile(r"(?<![\w.])(-?[1-9]\d*\.\d\d)\d+")
 """Coordinates to a hundredth of a point: what follows is half of a file and nothing to see."""
 

@@ -14,7 +14,6 @@ from kvlab.report import document as doc
 from kvlab.report.figures import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
-from kvlab.report.paper import PaperFolder, write_paper
 from kvlab.report.sections import choose_sections, explain_unknown_section, make_answer
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store
@@ -26,7 +25,6 @@ def write_report(
     sweep_name: str,
     folder: str | Path,
     sections: Sequence[str] | None = None,
-    paper: PaperFolder | None = None,
 ) -> Path:
     """Write a sweep's report to ``folder/<sweep_name>/``.
 
@@ -37,7 +35,6 @@ def write_report(
 
     Args:
         sections: Names of the sections, in order. Default: those that the sweep asks for.
-        paper: Where LaTeX and PDF files for a paper are written as well. Default: nowhere.
 
     Returns:
         The report's folder.
@@ -47,21 +44,11 @@ def write_report(
         StoreError: The record is damaged, or the folder cannot be written.
     """
     store = store if isinstance(store, Store) else Store(Path(store))
-    return write_study_report(store, Study.load(store, sweep_name, sections), folder, paper)
+    return write_study_report(store, Study.load(store, sweep_name, sections), folder)
 
 
-def write_study_report(
-    store: Store, study: Study, folder: str | Path, paper: PaperFolder | None = None
-) -> Path:
+def write_study_report(store: Store, study: Study, folder: str | Path) -> Path:
     """Write the report of a study that was loaded from a store; see `write_report`."""
-    if paper is not None:
-        needs = f"--paper = {paper.folder} needs"
-        if study.search is not None and not study.search.eligible:
-            rule = "a measured configuration within the limits"
-            raise UsageError(f"{needs} {rule}, and {study.name} has none; leave it out")
-        if not study.done_rows:
-            rule = f"results, and no trial of {study.name} is done"
-            raise UsageError(f"{needs} {rule}; wait for the first, or leave it out")
     document, own = make_document(study), Path(folder) / study.name
     with refuse_malformed(study.name):
         files: dict[Path, bytes | str] = {
@@ -82,9 +69,6 @@ def write_study_report(
     for path in (*(own / "tables").glob("*"), *(own / "figures").glob("*")):
         if path.suffix in (".csv", ".tex", ".svg", ".png") and path not in files:
             path.unlink()  # of an earlier report
-    if paper is not None:
-        with refuse_malformed(study.name):
-            write_paper(study, document, paper)
     if study.declared_looks is None and study.done_rows:
         store.note_report(study.name, study.seeds)
     return own

@@ -31,18 +31,15 @@ def store(tmp_path):
     return store.path
 
 
-def test_report_prints_the_answer_and_where_it_is(store, capsys, monkeypatch, tmp_path):
+def test_report_prints_the_answer_and_where_it_is(store, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    words = ["report", "made", "--sections", "answer", "--paper", "paper"]
+    words = ["report", "made", "--sections", "answer"]
     assert main(words) == 0
-    *lines, page, text, parts, shown = capsys.readouterr().out.splitlines()
+    *lines, page, text = capsys.readouterr().out.splitlines()
     assert (page, text) == ("reports/made/report.html", "reports/made/report.md")
     answer = answer_text(Study.load(Store(store), "made"))
     assert " ".join(map(str.strip, lines)) == " ".join(answer.splitlines())
     assert 20 < max(map(len, lines)) <= 40
-    assert "methods.tex" in parts
-    assert shown.startswith("paper/main.tex shows them")
-    assert (tmp_path / "paper" / "made" / "methods.tex").exists()
     assert main(["report", "made", "--reports", "other", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["report"], facts["answer"]) == ("other/made", answer)

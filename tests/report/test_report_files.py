@@ -14,7 +14,6 @@ from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report import answer_text, figures, write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
-from kvlab.report.paper import PaperFolder
 from kvlab.report.report_files import make_document
 from kvlab.report.table_export import table_to_latex
 from kvlab.store import Store
@@ -130,9 +129,8 @@ def test_forged_negative_numbers_end_in_a_report_or_a_refusal(tmp_path, part):
         if part in result:
             write_sealed_json(path, {**result, part: turn_negative(result[part])})
     sections = ["answer", "curves", "equal-memory", "roofline", "probes", "interval-widths"]
-    paper = PaperFolder(tmp_path / "paper", 3.25)
     try:
-        write_report(store, "made", tmp_path / "out", sections, paper)
+        write_report(store, "made", tmp_path / "out", sections)
     except RecordDamaged as error:
         assert "has a value that kvlab cannot read" in str(error)
 

@@ -24,7 +24,6 @@ COMMANDS: dict[str, str] = {
     "bench": "measure memory, latency, throughput and limits",
     "export": "write the model of a trial as a Hugging Face folder",
     "check": "check what a Python file of `extensions:` adds",
-    "estimate": "compute exact KV bytes, parameters and FLOPs of a model",
     "verify": "check every file of the record, and move aside what is damaged",
     "gc": "show or remove what nothing in the store needs any more",
     "doctor": "check whether kvlab can run here",

@@ -15,6 +15,7 @@ from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
+from kvlab.own_extensions import find_members
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
@@ -26,7 +27,6 @@ from kvlab.sweep.planning import explain as matching
 from kvlab.sweep.planning.budget import Budget, MachineMemory, estimate_budget, host_memory
 from kvlab.sweep.planning.code_review import CodeReview, review_code
 from kvlab.sweep.planning.planner import SweepPlanner
-from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.sweep.search.search_history import count_remaining_suggestions
@@ -60,7 +60,9 @@ def run(options: argparse.Namespace) -> None:
     most, planned, least = plan_at_most(planner), stage.plan, plan_at_least(stage, planner)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
-    precision = expect_precision(stage, least, store, Path(shared.project_path("reports")))
+    reports = Path(shared.project_path("reports"))
+    looks = find_members("plan_outlooks").items()
+    outlooks = {name: look(stage, least, store, reports) for name, look in looks}
     unmatched = matching.find_unmatched_trials(planned, store)
     asks_why, why = options.why is not None, None
     if asks_why and (options.why or not unmatched):
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
         facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
         facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
         facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
-    facts["precision"] = precision and precision.to_json()
+    facts |= {name: one and one.to_json() for name, one in outlooks.items()}
     facts["retiming"] = retiming
     facts["code"] = asdict(code) | {"is_mixing": code.is_mixing}
     facts["unmatched"] = [asdict(group) for group in unmatched]
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
         *_format_plan(planned),
         *_format_unmatched(unmatched, asks_why),
         *tuned,
-        *(precision.describe() if precision else []),
+        *(line for one in outlooks.values() if one is not None for line in one.describe()),
         *(_format_budget(costs) if costs else []),
         *([f"Timings: {retiming}."] if retiming else []),
         *_format_code(code),

@@ -15,9 +15,7 @@ from kvlab.cli.terminal import print_answer, print_result
 from kvlab.errors import UsageError
 from kvlab.report import answer_text, write_study_report
 from kvlab.report.confirmation import write_confirmation
-from kvlab.report.paper import PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
-from kvlab.report.table_export import COLUMN_WIDTH
 from kvlab.store.verification import check_record
 
 WATCH_SECONDS = 2.0
@@ -29,10 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_reports(parser)
     text = "sections in order (default: those that the sweep names, else all)"
     parser.add_argument("--sections", metavar="A,B", help=text)
-    text = "also write LaTeX and PDF files for a paper: table, figures, methods, references"
-    parser.add_argument("--paper", metavar="DIR", help=text)
-    text = "with --paper: column (3.25 in), page (6.75 in) or inches (default: column)"
-    parser.add_argument("--paper-width", type=paper_width, metavar="WIDTH", help=text)
     text = "of a search: write no report, but a sweep that repeats the best trials on new seeds"
     parser.add_argument("--confirm", metavar="FILE", help=text)
     text = "read the record from this MLflow instead of the store; the report is the same"
@@ -43,23 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_flag(parser, "--strict", "write no report if a file of the record is damaged")
 
 
-def paper_width(text: str) -> float:
-    """Parse the width of a paper's figures: a name, or inches."""
-    width = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}.get(text) or shared.parse_number(text)
-    if not 2 <= width <= 12:
-        rule = "is not column, page or a number of inches from 2 to 12"
-        raise argparse.ArgumentTypeError(f"{text} {rule}")
-    return width
-
-
 def run(options: argparse.Namespace) -> None:
-    name, paper = shared.sweep_name(options.sweep), None
-    if options.paper is not None:
-        paper = PaperFolder(Path(options.paper), options.paper_width or COLUMN_WIDTH)
-    elif options.paper_width is not None:
-        text = f"--paper-width = {options.paper_width:g} is read only with --paper"
-        raise UsageError(f"{text}; add --paper DIR, or leave it out")
-    text = options.sections
+    name, text = shared.sweep_name(options.sweep), options.sections
     sections = None if text is None else tuple(one.strip() for one in text.split(","))
     for one in sections or ():
         if one not in SECTIONS and one not in SEARCH_SECTIONS:
@@ -67,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         if sections is not None and sections.count(one) > 1:
             raise UsageError(f"--sections names {one} twice; name each once")
     if options.confirm is not None:
-        for other in ("paper", "sections", "watch", "tracking_uri"):
+        for other in ("sections", "watch", "tracking_uri"):
             if getattr(options, other):
                 flag = f"--{other.replace('_', '-')}"
                 text = f"--confirm writes a sweep and no report, so {flag} has no effect"
@@ -78,28 +57,19 @@ def run(options: argparse.Namespace) -> None:
         print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
         return
     if options.watch:
-        _watch(options, name, sections, paper)
+        _watch(options, name, sections)
         return
-    folder, answer = _write_report(options, name, sections, paper)
+    folder, answer = _write_report(options, name, sections)
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         facts = {"sweep": name, "report": str(folder), "answer": answer, "files": files}
-        print(json.dumps(facts | ({"paper": str(paper.folder)} if paper else {}), indent=1))
+        print(json.dumps(facts, indent=1))
         return
     print_answer(answer, folder, sys.stdout)
     print(folder / "report.md")
-    if paper:
-        parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
-        print(f"{paper.folder / name}: {', '.join(parts)}")
-        print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
 
 
-def _watch(
-    options: argparse.Namespace,
-    name: str,
-    sections: tuple[str, ...] | None,
-    paper: PaperFolder | None,
-) -> None:
+def _watch(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> None:
     """Write the report whenever a trial has ended, until no driver runs the sweep any more.
 
     A report takes at most half of a core: the pause after it is as long as it took.
@@ -116,8 +86,7 @@ def _watch(
         counts = Counter(states.values())
         if states != before:
             with store.report_lock(name).hold():  # a driver that ends writes the report, too
-                measured = paper if counts["done"] else None
-                folder, _ = _write_report(options, name, sections, measured)
+                folder, _ = _write_report(options, name, sections)
             facts = {"sweep": name, "report": str(folder), "states": dict(counts)}
             shown = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
             line = f"{time.strftime('%H:%M:%S')}  {name}: {shown}  {folder / 'report.html'}"
@@ -130,10 +99,7 @@ def _watch(
 
 
 def _write_report(
-    options: argparse.Namespace,
-    name: str,
-    sections: tuple[str, ...] | None,
-    paper: PaperFolder | None,
+    options: argparse.Namespace, name: str, sections: tuple[str, ...] | None
 ) -> tuple[Path, str]:
     """Write the report and return its folder and its answer."""
     if options.tracking_uri is None and options.mirrored_by is not None:
@@ -150,4 +116,4 @@ def _write_report(
         if options.strict:
             check_record(store, name)
         study = Study.load(store, name, sections)
-        return write_study_report(store, study, Path(options.reports), paper), answer_text(study)
+        return write_study_report(store, study, Path(options.reports)), answer_text(study)

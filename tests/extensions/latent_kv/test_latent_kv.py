@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kvlab.layout import KVLayout, parameter_count
-from kvlab.layout.serving_estimate import RescaleError, rescale
 from kvlab.model import GPT, decode_attention
 from kvlab.model.decode_attention import Keys
 from kvlab.spec import ModelConfig, load_served_model
@@ -47,12 +46,13 @@ def test_flops_of_a_key_are_of_latent_and_rotary_key_and_of_the_sum_of_latents()
 
 
 def test_the_reductions_rescale_to_other_sizes():
+    estimate = pytest.importorskip("kvlab.extensions.estimate.serving_estimate")
     changes = {"model.position": "rope", "model.kv": {"latent": 256, "rotary": 32}}
     served = load_served_model("gpt2", changes)  # heads of 64
-    large = rescale(served, "llama-7b").model  # heads of 128
+    large = estimate.rescale(served, "llama-7b").model  # heads of 128
     assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1, "query": None}
-    with pytest.raises(RescaleError, match="do not scale to heads of 128 instead of 96"):
-        rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
+    with pytest.raises(estimate.RescaleError, match="do not scale to heads of 128 instead of 96"):
+        estimate.rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
 
 
 @pytest.mark.parametrize(("latent", "rotary", "fits"), [(256, 64, True), (272, 16, False)])

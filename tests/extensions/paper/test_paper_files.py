@@ -1,4 +1,4 @@
-"""`--paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
+"""`kvlab paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
 
 import os
 import re
@@ -8,17 +8,17 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
-from kvlab.report import write_report
-from kvlab.report.paper import (
+from kvlab.extensions.paper.paper import (
     COLUMN_WIDTH,
     PaperFolder,
     list_citations,
+    read_latex,
     write_methods,
     write_paper,
     write_table,
 )
+from kvlab.report import write_report
 from kvlab.report.report_files import make_document
-from kvlab.report.table_export import read_latex
 from tests.report.reading import load
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from kvlab.extensions.expected_precision.outlook import expect_precision
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import SweepPlanner
-from kvlab.sweep.planning.precision import expect_precision
 from kvlab.sweep.planning.stages import plan_at_least, plan_stage
 from tests.support.stub_looks import drive_looks
 from tests.support.stub_trials import SWEEP, identify, tiny_plan, write_sweep

@@ -1,11 +1,12 @@
 """Write what a paper needs of a sweep: a table, figures, methods and references, in LaTeX.
 
-The texts are templates in `kvlab/report/latex/`, whose fields are filled with the numbers of the
+The texts are templates in `latex/`, whose fields are filled with the numbers of the
 record. A sentence, one line of `methods.tex`, is left out if one of its fields has no value.
 `terms.tex` says which methods are named, and cited, where the record shows their use. The files
 follow from the record alone: the same record gives the same bytes, PDF files included.
 """
 
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +18,8 @@ from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
-from kvlab.report.document import Document, Table
-from kvlab.report.figures import render_pdf
+from kvlab.report.document import Document, Plot, Table
+from kvlab.report.figures import draw_plot, figure_style
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
 from kvlab.report.search_tables import objective_title, trials_table
@@ -27,7 +28,6 @@ from kvlab.report.table_export import (
     escape_latex,
     escape_prose,
     fill_latex,
-    read_latex,
     table_to_latex,
 )
 from kvlab.spec.designs import DESIGNS
@@ -101,6 +101,23 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
     for path in (own / "figures").glob("*.pdf"):
         if path not in contents:  # of an earlier report
             path.unlink()
+
+
+def read_latex(name: str) -> str:
+    return (Path(__file__).parent / "latex" / name).read_text("utf-8")
+
+
+def render_pdf(plot: Plot, name: str, width: float) -> bytes:
+    """Render a plot as one PDF page, with text of 8 pt and fonts embedded as TrueType.
+
+    Args:
+        width: Width of the page, in inches.
+    """
+    with figure_style(name, "paper"):
+        figure, pdf = draw_plot(plot, width), io.BytesIO()
+        no_metadata = {"CreationDate": None, "Creator": None, "Producer": None}
+        figure.savefig(pdf, format="pdf", metadata=no_metadata)
+    return pdf.getvalue()
 
 
 def list_citations(text: str) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.analysis import expected_precision
-from kvlab.analysis.expected_precision import DesignPrecision
 from kvlab.analysis.trial_rows import Levels
 from kvlab.errors import StoreError
+from kvlab.extensions.expected_precision import design as designs
+from kvlab.extensions.expected_precision.design import DesignPrecision
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS, collect_metrics
 from kvlab.sweep.planning.looks import RECORD_KEY, plan_estimand
@@ -110,7 +110,7 @@ class ExpectedPrecision:
         if max(half_widths) * spread.value <= margin:
             return f"{text}, within the margin of {margin:g}."
         count = self._count_seeds()
-        seeds = f"{least} {count}" if count else f"more than {expected_precision.MAX_SEEDS}"
+        seeds = f"{least} {count}" if count else f"more than {designs.MAX_SEEDS}"
         text += f", more than the margin of {margin:g}, so {cheap} is unlikely to be shown"
         return f"{text}; {seeds} seeds would."
 
@@ -174,9 +174,7 @@ def expect_precision(
     estimand = plan_estimand(sweep, list(cells))
     trainings = {levels: own[0].trial.training_id for levels, own in cells.items()}
     looks = sweep.looks.looks if sweep.looks is not None else ()
-    weights = expected_precision.weigh_trainings(
-        trainings, estimand.factors, sweep.claims, metric, estimand
-    )
+    weights = designs.weigh_trainings(trainings, estimand.factors, sweep.claims, metric, estimand)
     seeds = {levels: looks[-1] if looks else len(own) for levels, own in cells.items()}
     design = DesignPrecision(len(sweep.claims), weights, decide.alpha, seeds, looks)
     has_taken_looks = bool(stage.record.get(RECORD_KEY, {}).get("taken"))
@@ -241,7 +239,7 @@ def _pool_results(
             training = training or str(result["training"])
             values += [v for name, v in collect_metrics(result).items() if name == metric]
         groups.setdefault(training, values)
-    return expected_precision.pool_spread(list(groups.values()))
+    return designs.pool_spread(list(groups.values()))
 
 
 def _find_reported_spread(
@@ -264,6 +262,6 @@ def _find_reported_spread(
                 cell = tuple(text for name, text in row.items() if name.startswith("factor."))
                 cells.setdefault(cell, {})[row["training"]] = float(row[f"measured.{metric}"])
             by_training = {min(own): [*own.values()] for own in reversed(cells.values())}
-            if found := expected_precision.pool_spread(list(by_training.values())):
+            if found := designs.pool_spread(list(by_training.values())):
                 spreads.append(RecordedSpread(*found, f"{reports.name}/{path.parent.name}"))
     return max(spreads, key=lambda one: one.trainings, default=None)

@@ -6,9 +6,10 @@ from typing import Any
 
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table, print_result
+from kvlab.extensions.estimate import serving_estimate
+from kvlab.extensions.estimate.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.humanize import format_number
-from kvlab.layout import KVLayout, serving_estimate
-from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
+from kvlab.layout import KVLayout
 from kvlab.spec import load_served_model
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel

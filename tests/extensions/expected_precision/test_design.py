@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.expected_precision import (
+from kvlab.analysis.sequential import t_bounds
+from kvlab.extensions.expected_precision.design import (
     MAX_BOUND,
     DesignPrecision,
     pool_spread,
     weigh_trainings,
 )
-from kvlab.analysis.sequential import t_bounds
 
 ONE_FACTOR = {"store": ("base", "1", "2", "3", "4", "5")}
 

@@ -1,0 +1,11 @@
+"""What the expected precision adds to kvlab: lines of `kvlab plan`."""
+
+from kvlab.own_extensions import Parts
+
+PARTS = Parts(
+    members={
+        "plan_outlooks": {
+            "precision": "kvlab.extensions.expected_precision.outlook:expect_precision"
+        }
+    },
+)
