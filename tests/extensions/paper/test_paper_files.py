@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.errors import UsageError
+from kvlab.cli.main import main
 from kvlab.extensions.paper.paper import (
     COLUMN_WIDTH,
     PaperFolder,
@@ -17,7 +17,6 @@ from kvlab.extensions.paper.paper import (
     write_paper,
     write_table,
 )
-from kvlab.report import write_report
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.support.mlflow_contents import read_files
@@ -136,15 +135,33 @@ def test_names_cannot_be_commands(tmp_path):
     ("record", "words"),
     [
         (SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")]),
-         "measured configuration within the limits, and made has"),
+         "measured configuration within the limits"),
         (Record(seeds=(0,), status=lambda *_: "missing"), "no trial of made is done"),
     ],
 )  # fmt: skip
-def test_nothing_measured_is_no_paper(tmp_path, record, words):
+def test_nothing_measured_is_no_paper(tmp_path, capsys, record, words):
     store = record.write(tmp_path / "store")
-    with pytest.raises(UsageError, match=words):
-        write_report(store, "made", tmp_path, ["answer"], PaperFolder(tmp_path / "paper"))
+    assert main(["paper", "made", str(tmp_path / "paper"), "--store", str(store.path)]) == 2
+    assert words in capsys.readouterr().err
     assert not (tmp_path / "paper").exists()
+
+
+def test_the_command_says_where_the_files_are(paper, capsys, tmp_path):
+    store, _ = paper
+    words = [
+        "paper",
+        "made",
+        str(tmp_path / "paper"),
+        "--store",
+        str(store.path),
+        "--width",
+        "page",
+    ]
+    assert main(words) == 0
+    parts, shown = capsys.readouterr().out.splitlines()
+    assert "methods.tex" in parts
+    assert shown.startswith(f"{tmp_path}/paper/main.tex shows them")
+    assert b"/MediaBox [ 0 0 486 " in (tmp_path / "paper/made/figures/pareto.pdf").read_bytes()
 
 
 def test_every_reference_has_its_use_and_every_field_of_a_term_its_sentence():
