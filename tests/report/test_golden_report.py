@@ -14,7 +14,6 @@ from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
 from tests.support.record_factory import (
     MatchedRecord,
-    QuantizedTrainingRecord,
     Record,
     SizedRecord,
     TunedRecord,
@@ -196,7 +195,7 @@ LOST_SECTIONS = ("divergence", "effects", "cells")
 SERVING = ("plain", "coarse", "tied")
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "memory", "speed", "roofline", "benchmark-curves",
-    "starts", "equal-memory", "interval-widths", "quantized-training",
+    "starts", "equal-memory", "interval-widths",
 )  # fmt: skip
 RECORDS = {
     "report": (GoldenRecord(), SECTIONS),
@@ -247,7 +246,6 @@ RECORDS = {
     "sizes-once": (SizedRecord(seeds=(0,)), ("size-trends",)),
     "sizes-two": (SizedRecord(exclude=is_large_mqa), ("size-trends",)),
     "sizes-diverged": (SizedRecord(status=lose_large), ("size-trends",)),
-    "quantized": (QuantizedTrainingRecord(), ("quantized-training",)),
 }
 
 

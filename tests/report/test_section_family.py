@@ -18,7 +18,6 @@ from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
     MatchedRecord,
-    QuantizedTrainingRecord,
     Record,
     SizedRecord,
     TunedRecord,
@@ -38,7 +37,6 @@ OWN_RECORDS = {
     "size-trends": SizedRecord(),
     "tuned": TunedRecord(),
     "matched": MatchedRecord(),
-    "quantized-training": QuantizedTrainingRecord(),
     "divergence": Record(
         status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done"
     ),

@@ -6,19 +6,13 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.own_extensions import name_members
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.store.metrics import METRICS
 
-_PRODUCTS = tuple(name_members("linear_products"))
-"""Settings of extensions that list products of linear layers."""
-
-_FLOAT: dict[str, Any] = {
-    **{name: [] for name in _PRODUCTS}, "kv_dtype": "model", "kv_group": None, "kv_residual": None,
-}  # fmt: skip
+_FLOAT: dict[str, Any] = {"int8": [], "kv_dtype": "model", "kv_group": None, "kv_residual": None}
 """Settings of a training without any quantization."""
 
 _COSTS = {"training_tokens_per_second": "speed", "training_peak_bytes": "peak memory"}
@@ -79,12 +73,11 @@ def _entries(study: Study, levels: Levels, pairs: Sequence[Pair] | None) -> doc.
     row = next(row for row in study.cells[levels].values() if row.is_done)
     quantized, record = _quantized(row), row.record.get("training_record") or {}
     yield "cell", study.label(levels)
-    for name in _PRODUCTS:
-        yield f"{name} products", doc.cell(", ".join(quantized.get(name, ())) or "none")
+    yield "int8 products", doc.cell(", ".join(quantized.get("int8", ())) or "none")
     yield "other products", str(_training(row).get("precision", "float32")), "their precision"
     yield "K/V", str(quantized.get("kv_dtype", "model"))
-    kernels = [found["kernel"] for name in _PRODUCTS if (found := record.get(name))]
-    kernel = doc.cell(str(kernels[0])) if kernels else doc.EMPTY_CELL
+    int8 = record.get("int8")
+    kernel = doc.cell(str(int8["kernel"])) if int8 else doc.EMPTY_CELL
     yield "kernel", kernel, "that multiplied the codes"
     column = cols.mean_column(cols.metric_title(metric), hint=METRICS[metric].title)
     yield column, cols.mean_cell(study, levels, metric)
