@@ -39,6 +39,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "probes": ("evaluation.recall", "evaluation.needle"),
     "recall": ("data.recall", "data.source: recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
+    "search": ("search",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
 }
 """Extension -> the keys, and values of keys, that need it; commands as values of `command`."""
@@ -131,6 +132,15 @@ def name_members(table: str) -> dict[str, str]:
 def find_members(table: str) -> dict[str, Any]:
     """Return what extensions add to a table, by name."""
     return {name: resolve_name(place) for name, place in name_members(table).items()}
+
+
+def find_member(table: str, name: str) -> Any:
+    """Return what an extension adds to a table under a name.
+
+    Raises:
+        KeyError: No extension that is there adds it.
+    """
+    return resolve_name(name_members(table)[name])
 
 
 def import_late(place: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import Problem, SpecError
 from kvlab.humanize import suggest_name
-from kvlab.own_extensions import find_file_problems
+from kvlab.own_extensions import explain_missing, find_file_problems
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_config import MATCH_FACTOR
 from kvlab.spec.spec_model import Problems
@@ -44,6 +44,8 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         if not sweep.factors:
             yield "factors", "is missing or empty; give at least one factor, or a search"
         return
+    if missing := explain_missing("search"):
+        yield "search", missing
     allowed = {"name", "question", "experiment", "seeds", "failures", "search", "report", "scales"}
     if sweep.factors.keys() == {search_factor}:
         allowed.add("factors")

@@ -136,7 +136,7 @@ class SearchPoints:
         self._read: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def write(self, point: Mapping[str, Any], fence: Fence | None = None) -> None:
-        """Write a suggestion, as `kvlab.sweep.search.search_history.Suggestion` describes itself.
+        """Write a suggestion, as `kvlab.extensions.search.history.Suggestion` describes itself.
 
         Its ``cell`` is as ``sweep.json`` lists cells; None if it has none.
         """

@@ -1,11 +1,10 @@
-"""Reports of a made-up design and of a made-up search, word for word.
+"""Reports of a made-up design, word for word.
 
 `KVLAB_REWRITE_GOLDEN=1 python -m pytest tests/report/test_golden_report.py` writes the files in
 `golden/` anew; read their diff before you commit it.
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,9 @@ from tests.support.record_factory import (
     SizedRecord,
     TunedRecord,
 )
-from tests.support.search_record import (
-    EVERY_OUTCOME,
-    SearchRecord,
-    settings,
-    suggest,
-    two_objectives,
-)
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("answer", "looks", "probes", "failures")
-SEARCH_SECTIONS = ("answer", "best", "next", "front", "unmeasured")
 """What `test_committed_reports` does not hold, or not as a record with failed trials has it."""
 
 
@@ -83,12 +74,6 @@ def is_odd(levels):
     return [*levels.values()].count("on") % 2 == 1
 
 
-LARGEST = replace(EVERY_OUTCOME, search={**EVERY_OUTCOME.search, "directions": ["maximize"]})
-STARTED = [suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")]
-UNENDED = SearchRecord(suggestions=STARTED, search={"stop_reason": ""})
-LOST = [suggest(settings(1, 1e-3), "lost")]
-BEYOND = suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})
-LIMITED = {"limits": {"kv_bytes": {"at_most": 1024, "at_least": None}}}
 HEADS = {"heads": ("mha", "mqa")}
 SMALL = {**HEADS, "sharing": ("none", "tied")}
 
@@ -199,12 +184,6 @@ FULL_SECTIONS = (
 )  # fmt: skip
 RECORDS = {
     "report": (GoldenRecord(), SECTIONS),
-    "search": (EVERY_OUTCOME, SEARCH_SECTIONS),
-    "objectives": (two_objectives(), ("answer", "best")),
-    "largest": (LARGEST, ("answer",)),
-    "unended": (UNENDED, ("answer", "next")),
-    "lost": (SearchRecord(suggestions=LOST), ("answer", "next")),
-    "beyond": (SearchRecord(suggestions=[BEYOND], search=LIMITED), ("answer", "next")),
     "full": (FullRecord(), FULL_SECTIONS),
     "fraction": (
         Record(factors=dict.fromkeys("abcd", ("off", "on")), effects=EVEN, exclude=is_odd),

@@ -3,13 +3,14 @@
 import itertools
 import math
 
+import pytest
+
 from kvlab.errors import Paused
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_stage
-from kvlab.sweep.search.searcher import Searcher
 from kvlab.train.training_record import write_rung
 from tests.support.stub_trials import StubRun, StubTrainable, identify, write_sweep
 
@@ -103,6 +104,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
         promote: Ids of pruned trials that are trained to the end.
         options: Arguments of the stub trainable.
     """
+    searcher = pytest.importorskip("kvlab.extensions.search.searcher")
     folder.mkdir(exist_ok=True)
     store = Store(folder / "runs")
     sweep = load_sweep(write_sweep(folder, text))
@@ -111,7 +113,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
     def describe(stage):
         return describe_stage(stage, yaml=text, experiment_yaml="", command="kvlab submit")
 
-    search = Searcher(base, store, describe, identify)
+    search = searcher.Searcher(base, store, describe, identify)
     for trial_id in promote:
         search.promote(trial_id)
     events = itertools.count(1)

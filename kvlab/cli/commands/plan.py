@@ -10,12 +10,11 @@ from typing import Any
 
 from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli.search_summary import format_search_space
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.layout.gpu_sharing import describe_sharing
-from kvlab.own_extensions import find_members
+from kvlab.own_extensions import find_member, find_members
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters, describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
@@ -29,7 +28,6 @@ from kvlab.sweep.planning.code_review import CodeReview, review_code
 from kvlab.sweep.planning.planner import SweepPlanner
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
-from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
 
@@ -116,7 +114,6 @@ def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) ->
     return estimate_budget(
         planned,
         store,
-        suggestions=count_remaining_suggestions(planned, store),
         rate=options.rate,
         price=options.price,
         memory=memory,
@@ -150,7 +147,7 @@ def _format_plan(planned: Plan) -> Iterator[str]:
     for cell, first, reason in _find_equal_cells(planned):
         yield f"{_format_label(cell)} computes the same as {_format_label(first)} ({reason})."
     if sweep.search is not None:
-        yield from format_search_space(sweep)
+        yield from find_member("search", "space")(sweep)
     yield from (f"Sizes: {line}." for line in describe_matching(sweep))
     yield from (f"{rule}." for rule in sweep.selection.rules)
     yield from (f"Aliasing: {note}." for note in sweep.selection.notes)

@@ -13,9 +13,14 @@ from kvlab.analysis.study import Study
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli.terminal import print_answer, print_result
 from kvlab.errors import UsageError
+from kvlab.own_extensions import find_member
 from kvlab.report import answer_text, write_study_report
-from kvlab.report.confirmation import write_confirmation
-from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
+from kvlab.report.sections import (
+    SEARCH_SECTIONS,
+    SECTIONS,
+    choose_sections,
+    explain_unknown_section,
+)
 from kvlab.store.verification import check_record
 
 WATCH_SECONDS = 2.0
@@ -52,7 +57,8 @@ def run(options: argparse.Namespace) -> None:
                 text = f"--confirm writes a sweep and no report, so {flag} has no effect"
                 raise UsageError(f"{text}; leave one of them out")
         study = Study.load(shared.open_store(options.store), name)
-        write_confirmation(study, Path(options.confirm))
+        choose_sections(is_search=True)  # which needs the extension of searches
+        find_member("search", "confirmation")(study, Path(options.confirm))
         facts = {"sweep": name, "confirmation": options.confirm}
         print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
         return

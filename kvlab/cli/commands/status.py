@@ -5,10 +5,10 @@ from typing import Any
 
 from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
-from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_record, open_store, sweep_name
 from kvlab.cli.terminal import format_table, print_result
 from kvlab.humanize import format_count, format_duration, sanitize_line
+from kvlab.own_extensions import find_member, name_members
 from kvlab.store import Store
 from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
@@ -44,7 +44,9 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     sweep = store.sweep(name)
     trials: dict[str, dict[str, Any]] = {}
     with refuse_malformed(name):
-        search = SearchResults(sweep["search"]) if sweep.get("search") else None
+        search = []
+        if sweep.get("search") and name_members("search"):
+            search = list(find_member("search", "summary")(SearchResults(sweep["search"])))
         for cell in list_cells(sweep):
             for seed, trial in cell["trials"].items():
                 if trial not in trials:
@@ -65,7 +67,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
             "states": counts,
             "other_code": sum(own.get("code") == "other" for own in trials.values()),
             "pace": pace,
-            **({} if search is None else {"search": list(format_search(search))}),
+            **({"search": search} if search else {}),
             "trials": list(trials.values()),
         }
 

@@ -13,18 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.cli import shared_arguments as shared
 from kvlab.cli import sweep_callbacks as callbacks
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.search_summary import format_search, suggest_confirmation
 from kvlab.cli.sweep_callbacks import BackupCallback, MLflowCallback
 from kvlab.cli.terminal import print_answer, tolerate_broken_output
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.fs.lock import seems_held
 from kvlab.humanize import format_count, format_duration
+from kvlab.own_extensions import find_member
 from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
@@ -33,7 +32,6 @@ from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.planning import budget, code_review, planner, stages, texts
-from kvlab.sweep.search import search_history, searcher
 from kvlab.trial.code_identity import this_code
 from kvlab.trial.known_extensions import remember_extensions
 from kvlab.trial.run import run_task
@@ -281,8 +279,9 @@ class _SweepRun:
             command=self._command,
             code=self._origin.code,
         )
-        search = None if sweep.search is None else searcher.Searcher(planned, store, describe)
-        if search is not None:
+        search = None
+        if sweep.search is not None:
+            search = find_member("search", "searcher")(planned, store, describe)
             for trial in self.options.promote:  # by the first digits of their ids
                 search.promote(store.find_trial(trial))
             planned = search.plan
@@ -302,11 +301,7 @@ class _SweepRun:
         with driver_registry.stop_on_signal(driver.stop), display.watch(driver):
             summary = driver.run()
         if search is not None:
-            search.finish()
-            results = SearchResults(store.sweep(sweep.name)["search"])
-            self._say("\n".join(format_search(results)))
-            if results.stop_reason and results.eligible:
-                self._say(suggest_confirmation(sweep))
+            self._say("\n".join(search.finish()))
         return summary
 
     def _plan_next_stage(self) -> Stage:
@@ -338,8 +333,7 @@ class _SweepRun:
             preparation.prefetch_evaluation_sets(missing, self.display.report_preparation)
             check_stop()
         self.display.report_preparation("")
-        suggestions = search_history.count_remaining_suggestions(planned, self.store)
-        costs = budget.estimate_budget(planned, self.store, suggestions=suggestions)
+        costs = budget.estimate_budget(planned, self.store)
         run_smoke_tests = preparation.SmokeTests(
             self.store, planned.sweep.name, self._executor, self._origin, self._say, options.smoke,
             costs.rate.flops_per_second if costs and costs.rate else None,

@@ -18,11 +18,11 @@ from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
+from kvlab.own_extensions import find_member
 from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
 from kvlab.report.formatting import difference_unit, display_unit
 from kvlab.report.overview import ablation_table
-from kvlab.report.search_tables import objective_title, trials_table
 from kvlab.report.table_export import (
     COLUMN_WIDTH,
     escape_latex,
@@ -134,15 +134,15 @@ def write_table(study: Study, width: float) -> str:
 
 def _best_trials(study: Study, search: SearchResults) -> Table:
     """Return the front of several objectives, or the best in one."""
-    is_front = len(search.objectives) > 1
+    is_front, tables = len(search.objectives) > 1, find_member("search", "tables")
     trials = (list(search.best) if is_front else search.ranked(0))[:MAX_ROWS]
-    goals = " and ".join(objective_title(one.name) for one in search.objectives)
+    goals = " and ".join(tables.objective_title(one.name) for one in search.objectives)
     caption = (
         f"{format_count(len(trials), 'configuration')}"
         f" {'on the front of' if is_front else 'with the best'} {goals}, each trained once: the"
         " best is flattered by its selection."
     )
-    return _drop_column(trials_table(study, search, "configurations", caption, trials), "id")
+    return _drop_column(tables.trials_table(study, search, "configurations", caption, trials), "id")
 
 
 def _drop_column(table: Table, title: str) -> Table:
@@ -310,8 +310,9 @@ def _search_fields(study: Study) -> dict[str, str]:
         f"{escape_latex(names[key])} from {span([ends['low'], ends['high']])}"
         for key, ends in config["ranges"].items()
     ]
+    title = find_member("search", "tables").objective_title
     goals = (
-        f"{'lowest' if one.is_minimized else 'highest'} {objective_title(one.name)}"
+        f"{'lowest' if one.is_minimized else 'highest'} {title(one.name)}"
         for one in search.objectives
     )
     states = Counter(one.state for one in search.suggestions)

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
+from kvlab.errors import UsageError
 from kvlab.humanize import suggest_name
-from kvlab.own_extensions import import_late, insert_after, load_parts
+from kvlab.own_extensions import (
+    explain_missing,
+    import_late,
+    insert_after,
+    load_parts,
+    name_members,
+)
 from kvlab.report.document import Section
 from kvlab.report.sections import (
     answer,
@@ -17,7 +24,6 @@ from kvlab.report.sections import (
     looks,
     own_metrics,
     record,
-    search,
     serving,
     sizes,
     speed,
@@ -83,15 +89,7 @@ def _of_search(make: Callable[[Study, SearchResults], Section | None]) -> Sectio
 
 
 SEARCH_SECTIONS: dict[str, SectionEntry] = {
-    "answer": _of_search(search.report_search_answer),
-    "best": _of_search(search.report_best_trials),
-    "next": _of_search(search.report_next_sweep),
-    "front": _of_search(search.report_search_front),
-    "history": _of_search(search.report_search_history),
-    "importances": _of_search(search.report_importances),
-    "space": _of_search(search.report_search_setup),
-    "unmeasured": _of_search(search.report_unmeasured),
-    "trials": _of_search(search.report_all_trials),
+    **{k: _of_search(import_late(make)) for k, make in name_members("search_sections").items()},
     "starts": SECTIONS["starts"],
     "provenance": SECTIONS["provenance"],
 }
@@ -100,7 +98,13 @@ apart, so what compares levels is not among them."""
 
 
 def choose_sections(is_search: bool) -> dict[str, SectionEntry]:
-    """Return the table of sections for a search or for a design."""
+    """Return the table of sections for a search or for a design.
+
+    Raises:
+        UsageError: The extension of searches is not there.
+    """
+    if is_search and (missing := explain_missing("search")):
+        raise UsageError(f"search {missing}")
     return SEARCH_SECTIONS if is_search else SECTIONS
 
 

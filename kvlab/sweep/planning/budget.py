@@ -29,7 +29,7 @@ from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.humanize import format_bytes
 from kvlab.layout.training_memory import process_bytes
-from kvlab.own_extensions import name_members
+from kvlab.own_extensions import find_member, name_members
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.store import Store
 from kvlab.sweep.executors.capacity import cpu_count
@@ -121,7 +121,6 @@ def estimate_budget(
     plan: Plan,
     store: Store | None,
     *,
-    suggestions: int = 0,
     rate: float | None = None,
     price: float | None = None,
     memory: int | None = None,
@@ -131,8 +130,6 @@ def estimate_budget(
     """Estimate the budget of a plan.
 
     Args:
-        suggestions: Number of trials that a search may still suggest. They are not known yet, and
-            are taken to cost what the base experiment does.
         rate: Training FLOP/s of one trial; default measured from finished trials with the same
             resources and similar sizes, else from this machine's speed, if they train on CPU.
         at_once: Number of trials that run side by side in that memory, if there are as many.
@@ -146,6 +143,9 @@ def estimate_budget(
         UsageError: A price without any rate.
     """
     missing = [planned for planned in plan.trials if not planned.has_ended]
+    suggestions = 0  # to come, which are taken to cost what the base experiment does
+    if plan.sweep.search is not None:
+        suggestions = find_member("search", "remaining")(plan, store)
     missing += [replace(plan.trials[0], state="new")] * suggestions
     if not missing:
         return None

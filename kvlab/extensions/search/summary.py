@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvlab.analysis.search_results import SearchResults
+from kvlab.extensions.search.optuna_sampler import check_search, objective_direction
 from kvlab.humanize import format_number
 from kvlab.spec import Sweep
 from kvlab.spec.search_config import format_settings, split_sampler
 from kvlab.spec.validation_errors import format_value
-from kvlab.sweep.search.optuna_sampler import check_search, objective_direction
 
 MAX_BEST = 10
 """Trials of a front that are listed."""
@@ -60,11 +60,13 @@ def format_search(search: SearchResults) -> Iterator[str]:
         yield f"and {len(best) - MAX_BEST} more on the front"
 
 
-def suggest_confirmation(sweep: Sweep) -> str:
-    """Return what to do once a search has found something."""
-    path = Path(sweep.source.document.file).with_name(f"{sweep.name}-confirm.yaml")
-    text = "One seed each: the best of many looks better than it is. Confirm on fresh seeds"
-    return f"{text}: kvlab report {sweep.name} --confirm {path}"
+def describe_end(search: SearchResults, sweep: Sweep) -> Iterator[str]:
+    """Yield what a search has found, and what to do once it is over."""
+    yield from format_search(search)
+    if search.stop_reason and search.eligible:
+        path = Path(sweep.source.document.file).with_name(f"{sweep.name}-confirm.yaml")
+        text = "One seed each: the best of many looks better than it is. Confirm on fresh seeds"
+        yield f"{text}: kvlab report {sweep.name} --confirm {path}"
 
 
 def _in_parentheses(words: list[str]) -> str:

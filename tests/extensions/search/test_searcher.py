@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvlab.errors import SpecError, StoreError
-from kvlab.sweep.search.search_history import count_remaining_suggestions
+from kvlab.extensions.search.history import count_remaining_suggestions
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
 
@@ -48,7 +48,7 @@ def test_what_is_impossible_or_breaks_a_known_limit_is_never_trained(tmp_path):
 
 
 def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.sweep.search.searcher.MAX_FRUITLESS_SUGGESTIONS", 12)
+    monkeypatch.setattr("kvlab.extensions.search.searcher.MAX_FRUITLESS_SUGGESTIONS", 12)
     text = SEARCH.replace(
         "  ranges:\n    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", ""
     )
@@ -70,7 +70,7 @@ def clock(monkeypatch):
         return measure(self, *arguments)
 
     monkeypatch.setattr(
-        "kvlab.sweep.search.searcher.time", SimpleNamespace(monotonic=lambda: passed[0])
+        "kvlab.extensions.search.searcher.time", SimpleNamespace(monotonic=lambda: passed[0])
     )
     monkeypatch.setattr(Bowl, "measure", slow)
     return passed

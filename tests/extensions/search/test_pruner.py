@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 
 from kvlab.errors import RecordDamaged
+from kvlab.extensions.search.history import Observation
+from kvlab.extensions.search.optuna_sampler import objective_direction, suggest_params
 from kvlab.spec import load_sweep
 from kvlab.spec.search_config import PruningConfig, SearchConfig
 from kvlab.store import Store
 from kvlab.store.verification import heal, verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.search.optuna_sampler import objective_direction, suggest_params
-from kvlab.sweep.search.search_history import Observation
 from tests.support import stub_search
 from tests.support.driver_process import read_logged_steps
 from tests.support.stub_search import RisingRun, away, history

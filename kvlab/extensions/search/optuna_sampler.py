@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kvlab.errors import SpecError
+from kvlab.extensions.search.history import Observation
 from kvlab.humanize import suggest_name, summarize_error
 from kvlab.spec.search_config import Limit, SearchConfig, split_sampler
 from kvlab.spec.sweep import Sweep
 from kvlab.spec.yaml_reader import Key
 from kvlab.store.metrics import METRICS
 from kvlab.sweep.planning.planner import PlannedTrial
-from kvlab.sweep.search.search_history import Observation
 
 Direction = Literal["minimize", "maximize"]
 

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from kvlab.errors import SpecError
+from kvlab.extensions.search.history import Observation
+from kvlab.extensions.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.spec.search_config import SearchConfig
-from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
-from kvlab.sweep.search.search_history import Observation
 from tests.support.stub_search import SEARCH, STEPS, searching
 
 

@@ -7,13 +7,19 @@ report needs besides the results; `kvlab.analysis.search_results` reads it.
 
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from kvlab.analysis.search_results import SearchResults
 from kvlab.errors import SpecError, StoreError, UsageError
+from kvlab.extensions.search import history as histories
+from kvlab.extensions.search import optuna_sampler as sampler
+from kvlab.extensions.search import summary
+from kvlab.extensions.search.history import Suggestion
+from kvlab.extensions.search.pruner import Pruner
 from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.humanize import summarize_error
 from kvlab.spec.experiment import Experiment
@@ -25,10 +31,6 @@ from kvlab.store import Store
 from kvlab.store.store_paths import format_level
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, Stage, SweepPlanner
 from kvlab.sweep.planning.texts import IdentifyDataset
-from kvlab.sweep.search import optuna_sampler as sampler
-from kvlab.sweep.search import search_history as histories
-from kvlab.sweep.search.pruner import Pruner
-from kvlab.sweep.search.search_history import Suggestion
 
 MAX_FRUITLESS_SUGGESTIONS = 200
 """Suggestions in a row without a new trial after which the space counts as exhausted."""
@@ -124,14 +126,20 @@ class Searcher:
         }
         return Stage(self._base, record={"search": record})
 
-    def finish(self) -> None:
-        """Estimate the importance of every parameter, and record how the search has ended."""
+    def finish(self) -> Iterator[str]:
+        """Estimate the importance of every parameter, and record how the search has ended.
+
+        Returns:
+            Lines that say what it has found.
+        """
         measured = [s.observation for s in self.suggestions if s.has_trial and s.observation.values]
         if len(measured) >= MIN_IMPORTANCE_TRIALS:
             self._importances = sampler.estimate_importances(
                 self._config, self._directions, measured
             )
         self._store.write_sweep(self._describe(self.stage))
+        results = SearchResults(self._store.sweep(self.plan.sweep.name)["search"])
+        return summary.describe_end(results, self.plan.sweep)
 
     def promote(self, trial_id: str) -> None:
         """Let a pruned trial be trained to its end, because a person wants it."""

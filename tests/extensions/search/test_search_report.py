@@ -4,8 +4,8 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import RecordDamaged, UsageError
+from kvlab.extensions.search.confirmation import write_confirmation
 from kvlab.report import answer_text
-from kvlab.report.confirmation import write_confirmation
 from kvlab.report.sections import SEARCH_SECTIONS
 from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
+from kvlab.extensions.search import confirmation, tables
 from kvlab.humanize import format_duration, format_number
-from kvlab.report import confirmation, texts
 from kvlab.report import document as doc
 from kvlab.report import formatting as fmt
-from kvlab.report import search_tables as tables
 from kvlab.report import table_columns as cols
+from kvlab.report import texts
 from kvlab.report.record_warnings import report_damage
 from kvlab.spec.search_config import format_setting, format_settings, short_keys, split_sampler
 from kvlab.store.metrics import METRICS

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
+from kvlab.extensions.search.history import Suggestion
 from kvlab.spec.search_config import PruningConfig
-from kvlab.sweep.search.search_history import Suggestion
 
 
 class Pruner:
