@@ -1,3 +1,3 @@
-"""Fixtures of sweeps."""
+"""Commands run as if nothing was set in the environment."""
 
-from tests.sweep.conftest import driven, planned, store  # noqa: F401
+from tests.cli.conftest import _nothing_is_set  # noqa: F401
