@@ -6,7 +6,7 @@ also after a kill, and several drivers of one sweep go through the same stages. 
 one stage. Several are planned by `TuningPlanner` and `LookPlanner`: ``plan`` returns the stage that
 the record asks for, with what ``sweep.json`` keeps of it, and ``plan_most`` the trials of all
 stages, if they become as many as they may. A search has one stage, to which
-`kvlab.sweep.search.searcher` adds trials while it runs.
+`kvlab.extensions.search.searcher` adds trials while it runs.
 """
 
 import hashlib
