@@ -34,10 +34,11 @@ TABLE: dict[str, tuple[str, ...]] = {
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "live_page": ("command: live",),
     "lm_eval": ("evaluation.lm_eval",),
+    "mix": ("data.mix", "data.source: mix"),
     "muon": ("training.optimizer: muon",),
     "paper": ("command: paper",),
     "probes": ("evaluation.recall", "evaluation.needle"),
-    "recall": ("data.recall", "data.source: recall"),
+    "recall": ("data.recall", "data.source: recall", "data.mix.recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
     "search": ("search",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
@@ -92,6 +93,8 @@ class Parts:
         commands: those of `kvlab`.
         evaluations: functions that measure a trained model, see
             `kvlab.evaluate.evaluation.measure_extensions`.
+        losses: functions that divide a measured loss, see
+            `kvlab.evaluate.evaluation.divide_losses`.
         lines: keys of `result.json` under which these keep lists of lines of numbers.
         details: names of the objects that these keep in ``<name>.json.gz`` beside a result.
         training_code, measurement_code: modules whose code decides what a training and a
@@ -106,6 +109,7 @@ class Parts:
     sections: tuple[SectionPart, ...] = ()
     commands: tuple[CommandPart, ...] = ()
     evaluations: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     training_code: tuple[str, ...] = ()

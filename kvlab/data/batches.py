@@ -7,9 +7,12 @@ same order.
 
 Every epoch reads the text as adjacent windows, in an order and from an offset of its own; both are
 a pure function of (seed, epoch). The offset makes later epochs cut the text elsewhere.
+
+A text of several sources lies part after part. No window holds tokens of two parts. Each part has
+epochs of its own, and its share of the windows of every few steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,6 +22,7 @@ import numpy.typing as npt
 
 from kvlab.data.tokenizers import Tokenizer
 from kvlab.errors import DataError
+from kvlab.spec.source_options import WHOLE, TextPart
 
 Tokens = npt.NDArray[np.integer]
 IndexArray = npt.NDArray[np.int64]
@@ -43,7 +47,7 @@ def get_training_batch(
     batch_size: int,
     block_size: int,
     rows: slice = slice(None),
-    document_tokens: int = 1,
+    parts: Sequence[TextPart] = WHOLE,
 ) -> Batch:
     """Return the windows of one training step.
 
@@ -53,32 +57,83 @@ def get_training_batch(
         seed: Seed of the order, 0 or more.
         step: Training step, 0 or more. Equal (seed, step) give equal batches on any machine.
         rows: The windows of the batch to return, such as one worker's share.
-        document_tokens: Windows begin at multiples of it, see `window_starts`.
+        parts: What ``tokens`` are made of.
 
     Returns:
         x and y, int64, shape (rows, block_size); y is x shifted by one token.
 
     Raises:
-        DataError: ``tokens`` is shorter than one window.
+        DataError: ``tokens`` or a part of them is shorter than one window.
     """
-    if len(tokens) <= block_size:
-        raise _too_few_tokens("training", len(tokens), block_size, "or a smaller model.block_size")
     indices = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
-    starts = window_starts(
-        indices,
-        tokens=len(tokens),
-        block_size=block_size,
-        seed=seed,
-        document_tokens=document_tokens,
-    )
+    starts = order_windows(tokens, indices, block_size=block_size, seed=seed, parts=parts)
     return gather_windows(tokens, starts, block_size)
 
 
-def find_targets(tokens: Ids, target_ids: range) -> Ids:
+def order_windows(
+    tokens: Tokens,
+    indices: IndexArray,
+    *,
+    block_size: int,
+    seed: int,
+    parts: Sequence[TextPart] = WHOLE,
+) -> IndexArray:
+    """Return where the windows with these running indices begin; a training starts at index 0.
+
+    Raises:
+        DataError: ``tokens`` or a part of them is shorter than one window.
+    """
+    ends = find_part_ends(tokens)
+    owners, own_indices = divide_windows(indices, [part.weight for part in parts[: len(ends)]])
+    starts = np.empty_like(indices)
+    for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end - first <= block_size:
+            hint = "or a smaller model.block_size"
+            raise _too_few_tokens("training", end - first, block_size, hint)
+        is_own = owners == number
+        starts[is_own] = first + window_starts(
+            own_indices[is_own],
+            tokens=end - first,
+            block_size=block_size,
+            seed=seed,
+            document_tokens=parts[number].document_tokens,
+        )
+    return starts
+
+
+def find_part_ends(tokens: Tokens) -> list[int]:
+    """Return where the parts of a text end. An array without parts is one."""
+    ends: list[int] = np.cumsum(getattr(tokens, "part_tokens", ()) or [len(tokens)]).tolist()
+    return ends
+
+
+def divide_windows(indices: IndexArray, weights: Sequence[int]) -> tuple[IndexArray, IndexArray]:
+    """Return the parts that windows are of, and their running indices in their part.
+
+    Of any n windows that follow each other the last part has its share of n, rounded up or down.
+    The other parts divide the rest in the same way.
+    """
+    owners, own_indices = np.zeros_like(indices), indices.copy()
+    is_open = np.ones(len(indices), np.bool_)
+    for number in range(len(weights) - 1, 0, -1):
+        weight, total = weights[number], sum(weights[: number + 1])
+        before = own_indices * weight // total  # windows of this part among the earlier ones
+        is_own = is_open & ((own_indices + 1) * weight // total > before)
+        own_indices = np.where(is_own, before, np.where(is_open, own_indices - before, own_indices))
+        owners[is_own] = number
+        is_open &= ~is_own
+    return owners, own_indices
+
+
+def find_targets(tokens: Ids, target_ids: Sequence[range]) -> Ids:
     """Return which tokens are targets, of a text whose other tokens are context alone."""
     found: Any = tokens
-    is_target: Ids = (found >= target_ids.start) & (found < target_ids.stop)
-    return is_target
+    first, *others = target_ids
+    is_target: Any = (found >= first.start) & (found < first.stop)
+    for one in others:
+        is_target |= (found >= one.start) & (found < one.stop)
+    chosen: Ids = is_target
+    return chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +158,7 @@ class ScoredText:
     repeated: int = 0
     documents: IndexArray | None = None
     document_start: int | None = None
-    target_ids: range | None = None
+    target_ids: tuple[range, ...] | None = None
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -148,9 +203,14 @@ class ScoredText:
         """Return the tokens that are scored, shape (targets,)."""
         return self.flatten(gather_windows(self.tokens, self.starts, self.block_size)[1])
 
-    def find_documents(self, end_of_text: int) -> IndexArray:
+    @property
+    def window_parts(self) -> IndexArray:
+        """The number of the part of the text that each window is of, shape (windows,)."""
+        return np.searchsorted(find_part_ends(self.tokens), self.starts, side="right")
+
+    def find_documents(self, ends_of_text: Sequence[int]) -> IndexArray:
         """Return the index in the held-out text of each target's document, shape (targets,)."""
-        document_starts = np.flatnonzero(self.tokens == end_of_text)
+        document_starts = np.flatnonzero(np.isin(self.tokens, ends_of_text))
         targets = self.starts[:, None] + 1 + np.arange(self.block_size)
         found = np.searchsorted(document_starts, self.flatten(targets), side="right") - 1
         return np.asarray(found if self.documents is None else self.documents[found])
@@ -162,20 +222,27 @@ class ScoredText:
             yield gather_windows(self.tokens, starts, self.block_size)
 
 
-def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> ScoredText:
-    """Return windows that are evenly spaced over a text.
+def spread_windows(
+    tokens: Tokens, target_tokens: int, block_size: int, parts: Sequence[TextPart] = WHOLE
+) -> ScoredText:
+    """Return windows that are evenly spaced over a text, of each of ``parts`` its share.
 
     Equal arguments give equal windows, so all cells of a sweep are scored on the same text.
 
     Raises:
         DataError: ``tokens`` is too short.
     """
-    windows = -(-target_tokens // block_size)
-    if windows < 1 or windows * block_size + 1 > len(tokens):
-        hint = "raise data.validation_fraction, or score fewer tokens"
-        raise _too_few_tokens("held-out", len(tokens), windows * block_size, hint)
-    indices = spread_indices(windows, (len(tokens) - 1) // block_size)
-    return ScoredText(tokens, indices * block_size, block_size)
+    windows, ends = np.arange(-(-target_tokens // block_size)), find_part_ends(tokens)
+    owners, _ = divide_windows(windows, [part.weight for part in parts[: len(ends)]])
+    counts = np.bincount(owners, minlength=len(ends)).tolist()
+    starts = []
+    for first, end, count in zip([0, *ends], ends, counts, strict=False):
+        if not len(windows) or count * block_size + 1 > end - first:
+            hint = "raise data.validation_fraction, or score fewer tokens"
+            raise _too_few_tokens("held-out", end - first, count * block_size, hint)
+        indices = spread_indices(count, (end - first - 1) // block_size)
+        starts.append(first + indices * block_size)
+    return ScoredText(tokens, np.concatenate(starts), block_size)
 
 
 def spread_documents(

@@ -4,12 +4,14 @@ A model that does not beat a bigram table of the text that it was trained on has
 its context, and how its cells differ is mostly noise.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.batches import IndexArray, ScoredText, Tokens, gather_windows, window_starts
+from kvlab.data.batches import IndexArray, ScoredText, Tokens, gather_windows, order_windows
+from kvlab.spec.source_options import WHOLE, TextPart
 
 MAX_TOKENS = 20_000_000
 """The most training tokens that are counted, in the order of the training. More would take long,
@@ -30,7 +32,7 @@ def score_tables(
     seed: int,
     windows: int,
     vocab_size: int,
-    document_tokens: int = 1,
+    parts: Sequence[TextPart] = WHOLE,
 ) -> dict[str, float]:
     """Score tables of the training text that a model has seen, of tokens and of their pairs.
 
@@ -45,7 +47,7 @@ def score_tables(
         seed, windows: the training's first ``windows`` windows of ``text.block_size`` tokens, as
             `get_training_batch` orders them. Each is counted once, whatever the epochs.
         vocab_size: of the tokenizer.
-        document_tokens: see `window_starts`.
+        parts: what ``train`` is made of.
 
     Returns:
         losses in nats per token and the training tokens that were counted, by the names of
@@ -53,13 +55,8 @@ def score_tables(
     """
     block = text.block_size
     windows = min(windows, max(1, len(train) // block - 1), max(1, MAX_TOKENS // block))
-    starts = window_starts(
-        np.arange(windows, dtype=np.int64),
-        tokens=len(train),
-        block_size=block,
-        seed=seed,
-        document_tokens=document_tokens,
-    )
+    indices = np.arange(windows, dtype=np.int64)
+    starts = order_windows(train, indices, block_size=block, seed=seed, parts=parts)
     tuning = max(1, int(windows * _TUNING_SHARE))
     scored = _Pairs(text.inputs(), text.targets(), vocab_size)
     own = replace(text, tokens=train, starts=starts[-tuning:], repeated=0)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def write_dataset(
     dtype = np.dtype(token_pieces.token_dtype(data.vocab_size))
     held_out = table[is_held_out]
     try:
-        splits = {"train": _write_split(folder / "train.bin", table[~is_held_out], jobs)}
+        splits = {"train": _write_documents(folder / "train.bin", table[~is_held_out], jobs)}
         train = np.memmap(folder / "train.bin", dtype, mode="r")
         kept = held_out[_find_new_text(held_out, jobs, train, threads)]
         if not len(kept):
@@ -179,10 +179,9 @@ def write_dataset(
             hint = "raise data.validation_fraction, or give text that repeats itself less"
             message = f"{text} repeats passages of the training text; {hint}"
             raise DataError(message, field="data.validation_fraction")
-        splits["validation"] = _write_split(folder / "validation.bin", kept, jobs)
+        splits["validation"] = _write_documents(folder / "validation.bin", kept, jobs)
     except OSError as error:
-        hint = "free some space, or set KVLAB_DATA to another disk"
-        raise DataError(f"{folder} cannot be written ({error.strerror}); {hint}") from None
+        raise explain_full_disk(folder, error) from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
     scale = 4 if data.ranks == 256 else 1  # tokens are bytes
     overlap = {
@@ -195,22 +194,48 @@ def write_dataset(
         if limit is not None and available < limit:
             text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
             short = f"{text} {available:,} {column}, and all of them are taken"
-    digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
-    manifest = {
-        "schema": DATASET_SCHEMA,
-        "identity": identity,
-        **{key: getattr(data, key) for key in _MANIFEST_SETTINGS},
+    found = {
         "licence": data.licence or source.licence,
-        "dtype": dtype.str,
-        "splits": splits,
         "repeated_documents": repeated,
         "shared_documents": len(held_out) - len(kept),
         "overlap": overlap,
         "short": short,
+    }
+    gap = {} if gap_bytes is None else {"gap_bytes": gap_bytes}
+    write_manifest(folder, data, identity, splits, found | gap)
+
+
+def explain_full_disk(folder: Path, error: OSError) -> DataError:
+    """Return the error of a dataset that cannot be written."""
+    hint = "free some space, or set KVLAB_DATA to another disk"
+    return DataError(f"{folder} cannot be written ({error.strerror}); {hint}")
+
+
+def write_manifest(
+    folder: Path,
+    data: DataConfig,
+    identity: str,
+    splits: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, Any],
+) -> None:
+    """Write the manifest of the token files in ``folder``.
+
+    Args:
+        splits: what `write_split` returns, and what is counted, by split.
+        found: what else is known of the text.
+    """
+    digests = "".join(
+        f"{name} {facts['sha256']}{facts.get('parts', '')}\n" for name, facts in splits.items()
+    )
+    manifest = {
+        "schema": DATASET_SCHEMA,
+        "identity": identity,
+        **{key: getattr(data, key) for key in _MANIFEST_SETTINGS},
+        "dtype": np.dtype(token_pieces.token_dtype(data.vocab_size)).str,
+        "splits": splits,
+        **found,
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
-    if gap_bytes is not None:
-        manifest["gap_bytes"] = gap_bytes
     write_sealed_json(folder / "manifest.json", manifest)
 
 
@@ -245,10 +270,21 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         raise DataError(message, field="data.validation_fraction")
 
 
-def _write_split(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> dict[str, Any]:
+def _write_documents(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> dict[str, Any]:
+    written = write_split(path, (_gather_tokens(chunk, jobs) for chunk in _iter_chunks(table)))
+    return {
+        "documents": len(table),
+        "text_bytes": int(table["bytes"].sum(dtype=np.uint64)),
+        "tokens": int(table["tokens"].sum(dtype=np.uint64)),
+        **written,
+    }
+
+
+def write_split(path: Path, chunks: Iterable[npt.NDArray[np.unsignedinteger]]) -> dict[str, str]:
+    """Write a file of tokens and one of the sha256 of its blocks; return sha256 of both."""
     with path.open("wb") as file:
-        for chunk in _iter_chunks(table):
-            file.write(_gather_tokens(chunk, jobs).data)
+        for chunk in chunks:
+            file.write(chunk.data)
         file.flush()
         os.fsync(file.fileno())
     digest, hashes = hashlib.sha256(), bytearray()
@@ -257,13 +293,7 @@ def _write_split(path: Path, table: DocumentTable, jobs: Sequence[PieceJob]) -> 
             digest.update(block)
             hashes += hashlib.sha256(block).digest()
     path.with_suffix(".sha256").write_bytes(hashes)
-    return {
-        "documents": len(table),
-        "text_bytes": int(table["bytes"].sum(dtype=np.uint64)),
-        "tokens": int(table["tokens"].sum(dtype=np.uint64)),
-        "sha256": digest.hexdigest(),
-        "blocks": hashlib.sha256(hashes).hexdigest(),
-    }
+    return {"sha256": digest.hexdigest(), "blocks": hashlib.sha256(hashes).hexdigest()}
 
 
 def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:

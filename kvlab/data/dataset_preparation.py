@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside, write_sealed_json
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
+from kvlab.spec.data_config import SOURCES
+from kvlab.spec.source_options import TextPart
 
 RECIPE = 2
 """Increased when the same text gives other tokens: reading, selection, order or split changed."""
@@ -41,10 +44,11 @@ def dataset_identity(data: DataConfig) -> str:
     a package; the digest of the tokens tells what a trial reads (`DatasetFacts`). The text's
     contents count, not where it lies. Nothing is tokenized.
     """
+    parts = [[dataset_identity(part.data), part.first_id] for part in _list_others(data)]
     facts = {
         "recipe": RECIPE,
         "source": data.source,
-        "text": get_source(data.source).identity(data),
+        "text": parts or get_source(data.source).identity(data),
         "tokenizer": data.tokenizer,
         "max_bytes": data.max_bytes,
         "validation_fraction": data.validation_fraction,
@@ -82,7 +86,7 @@ def prepare_dataset(
             if not isinstance(dataset, Dataset):
                 _build_dataset(data, identity, progress, workers, fence)
         dataset = shards.open_dataset(folder)
-    if data.licence is not None and data.licence != dataset.licence:
+    if data.licence not in (None, dataset.licence) and not _list_others(data):
         # the user's licence is not part of the identity
         with hold_lock(_beside(folder, "lock"), progress, "changes this text"):
             content = {**shards.read_manifest(folder), "licence": data.licence}
@@ -104,8 +108,15 @@ def find_dataset(data: DataConfig) -> DatasetFacts | None:
 
 def is_small_text(data: DataConfig) -> bool:
     """Return whether a text is so small that one process prepares it in some seconds."""
+    if others := _list_others(data):
+        return all(is_small_text(part.data) for part in others)
     size = get_source(data.source).text_bytes(data)
     return size is not None and size < SMALL_TEXT_BYTES
+
+
+def _list_others(data: DataConfig) -> tuple[TextPart, ...]:
+    """Return the sources that the source of ``data`` is made of; empty if it is a text itself."""
+    return data.parts if SOURCES[data.source].divide else ()
 
 
 def dataset_folder(data: DataConfig) -> Path:
@@ -159,20 +170,29 @@ def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
 def _build_dataset(
     data: DataConfig, identity: str, progress: ProgressCallback, workers: int | None, fence: Fence
 ) -> None:
-    """Build the folder in one step; the pieces and unfinished files lie in a folder beside it."""
+    """Build the folder in one step; the pieces and unfinished files lie in a folder beside it.
+
+    Of a text of several sources these are prepared, and the function that the table of sources
+    names joins them. It has the folder, ``data``, the identity and the `Dataset` of each.
+    """
     for other in list_prepared_datasets():  # of a kill between the last two steps
         shutil.rmtree(_beside(other, "work"), ignore_errors=True)
     folder = _datasets_dir() / identity[:16]
     work = _beside(folder, "work")
     complete = work / "whole"
     shutil.rmtree(complete, ignore_errors=True)
-    check_disk_space(data, folder.parent, work / "pieces")
-    complete.mkdir(parents=True)
     started = time.monotonic()
-    processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
-    jobs = _tokenize(data, work / "pieces", progress, fence, processes)
-    fence.check()
-    write_dataset(complete, data, identity, jobs, processes)
+    if others := [prepare_dataset(p.data, progress, workers=workers) for p in _list_others(data)]:
+        complete.mkdir(parents=True)
+        resolve_name(SOURCES[data.source].factory)(complete, data, identity, others)
+        fence.check()
+    else:
+        check_disk_space(data, folder.parent, work / "pieces")
+        complete.mkdir(parents=True)
+        processes = workers or (1 if is_small_text(data) else token_pieces.count_available_cpus())
+        jobs = _tokenize(data, work / "pieces", progress, fence, processes)
+        fence.check()
+        write_dataset(complete, data, identity, jobs, processes)
     replace_file(complete, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
     splits = shards.read_manifest(folder)["splits"].values()

@@ -7,6 +7,7 @@ ids do not depend on who asks.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvlab.data.shards import DatasetFacts
 from kvlab.own_extensions import find_members
@@ -36,6 +37,24 @@ def _largest_count(held: int, length: int) -> int:
     return max(0, held - 1) // length * length
 
 
+def _fit_shares(experiment: Experiment, facts: DatasetFacts) -> DatasetFacts:
+    """Return the facts of a text of which every part is to have its share of the windows.
+
+    The shortest part of the training text is read again soonest; held out, none is read twice.
+    """
+    if not facts.parts:
+        return facts
+    parts, block = experiment.data.parts, experiment.model.block_size
+    total = sum(part.weight for part in parts)
+    held = min(
+        # at most one window more than its share, and the target of the last
+        max(0, held_out - block) * total // part.weight
+        for part, (_, held_out) in zip(parts, facts.parts, strict=True)
+    )
+    train = min(training for training, _ in facts.parts)
+    return replace(facts, training_tokens=train, held_out_tokens=held)
+
+
 def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experiment, str | None]:
     """Return an experiment whose default token counts fit the held-out text, and a note.
 
@@ -45,6 +64,7 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
     Returns:
         The experiment itself and None if its counts fit.
     """
+    facts = _fit_shares(experiment, facts)
     block, held = experiment.model.block_size, facts.held_out_tokens
     training, evaluation = experiment.training, experiment.evaluation
     lowered: dict[str, int] = {}
@@ -70,6 +90,7 @@ def scale_defaults(experiment: Experiment, facts: DatasetFacts) -> tuple[Experim
 
 def find_shortages(experiment: Experiment, facts: DatasetFacts) -> Iterator[Shortage]:
     """Yield every key that asks for more text than the dataset holds."""
+    facts = _fit_shares(experiment, facts)
     block, train = experiment.model.block_size, facts.training_tokens
     if experiment.training.steps and train <= block:
         text = f"model.block_size = {block} needs {block + 1:,} training tokens, and the text has"

@@ -36,16 +36,21 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
 
     Args:
         hashes: sha256 of every `BLOCK_BYTES` of the file, concatenated.
+        part_tokens: tokens of each source, one after the other; empty if there is one.
     """
 
+    part_tokens: tuple[int, ...] = ()
     _path: Path
     _hashes: bytes
     _is_checked: npt.NDArray[np.bool_]
     _left: int = 0  # of arrays that are made of this one, too
     _block_tokens: int
 
-    def __new__(cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes) -> "CheckedTokens":
+    def __new__(
+        cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes, part_tokens: tuple[int, ...] = ()
+    ) -> "CheckedTokens":
         self = cast(CheckedTokens, super().__new__(cls, path, dtype, mode="r"))
+        self.part_tokens = part_tokens
         self._path, self._hashes = path, hashes
         self._left = -(-self.nbytes // BLOCK_BYTES)
         if len(hashes) != self._left * HASH_BYTES:
@@ -94,6 +99,7 @@ class _SplitForm(TypedDict):
     text_bytes: Annotated[int, Field(ge=0, le=1 << 60)]
     sha256: str
     blocks: str
+    parts: NotRequired[list[Annotated[int, Field(ge=1, le=1 << 50)]]]
 
 
 class _SplitsForm(TypedDict):
@@ -153,6 +159,7 @@ class DatasetFacts:
         held_out_bytes: UTF-8 bytes of the text of the validation split.
         warnings: What is unusual about the text, one line each.
         identity: See `kvlab.data.dataset_identity`.
+        parts: Of a text of several sources, training and held-out tokens of each.
     """
 
     digest: str
@@ -161,6 +168,7 @@ class DatasetFacts:
     held_out_bytes: int
     warnings: tuple[str, ...] = ()
     identity: str = ""
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 def read_dataset_facts(folder: Path) -> DatasetFacts:
@@ -185,6 +193,7 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
         held_out_bytes=held_out["text_bytes"],
         warnings=tuple(warnings),
         identity=manifest["identity"],
+        parts=tuple(zip(training.get("parts", []), held_out.get("parts", []), strict=True)),
     )
 
 
@@ -210,7 +219,8 @@ def open_dataset(folder: Path) -> Dataset:
         hashes = read_regular(hashes_path) if hashes_path.is_file() else b""
         if hashlib.sha256(hashes).hexdigest() != splits[split]["blocks"]:
             raise DatasetDamaged(f"{hashes_path} is not what was written")
-        tokens[split] = CheckedTokens(path, dtype, hashes)
+        own_parts = tuple(splits[split].get("parts", ()))
+        tokens[split] = CheckedTokens(path, dtype, hashes, own_parts)
     held_out = splits["validation"]
     if file_sha256(folder / "validation.bin") != held_out["sha256"]:
         raise DatasetDamaged(f"{folder / 'validation.bin'} does not have its sha256")

@@ -126,8 +126,9 @@ def evaluate(
 def _measure_losses(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
 ) -> tuple[Measurements, TextSums]:
-    serving = experiment.serving
-    token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
+    serving, data = experiment.serving, experiment.data
+    token_bytes = load_tokenizer(data.tokenizer).token_bytes()
+    has_bytes = data.vocab_size == len(token_bytes)  # else some targets are symbols beside text
     text, served_text = select_scored_text(validation, experiment)
     measurements: Measurements = {}
     texts: TextSums = {}
@@ -140,12 +141,15 @@ def _measure_losses(
         loss = float(nats.mean())
         measurements = {
             "loss_served": loss,
-            "bits_per_byte_served": losses.bits_per_byte(nats, served_text.targets(), token_bytes),
             "served_tokens": served_text.target_count,
             "serving_gap": loss - float(served_text.flatten(one_shot).mean()),
             # with documents masked, a position in the window is not the number of tokens seen
             **compared.measurements(with_parts=text.document_start is None),
         }
+        if has_bytes:
+            bits = losses.bits_per_byte(nats, served_text.targets(), token_bytes)
+            measurements["bits_per_byte_served"] = bits
+        measurements |= divide_losses(served_text, nats, experiment, "_served")
         if len(compared.exact):
             exact_loss = float(served_text.flatten(compared.exact).mean())
             measurements["kv_dtype_loss_change"] = loss - exact_loss
@@ -156,12 +160,23 @@ def _measure_losses(
         one_shot = losses.target_losses(model, text, None, part)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     nats = text.flatten(one_shot)
-    measurements |= {
-        "loss": float(nats.mean()),
-        "bits_per_byte": losses.bits_per_byte(nats, text.targets(), token_bytes),
-        "loss_tokens": text.target_count,
-    }
-    return measurements, texts
+    measurements |= {"loss": float(nats.mean()), "loss_tokens": text.target_count}
+    if has_bytes:
+        measurements["bits_per_byte"] = losses.bits_per_byte(nats, text.targets(), token_bytes)
+    return measurements | divide_losses(text, nats, experiment, ""), texts
+
+
+def divide_losses(
+    text: ScoredText, nats: losses.Floats, experiment: Experiment, suffix: str
+) -> Measurements:
+    """Return what extensions measure of the nats of a text's targets.
+
+    The functions of `Parts.losses` have these arguments: a text, the nats of its targets
+    (targets,), and the suffix of the metrics of this scoring.
+    """
+    places = (place for parts in load_parts().values() for place in parts.losses)
+    found = (resolve_name(place)(text, nats, experiment, suffix) for place in places)
+    return {name: value for one in found for name, value in one.items()}
 
 
 def _measure_token_metrics(
@@ -190,7 +205,8 @@ def sum_by_document(
     Args:
         by_name: nats of each target (windows, block_size), by the name of their sum.
     """
-    documents = text.find_documents(experiment.data.ranks)
+    ends = {part.first_id + part.data.ranks for part in experiment.data.parts}
+    documents = text.find_documents(sorted(ends))
     scored, inverse = np.unique(documents, return_inverse=True)
     sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in by_name.items()}
     columns = {"documents": scored, "tokens": np.bincount(inverse), **sums}
@@ -222,7 +238,7 @@ def select_scored_text(
     counts = [config.loss_tokens]
     if config.served:
         counts.append(config.served_tokens or config.loss_tokens)
-    text = replace(spread_windows(validation, max(counts), block_size), **rules)
+    text = replace(spread_windows(validation, max(counts), block_size, data.parts), **rules)
     one_shot, *served = (
         text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
     )

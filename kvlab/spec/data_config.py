@@ -1,11 +1,12 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
+from pkgutil import resolve_name
 from typing import Annotated
 
 from pydantic import Field
 
 from kvlab.own_extensions import extend, find_members
-from kvlab.spec.source_options import SourceEntry, SourceOptions
+from kvlab.spec.source_options import SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
 _FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
@@ -73,31 +74,38 @@ class DataConfig(SpecModel):
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
             yield "tokenizer", text
-        entry, hint = SOURCES[self.source], f"not {self.source}; remove one"
+        parts, hint = self.parts, f"not {self.source}; remove one"
+        named = {self.source, *(part.data.source for part in parts)}
+        entries = [SOURCES[source] for source in named]
         reads_paths, needs_subset = _list_sources("reads_paths"), _list_sources("needs_subset")
-        if entry.reads_paths and not self.paths:
+        has_reader, has_crawl = (any(getattr(one, need) for one in entries)
+                                 for need in ("reads_paths", "needs_subset"))  # fmt: skip
+        if has_reader and not self.paths:
             yield "source", "needs data.paths; name at least one file or folder"
-        if not entry.reads_paths and self.paths:
+        if not has_reader and self.paths:
             yield "paths", f"is read only by {reads_paths}, {hint}"
-        if not entry.reads_paths and self.licence is not None:
+        if not has_reader and self.licence is not None:
             yield "licence", f"is known for {self.source}; set it only for {reads_paths}"
-        if entry.needs_subset and self.subset is None:
+        if has_crawl and self.subset is None:
             yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
-        if self.subset is not None and not entry.needs_subset:
+        if self.subset is not None and not has_crawl:
             yield "subset", f"is read only by {needs_subset}, {hint}"
-        yield from self._find_token_problems()
-
-    def _find_token_problems(self) -> Problems:
-        """Yield what does not fit of sources that make their tokens, and of their options."""
-        key, options = SOURCES[self.source].options, self.options
-        is_symbols = self.tokenizer.startswith("symbols:")
-        if key and options is None:
-            yield "source", f"needs data.{key}; write {key}: {{}} for its defaults"
-            return
         for source, entry in SOURCES.items():
             other = entry.options
-            if other and source != self.source and getattr(self, other) is not None:
+            if other and source not in named and getattr(self, other) is not None:
                 yield other, f"is read only by source: {source}, not {self.source}; remove one"
+        for part in parts:
+            yield from part.data._find_token_problems()
+
+    def _find_token_problems(self) -> Problems:
+        """Yield what does not fit of one source, its options and the tokenizer."""
+        key, options = SOURCES[self.source].options, self.options
+        is_symbols = self.tokenizer.startswith("symbols:")
+        if key and getattr(self, key) is None:
+            is_mix = SOURCES[self.source].divide is not None
+            hint = "name its sources" if is_mix else f"write {key}: {{}} for its defaults"
+            yield "source", f"needs data.{key}; {hint}"
+            return
         if options is None and is_symbols:
             yield "tokenizer", f"does not hold the text of source: {self.source}; use gpt2 or bytes"
         elif options is not None and (not is_symbols or self.ranks < options.symbols):
@@ -107,19 +115,24 @@ class DataConfig(SpecModel):
     @property
     def options(self) -> SourceOptions | None:
         """The options of a source that makes its own tokens; None of other sources."""
-        key = SOURCES[self.source].options
-        own: SourceOptions | None = getattr(self, key) if key else None
+        entry = SOURCES[self.source]
+        is_own = entry.options is not None and entry.divide is None
+        own: SourceOptions | None = getattr(self, str(entry.options)) if is_own else None
         return own
 
     @property
-    def target_ids(self) -> range | None:
-        """The ids of tokens that are targets of training and scoring; None for all."""
-        return self.options.target_ids if self.options else None
+    def parts(self) -> tuple[TextPart, ...]:
+        """The sources of the text, in the order in which its tokens are stored."""
+        divide = SOURCES[self.source].divide
+        parts: tuple[TextPart, ...] = resolve_name(divide)(self) if divide else (TextPart(self),)
+        return parts
 
     @property
-    def document_tokens(self) -> int:
-        """Windows of the text begin at multiples of it; 1 where documents differ in length."""
-        return self.options.document_tokens if self.options else 1
+    def target_ids(self) -> tuple[range, ...] | None:
+        """The ids of tokens that are targets of training and scoring; None for all."""
+        parts = self.parts
+        chooses = any(part.data.options for part in parts)
+        return tuple({part.target_ids: None for part in parts}) if chooses else None
 
     @property
     def ranks(self) -> int:
@@ -129,8 +142,9 @@ class DataConfig(SpecModel):
 
     @property
     def vocab_size(self) -> int:
-        """The ranks plus the end-of-text token."""
-        return self.ranks + 1
+        """The ids of all parts: of a tokenizer the ranks plus the end-of-text token."""
+        ends: list[int] = [part.first_id + part.data.ranks + 1 for part in self.parts]
+        return max(ends)
 
     @property
     def document_start(self) -> int | None:

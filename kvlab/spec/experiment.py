@@ -102,8 +102,10 @@ class Experiment(SpecModel):
     def _find_problems(self) -> Problems:
         model, data = self.model, self.data
         if model.vocab_size < data.vocab_size:
-            text = f"tokens of data.tokenizer {data.tokenizer}; use {data.vocab_size} or more"
-            yield "model.vocab_size", f"is smaller than the {data.vocab_size} {text}"
+            is_one = data.vocab_size == data.ranks + 1
+            whose = f"data.tokenizer {data.tokenizer}" if is_one else f"data.source {data.source}"
+            text = f"is smaller than the {data.vocab_size} tokens of {whose}"
+            yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
         if data.mask_documents and self.evaluation.positions:
             text = "measures the loss by tokens seen, of which data.mask_documents hides some"
             yield "evaluation.positions", f"{text}; turn one off"

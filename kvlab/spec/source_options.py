@@ -2,9 +2,39 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.spec.spec_model import SpecModel
+
+
+class TextPart(NamedTuple):
+    """What a text has of one source. Most texts are one part.
+
+    Attributes:
+        data: the `kvlab.spec.DataConfig` of this source alone.
+        weight: its share of the tokens that are read is its weight over the sum of all weights.
+        first_id: the id in the text of what is id 0 of its own tokenizer.
+    """
+
+    data: Any = None
+    weight: int = 1
+    first_id: int = 0
+
+    @property
+    def document_tokens(self) -> int:
+        """Windows begin at multiples of it; 1 where documents differ in length."""
+        return self.data.options.document_tokens if self.data and self.data.options else 1
+
+    @property
+    def target_ids(self) -> range:
+        """The ids in the text of its targets."""
+        options = self.data.options
+        own = range(self.data.ranks + 1) if options is None else options.target_ids
+        return range(self.first_id + own.start, self.first_id + own.stop)
+
+
+WHOLE = (TextPart(),)
+"""A text of one source whose documents differ in length."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +43,14 @@ class SourceEntry:
 
     Attributes:
         factory: the `kvlab.data.sources.TextSource` class, as ``module:class``. It is named,
-            not imported: specs do not import what reads text.
+            not imported: specs do not import what reads text. With ``divide`` a function that
+            writes the dataset, see `kvlab.data.dataset_preparation`.
         reads_paths: whether it reads `data.paths`, whose licence the user states.
         needs_subset: whether it reads `data.subset`.
-        options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens.
+        options: the key of `data` that holds its `SourceOptions`, if it makes its own tokens, or
+            what it is made of.
+        divide: of a source that is made of others, a function of `data` that returns a `TextPart`
+            of each, or one of all of ``data`` if it does not name them.
     """
 
     factory: str
@@ -24,6 +58,7 @@ class SourceEntry:
     reads_paths: bool = False
     needs_subset: bool = False
     options: str | None = None
+    divide: str | None = None
 
 
 class SourceOptions(SpecModel):

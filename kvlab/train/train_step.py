@@ -69,7 +69,7 @@ class SummedLoss(nn.Module):
         model: GPT,
         training: TrainingConfig,
         document_start: int | None,
-        target_ids: range | None = None,
+        target_ids: tuple[range, ...] | None = None,
     ):
         super().__init__()
         self.document_start, self.target_ids = document_start, target_ids
@@ -200,7 +200,7 @@ class TrainStepper:
             model, self.training
         )
         data = experiment.data
-        self.document_tokens = data.document_tokens
+        self.parts = data.parts
         self.loss = SummedLoss(model, self.training, data.document_start, data.target_ids)
         self.wrapped_loss: nn.Module = self.loss
         self.attention: set[str] | None = None
@@ -287,7 +287,7 @@ class TrainStepper:
                 batch_size=self.rows,
                 block_size=self.block_size,
                 rows=self.workers.row_slice(self.rows),
-                document_tokens=self.document_tokens,
+                parts=self.parts,
             )
         )
         # a copy from pinned memory does not wait for the device
@@ -301,8 +301,8 @@ class TrainStepper:
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Return nats per target over ``evaluate_tokens``, in the training's precision."""
-        evaluate_tokens = self.training.evaluate_tokens
-        text = spread_windows(self.dataset.validation, evaluate_tokens, self.block_size)
+        count, validation = self.training.evaluate_tokens, self.dataset.validation
+        text = spread_windows(validation, count, self.block_size, self.parts)
         sums = torch.zeros(2, dtype=torch.float64)
         for number, batch in enumerate(text.iter_batches(self.microbatch_rows)):
             if number % self.workers.size == self.workers.rank:

@@ -113,7 +113,7 @@ class TorchTrainable:
                 seed=self._trial.seed,
                 windows=tokens // scored.block_size,
                 vocab_size=experiment.data.vocab_size,
-                document_tokens=experiment.data.document_tokens,
+                parts=experiment.data.parts,
             )
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if experiment.training.compile:

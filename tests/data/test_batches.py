@@ -111,7 +111,7 @@ def scored_texts(name, texts, target_bytes, block_size):
     tokens = np.array([token for text in texts for token in [end, *tokenizer.encode(text)]])
     text = spread_documents(tokens, target_bytes, block_size, tokenizer)
     found = {}
-    for document, token in zip(text.find_documents(end).tolist(), text.targets(), strict=True):
+    for document, token in zip(text.find_documents([end]).tolist(), text.targets(), strict=True):
         found.setdefault(document, []).append(token)
     decoded = {
         document: tokenizer.decode([t for t in ids if t != end]) for document, ids in found.items()

@@ -66,4 +66,5 @@ def test_one_without_the_others_is_refused_by_name(tmp_path, whole):
     """`python -m tests.studies deletion` does so for each, and runs the core's tests."""
     found = list_without(tmp_path, ["recall"])
     refused = check_trials(whole, found["trials"], ["recall"])
-    assert refused == {name for name in whole if name.endswith("recall.yaml")}
+    assert refused == {name for name in whole if "recall" in name}
+    assert {"recall.yaml", "recall-mixed.yaml"} <= refused

@@ -44,11 +44,12 @@ ENTRIES = {
 PASSED_OVER = {
     TRAINING: (
         "spec spec.experiment spec.extension_files spec.flops spec.members own_extensions"
-        " spec.presets spec.spec_model data.dataset_preparation data.shards data.tokenizers"
+        " spec.presets spec.source_options spec.spec_model"
+        " data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
         "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"
-        " spec.overrides own_extensions spec.presets spec.spec_model spec.token_metrics spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
+        " spec.overrides own_extensions spec.presets spec.source_options spec.spec_model spec.token_metrics spec.training_config spec.validation_errors data.data_dir data.dataset_preparation"
         " data.requirements data.shards data.text_formats"
     ),
 }

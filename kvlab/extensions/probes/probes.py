@@ -59,7 +59,7 @@ def measure_probes(
     model: GPT, validation: Tokens, experiment: Experiment, start_part: StartPart
 ) -> Evaluation:
     """Measure the probes of an experiment, see `kvlab.evaluate.evaluation.measure_extensions`."""
-    asked, vocabulary = ProbeFields.of(experiment.evaluation), experiment.data.vocab_size - 1
+    asked, vocabulary = ProbeFields.of(experiment.evaluation), experiment.data.ranks
     scorings, found = list_scorings(experiment), Evaluation({})
     if asked.recall:
         rows = make_recall_rows(asked.recall, model.config.block_size, vocabulary)

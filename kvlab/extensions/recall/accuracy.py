@@ -44,7 +44,7 @@ def find_questions(config: RecallConfig, documents: Array) -> Questions:
     """Return what the answers of documents (D, L) need, from their tokens alone."""
     ranges, count = config.ranges, len(documents)
     shown = ranges.pairs if config.form == "fused" else ranges.values
-    is_pair = find_targets(documents, shown)
+    is_pair = find_targets(documents, [shown])
     last = np.zeros((count, config.keys), np.int64)  # where the last value of each key stands
     for position in range(documents.shape[1]):
         rows = np.flatnonzero(is_pair[:, position])
@@ -53,7 +53,7 @@ def find_questions(config: RecallConfig, documents: Array) -> Questions:
         else:
             keys = documents[rows, position - 1] - ranges.keys.start
         last[rows, keys] = position
-    row, places = np.nonzero(find_targets(documents, config.target_ids))
+    row, places = np.nonzero(find_targets(documents, [config.target_ids]))
     asked = documents[row, places - 1] - ranges.keys.start
     return Questions(is_pair.sum(1)[row], places - 1 - last[row, asked])
 
@@ -64,15 +64,19 @@ def measure_recall(
     """Measure the share of answers that are the likeliest token, one-shot and served.
 
     Both are of the documents that are scored served, or if none are, of those of the loss.
-    Without `source: recall` nothing is measured.
+    Without documents of the source `recall` nothing is measured.
     """
-    if experiment.data.source != "recall":
+    parts = {part.data.source: (n, part) for n, part in enumerate(experiment.data.parts)}
+    if "recall" not in parts:
         return Evaluation({})
-    config = find_config(experiment.data)
+    (number, own), config = parts["recall"], find_config(experiment.data)
     text, served = select_scored_text(validation, experiment)
     text, scorings = text if served is None else served, list_scorings(experiment)
+    text = text.select(np.flatnonzero(text.window_parts == number))
+    if not len(text):
+        return Evaluation({})
     part = start_part("recall", text.token_count * len(scorings))
-    tokens = np.concatenate([inputs for inputs, _ in text.iter_batches(len(text))])
+    tokens = np.concatenate([inputs for inputs, _ in text.iter_batches(len(text))]) - own.first_id
     questions = find_questions(config, tokens.reshape(-1, config.document_tokens))
     groups = group_questions(questions)
     measurements: Measurements = {"recall_chance": 1 / config.values}

@@ -81,7 +81,8 @@ class PlannedTexts:
             if facts is None and self.known:
                 facts = self.known.get(datasets.dataset_identity(data))
             # no shorter way shows whether a text of one's own can be prepared, and what it holds
-            is_own = SOURCES[data.source].reads_paths and self.identify is find_text
+            is_own = any(SOURCES[part.data.source].reads_paths for part in data.parts)
+            is_own &= self.identify is find_text
             if facts is None and is_own and datasets.is_small_text(data):
                 facts = prepare_text(data)
         except DataError as error:

@@ -37,7 +37,7 @@ def uneven(of):
 
 def plain_loss(of, model, x, y):
     """The mean over answers, in PyTorch's own words."""
-    ids = of.data.target_ids
+    (ids,) = of.data.target_ids
     masked = torch.where((y >= ids[0]) & (y <= ids[-1]), y, -100)
     return F.cross_entropy(model(x).flatten(0, 1), masked.flatten())
 
@@ -47,7 +47,7 @@ def step_batch(of, data):
         torch.from_numpy(part)
         for part in get_training_batch(
             data.train, seed=0, step=0, batch_size=8, block_size=of.model.block_size,
-            document_tokens=of.data.document_tokens,
+            parts=of.data.parts,
         )
     )  # fmt: skip
 
@@ -81,14 +81,15 @@ def test_a_batch_without_answers_has_no_gradient():
 @pytest.mark.parametrize("documents", [1, 2])
 def test_windows_begin_with_documents(documents):
     of = experiment()
-    length = of.data.document_tokens
+    (part,) = of.data.parts
+    length = part.document_tokens
     of = experiment(model={"block_size": documents * length})
     data = text(of)
     seen = set()
     for step in range(30):
         x, y = get_training_batch(
             data.train, seed=3, step=step, batch_size=4, block_size=of.model.block_size,
-            document_tokens=length,
+            parts=[part],
         )  # fmt: skip
         assert (x[:, ::length] == of.data.ranks).all()
         assert (y[:, :-1] == x[:, 1:]).all()
@@ -129,7 +130,7 @@ def test_the_validation_loss_and_its_floor_are_over_answers(tmp_path, monkeypatc
     scored, _ = select_scored_text(data.validation, of)
     tables = score_tables(
         data.train, scored, seed=0, windows=2000, vocab_size=of.data.vocab_size,
-        document_tokens=length,
+        parts=of.data.parts,
     )  # fmt: skip
     assert tables["loss_bigram"] == pytest.approx(np.log(3), abs=0.02), "a guess among 3 values"
 
@@ -150,7 +151,7 @@ def test_recall_is_counted_as_a_loop_counts_it(recall, serving, tmp_path, monkey
     of = experiment(recall, serving=serving)
     data = prepare_dataset(of.data, workers=1)
     model = random_model(of.model)
-    config, ids, length = of.data.recall, of.data.target_ids, of.model.block_size
+    config, (ids,), length = of.data.recall, of.data.target_ids, of.model.block_size
     scored, served = select_scored_text(data.validation, of)
     assert len(served) == len(scored) == 20
     measured = measure(of, data, model)
