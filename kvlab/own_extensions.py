@@ -22,11 +22,13 @@ FOLDER = Path(__file__).parent / "extensions"
 TABLE: dict[str, tuple[str, ...]] = {
     "comparison": ("command: compare",),
     "conversations": ("benchmark.conversations",),
+    "doctor": ("command: doctor",),
     "estimate": ("command: estimate",),
     "eviction": ("serving.evict",),
     "expected_precision": (),
     "explain": ("command: explain",),
     "findings": ("command: findings",),
+    "gc": ("command: gc",),
     "int8_training": ("training.int8",),
     "kivi": tuple(f"kv_dtype{key}: kivi{n}" for key in ("", ".k", ".v") for n in (4, 2)),
     "kv_routing": ("training.kv_routing",),
@@ -40,6 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "probes": ("evaluation.recall", "evaluation.needle"),
     "recall": ("data.recall", "data.source: recall", "data.mix.recall"),
     "rotation": ("serving.kv_rotate: hadamard",),
+    "scaling": ("size",),
     "search": ("search",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
 }

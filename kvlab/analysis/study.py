@@ -16,7 +16,6 @@ from kvlab.analysis.estimand import Estimand
 from kvlab.analysis.interactions import estimate_interactions, tell_settings_apart
 from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
-from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.statistics import share_variance
@@ -439,15 +438,6 @@ class Study:
             disturbed = self.is_disturbed(one.metric)
             marked.append(replace(one, is_disturbed=disturbed, went_wrong=wrong))
         return marked
-
-    @cached_property
-    def size_trends(self) -> list[SizeTrend]:
-        """Every level's trend of `primary_metric` over sizes; empty unless the sweep has `size`."""
-        size = self.sweep.get("size")
-        if not size:
-            return []
-        design = self.cells, self.factors, self.primary_metric
-        return estimate_size_trends(*design, size["factor"], size["parameters"], self.decide.alpha)
 
     @cached_property
     def _ambiguous_levels(self) -> frozenset[str]:

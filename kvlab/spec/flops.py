@@ -31,7 +31,7 @@ def parameter_count(model: ModelConfig) -> int:
 def non_embedding_parameters(model: ModelConfig) -> int:
     """Return the parameters without the embeddings of tokens and positions, with the output head.
 
-    A tied embedding counts as the head. See `kvlab.analysis.scaling` for why.
+    A tied embedding counts as the head. See `kvlab.extensions.scaling.trends` for why.
     """
     embeddings = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
     if model.position_scheme.has_embedding:

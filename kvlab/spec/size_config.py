@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from kvlab.errors import Problem, SpecError
+from kvlab.own_extensions import explain_missing
 from kvlab.spec.flops import non_embedding_parameters, parameter_count, training_flops_per_token
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.spec_model import Name, OneOf, Problems, SpecModel, TupleOf, once
@@ -51,6 +52,8 @@ def find_size_problems(sweep: "Sweep") -> Problems:
     """Yield why the factor of `size` is none, or has too few levels."""
     if sweep.size is None:
         return
+    if missing := explain_missing("size"):
+        yield "size", missing
     factor = sweep.size.factor
     if factor not in sweep.factors:
         yield "size.factor", f"is not a factor; use one of {', '.join(sweep.factors)}"

@@ -89,18 +89,10 @@ def find_match_problems(sweep: "Sweep") -> Problems:
 
 
 def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
-    """Check that cells with other tokenizers or shares of sources are scored on the same text."""
+    """Check that cells with other tokenizers are scored on the same text."""
     base = cells[0].experiment
-    first, *others = ([part.weight for part in cell.experiment.data.parts] for cell in cells)
-    for cell, shares in zip(cells[1:], others, strict=True):
+    for cell in cells[1:]:
         data, evaluation = cell.experiment.data, cell.experiment.evaluation
-        if shares != first and sweep.decide.metric in (None, "loss", "loss_served"):
-            text = (
-                "has not the baseline's shares, of which the loss is a mean; set decide.metric to"
-            )
-            key = data.source if len(shares) > 1 else "source"
-            problem = FieldError(("data", key), f"data.{key} {text} another metric")
-            raise SpecError([sweep.locate(problem, cell.levels)])
         if data.tokenizer == base.data.tokenizer or not cell.experiment.training.tokens:
             continue
         text = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}, and"

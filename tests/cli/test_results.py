@@ -4,8 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
@@ -44,37 +42,6 @@ def test_report_prints_the_answer_and_where_it_is(store, capsys, monkeypatch):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["report"], facts["answer"]) == ("other/made", answer)
     assert "figures/pareto.svg" in facts["files"]
-
-
-def test_report_follows_a_sweep_until_its_driver_is_gone(tmp_path, monkeypatch, capsys):
-    """Each look at the record is followed by what happens next in the sweep."""
-    record = Record(
-        factors=HEADS, status=lambda _, seed: "missing" if seed else "done", seeds=(0, 1)
-    )
-    store, driver = record.write(tmp_path / "runs"), ExitStack()
-    driver.enter_context(store.driver_lock("made").hold())
-    mha, mqa = record.cells()
-    steps = [
-        lambda: None,
-        lambda: record.write_result(store, mha, 1, "done"),
-        lambda: (record.write_result(store, mqa, 1, "failed"), driver.close()),
-    ]
-    clock = SimpleNamespace(
-        sleep=lambda _: steps.pop(0)(), monotonic=lambda: 0.0, strftime=lambda _: "12:00:00"
-    )
-    monkeypatch.setattr("kvlab.cli.commands.report.time", clock)
-    watch = ["report", "made", "--watch", "--sections", "answer"]
-    assert main(watch) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "12:00:00  made: 2 done, 2 missing  reports/made/report.html",
-        "12:00:00  made: 3 done, 1 missing  reports/made/report.html",
-        "12:00:00  made: 3 done, 1 failed  reports/made/report.html",
-    ]
-    assert "1 failed" in (tmp_path / "reports/made/report.md").read_text()
-    (store.trial_directory(record.trial(mqa, 1)) / "result.json").unlink()
-    assert main(watch) == 0
-    out = capsys.readouterr().out
-    assert out.endswith("no driver runs made; `kvlab submit` goes on with what is missing\n")
 
 
 @pytest.mark.usefixtures("store")

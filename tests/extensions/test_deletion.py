@@ -59,7 +59,7 @@ def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, who
     assert found["broken"] == []
     refused = check_trials(whole, found["trials"], TABLE)
     assert "recall.yaml" in refused
-    assert not refused & {"quickstart.yaml", "character-ai.yaml", "scale.yaml"}
+    assert not refused & {"quickstart.yaml", "character-ai.yaml"}
 
 
 def test_one_without_the_others_is_refused_by_name(tmp_path, whole):

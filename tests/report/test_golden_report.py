@@ -14,7 +14,6 @@ from tests.report.reading import load, markdown
 from tests.support.record_factory import (
     MatchedRecord,
     Record,
-    SizedRecord,
     TunedRecord,
 )
 
@@ -84,15 +83,6 @@ def half_missing(levels, seed):
 
 def lose_mha(levels, _seed):
     return "failed" if levels["heads"] == "mha" else "done"
-
-
-def is_large_mqa(levels):
-    return {"large", "mqa"} <= {*levels.values()}
-
-
-def lose_large(levels, seed):
-    is_lost = is_large_mqa(levels) and levels["position"] == "learned" and seed == 0
-    return "diverged" if is_lost else "done"
 
 
 def store_more(found, _levels, seed):
@@ -220,11 +210,6 @@ RECORDS = {
     "tuned-shorter": (TunedRecord(tokens=4096), ("tuned",)),
     "tuning": (TunedRecord(is_over=False), ("tuned",)),
     "matched": (MatchedRecord(), ("matched",)),
-    "sizes": (SizedRecord(predict=(3e7, 1e8), noise=0.001), ("size-trends",)),
-    "sizes-noisy": (SizedRecord(predict=(3e7, 1e8), noise=0.3), ("size-trends",)),
-    "sizes-once": (SizedRecord(seeds=(0,)), ("size-trends",)),
-    "sizes-two": (SizedRecord(exclude=is_large_mqa), ("size-trends",)),
-    "sizes-diverged": (SizedRecord(status=lose_large), ("size-trends",)),
 }
 
 

@@ -19,7 +19,6 @@ from tests.report.reading import load, rows, tables
 from tests.support.record_factory import (
     MatchedRecord,
     Record,
-    SizedRecord,
     TunedRecord,
 )
 
@@ -34,7 +33,6 @@ def add_metric(result, _levels, _seed):
 
 OWN_RECORDS = {
     "extensions": Record(change=add_metric),
-    "size-trends": SizedRecord(),
     "tuned": TunedRecord(),
     "matched": MatchedRecord(),
     "divergence": Record(

@@ -384,7 +384,9 @@ def list_readers(kept: Kept, path: Path, chance: random.Random) -> list[Reader]:
     known = path.parts[-2] if path.parts[-2] in kept.by_trial else next(iter(kept.by_trial))
     readers = [command("status", name), command("logs", known), command("logs", name)]
     if chance.random() < 0.3:
-        readers += [command("gc", "--weights", "--unused", "--pruned"), command("status")]
+        readers.append(command("status"))
+        if "gc" in COMMANDS:
+            readers.append(command("gc", "--weights", "--unused", "--pruned"))
     if "trials" in path.parts or "sweeps" in path.parts:
         readers.append(("report", partial(make_report, kept.path, name)))
         if "live" in COMMANDS:

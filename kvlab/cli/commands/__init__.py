@@ -25,8 +25,6 @@ COMMANDS: dict[str, str] = {
     "export": "write the model of a trial as a Hugging Face folder",
     "check": "check what a Python file of `extensions:` adds",
     "verify": "check every file of the record, and move aside what is damaged",
-    "gc": "show or remove what nothing in the store needs any more",
-    "doctor": "check whether kvlab can run here",
     "init": "make a folder with commented example specs",
     "metrics": "list every measurement: unit, how it is taken, where it appears",
     "schema": "describe every key of the YAML files, or print their JSON Schema",

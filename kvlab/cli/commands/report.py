@@ -4,8 +4,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,9 +21,6 @@ from kvlab.report.sections import (
 )
 from kvlab.store.verification import check_record
 
-WATCH_SECONDS = 2.0
-"""Pause between two looks at the record."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_record(parser, "name or file of a submitted sweep", archive=True)
@@ -38,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tracking-uri", metavar="URI", help=text)
     text = "with --tracking-uri: id of the store, if several have mirrored a sweep of that name"
     parser.add_argument("--mirrored-by", metavar="ID", help=text)
-    shared.add_flag(parser, "--watch", "write it again after every trial until no driver runs")
     shared.add_flag(parser, "--strict", "write no report if a file of the record is damaged")
 
 
@@ -51,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         if sections is not None and sections.count(one) > 1:
             raise UsageError(f"--sections names {one} twice; name each once")
     if options.confirm is not None:
-        for other in ("sections", "watch", "tracking_uri"):
+        for other in ("sections", "tracking_uri"):
             if getattr(options, other):
                 flag = f"--{other.replace('_', '-')}"
                 text = f"--confirm writes a sweep and no report, so {flag} has no effect"
@@ -62,9 +56,6 @@ def run(options: argparse.Namespace) -> None:
         facts = {"sweep": name, "confirmation": options.confirm}
         print_result(options, facts, f"{options.confirm}\nnext: kvlab plan {options.confirm}")
         return
-    if options.watch:
-        _watch(options, name, sections)
-        return
     folder, answer = _write_report(options, name, sections)
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
@@ -73,35 +64,6 @@ def run(options: argparse.Namespace) -> None:
         return
     print_answer(answer, folder, sys.stdout)
     print(folder / "report.md")
-
-
-def _watch(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> None:
-    """Write the report whenever a trial has ended, until no driver runs the sweep any more.
-
-    A report takes at most half of a core: the pause after it is as long as it took.
-    """
-    if options.tracking_uri is not None:
-        text = "--watch follows the drivers of a store, which MLflow does not show"
-        raise UsageError(f"{text}; leave out --tracking-uri, or leave out --watch")
-    store = shared.open_store(options.store)
-    states: dict[str, str] = {}
-    while True:
-        is_driven = store.is_driven(name)  # before the trials, so that the last report has them all
-        began, before = time.monotonic(), states
-        states = {trial: store.status(trial) or "missing" for trial in store.sweep_trials(name)}
-        counts = Counter(states.values())
-        if states != before:
-            with store.report_lock(name).hold():  # a driver that ends writes the report, too
-                folder, _ = _write_report(options, name, sections)
-            facts = {"sweep": name, "report": str(folder), "states": dict(counts)}
-            shown = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-            line = f"{time.strftime('%H:%M:%S')}  {name}: {shown}  {folder / 'report.html'}"
-            print(json.dumps(facts) if options.json else line, flush=True)
-        if not is_driven:
-            if counts["missing"] and not options.json:
-                print(f"no driver runs {name}; `kvlab submit` goes on with what is missing")
-            return
-        time.sleep(max(WATCH_SECONDS, time.monotonic() - began))
 
 
 def _write_report(

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.precision import estimate_text_error
-from kvlab.analysis.scaling import SizeTrend
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP
@@ -22,7 +22,7 @@ from kvlab.errors import SpecError, StoreError
 from kvlab.extensions.findings.articles import article_claims
 from kvlab.extensions.findings.claims import Answer, CellLevels, Claims
 from kvlab.humanize import format_bytes, format_count, format_number, suggest_name
-from kvlab.own_extensions import name_members
+from kvlab.own_extensions import find_member, name_members
 from kvlab.report import formatting as fmt
 from kvlab.report.document import Paragraph, plain_text
 from kvlab.report.markdown import code_span, escape_markdown
@@ -235,10 +235,14 @@ def _compare_cells(
     verdict: str,
     compared: str,
     metric: str,
-    found: Effect | CellComparison | SizeTrend,
+    found: Any,
 ) -> Finding:
-    """Return a finding of a difference of cells, with its errors, its seeds and its sizes."""
-    if isinstance(found, SizeTrend):
+    """Return a finding of a difference of cells, with its errors, its seeds and its sizes.
+
+    Args:
+        found: An `Effect`, a `CellComparison` or a trend over sizes.
+    """
+    if not isinstance(found, Effect | CellComparison):
         value, has_interval = found.slope.value if found.slope else 0.0, found.is_tested
     else:
         value, has_interval = found.value, found.has_interval
@@ -263,7 +267,8 @@ def _compare_cells(
 
 def _answer_by_trend(study: Study, level: str) -> Finding:
     """Return how an effect changes with size, of which no sweep decides anything."""
-    trends = {f"{one.factor}={one.level}": one for one in study.size_trends if one.slope}
+    listed = find_member("size_trends", "list")(study) if study.sweep.get("size") else ()
+    trends = {f"{one.factor}={one.level}": one for one in listed if one.slope}
     if level not in trends:
         raise _unknown(("trend",), level, trends, f"is no level with a trend in {study.name}")
     what = f"{code_span(level, in_table=True)}, change with ten times the size"

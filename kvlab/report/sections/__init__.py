@@ -52,7 +52,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "effects": SectionEntry(effects.report_effects),
     "looks": SectionEntry(looks.report_looks),
     "interactions": SectionEntry(effects.report_interactions),
-    "size-trends": SectionEntry(sizes.report_size_trends),
     "matched": SectionEntry(sizes.report_matched_sizes),
     "serving-gap": SectionEntry(serving.report_serving_gap),
     "hellaswag": SectionEntry(tasks.report_hellaswag),

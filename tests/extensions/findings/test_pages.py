@@ -149,6 +149,6 @@ def test_the_tables_of_sweeps_have_the_question_and_the_answer_of_the_report(pro
     start = r"| What does a \| cost? | [made.yaml](made.yaml) | 3 minutes | [made]("
     assert made.startswith(start)
     assert "typed" not in made + later
-    assert made.endswith("| Smallest shown to cost less than 0.05 nats/token: trained. |")
+    assert made.endswith("| Smallest shown to cost less than 0.05 nats/token: rope+trained. |")
     assert later.endswith("| 9 minutes | none yet | not run |")
     assert other == "| typed | [made.yaml](made.yaml) |", "another kind of table"

@@ -1,7 +1,5 @@
 """The text of a mix: every document of each source, with ids that say whose it is."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,8 +21,8 @@ from kvlab.data.dataset_preparation import (
 )
 from kvlab.data.requirements import find_shortages, scale_defaults
 from kvlab.data.shards import verify_dataset
-from kvlab.errors import DataError, SpecError
-from kvlab.spec import DataConfig, Experiment, load_sweep
+from kvlab.errors import DataError
+from kvlab.spec import DataConfig, Experiment
 from kvlab.spec.data_config import SOURCES
 from kvlab.store.metrics import METRICS
 from tests.extensions.mix import other_source
@@ -264,17 +262,3 @@ def test_what_only_one_source_reads_is_left_to_it(paths):
     assert (pairs.max_tokens, pairs.paths, pairs.tokenizer) == (None, (), f"symbols:{SYMBOLS}")
     with pytest.raises(ValidationError, match="keeps too few or too many ranks"):
         experiment(paths, data={"tokenizer": "gpt2:100"})
-
-
-def test_cells_with_other_shares_are_decided_by_a_source(paths, tmp_path):
-    of = experiment(paths).model_dump(mode="json", exclude_unset=True)
-    (tmp_path / "e.yaml").write_text(json.dumps(of))
-    sweep = {
-        "question": "How much?", "experiment": "e.yaml", "seeds": [0],
-        "factors": {"share": {"few": {}, "more": {"data.mix": {"files": 0.5, "recall": 0.5}}}},
-    }  # fmt: skip
-    (tmp_path / "s.yaml").write_text(json.dumps(sweep, indent=1))
-    with pytest.raises(SpecError, match=r"s.yaml:\d+:\d+: data.mix has not the baseline's shares"):
-        load_sweep(tmp_path / "s.yaml")
-    (tmp_path / "s.yaml").write_text(json.dumps({**sweep, "decide": {"metric": "recall"}}))
-    assert len(load_sweep(tmp_path / "s.yaml").cells()) == 2

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.analysis.scaling import SizeLaw
 from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import Study
+from kvlab.extensions.scaling.trends import SizeLaw, list_trends
 from tests.support.record_factory import SIZES, SizedRecord
 
 
 def trends_of(folder, **changes):
     study = Study.load(SizedRecord(**changes).write(folder), "made")
-    return {trend.level: trend for trend in study.size_trends}, study
+    return {trend.level: trend for trend in list_trends(study)}, study
 
 
 def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_path):

@@ -27,6 +27,7 @@ from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.standard_errors import StandardError, pool_errors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, sum_squares, t_quantile
+from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import judge_family
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
@@ -196,6 +197,15 @@ class SizeTrend:
         if self.low >= 0 or self.high <= 0:
             return "rises with size" if self.low >= 0 else "falls with size"
         return "no trend shown"
+
+
+def list_trends(study: Study) -> list[SizeTrend]:
+    """Return each level's trend of `primary_metric`; none unless the sweep has `size`."""
+    size = study.sweep.get("size")
+    if not size:
+        return []
+    design = study.cells, study.factors, study.primary_metric
+    return estimate_size_trends(*design, size["factor"], size["parameters"], study.decide.alpha)
 
 
 def estimate_size_trends(

@@ -4,9 +4,9 @@ import argparse
 
 from kvlab.cli.shared_arguments import add_flag, add_record
 from kvlab.cli.terminal import format_table, print_result
+from kvlab.extensions.gc.garbage import Garbage, find_garbage, remove_garbage
 from kvlab.humanize import format_bytes
 from kvlab.store import Store
-from kvlab.store.gc import Garbage, find_garbage, remove_garbage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

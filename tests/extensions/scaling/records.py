@@ -1,0 +1,5 @@
+"""A made record of trials of several sizes."""
+
+from tests.support.record_factory import SizedRecord
+
+RECORD = SizedRecord()
