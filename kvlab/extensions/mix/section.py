@@ -18,15 +18,14 @@ def report_mix(study: Study) -> doc.Section | None:
         return None
     found.sort(key=lambda match: (match["source"], match["served"] or ""))
     rows: list[doc.KeyedRow] = []
-    for levels in study.cells:
+    measured = found[0][0].removesuffix("_tokens")
+    for levels in (own for own in study.cells if study.values(own, measured)):
         entries: list[tuple[doc.Column, doc.Value]] = []
         for match in found:
-            metric, how = (
-                match[0].removesuffix("_tokens"),
-                "served" if match["served"] else "one-shot",
-            )
+            metric = match[0].removesuffix("_tokens")
             counts = {row.measurements.get(match[0], 0) for row in study.done_rows} - {0}
             hint = " or ".join(f"{int(count):,}" for count in sorted(counts)) + " targets a trial"
+            how = "served" if match["served"] else "one-shot"
             head = f"{match['source'].replace('_', '-')}, {how}"
             column = cols.mean_column(head, fmt.display_unit(metric), hint)
             entries.append((column, cols.mean_cell(study, levels, metric)))
