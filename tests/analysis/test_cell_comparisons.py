@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from kvlab.analysis.study import Study
-from tests.analysis.test_estimand import CELLS, FACTORS, tied_study
+from tests.analysis.test_estimand import CELLS, tied_study
 from tests.report.reference_effects import Sweep
+from tests.support.cells import FACTORS
 
 SEEDS = 4
 REFERENCES = {cell: ("mha", cell[1], "none") for cell in CELLS}

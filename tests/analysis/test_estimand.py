@@ -7,13 +7,8 @@ import pytest
 
 from kvlab.analysis.effects import estimate_main_effects, list_compared_cells
 from kvlab.analysis.estimand import Estimand
-from tests.support.cells import make_cells, make_study
+from tests.support.cells import FACTORS, make_cells, make_study
 
-FACTORS = {
-    "heads": ("mha", "mqa"),
-    "position": ("learned", "rope"),
-    "sharing": ("none", "trained", "tied"),
-}
 PATCHES = {
     "heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}},
     "position": {"learned": {}, "rope": {"model.position": "rope"}},

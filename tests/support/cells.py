@@ -9,6 +9,11 @@ from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.store import Store
 
 Cells = dict[Levels, dict[int, TrialRow]]
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "sharing": ("none", "trained", "tied"),
+}
 
 
 def make_cells(
