@@ -21,7 +21,13 @@ FOLDER = Path(__file__).parent / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
     "comparison": ("command: compare",),
-    "conversations": ("benchmark.conversations",),
+    "conversations": (
+        "benchmark.conversations",
+        "--load",
+        "--chat",
+        "--show-reuse",
+        "--prefix-cache",
+    ),
     "doctor": ("command: doctor",),
     "estimate": ("command: estimate",),
     "eviction": ("serving.evict",),
@@ -46,7 +52,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "search": ("search",),
     "tied_kv": ("model.kv: tied", "model.kv: rotated_tied", "model.kv: grouped_tied"),
 }
-"""Extension -> the keys, and values of keys, that need it; commands as values of `command`."""
+"""Extension -> the keys, values of keys, and options of commands that need it; commands as values
+of `command`."""
 
 
 class SectionPart(NamedTuple):

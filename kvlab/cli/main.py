@@ -83,9 +83,12 @@ def build_parser(words: list[str]) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which command was meant instead of listing all of them."""
+    """A parser that says which command was meant, and which extension an option needs."""
 
     def error(self, message: str) -> NoReturn:
+        for word in message.partition("unrecognized arguments: ")[2].split():
+            if missing := explain_missing(option := word.partition("=")[0]):
+                self.exit(2, f"kvlab: {option} {missing}\n")
         unknown = re.search(r"argument COMMAND: invalid choice: '([^']*)'", message)
         if unknown is None:
             super().error(message)

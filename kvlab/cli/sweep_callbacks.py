@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import CopyError, KvlabError, StoreError, TrackingError, UsageError
 from kvlab.store import Store
-from kvlab.store.record_archive import check_place, copy_sweep, redact_url
+from kvlab.store.record_archive import copy_sweep, redact_url
 from kvlab.sweep import Summary
 
 if TYPE_CHECKING:
@@ -106,18 +106,10 @@ class BackupCallback(_Callback):
         target: Place of `kvlab.store.record_archive.copy_sweep`; None or an empty string copies
             nothing.
         warn: Called with the warning about an outage.
-
-    Raises:
-        UsageError: If the URL cannot be opened or lies in the store.
     """
 
     _thread: threading.Thread | None = None
     _next = 0.0
-
-    def __init__(self, store: Store, sweep: str, target: str | None, warn: Callable[[str], None]):
-        super().__init__(store, sweep, target, warn)
-        if target:
-            check_place(target, store)
 
     def on_result(self, trial_id: str) -> None:  # noqa: ARG002 (a callback's)
         """Copy the record anew if the last copy is over and was begun some minutes ago."""

@@ -82,6 +82,12 @@ def test_a_wrong_url_is_refused_before_anything_runs():
     assert not Path("new").exists()
 
 
+def test_a_wrong_url_is_refused_before_text_is_prepared(folder, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(folder / "no-data-yet"))
+    assert run_kvlab("submit", "s.yaml", "--store", "new", "--copy-to", "nowhere://x")[0] == 2
+    assert not (folder / "no-data-yet" / "datasets").exists()
+
+
 def test_the_record_of_a_sweep_travels_as_one_file(folder):
     files = [folder / "a.tar.xz", folder / "b" / "b.tar.xz"]
     for file in files:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,15 @@ def list_without(folder: Path, names, *options) -> dict:
     return found
 
 
+def run_in(folder: Path, *arguments) -> subprocess.CompletedProcess:
+    """Run a command of the kvlab in a folder."""
+    command = [sys.executable, "-m", "kvlab", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
 def check_trials(whole, left, names):
     """Compare with the trials of the whole tree; return the sweeps that are refused."""
     refused = set()
@@ -57,6 +67,14 @@ def check_trials(whole, left, names):
 def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, whole):
     found = list_without(tmp_path, TABLE, "--imports")
     assert found["broken"] == []
+    for command in ("generate", "bench"):
+        here, left = ({*re.findall(r"--[a-z-]+", run_in(folder, command, "--help").stdout)}
+                      for folder in (ROOT, tmp_path))  # fmt: skip
+        assert here - left
+        for option in here - left:
+            done = run_in(tmp_path, command, "gpt2", option)
+            assert done.returncode == 2
+            assert f"{option} needs kvlab/extensions/conversations, which is" in done.stderr
     refused = check_trials(whole, found["trials"], TABLE)
     assert "recall.yaml" in refused
     assert not refused & {"quickstart.yaml", "character-ai.yaml"}

@@ -26,6 +26,7 @@ from kvlab.humanize import format_count, format_duration
 from kvlab.own_extensions import find_member
 from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
+from kvlab.store.record_archive import check_place
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_policy
 from kvlab.sweep.driver.driver import run_stages
@@ -81,6 +82,8 @@ def _submit(options: argparse.Namespace) -> int:
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
+    if options.copy_to:
+        check_place(options.copy_to, store)
     stream = sys.stderr if options.json else sys.stdout
     say = partial(print, file=stream, flush=True)
     directory = store.sweep_directory(sweep.name)

@@ -41,7 +41,8 @@ def find_garbage(
 ) -> list[Garbage]:
     """Return what can be removed, the largest first, without what a process uses now.
 
-    Unfinished files, the checkpoints of trainings that have ended, and stable phases that no
+    Unfinished files, the checkpoints of trainings that have ended, partial evaluations of trials
+    that have ended, what other code made and ``--code rerun`` set aside, and stable phases that no
     sweep branches from any more are always included.
 
     Args:
@@ -51,6 +52,7 @@ def find_garbage(
             promoted later then trains from the start, with the same result.
     """
     garbage = [*_find_temporary_files(store), *_find_checkpoints(store, pruned)]
+    garbage += _find_leftovers(store)
     if list_folders(store.path / "trunks"):
         trunks = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
         reason = "a stable phase that every token budget has branched from"
@@ -120,6 +122,18 @@ def _find_checkpoints(store: Store, pruned: bool) -> Iterator[Garbage]:
         else:
             continue
         yield from _make_garbage(directory / "checkpoints", reason, directory)
+
+
+def _find_leftovers(store: Store) -> Iterator[Garbage]:
+    for kind in ("trainings", "trunks", "sweeps"):
+        for directory in list_folders(store.path / kind):
+            reason = "results of other code, which were computed again"
+            yield from _make_garbage(directory / "other-code", reason, directory)
+    for trial in store.trial_ids():
+        if store.status(trial) not in (None, "damaged"):
+            directory = store.trial_directory(trial)
+            reason = "a partial evaluation of a trial that has ended"
+            yield from _make_garbage(directory / "partial", reason, directory)
 
 
 def _list_sweeps(store: Store) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from kvlab.sweep.planning import looks
 from kvlab.sweep.planning.planner import Plan, Stage, SweepPlanner, describe_stage
 from kvlab.sweep.planning.texts import IdentifyDataset, find_text
 from kvlab.sweep.planning.tuning import TuningPlanner
+from kvlab.trial.known_extensions import trust_known
 
 
 def plan_stage(
@@ -122,7 +124,8 @@ def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any
 
     Returns:
         None if it cannot be made here: the YAML itself is damaged, a text is not prepared on this
-        machine, the sweep is a search, or trials of the damaged description would be lost.
+        machine, a file of ``extensions`` was never run on it or is in no result, the sweep is a
+        search, or trials of the damaged description would be lost.
     """
     try:
         data = read_regular(damaged, MAX_JSON_BYTES)
@@ -140,6 +143,9 @@ def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any
                 return None
             other.parent.mkdir(parents=True, exist_ok=True)
             other.write_text(base, encoding="utf-8")
+            listed = {found.decode() for found in re.findall(rb'"([0-9a-f]{16})"', data)}
+            listed.intersection_update(store.trial_ids())
+            _write_extensions(other, Path(folder), store, listed)
             sweep = load_sweep(path, texts.get("scale", ""))
             is_forged = sweep.name != name or 10 * len(sweep.cells()) > len(data)
             if is_forged or sweep.search is not None:  # of another sweep, or more than it had
@@ -150,6 +156,24 @@ def rebuild_description(store: Store, name: str, damaged: Path) -> dict[str, Any
     command = texts.get("command", "")
     description = describe_stage(stage, yaml=text, experiment_yaml=base, command=command)
     planned = {trial for cell in list_cells(description) for trial in cell["trials"].values()}
-    listed = {found.decode() for found in re.findall(rb'"([0-9a-f]{16})"', data)}
-    lost = listed.intersection(store.trial_ids()) - planned
-    return None if stage.plan.absent or lost else description
+    return None if stage.plan.absent or listed - planned else description
+
+
+def _write_extensions(experiment: Path, root: Path, store: Store, trials: Collection[str]) -> None:
+    """Write the files of ``extensions`` beside an experiment, with the text that trials have.
+
+    Raises:
+        ValueError: one lies elsewhere, has several texts, or none that was run on this machine.
+    """
+    names = read_yaml(experiment).data.get("extensions", ())
+    found = dict[str, set[str]]()
+    for result in filter(None, map(store.result, trials)) if names else ():
+        for name, text in result["experiment"]["extensions"].items():
+            found.setdefault(name, set()).add(text)
+    for path in (experiment.parent / Path(name).expanduser() for name in names):
+        (text,) = found[path.name]
+        is_inside = path.resolve().is_relative_to(root.resolve())
+        if not is_inside or trust_known({"extensions": {path.name: text}}):
+            raise ValueError(f"{path.name} cannot run here")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")

@@ -63,6 +63,28 @@ def test_a_dry_run_shows_exactly_what_apply_removes(store, collect, capsys):
     assert all(one.has_ended for one in tiny_plan(store.path.parent, store).trials)
 
 
+def test_what_other_code_made_and_partial_evaluations_of_ended_trials_could_go(store, collect):
+    first, second = store.trial_ids()[:2]
+    training = store.training_directory(store.read_training_id(first))
+    waste = {
+        training / "other-code" / "1" / "final" / "model.safetensors": 100,
+        store.sweep_directory("s") / "other-code" / "1" / "search.json": 10,
+        store.trial_directory(first) / "partial" / "1.json": 1,
+    }
+    kept = store.trial_directory(second) / "partial" / "1.json"
+    for path, size in {**waste, kept: 1000}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    (store.trial_directory(second) / "result.json").unlink()  # it goes on from there
+    shown = collect()
+    assert (shown["bytes"], len(shown["items"])) == (111, 3)
+    with store.trial_lock(first).hold():
+        assert collect("--apply")["bytes"] == 110
+    assert collect("--apply")["bytes"] == 1
+    assert kept.exists()
+    assert not any(path.exists() for path in waste)
+
+
 def test_files_that_a_process_uses_are_kept(store, collect):
     trial = store.trial_ids()[0]
     path = store.trial_directory(trial) / ".result.json.abc"
