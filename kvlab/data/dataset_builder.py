@@ -25,8 +25,7 @@ _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<
 _CHUNK_TOKENS = 16_000_000
 _SCAN_TOKENS = 100_000
 _FEWEST_GROUPS = 4
-_MANIFEST_SETTINGS = ("source", "tokenizer", "vocab_size", "max_bytes", "max_tokens",
-                      "validation_fraction")  # fmt: skip
+_MANIFEST_SETTINGS = ("tokenizer", "vocab_size", "max_bytes", "max_tokens", "validation_fraction")
 _BOUNDARIES = [
     re.compile(pattern) for pattern in (rb"\n[ \t]*\n+", rb"\n", rb"[ \t]+", rb"(?=[^\x80-\xbf])")
 ]
@@ -230,6 +229,7 @@ def write_manifest(
     manifest = {
         "schema": DATASET_SCHEMA,
         "identity": identity,
+        "source": str(data.source),
         **{key: getattr(data, key) for key in _MANIFEST_SETTINGS},
         "dtype": np.dtype(token_pieces.token_dtype(data.vocab_size)).str,
         "splits": splits,

@@ -25,7 +25,7 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside, write_sealed_json
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.spec import DataConfig
-from kvlab.spec.data_config import SOURCES
+from kvlab.spec.data_config import find_entry
 from kvlab.spec.source_options import TextPart
 
 RECIPE = 2
@@ -47,7 +47,7 @@ def dataset_identity(data: DataConfig) -> str:
     parts = [[dataset_identity(part.data), part.first_id] for part in _list_others(data)]
     facts = {
         "recipe": RECIPE,
-        "source": data.source,
+        "source": str(data.source),
         "text": parts or get_source(data.source).identity(data),
         "tokenizer": data.tokenizer,
         "max_bytes": data.max_bytes,
@@ -116,7 +116,7 @@ def is_small_text(data: DataConfig) -> bool:
 
 def _list_others(data: DataConfig) -> tuple[TextPart, ...]:
     """Return the sources that the source of ``data`` is made of; empty if it is a text itself."""
-    return data.parts if SOURCES[data.source].divide else ()
+    return data.parts if find_entry(data.source).divide else ()
 
 
 def dataset_folder(data: DataConfig) -> Path:
@@ -184,7 +184,7 @@ def _build_dataset(
     started = time.monotonic()
     if others := [prepare_dataset(p.data, progress, workers=workers) for p in _list_others(data)]:
         complete.mkdir(parents=True)
-        resolve_name(SOURCES[data.source].factory)(complete, data, identity, others)
+        resolve_name(find_entry(data.source).factory)(complete, data, identity, others)
         fence.check()
     else:
         check_disk_space(data, folder.parent, work / "pieces")
@@ -282,6 +282,7 @@ def _tokenize(
             job, is_new, future = pending.popleft()
             if future is not None:
                 future.result()
+            job.unit.pop("documents", None)  # of a user's source: all would fill the memory
             done.append(job)
             table = token_pieces.read_document_table(job)
             counts = {name: int(table[name].sum(dtype=np.uint64)) for name in ("bytes", "tokens")}

@@ -1,12 +1,16 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
+from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, SerializeAsAny, WithJsonSchema, model_serializer
+from pydantic import ValidationInfo as Info
 
 from kvlab.own_extensions import extend, find_members
-from kvlab.spec.source_options import SourceEntry, SourceOptions, TextPart
+from kvlab.spec import spec_model as spec
+from kvlab.spec.members import DUMP_OFFERED, accept_offered, find_offered
+from kvlab.spec.source_options import DocumentSource, SourceEntry, SourceOptions, TextPart
 from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TextRule, TupleOf
 
 _FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
@@ -21,6 +25,26 @@ SOURCES: dict[str, SourceEntry] = {
     **find_members("sources"),
 }
 """`data.source` -> its entry: the one table of text sources."""
+
+
+def find_entry(source: str | DocumentSource) -> SourceEntry:
+    """Return the entry of what `data.source` names."""
+    return SOURCES[source] if isinstance(source, str) else source.entry
+
+
+def _read_options(value: Any, info: Info) -> SpecModel | None:
+    """Return the options of a source of a user's file; their defaults if none are written."""
+    own = getattr(info.data.get("source"), "options", None)
+    if own is None:
+        if value and "source" in info.data:  # else it is wrong
+            spec.raise_problems([("", f"is not read by source: {info.data['source']}; remove it")])
+        return None
+    unknown = value.keys() - own.model_fields if isinstance(value, dict) else ()
+    text = f"is no option of source: {info.data['source']}; use {', '.join(own.model_fields)}"
+    spec.raise_problems((str(key), text) for key in unknown)
+    read: SpecModel = own.model_validate({} if value is None else value)
+    return read
+
 
 _TOKENIZER = TextRule(
     r"^(gpt2(:[1-9][0-9]{0,5})?|bytes|symbols:[1-9][0-9]{0,4})$",
@@ -37,9 +61,13 @@ class DataConfig(SpecModel):
     excluded_from_identity = frozenset(
         {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
     )
-    omitted_defaults = frozenset({"mask_documents"})
+    omitted_defaults = frozenset({"mask_documents", "options"})
 
-    source: Annotated[str, OneOf(lambda: SOURCES)] = "docstrings"
+    source: Annotated[
+        Annotated[str, OneOf(lambda: [*SOURCES, *find_offered(DocumentSource)])],
+        accept_offered(DocumentSource),
+        DUMP_OFFERED,
+    ] = "docstrings"
     """Where the text comes from. Example: fineweb-edu-10b"""
     subset: Annotated[str, _CRAWL] | None = None
     """The crawl, for source: fineweb-edu-crawl.
@@ -47,6 +75,13 @@ class DataConfig(SpecModel):
     tokenizer: Annotated[str, _TOKENIZER] = "gpt2"
     """gpt2, gpt2:N (its first N ranks), bytes, or symbols:N for a source that makes its tokens.
     Example: 'gpt2:2048'"""
+    options: Annotated[
+        SerializeAsAny[SpecModel] | None,
+        PlainValidator(_read_options),
+        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+    ] = None
+    """What a source of a file of `extensions` lets you choose.
+    Default: none. Example: {}"""
     paths: TupleOf[str] = ()
     """Files or folders of text, relative to the spec's file, for source: files.
     Example: [../texts], source: files"""
@@ -76,7 +111,7 @@ class DataConfig(SpecModel):
             yield "tokenizer", text
         parts, hint = self.parts, f"not {self.source}; remove one"
         named = {self.source, *(part.data.source for part in parts)}
-        entries = [SOURCES[source] for source in named]
+        entries = [find_entry(source) for source in named]
         reads_paths, needs_subset = _list_sources("reads_paths"), _list_sources("needs_subset")
         has_reader, has_crawl = (any(getattr(one, need) for one in entries)
                                  for need in ("reads_paths", "needs_subset"))  # fmt: skip
@@ -99,11 +134,11 @@ class DataConfig(SpecModel):
 
     def _find_token_problems(self) -> Problems:
         """Yield what does not fit of one source, its options and the tokenizer."""
-        key, options = SOURCES[self.source].options, self.options
+        entry, options = find_entry(self.source), self.symbol_options
+        key = entry.options
         is_symbols = self.tokenizer.startswith("symbols:")
         if key and getattr(self, key) is None:
-            is_mix = SOURCES[self.source].divide is not None
-            hint = "name its sources" if is_mix else f"write {key}: {{}} for its defaults"
+            hint = "name its sources" if entry.divide else f"write {key}: {{}} for its defaults"
             yield "source", f"needs data.{key}; {hint}"
             return
         if options is None and is_symbols:
@@ -113,17 +148,26 @@ class DataConfig(SpecModel):
             yield "tokenizer", f"{text}; use symbols:{options.symbols}"
 
     @property
-    def options(self) -> SourceOptions | None:
+    def symbol_options(self) -> SourceOptions | None:
         """The options of a source that makes its own tokens; None of other sources."""
-        entry = SOURCES[self.source]
-        is_own = entry.options is not None and entry.divide is None
-        own: SourceOptions | None = getattr(self, str(entry.options)) if is_own else None
-        return own
+        own = getattr(self, find_entry(self.source).options or "options")
+        return own if isinstance(own, SourceOptions) else None
+
+    def identity(self) -> dict[str, Any]:
+        source: str | DocumentSource = self.source
+        own = {} if isinstance(source, str) else {"source": f"{source} {source.source.digest}"}
+        return super().identity() | own
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out options that there are none of: digests of earlier records have no such key."""
+        facts = handler(self)
+        return facts if self.options else {k: v for k, v in facts.items() if k != "options"}
 
     @property
     def parts(self) -> tuple[TextPart, ...]:
         """The sources of the text, in the order in which its tokens are stored."""
-        divide = SOURCES[self.source].divide
+        divide = find_entry(self.source).divide
         parts: tuple[TextPart, ...] = resolve_name(divide)(self) if divide else (TextPart(self),)
         return parts
 
@@ -131,7 +175,7 @@ class DataConfig(SpecModel):
     def target_ids(self) -> tuple[range, ...] | None:
         """The ids of tokens that are targets of training and scoring; None for all."""
         parts = self.parts
-        chooses = any(part.data.options for part in parts)
+        chooses = any(part.data.symbol_options for part in parts)
         return tuple({part.target_ids: None for part in parts}) if chooses else None
 
     @property

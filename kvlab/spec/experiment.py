@@ -119,7 +119,7 @@ class Experiment(SpecModel):
 
     def _find_symbol_problems(self) -> Problems:
         """Yield what a source that makes its own tokens cannot give: windows, and words."""
-        options, evaluation = self.data.options, self.evaluation
+        options, evaluation = self.data.symbol_options, self.evaluation
         if options is None:
             return
         length, block_size = options.document_tokens, self.model.block_size

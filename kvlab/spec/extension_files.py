@@ -7,13 +7,14 @@ from a record is not run before somebody on this machine has run it from a file:
 
 import ast
 import errno
+import hashlib
 import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn
@@ -22,11 +23,13 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationError, WithJson
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec import spec_model as spec
+from kvlab.spec.data_config import SOURCES
 from kvlab.spec.kv_forms import NAMED_FORMS, KVForm, StoredVectors
 from kvlab.spec.members import Member, offered
 from kvlab.spec.mixers import MIXERS, Mixer
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.token_metrics import TokenMetric, read_metric_texts
+from kvlab.spec.source_options import DocumentSource
+from kvlab.spec.token_metrics import TEXT_FIELDS, TokenMetric, read_metric_texts
 from kvlab.syntax_digest import DIGEST_LENGTH, digest_source
 
 
@@ -38,16 +41,18 @@ class Extension:
         kv_forms: values of ``model.kv``.
         mixers: values of ``mixer`` in ``model.kinds``.
         metrics: what trials measure beside the rest.
+        sources: values of ``data.source``.
     """
 
     kv_forms: tuple[KVForm, ...] = ()
     mixers: tuple[Mixer, ...] = ()
     metrics: tuple[TokenMetric, ...] = ()
+    sources: tuple[DocumentSource, ...] = ()
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All that it adds."""
-        return (*self.kv_forms, *self.mixers, *self.metrics)
+        return (*self.kv_forms, *self.mixers, *self.metrics, *self.sources)
 
 
 class ExtensionFile(spec.SpecModel):
@@ -80,7 +85,6 @@ Extensions = Annotated[
 ]
 """Files by their name; in YAML a list of names, which the loader reads."""
 
-_METRIC_FIELDS = ("name", "title", "unit", "better")
 _trusted = set[str]()
 _loaded = dict[ExtensionFile, Extension]()
 
@@ -124,7 +128,8 @@ def load_extension(file: ExtensionFile, path: str | Path | None = None) -> Exten
     shown = f"<{file.name}>"  # a traceback shows its lines where the file is not, too
     linecache.cache[shown] = (len(file.text), None, file.text.splitlines(keepends=True), shown)
     try:
-        module = ModuleType(f"kvlab_extension_{file.digest}")
+        digest = hashlib.sha256(file.text.encode()).hexdigest()  # options are pickled by its name
+        module = ModuleType(f"kvlab_extension_{digest[:DIGEST_LENGTH]}")
         sys.modules[module.__name__] = module
         exec(compile(file.text, shown, "exec"), module.__dict__)
     except SyntaxError as error:
@@ -148,12 +153,13 @@ def _check_members(
     text: str, module: ModuleType, extension: Extension, fail: Callable[[int, str], NoReturn]
 ) -> None:
     """Refuse members that cannot be told apart or have no module of torch."""
-    names, tree = {*NAMED_FORMS, *MIXERS}, ast.parse(text)
+    names, tree = {*NAMED_FORMS, *MIXERS, *SOURCES}, ast.parse(text)
     lines = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
     kinds = {
         "kv_forms": (KVForm, "view"),
         "mixers": (Mixer, "module"),
         "metrics": (TokenMetric, ""),
+        "sources": (DocumentSource, ""),
     }
     described = {(one.name, one.title, one.unit, one.better) for one in read_metric_texts(text)}
     for field, (base, place) in kinds.items():
@@ -167,8 +173,11 @@ def _check_members(
                 hint = f"give it one that is none of {', '.join(sorted(names))}"
                 fail(line, f"{own.__name__} has name = {name!r}; {hint}")
             names.add(name)
+            if isinstance(member, DocumentSource):
+                _check_options(member, partial(fail, line))
+                continue
             if isinstance(member, TokenMetric):
-                fields = tuple(getattr(member, one, None) for one in _METRIC_FIELDS)
+                fields = tuple(getattr(member, one, None) for one in TEXT_FIELDS)
                 if fields not in described:
                     hint = "write name (a-z, 0-9, _), title, unit and better as plain text in it"
                     fail(line, f"{own.__name__} is not described; {hint}")
@@ -181,6 +190,18 @@ def _check_members(
             if not isinstance(parts, tuple) or not parts:
                 hint = "name what a token stores, such as ('k', 'v')"
                 fail(line, f"{own.__name__} has parts = {parts!r}; {hint}")
+
+
+def _check_options(source: DocumentSource, fail: Callable[[str], NoReturn]) -> None:
+    options = source.options
+    try:
+        is_usable = options is None or issubclass(options, spec.SpecModel)
+        hash(options and options())
+    except (TypeError, ValidationError):
+        is_usable = False
+    if not is_usable:
+        hint = "name a SpecModel with a default for each field, and tuples in place of lists"
+        fail(f"{type(source).__name__} has options = {options!r}; {hint}")
 
 
 @contextmanager

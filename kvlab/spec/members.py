@@ -1,4 +1,4 @@
-"""Members of tables that a user's file may add to: K/V forms and mixers.
+"""Members of tables that a user's file may add to: K/V forms, mixers, text sources.
 
 kvlab's own stand in a table by name. Those of a file are objects, in a spec too: two versions of a
 file may be at work in one process.
@@ -24,6 +24,9 @@ class Member:
 
     name: ClassVar[str]
     source: ClassVar[Any] = None
+
+    def __str__(self) -> str:
+        return self.name
 
     def load(self, place: str) -> Any:
         """Return what ``module:class`` names, or a class beside the member's. It imports torch."""

@@ -1,10 +1,15 @@
 """What the spec knows of a source of text, and what one that makes its own tokens says of them."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from kvlab.spec.members import Member
 from kvlab.spec.spec_model import SpecModel
+
+if TYPE_CHECKING:
+    from kvlab.spec.data_config import DataConfig
 
 
 class TextPart(NamedTuple):
@@ -23,12 +28,13 @@ class TextPart(NamedTuple):
     @property
     def document_tokens(self) -> int:
         """Windows begin at multiples of it; 1 where documents differ in length."""
-        return self.data.options.document_tokens if self.data and self.data.options else 1
+        options = self.data and self.data.symbol_options
+        return options.document_tokens if options else 1
 
     @property
     def target_ids(self) -> range:
         """The ids in the text of its targets."""
-        options = self.data.options
+        options = self.data.symbol_options
         own = range(self.data.ranks + 1) if options is None else options.target_ids
         return range(self.first_id + own.start, self.first_id + own.stop)
 
@@ -82,3 +88,45 @@ class SourceOptions(SpecModel):
     @abstractmethod
     def document_tokens(self) -> int:
         """Tokens of every document, with the end of text before it."""
+
+
+class DocumentSource(Member, ABC):
+    """A text source of a user's file: a function that yields documents.
+
+    Attributes:
+        name: the value of ``data.source``.
+        licence: what the text may be used for, in words.
+        options: what ``data.options`` may say, with a default for each; a `SourceOptions` for
+            documents of symbols; None for nothing.
+        reads_paths: whether it reads ``data.paths``. What these files hold is part of the text's
+            identity.
+        is_shuffled: whether the documents are in random order. They then keep their order, and
+            reading stops at ``data.max_tokens`` or ``data.max_bytes``. Otherwise all are read, and
+            sorted by their hash.
+    """
+
+    licence: ClassVar[str] = "not stated; say it in the file"
+    options: ClassVar[type[SpecModel] | None] = None
+    reads_paths: ClassVar[bool] = False
+    is_shuffled: ClassVar[bool] = False
+
+    @abstractmethod
+    def documents(self, data: "DataConfig") -> Iterable[str]:
+        """Yield the documents, always the same and in the same order.
+
+        Args:
+            data: with ``data.options``, and ``data.paths`` as absolute paths.
+        """
+
+    def fingerprint(self, data: "DataConfig") -> Any:  # noqa: ARG002
+        """Return plain data that changes with what `documents` reads beside ``data.paths``.
+
+        It must be fast: plans and trials ask for it.
+        """
+        return None
+
+    @property
+    def entry(self) -> SourceEntry:
+        """How the spec knows it."""
+        place = "kvlab.data.sources.user_documents:UserDocuments"
+        return SourceEntry(place, (self,), reads_paths=self.reads_paths)

@@ -55,7 +55,7 @@ class MetricText(NamedTuple):
 
 LONGEST_TITLE = 120
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_FIELDS = ("name", "title", "unit", "better")
+TEXT_FIELDS = ("name", "title", "unit", "better")
 
 
 def read_metric_texts(text: str) -> Iterator[MetricText]:
@@ -74,7 +74,7 @@ def read_metric_texts(text: str) -> Iterator[MetricText]:
         found: dict[str, str] = {}
         for statement in node.body:
             match statement:
-                case ast.Assign([ast.Name(name)], ast.Constant(str(value))) if name in _FIELDS:
+                case ast.Assign([ast.Name(name)], ast.Constant(str(value))) if name in TEXT_FIELDS:
                     found[name] = value
         match found:
             case {"better": "lower" | "higher" | "neither" as better, **rest} if len(rest) == 3:

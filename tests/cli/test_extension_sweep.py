@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from kvlab.spec import extension_files
+from kvlab.store import Store
+from kvlab.store.verification import heal
+from kvlab.sweep.planning.stages import rebuild_description
 from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"
-FILES = ("half_values.py", "decayed_sum.py", "top_five.py")
-OWN = EXPERIMENT.replace("model:", f"extensions: [{', '.join(FILES)}]\nmodel:")
+FILES = ("half_values.py", "decayed_sum.py", "top_five.py", "sums.py")
+OWN = (
+    EXPERIMENT.replace("model:", f"extensions: [{', '.join(FILES)}]\nmodel:")
+    .replace("source: files", "source: sums, options: {largest: 40}")
+    .replace("paths: [texts], ", "")
+)
 SWEEP = """\
 question: What does it cost?
 experiment: e.yaml
@@ -71,6 +78,21 @@ def test_a_report_runs_no_code_and_a_model_runs_what_was_run_here_before(folder,
         assert not extension_files._loaded
     code, _, err = run_kvlab("generate", trial, "--prompt", "the", "--new-tokens", "4")
     assert code == 0, err
+
+
+def test_a_damaged_description_is_written_again_with_code_that_was_run_here(folder, monkeypatch):
+    store = Store(folder / "runs")
+    path, before = store.sweep_directory("s") / "sweep.json", store.sweep("s")
+    data = path.read_bytes()
+    for run_here in (False, True):
+        monkeypatch.setattr(extension_files, "_loaded", {})
+        path.write_bytes(data.replace(b"What does it cost?", b"What does it coSt?", 1))
+        with monkeypatch.context() as patch:
+            if not run_here:
+                patch.setenv("KVLAB_DATA", str(folder / "elsewhere"))
+            assert heal(path.parent, rebuild_description)
+        assert path.exists() == bool(extension_files._loaded) == run_here
+    assert {**store.sweep("s"), "code": before["code"]} == before
 
 
 def test_an_edit_is_another_trial_and_a_comment_is_not(folder):

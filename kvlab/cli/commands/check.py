@@ -12,12 +12,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kvlab.cli.terminal import show_status_line
-from kvlab.errors import UsageError
+from kvlab.errors import DataError, UsageError
+from kvlab.spec.data_config import DataConfig
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import load_extension, locate_error, read_extension
 from kvlab.spec.members import Member
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.serving_config import ServingConfig
+from kvlab.spec.source_options import DocumentSource
 from kvlab.spec.token_metrics import TokenMetric
 from kvlab.store.metrics import METRICS
 from kvlab.trial.known_extensions import remember_extensions
@@ -26,6 +28,8 @@ from kvlab.trial.known_extensions import remember_extensions
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", help="a file of `extensions:`")
     parser.add_argument("--cases", type=int, default=50, help="random models; default 50")
+    text = "files and folders that its sources read, in place of data.paths"
+    parser.add_argument("--paths", nargs="+", default=[], metavar="PATH", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     modelled = (*extension.kv_forms, *extension.mixers)
     found = [*chain(*(_check_member(one, path, options.cases) for one in modelled))]
     found += [_check_metric(one, options.cases) for one in extension.metrics]
+    found += [_check_source(one, options.paths) for one in extension.sources]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
@@ -120,8 +125,27 @@ def _check_metric(metric: TokenMetric, cases: int) -> Checked:
     return Checked(metric.name, name, number, 0.0, failure, "cases")
 
 
+def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
+    """Read a source twice, with the defaults of its options."""
+    from kvlab.trial.member_checks import check_source
+
+    if source.reads_paths and not paths:
+        raise UsageError(f"{source} reads data.paths; name a file or a folder with --paths")
+    symbols = getattr(source.options and source.options(), "symbols", None)
+    tokenizer = f"symbols:{symbols}" if symbols else "bytes"
+    settings = {"source": source, "paths": paths if source.reads_paths else []}
+    data = DataConfig.model_validate({**settings, "tokenizer": tokenizer})
+    name, failure = "documents of text, the same in another process", ""
+    count, tried = 0, "documents"
+    try:
+        count, tried = check_source(source, data)
+    except Exception as error:
+        failure = _describe(error)
+    return Checked(source.name, name, count, 0.0, failure, tried)
+
+
 def _describe(error: Exception) -> str:
     """Return what failed, with the line of the file where it did."""
-    name = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, AssertionError | DataError) else f"{type(error).__name__}: "
     place = locate_error(error)
     return f"{place}: {name}{error}" if place else f"{name}{error}"

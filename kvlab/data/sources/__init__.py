@@ -7,7 +7,8 @@ from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback
 from kvlab.spec import DataConfig
-from kvlab.spec.data_config import SOURCES
+from kvlab.spec.data_config import find_entry
+from kvlab.spec.source_options import DocumentSource
 
 TextUnit = dict[str, Any]
 """A part of the text that is read separately, as plain data that can be sent to another process.
@@ -58,8 +59,8 @@ class TextSource(ABC):
         """
 
 
-def get_source(name: str) -> TextSource:
+def get_source(named: str | DocumentSource) -> TextSource:
     """Return the text source that `data.source` names."""
-    entry = SOURCES[name]
+    entry = find_entry(named)
     source: TextSource = resolve_name(entry.factory)(*entry.arguments)
     return source

@@ -51,7 +51,11 @@ def join_datasets(
             for key in ("repeated_documents", "shared_documents")
         },
         "overlap": _mean_overlap(
-            [one for one, part in zip(datasets, parts, strict=True) if part.data.options is None]
+            [
+                one
+                for one, part in zip(datasets, parts, strict=True)
+                if part.data.symbol_options is None
+            ]
         ),
         "short": "; ".join(shorts) or None,
     }

@@ -29,8 +29,8 @@ def divide(data: DataConfig) -> tuple[TextPart, ...]:
     for source in sorted(shares, key=lambda name: (SOURCES[name].options is not None, name)):
         own = select_source(data, source)
         weight = max(1, round(_WEIGHTS * shares[source]))
-        parts.append(TextPart(own, weight, 0 if own.options is None else free_id))
-        free_id += 0 if own.options is None else own.ranks + 1
+        parts.append(TextPart(own, weight, 0 if own.symbol_options is None else free_id))
+        free_id += 0 if own.symbol_options is None else own.ranks + 1
     return tuple(parts)
 
 
@@ -64,7 +64,7 @@ def find_problems(experiment: Experiment) -> Iterator[FieldMessage]:
             text = f"is not a multiple of the {part.document_tokens} tokens of a document of"
             use = -(-block_size // part.document_tokens) * part.document_tokens
             yield "model.block_size", f"{text} data.mix.{part.data.source}; use {use}"
-        if part.data.options is not None and data.mask_documents:
+        if part.data.symbol_options is not None and data.mask_documents:
             text = f"does not separate the documents of data.mix.{part.data.source}"
             yield "data.mask_documents", f"{text}; leave one out"
     for key in _OF_ONE_TEXT:

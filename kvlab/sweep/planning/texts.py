@@ -15,7 +15,7 @@ from kvlab.data.requirements import find_shortages, scale_defaults
 from kvlab.data.shards import DatasetFacts, read_dataset_facts
 from kvlab.errors import DataError, Problem, SpecError, StoreError, UsageError
 from kvlab.spec import DataConfig, Experiment, Sweep
-from kvlab.spec.data_config import SOURCES
+from kvlab.spec.data_config import find_entry
 from kvlab.spec.sweep import Cell
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
@@ -81,7 +81,7 @@ class PlannedTexts:
             if facts is None and self.known:
                 facts = self.known.get(datasets.dataset_identity(data))
             # no shorter way shows whether a text of one's own can be prepared, and what it holds
-            is_own = any(SOURCES[part.data.source].reads_paths for part in data.parts)
+            is_own = any(find_entry(part.data.source).reads_paths for part in data.parts)
             is_own &= self.identify is find_text
             if facts is None and is_own and datasets.is_small_text(data):
                 facts = prepare_text(data)
