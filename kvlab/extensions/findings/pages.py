@@ -267,7 +267,7 @@ def _compare_cells(
 
 def _answer_by_trend(study: Study, level: str) -> Finding:
     """Return how an effect changes with size, of which no sweep decides anything."""
-    listed = find_member("size_trends", "list")(study) if study.sweep.get("size") else ()
+    listed = find_member("size_trends", "list")(study) if name_members("size_trends") else ()
     trends = {f"{one.factor}={one.level}": one for one in listed if one.slope}
     if level not in trends:
         raise _unknown(("trend",), level, trends, f"is no level with a trend in {study.name}")
