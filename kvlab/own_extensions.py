@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "findings": ("command: findings",),
     "gc": ("command: gc",),
     "int8_training": ("training.int8",),
-    "kivi": tuple(f"kv_dtype{key}: kivi{n}" for key in ("", ".k", ".v") for n in (4, 2)),
+    "kivi": ("kv_residual", *(f"kv_dtype{k}: kivi{n}" for k in ("", ".k", ".v") for n in (4, 2))),
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
@@ -204,6 +204,18 @@ def find_file_problems(experiment: Any) -> Iterator[tuple[str, str]]:
     for one in load_parts().values():
         if one.file_problems:
             yield from resolve_name(one.file_problems)(experiment)
+
+
+def find_needed(experiment: Mapping[str, Any]) -> str | None:
+    """Return which extension the experiment of a record needs; None if none is missing."""
+    settings = (
+        explain_missing(f"{section}.{key}", value)
+        for section, fields in experiment.items()
+        if isinstance(fields, Mapping)
+        for key, value in fields.items()
+        if value
+    )
+    return next(filter(None, settings), None)
 
 
 def explain_missing(key: str, value: object = None) -> str | None:

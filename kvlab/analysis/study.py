@@ -20,8 +20,9 @@ from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.standard_errors import SeedEffect, measure_seed_effect
 from kvlab.analysis.statistics import share_variance
 from kvlab.analysis.trial_rows import Levels, TrialRow
-from kvlab.errors import RecordDamaged
+from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count
+from kvlab.own_extensions import find_needed
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_config import MATCH_FACTOR
@@ -86,12 +87,19 @@ class Study:
         """Read a sweep's record.
 
         Raises:
-            UsageError: The store has no such sweep.
+            UsageError: The store has no such sweep, or what decides it is the metric of an
+                extension that is not installed.
             StoreError: The sweep's description is damaged.
         """
         sweep = store.sweep(name)
         with refuse_malformed(name):
-            return cls(store, sweep, trial_rows.read_rows(store, sweep), sections)
+            study = cls(store, sweep, trial_rows.read_rows(store, sweep), sections)
+            if (metric := study.primary_metric) not in METRICS:
+                used = (row.record["experiment"] for row in study.done_rows)
+                reason = next(filter(None, map(find_needed, used)), "is no metric")
+                reason = reason.removesuffix("; leave it out")
+                raise UsageError(f"{name} is decided by {metric}, which {reason}")
+            return study
 
     @property
     def name(self) -> str:

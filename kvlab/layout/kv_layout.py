@@ -16,10 +16,10 @@ from kvlab.layout.slot_plan import SlotPlan, TokenSlot
 from kvlab.layout.state_slot import StateSlot
 from kvlab.own_extensions import find_members
 from kvlab.sharing import KIND_NAMES
-from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.serving_config import ServingConfig
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class KVLayout:
     def of_training(cls, model: ModelConfig, kv: KVStorage) -> "KVLayout":
         """Return the layout of a cache of which a training reads K and V: it stores them by ``kv``,
         untied (`training.kv_dtype`)."""
-        kept = ServingConfig(kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual)
-        return cls.of(model, kept)
+        return cls.of(model, ServingConfig(**kv.settings))
 
     @cached_property
     def slots(self) -> tuple[int, ...]:

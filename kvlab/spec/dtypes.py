@@ -203,6 +203,17 @@ class KVStorage:
     residual: int | None = None
     rotate: str = "none"
 
+    @classmethod
+    def of(cls, section: SpecModel) -> "KVStorage":
+        """Return what the fields ``kv_*`` of a section say. Extensions add some of them."""
+        names = [name for name in cls.__dataclass_fields__ if hasattr(section, f"kv_{name}")]
+        return cls(**{name: getattr(section, f"kv_{name}") for name in names})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of `serving` that store K and V so."""
+        return {f"kv_{name}": value for name, value in vars(self).items() if value is not None}
+
     @property
     def quantized(self) -> tuple[DType, ...]:
         """Those of the dtypes of K and V that have scales, for each group of numbers."""

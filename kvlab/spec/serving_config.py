@@ -13,7 +13,7 @@ from kvlab.spec.dtypes import (
     list_rotations,
 )
 from kvlab.spec.model_config import ModelConfig, SharingField
-from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveInt, Problems, SpecModel
+from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel
 
 
 @extend("serving")
@@ -25,24 +25,21 @@ class ServingConfig(SpecModel):
     code of the Character.AI article; with ``owner`` only the first layer of a group writes.
     """
 
-    omitted_defaults = frozenset({"kv_group", "kv_residual", "kv_rotate", "compile"})
+    omitted_defaults = frozenset({"kv_group", "kv_rotate", "compile"})
 
     kv_dtype: KVDtypeField = "model"
     """How K/V are stored; model keeps the model's dtype. As {k: int8, v: int4} each has its own.
     Example: int8"""
     kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = None
-    """Numbers of a head that share a scale, in a kv_dtype with scales. It divides head_dim. In
-    kivi4 and kivi2 it is also the tokens of a block of keys.
-    Unit: numbers. Default: 32 (at most head_dim) for int4, kivi4 and kivi2, and the whole head for
+    """Numbers of a head that share a scale, in a kv_dtype with scales. It divides head_dim. Where
+    keys are in blocks of tokens, it is also the tokens of a block.
+    Unit: numbers. Default: 32 (at most head_dim) for codes of 4 or 2 bits, and the whole head for
     int8 and fp8. Example: 16, kv_dtype: int4"""
-    kv_residual: NonNegativeInt | None = None
-    """Newest tokens that kivi4 and kivi2 store in the model's dtype.
-    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
     kv_rotate: Annotated[str, OneOf(list_rotations)] = "none"
     """Multiply K and V by an orthonormal matrix of the head before they are stored, so that few
     numbers of a vector are much larger than the others. Scores and values stay the same but for
     rounding, and so do bytes.
-    Example: hadamard, kv_dtype: int4"""
+    Example: none, kv_dtype: int4"""
     tie: SharingField = "none"
     """Layers that share one cache slot at serving, though each was trained with its own K/V.
     Patterns as in model.kv_sharing.
@@ -66,7 +63,7 @@ class ServingConfig(SpecModel):
     @property
     def kv(self) -> KVStorage:
         """How the cache stores K and V."""
-        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual, self.kv_rotate)
+        return KVStorage.of(self)
 
     def find_slots(self, model: ModelConfig) -> tuple[int, ...]:
         """Return for every layer of ``model`` the slot that it reads.

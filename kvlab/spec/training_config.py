@@ -52,9 +52,7 @@ class TrainingConfig(spec.SpecModel):
 
     excluded_from_identity = frozenset({"checkpoint_every", "keep_last", "keep_best", "init_from"})
     # `kvlab.trial.initial_weights` adds the contents of init_from
-    omitted_defaults = frozenset({
-        "residual", "kv_dtype", "kv_group", "kv_residual", "optimizer",
-    })  # fmt: skip
+    omitted_defaults = frozenset({"residual", "kv_dtype", "kv_group", "optimizer"})
 
     tokens: spec.NonNegativeInt = 0
     """Tokens seen in training; 0 trains nothing. Unit: tokens. Example: 1e10"""
@@ -79,9 +77,7 @@ class TrainingConfig(spec.SpecModel):
     """Linear warm-up. Under wsd, token budgets of equal warm-up share their stable phase.
     Unit: tokens. Default: 4% of tokens. Example: 3.75e8, tokens: 1e10"""
     optimizer: Annotated[str, spec.OneOf(lambda: OPTIMIZERS)] = "adamw"
-    """AdamW (arXiv 1711.05101), or Muon for the matrices of attention and MLPs beside AdamW for all
-    else, at one learning_rate for both (arXiv 2502.16982).
-    Example: muon"""
+    """Which optimizer steps; adamw is arXiv 1711.05101. Example: adamw"""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled weight decay, on matrices only.
     Unit: none. Example: 0.05"""
@@ -111,9 +107,6 @@ class TrainingConfig(spec.SpecModel):
     """As serving.kv_group, of training.kv_dtype. It does not follow serving's.
     Unit: numbers. Default: that of serving.kv_group in the same kv_dtype. Example: 16, kv_dtype:
     int4"""
-    kv_residual: spec.NonNegativeInt | None = None
-    """As serving.kv_residual, of training.kv_dtype. It does not follow serving's.
-    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
     compile: bool = False
     """torch.compile the model. Example: true"""
     evaluate_every: spec.PositiveInt = 100
@@ -162,7 +155,7 @@ class TrainingConfig(spec.SpecModel):
     @property
     def kv(self) -> KVStorage:
         """How the forward pass of training rounds K and V."""
-        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
+        return KVStorage.of(self)
 
     def identity_of(self, model: ModelConfig) -> dict[str, Any]:
         facts = super().identity_of(model)

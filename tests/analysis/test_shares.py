@@ -9,7 +9,13 @@ from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.statistics import estimate, share_variance
 from kvlab.analysis.trial_rows import TrialRow
-from tests.studies.null_sweeps import ONE_OF_5, Structure, measure
+from kvlab.store.metrics import METRICS
+from tests.studies.null_sweeps import ANSWERS, ONE_OF_5, Structure, measure
+
+
+@pytest.fixture(autouse=True)
+def _share_of_items(monkeypatch):
+    monkeypatch.setitem(METRICS, "answers", ANSWERS)
 
 
 def cells(shares, items, same_weights=False):
@@ -19,7 +25,7 @@ def cells(shares, items, same_weights=False):
             seed: TrialRow(
                 level if isinstance(level, tuple) else (level,), seed, f"{level}{seed}", "done",
                 f"t{seed}" if same_weights else f"{level}{seed}",
-                {"recall_served": share, "recall_items": float(items)},
+                {"answers": share, "answered": float(items)},
             )
             for seed, share in enumerate(by_seed)
         }
@@ -30,7 +36,7 @@ def cells(shares, items, same_weights=False):
 def judge(shares, items, margin=0.02, **options):
     factors = {"f": tuple(shares)}
     (effect,) = estimate_main_effects(
-        cells(shares, items, **options), factors, "recall_served", margin=margin
+        cells(shares, items, **options), factors, "answers", margin=margin
     )
     return effect
 
@@ -64,7 +70,7 @@ def test_an_interaction_of_shares_reaches_twice_as_far():
     found = {("a", "c"): [0.9, 0.95, 1.0], ("b", "c"): [0.05, 0.1, 0.0],
              ("a", "d"): [0.0, 0.1, 0.05], ("b", "d"): [1.0, 0.9, 0.95]}  # fmt: skip
     factors = {"first": ("a", "b"), "second": ("c", "d")}
-    (effect,) = estimate_interactions(cells(found, 1000), factors, "recall_served")
+    (effect,) = estimate_interactions(cells(found, 1000), factors, "answers")
     assert effect.value == pytest.approx(1.8)
     assert 1 < effect.low < effect.value < effect.high <= 2
 
@@ -85,7 +91,7 @@ def test_equal_shares_of_equal_weights_are_no_chance():
 def test_a_noisy_level_does_not_widen_the_interval_of_another():
     shares = {"base": [1.0] * 3, "same": [1.0, 0.999, 1.0], "bad": [0.9, 0.3, 0.6]}
     together = estimate_main_effects(
-        cells(shares, 8000), {"f": tuple(shares)}, "recall_served", margin=0.02
+        cells(shares, 8000), {"f": tuple(shares)}, "answers", margin=0.02
     )
     assert [one.verdict_name for one in together] == ["bounded", "undecided"]
 

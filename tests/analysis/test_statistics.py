@@ -52,7 +52,7 @@ def test_seeds_that_agree_prove_nothing_of_shares():
     """Of 40 items each, two models are by chance 1 item apart at both seeds once in a while."""
     found = estimate([0.025, 0.025], 0.3, in_steps=True)
     assert (found.kind, found.p) == ("unvaried", 1)
-    assert all(METRICS[name].is_share for name in ("hellaswag_acc", "recall_acc_served"))
+    assert all(METRICS[name].is_share for name in ("hellaswag_acc", "hellaswag_acc_norm_served"))
     assert not any(METRICS[name].is_share for name in ("loss", "kv_bytes_storage", "tpot_ms_p50"))
 
 

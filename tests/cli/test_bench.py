@@ -11,6 +11,7 @@ import torch
 from kvlab.benchmark import measurement, session
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
+from kvlab.own_extensions import find_files
 from kvlab.store import Store
 from kvlab.trial import model_targets
 from tests.support.tiny_sweep import run_kvlab
@@ -95,8 +96,15 @@ def test_dtypes_are_variants_and_the_cores_of_an_experiment_are_the_threads(smal
 def test_the_schema_only_grows(capsys):
     """Every field, type and value that a line may have stays; nothing more becomes required."""
     assert main(["schema", "measurement"]) == 0
-    old = json.loads(Path(measurement.__file__).with_name("measurement.schema.json").read_text())
+    name = "measurement.schema.json"
+    old = json.loads(Path(measurement.__file__).with_name(name).read_text())
     new = json.loads(capsys.readouterr().out)
+    parts = old["properties"].pop("part")["enum"]
+    for path in find_files(name):  # what extensions add
+        added = json.loads(path.read_text())["properties"]
+        parts += added.pop("part")["enum"]
+        old["properties"] |= added
+    assert set(parts) <= set(new["properties"]["part"]["enum"])
     for one in (old, new):
         for field in (*one["properties"].values(), *one["$defs"].values()):
             field.pop("description", None)

@@ -1,10 +1,11 @@
 """What commands print, word for word: `golden_errors/errors.txt` and `golden_errors/answers.txt`.
 
 Each block of these files is a command, after ``==``, and its output: of a wrong file or command in
-`errors.txt`, of a right one in `answers.txt`. Extensions have files of their own beside their tests. A mistake may also be a change of ``e.yaml``
+`errors.txt`, of a right one in `answers.txt`. Extensions have files of their own beside their
+tests, and several together that in `tests/extensions`. A mistake may also be a change of ``e.yaml``
 (``experiment: OLD ==> NEW``), ``s.yaml`` (``sweep: OLD ==> NEW``; ``sweep: + TEXT`` at its end) or
-``q.yaml`` (``search: OLD ==> NEW``), which `kvlab plan` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes the answers again, also those
-of new blocks, which need their first line alone.
+``q.yaml`` (``search: OLD ==> NEW``), which `kvlab plan` then reads. ``KVLAB_WRITE_GOLDEN=1`` writes
+the answers again, also those of new blocks, which need their first line alone.
 """
 
 import os
@@ -24,7 +25,7 @@ from tests.support.trained_trial import make_random_model, write_trained_trial
 
 FOLDER = Path(__file__).parent / "golden_errors"
 EXTENSIONS = Path(__file__).parents[1] / "extensions"
-PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.glob("*/errors.txt"), *EXTENSIONS.glob("*/answers.txt")]
+PAGES = [*FOLDER.glob("*.txt"), *EXTENSIONS.rglob("errors.txt"), *EXTENSIONS.glob("*/answers.txt")]
 FILES = ("e.yaml", "s.yaml", "q.yaml")
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 HEADS = {"heads": ("mha", "mqa")}

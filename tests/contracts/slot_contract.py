@@ -40,7 +40,7 @@ def check_copies_of_rows(config, serving, count=40):
 
 
 def serve(kv):
-    return ServingConfig(kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual)
+    return ServingConfig(**kv.settings)
 
 
 def draw(seed, *shape, dtype=torch.float32):

@@ -83,7 +83,7 @@ def check_trained_storage(kv):
     model = copy.deepcopy(MODEL).double()
     exact = score_pairs(model, some_pairs())
     model.trained_kv = kv
-    serving = ServingConfig(kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual)
+    serving = ServingConfig(**kv.settings)
     one_shot, served = score_pairs(model, some_pairs()), score_pairs(model, some_pairs(), serving)
     nats = [[score.nats for score in scores] for scores in (one_shot, served, exact)]
     assert nats[0] == pytest.approx(nats[1], abs=1e-5)

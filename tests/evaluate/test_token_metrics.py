@@ -84,8 +84,6 @@ def test_a_report_knows_a_metric_from_the_text_alone():
     assert list(read_metric_texts("class (")) == []
     forged = FILE.replace("rank of the right token", "\\x1b[2J")  # clears a terminal
     assert list(read_metric_texts(forged)) == []
-    METRICS.offer([FILE.replace('"rank"\n', '"recall_16_back"\n')])
-    assert METRICS["recall_16_back"].title != "rank of the right token"
     METRICS.offer([FILE])
     assert METRICS["rank_served"].title == "rank of the right token, served"
     assert METRICS.is_offered("rank")

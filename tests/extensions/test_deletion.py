@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.own_extensions import TABLE
+from tests.support.extensions import find_missing
 from tests.support.shipped_ids import list_trials
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,10 @@ def check_trials(whole, left, names):
                 trials
             )
     return refused
+
+
+def test_nothing_is_skipped_for_want_of_an_extension():
+    assert find_missing("all") == set()
 
 
 def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, whole):

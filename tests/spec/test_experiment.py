@@ -98,6 +98,5 @@ def test_defaults_fit_the_model(block_size, written, prompt, new):
 def test_what_is_read_is_read_again_from_a_record():
     """A record writes every field, those too that go with other values alone."""
     rope = {"position": "rope", "rope_scaling": {"by": "linear", "factor": 2}}
-    for changes in (rope, {"attention_pattern": "DG", "kinds": {"D": {"mixer": "gated_delta"}}}):
-        model = ModelConfig(n_layer=2, n_head=2, n_embd=16, **changes)
-        assert ModelConfig.model_validate_json(model.model_dump_json()) == model
+    model = ModelConfig(n_layer=2, n_head=2, n_embd=16, **rope)
+    assert ModelConfig.model_validate_json(model.model_dump_json()) == model

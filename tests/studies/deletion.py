@@ -1,10 +1,12 @@
 """Whether kvlab is complete without one of its extensions: its checks and tests in a copy.
 
-python -m tests.studies deletion NAME
+python -m tests.studies deletion NAME [ARGUMENTS OF PYTEST]
 
-The copy has neither kvlab/extensions/NAME nor tests/extensions/NAME. In it every module must import,
-and each shipped sweep that does not name NAME has the trials that it has here. Then the type
-checker, the import contracts and all tests of the core run. ``all`` deletes every extension.
+The copy has neither kvlab/extensions/NAME nor tests/extensions/NAME, nor the tests of several
+extensions together, which are files of tests/extensions itself. ``all`` deletes every extension. In
+the copy every module must import, and each shipped sweep that does not name NAME has the trials that
+it has here. Then the type checker, the import contracts, the checks of YAML and pages and all tests
+run: as long as the tests here. Arguments of pytest, such as files, select some of them.
 """
 
 import os
@@ -19,11 +21,35 @@ from tests.extensions.test_deletion import check_trials, list_without
 from tests.support.shipped_ids import list_trials
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = (
-    ("mypy", "kvlab"),
-    ("lint-imports",),
-    ("pytest", "-q", "-p", "no:cacheprovider", "--ignore=tests/extensions", "-n", "auto"),
+PYTEST = (
+    "pytest",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "2",
+    "--dist",
+    "worksteal",
+    "-rfE",
+    "--tb=short",
 )
+CHECKS = (("mypy", "kvlab"), ("lint-imports",), ("python", "-m", "tests.checks"))
+SCHEMAS = [("kvlab", "schema", kind) for kind in ("experiment", "sweep")]
+
+
+def copy_without(folder: Path, names: list[str]) -> None:
+    """Copy what git knows of this project, without some extensions, as a repository of its own."""
+    git = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0")
+    extensions = Path("tests/extensions")
+    deleted = {Path("kvlab/extensions") / name for name in names}
+    deleted |= {extensions / name for name in names}
+    for path in filter(None, map(Path, listed)):
+        together = path.parent == extensions and path.name != "__init__.py"
+        if not together and not deleted.intersection(path.parents) and (ROOT / path).exists():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, folder / path)
+    for command in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", "-C", str(folder), *command], check=True)
 
 
 def main() -> int:
@@ -35,20 +61,19 @@ def main() -> int:
         print("refused:", ", ".join(sorted(refused)) or "no shipped sweep")
         print("cannot be imported:", ", ".join(found["broken"]) or "no module")
         folder = Path(place) / "project"
-        ignored = shutil.ignore_patterns(".*", "runs", "build", "__pycache__")
-        shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
-        for name in names:
-            shutil.rmtree(folder / "kvlab" / "extensions" / name)
-            shutil.rmtree(folder / "tests" / "extensions" / name, ignore_errors=True)
+        copy_without(folder, names)
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-        failed = len(found["broken"])
-        for tool, *arguments in COMMANDS:
+
+        def run(tool: str, *arguments: str, **options: object) -> int:
             command = [str(Path(sys.executable).parent / tool), *arguments]
             print("==", tool, *arguments, flush=True)
-            failed += (
-                subprocess.run(command, cwd=folder, env=environment, check=False).returncode > 0
-            )
-        return failed
+            return subprocess.run(command, cwd=folder, env=environment, **options).returncode
+
+        for command in SCHEMAS:  # which say what is there
+            with (folder / f"{command[-1]}s" / f"{command[-1]}.schema.json").open("w") as schema:
+                run(*command, stdout=schema)
+        failed = [command for command in (*CHECKS, (*PYTEST, *sys.argv[2:])) if run(*command)]
+        return len(found["broken"]) + len(failed)
 
 
 if __name__ == "__main__":

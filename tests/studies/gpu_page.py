@@ -51,6 +51,7 @@ from kvlab.model import GPT, attention
 from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.generate import EagerDecoder, GraphDecoder, StaticDecoder, prefill
+from kvlab.own_extensions import load_parts
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.train.loop import train
 from kvlab.train.mfu import find_peak_flops
@@ -200,15 +201,22 @@ DECODED = {
     "rings": ("bfloat16", WINDOWS, {}),
     "fp8 rings and sinks": ("bfloat16", {**WINDOWS, "sink_tokens": 4}, {"kv_dtype": "fp8"}),
     "ties": ("bfloat16", {}, {"tie": "adjacent:2"}),
-    "K = V": ("bfloat16", TIED, {}),
-    "latents": ("bfloat16", LATENTS, {}),
-    "int8 K = V": ("bfloat16", TIED, {"kv_dtype": "int8"}),
-    "int4 GTA": ("bfloat16", GROUPED, {"kv_dtype": "int4", "kv_group": 8}),
-    "fp8 latents in groups": ("bfloat16", LATENTS, {"kv_dtype": "fp8", "kv_group": 8}),
     "compiled": ("float32", {}, {"compile": True}),
     "compiled int8 rings": ("bfloat16", WINDOWS, {"kv_dtype": "int8", "compile": True}),
 }
 """Name -> dtype, changes of the model, serving."""
+
+if "tied_kv" in load_parts():
+    DECODED |= {
+        "K = V": ("bfloat16", TIED, {}),
+        "int8 K = V": ("bfloat16", TIED, {"kv_dtype": "int8"}),
+        "int4 GTA": ("bfloat16", GROUPED, {"kv_dtype": "int4", "kv_group": 8}),
+    }
+if "latent_kv" in load_parts():
+    DECODED |= {
+        "latents": ("bfloat16", LATENTS, {}),
+        "fp8 latents in groups": ("bfloat16", LATENTS, {"kv_dtype": "fp8", "kv_group": 8}),
+    }
 
 DECODED_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.08}
 """The largest error of a row's logits, as a share of their norm. A code of a coarse cache may

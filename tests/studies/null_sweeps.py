@@ -33,6 +33,7 @@ from kvlab.analysis.standard_errors import StandardError
 from kvlab.analysis.statistics import ALPHA, t_cdf
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.analysis.verdicts import DIFFERENT, judge_family
+from kvlab.store.metrics import METRICS, Metric
 from kvlab.sweep.planning.looks import WORSE
 from tests.studies import read_options
 
@@ -108,6 +109,10 @@ THREE = {"f0": ("off", "on"), "f1": ("off", "on"), "f2": ("off", "on", "more")}
 SERVED = {**binary(2), "serving": ("plain", "tied")}
 
 
+ANSWERS = Metric("right answers", "", "higher", items="answered")
+"""A share of items, which few sweeps measure: its tests and this study add it to the table."""
+
+
 @dataclass(frozen=True)
 class Structure:
     """A kind of sweep.
@@ -147,7 +152,7 @@ class Structure:
 
     @property
     def metric(self) -> str:
-        return "recall_served" if self.items else "loss"
+        return "answers" if self.items else "loss"
 
     @property
     def planted(self) -> dict[str, float]:
@@ -193,7 +198,7 @@ def simulate(
                 f"{n}.{s}",
                 "done",
                 f"{place[n]}.{s}",
-                {"recall_items": float(structure.items)},
+                {"answered": float(structure.items)},
             )
             for s in range(structure.seeds)
             if structure.has_trial(n, s)
@@ -530,6 +535,7 @@ def rank(kind: str, cells: int, seeds: int, sweeps: int) -> dict[str, float]:
 
 
 def main() -> None:
+    METRICS["answers"] = ANSWERS
     options = read_options(__doc__, sweeps=10_000, seed=0, only="")
     sweeps, seed = options.sweeps, options.seed
     print(f"{sweeps:,} sweeps of each structure, seed {seed}")

@@ -5,11 +5,13 @@ import math
 import os
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from kvlab.own_extensions import load_parts
 from kvlab.spec import Experiment
 from kvlab.spec.extension_files import trust
 from kvlab.trial import Trial
@@ -43,38 +45,33 @@ OTHER_BY_SECTION = {
         "embedding_scale": 2.0, "norm_eps": 1e-6, "mlp": "swiglu", "bias": False,
         "tie_embeddings": False, "window": 4, "attention_pattern": "LG", "sink": "learned",
         "sink_tokens": 2, "local": {"n_kv_head": 1}, "global": {"rope_theta": 500.0},
-        "kinds": {"N": {"position": "none"}}, "kv_sharing": "adjacent:2", "kv": "tied",
+        "kinds": {"N": {"position": "none"}}, "kv_sharing": "adjacent:2",
     },
     "data": {
         "source": "docstrings", "tokenizer": "gpt2:260", "paths": ["b.txt"], "licence": "CC0",
         "subset": "CC-MAIN-2024-10", "max_bytes": 10_000, "max_tokens": 10_000,
         "validation_fraction": 0.1, "mask_documents": True,
-        "recall": {"pairs": 2, "questions": 2, "seed": 1},
     },
     "training": {
         "tokens": 12_800, "batch_tokens": 128, "learning_rate": 1e-3, "final_learning_rate": 0.0,
         "schedule": "wsd", "decay_tokens": 640, "warmup_tokens": 0, "weight_decay": 0.0,
         "beta1": 0.8, "beta2": 0.99, "adam_eps": 1e-6, "clip": 2.0, "spike": 2.0,
-        "precision": "bfloat16", "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8,
-        "residual": "bfloat16", "int8": ["output"], "compile": True, "evaluate_every": 7,
+        "precision": "bfloat16", "kv_dtype": "int8", "kv_group": 4,
+        "residual": "bfloat16", "compile": True, "evaluate_every": 7,
         "evaluate_tokens": 77, "checkpoint_every": 7, "keep_last": 3, "keep_best": 1,
-        "init_from": "somebody/model", "kv_routing": {"share": 0.5}, "optimizer": "muon",
+        "init_from": "somebody/model",
     },
     "serving": {
-        "kv_dtype": "int8", "kv_group": 4, "kv_residual": 8, "kv_rotate": "hadamard",
-        "evict": {"keep": 8},
-        "compile": True, "tie": "none", "tie_rule": "owner",
+        "kv_dtype": "int8", "kv_group": 4, "compile": True, "tie": "none", "tie_rule": "owner",
     },
     "evaluation": {
         "loss_tokens": 2000, "loss_bytes": 2000, "hellaswag": "all", "served": False,
-        "served_tokens": 600, "recall": 8, "positions": True, "needle": {"lengths": [32]},
-        "lm_eval": ["piqa"], "precision": "float32",
+        "served_tokens": 600, "positions": True, "precision": "float32",
     },
     "benchmark": {
         "prompt_tokens": 8, "new_tokens": 8, "batch_sizes": [1, 2], "repeats": 5,
         "context_lengths": [8], "roofline": True, "seconds": 60.0, "parts": ["limit"],
         "memory": 10**9, "retime": "never",
-        "conversations": {"turns": 1, "prompt_tokens": 4, "reply_tokens": 4},
     },
     "resources": {
         "cpus": 2.0, "gpus": 1.0, "workers": 2, "microbatch_tokens": 32, "accelerator_type": "H100",
@@ -104,26 +101,13 @@ WITH_IT = {
 }
 """What else an experiment needs that has this value."""
 
-KIVI = {"kv_dtype": "kivi2", "kv_group": 4, "kv_residual": 4}
 IN_BOTH = {
     "resources.accelerator_type": {"resources.gpus": 1.0},
     "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
-    "data.recall": {
-        "data.paths": [],
-        "data.source": "recall",
-        "data.tokenizer": "symbols:544",
-        "data.recall": {"pairs": 2, "questions": 2},
-        "model.vocab_size": 545,
-        "model.block_size": 22,
-        "training.batch_tokens": 44,
-        "evaluation.hellaswag": "none",
-    },
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
     "serving.kv_group": {"serving.kv_dtype": "int8"},
     "training.kv_group": {"training.kv_dtype": "int8"},
-    "serving.kv_residual": {f"serving.{name}": value for name, value in KIVI.items()},
-    "training.kv_residual": {f"training.{name}": value for name, value in KIVI.items()},
 }
 """What the experiment has, too, that it is compared with."""
 
@@ -150,10 +134,9 @@ def fields(model, location=""):
             yield location + (field.alias or name)
 
 
-@pytest.mark.parametrize("key", OTHER)
-def test_each_field_enters_the_fingerprint_it_belongs_to(key):
+def check_field(key, patch, needed):
+    """Compare the fingerprints of experiments with and without a patch, which sets ``key``."""
     section, _, name = key.rpartition(".")
-    patch, needed = {key: OTHER[key], **WITH_IT.get(key, {})}, IN_BOTH.get(key, {})
     plain, changed = experiment(needed), experiment(needed | patch)
     name = f"{name}_" if name == "global" else name
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
@@ -168,8 +151,21 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         assert (same_training, same_trial) == (False, False)
 
 
-def test_every_field_is_tried_above_and_the_text_and_the_seed_enter_the_training():
-    assert set(OTHER) == set(fields(Experiment))
+@pytest.mark.parametrize("key", OTHER)
+def test_each_field_enters_the_fingerprint_it_belongs_to(key):
+    check_field(key, {key: OTHER[key], **WITH_IT.get(key, {})}, IN_BOTH.get(key, {}))
+
+
+def list_added_fields():
+    """Return the fields of extensions, which `tests/extensions/test_fingerprint.py` tries."""
+    added = [one for parts in load_parts().values() for one in parts.fields.items()]
+    names = {f"{section}.{name}" for section, of in added for name in resolve_name(of).model_fields}
+    return names & set(fields(Experiment))
+
+
+def test_every_field_is_tried_and_the_text_and_the_seed_enter_the_training():
+    not_here = {"model.kv", "serving.kv_rotate", "training.optimizer", *list_added_fields()}
+    assert set(OTHER) == set(fields(Experiment)) - not_here
     here = both(experiment())
     assert not set(here) & set(both(experiment(), data="other text"))
     assert not set(here) & set(both(experiment(), seed=1))
@@ -191,7 +187,6 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
         ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": {"k": "int8", "v": "int8"}}),
         ({"training.kv_dtype": "int8"}, {"training.kv_dtype": "int8", "training.kv_group": 8}),
         ({}, {"training.kv_dtype": "float32"}),
-        ({"serving.evict": {"keep": 8}}, {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}}),
         ({}, {"serving.tie": [0, 1, 0, 1]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [[0, 2], [1, 3]]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [0, 1, 0, 1]}),

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlab.spec.dtypes import DEFAULT_GROUP, SCALE_BYTES, BlockDType
+from kvlab.spec.spec_model import NonNegativeInt, SpecModel
 
 if TYPE_CHECKING:
     from kvlab.spec.dtypes import KVStorage
@@ -12,6 +13,26 @@ if TYPE_CHECKING:
 
 DEFAULT_RESIDUAL = 128
 """Newest tokens in full precision, as the authors have them."""
+
+
+class ServingFields(SpecModel):
+    """What `serving` gets."""
+
+    omitted_defaults = frozenset({"kv_residual"})
+
+    kv_residual: NonNegativeInt | None = None
+    """Newest tokens that kivi4 and kivi2 store in the model's dtype.
+    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
+
+
+class TrainingFields(SpecModel):
+    """What `training` gets."""
+
+    omitted_defaults = frozenset({"kv_residual"})
+
+    kv_residual: NonNegativeInt | None = None
+    """As serving.kv_residual, of training.kv_dtype. It does not follow serving's.
+    Unit: tokens. Default: 128 for kivi4 and kivi2. Example: 64, kv_dtype: kivi2"""
 
 
 @dataclass(frozen=True)

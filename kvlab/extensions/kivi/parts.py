@@ -6,6 +6,10 @@ _FOLDER = "kvlab.extensions.kivi"
 _CODE = tuple(f"{_FOLDER}.{name}" for name in ("config", "buffers", "training_pass"))
 
 PARTS = Parts(
+    fields={
+        "serving": f"{_FOLDER}.config:ServingFields",
+        "training": f"{_FOLDER}.config:TrainingFields",
+    },
     members={
         "kv_dtypes": {"kivi4": f"{_FOLDER}.config:KIVI4", "kivi2": f"{_FOLDER}.config:KIVI2"},
         "slot_plans": {"kivi": f"{_FOLDER}.slots:plan_slot"},

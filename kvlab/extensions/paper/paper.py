@@ -18,7 +18,7 @@ from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count, format_duration, format_number
-from kvlab.own_extensions import find_member
+from kvlab.own_extensions import find_files, find_member
 from kvlab.report.document import Document, Plot, Table
 from kvlab.report.figures import draw_plot, figure_style
 from kvlab.report.formatting import difference_unit, display_unit
@@ -104,7 +104,9 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
 
 
 def read_latex(name: str) -> str:
-    return (Path(__file__).parent / "latex" / name).read_text("utf-8")
+    """Return a template, or a file of terms or references with those of other extensions."""
+    paths = (Path(__file__).parent / "latex" / name, *find_files(name))
+    return "".join(path.read_text("utf-8") for path in paths)
 
 
 def render_pdf(plot: Plot, name: str, width: float) -> bytes:
@@ -190,10 +192,8 @@ def write_methods(study: Study) -> str:
         if not line.startswith("%"):
             field, feature, words = re.split(r": | \| ", line, maxsplit=2)
             known = terms.setdefault(field, [])
-            if (feature in features or (feature == "else" and not known)) and (
-                words := fill_sentence(words, fields)
-            ):
-                known.append(words)
+            if feature in features or (feature == "else" and not known):
+                known += {fill_sentence(words, fields)} - {"", *known}
     fields |= {field: join(words) for field, words in terms.items() if words}
     paragraphs: list[list[str]] = []
     for line in read_latex("methods.tex").splitlines():
@@ -205,7 +205,7 @@ def write_methods(study: Study) -> str:
 
 
 def _settings(study: Study) -> Iterator[tuple[str, Any]]:
-    """Yield ``section.key`` and value of each setting, with those of a layer kind or eviction."""
+    """Yield ``section.key`` and value of each setting, with those of a map in it."""
     for row in study.done_rows:
         provenance = row.record.get("provenance") or {}
         for section, settings in {**row.record["experiment"], "provenance": provenance}.items():
@@ -238,6 +238,8 @@ def _find_features(study: Study) -> Iterator[str]:
         is_set = value not in (None, False, "", "none", "model", 0)
         if is_set or name == "model.position":
             yield from (name, f"{name}={re.split('[:-]', str(value))[0]}")
+        if isinstance(value, int) and value > 1:
+            yield f"{name}>1"
         if name == "model.attention_pattern" and "L" in str(value):
             yield "local"
         if name == "serving.kv_dtype" and value in DTYPES:
@@ -246,9 +248,7 @@ def _find_features(study: Study) -> Iterator[str]:
     for row in study.done_rows:
         model = row.record["experiment"].get("model", {})
         kv, n_kv, n_head = model.get("kv"), model.get("n_kv_head"), model.get("n_head")
-        if isinstance(kv, Mapping):
-            yield "heads=mla" if kv.get("groups", 1) == 1 else "heads=gla"
-        elif n_kv and n_head:
+        if not isinstance(kv, Mapping) and n_kv and n_head:
             yield f"heads={'mha' if n_kv == n_head else 'mqa' if n_kv == 1 else 'gqa'}"
     yield from (f"metric={name.partition('_')[0]}" for name in study.measured_metrics)
     yield from (f"design={name}" for name in _designs(study))

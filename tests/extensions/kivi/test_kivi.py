@@ -17,6 +17,7 @@ from tests.cache.test_formats import check_divisors
 from tests.cache.test_two_dtypes import check_steps, check_stored_codes
 from tests.contracts import slot_contract
 from tests.evaluate.test_scoring import check_trained_storage
+from tests.support.extensions import needs
 from tests.support.reference_model import ReferenceModel
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
@@ -98,7 +99,9 @@ def test_what_a_step_reads_is_counted_token_by_token(group, residual, window, to
     assert rule.count_read(tokens, window) == (len(blocks), full)
 
 
-@pytest.mark.parametrize("rotate", [{}, {"kv_rotate": "hadamard"}])
+@pytest.mark.parametrize(
+    "rotate", [{}, pytest.param({"kv_rotate": "hadamard"}, marks=needs("rotation"))]
+)
 @torch.inference_mode()
 def test_k_and_v_may_have_codes_of_other_sizes(rotate):
     blocks = {"kv_group": 4, "kv_residual": 3}

@@ -25,6 +25,7 @@ from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, learning_rate
 from kvlab.train.training_record import load_training_record
 from kvlab.trial.fingerprint import fingerprint, training_identity
+from tests.support.extensions import needs
 from tests.support.tiny_training import MODEL, assert_same_losses, dataset, experiment, model
 from tests.train.test_distributed import run_two
 
@@ -361,10 +362,11 @@ def test_routing_closes_the_gap_of_a_tie(tmp_path):
         ),
         ({"n_layer": 4}, "kv_routing: {share: 1.5}", "training.kv_routing.share = 1.5"),
         ({"n_layer": 4}, "kv_routing: {depth: any}", "training.kv_routing.share"),
-        (
+        pytest.param(
             {"n_layer": 4},
             "kv_dtype: kivi2\n  kv_residual: 0\n  kv_routing: {share: 0.5}",
             "training.kv_routing = .*cannot be routed; use int8 or int4",
+            marks=needs("kivi"),
         ),
     ],
 )

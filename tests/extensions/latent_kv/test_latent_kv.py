@@ -14,6 +14,7 @@ from tests.contracts.slot_contract import check_one_pass
 from tests.model.kernels.test_triton_kernels import check_step, kernels_on, needs_device  # noqa: F401
 from tests.model.test_document_mask import check_documents
 from tests.model.test_uptraining import convert
+from tests.support.extensions import needs
 
 LATENT = {"kv": {"latent": 24, "rotary": 4}}
 
@@ -99,7 +100,11 @@ def test_each_document_and_its_gradients_are_computed_as_if_alone():
 
 @needs_device
 @pytest.mark.parametrize(
-    "serving", [{"kv_dtype": "fp8", "kv_group": 4}, {"kv_dtype": "int4", "kv_rotate": "hadamard"}]
+    "serving",
+    [
+        {"kv_dtype": "fp8", "kv_group": 4},
+        pytest.param({"kv_dtype": "int4", "kv_rotate": "hadamard"}, marks=needs("rotation")),
+    ],
 )
 def test_a_models_step_is_that_of_plain_code(serving, kernels_on, monkeypatch):  # noqa: ARG001, F811
     check_step(serving, {"latent": 16, "rotary": 4}, monkeypatch)

@@ -21,6 +21,7 @@ from tests.contracts.mixer_contract import MixerContract
 from tests.extensions.linear_attention.reference import DeltaReference, run_rule
 from tests.studies.fuzz_model import TOLERANCE, draw_case, run_case
 from tests.support import tiny_training
+from tests.support.extensions import needs
 from tests.support.random_model import random_model
 
 CASES = 60
@@ -28,6 +29,12 @@ CASES = 60
 
 class TestGatedDelta(MixerContract):
     name = "gated_delta"
+
+
+def test_a_layers_settings_are_read_again_from_a_record():
+    kinds = {"D": {"mixer": "gated_delta"}}
+    model = ModelConfig(n_layer=2, n_head=2, n_embd=16, attention_pattern="DG", kinds=kinds)
+    assert ModelConfig.model_validate_json(model.model_dump_json()) == model
 
 
 def draw_tokens(generator, batch, states, group, length, size, fastest):
@@ -170,8 +177,12 @@ def test_heads_that_share_a_state_start_as_heads_that_do_not():
     [
         ("D", {}),
         ("DDGG", {"precision": "bfloat16"}),
-        ("DDGG", {"kv_routing": {"share": 1.0}, "kv_dtype": "int8"}),
-        ("DDGG", {"optimizer": "muon"}),
+        pytest.param(
+            "DDGG",
+            {"kv_routing": {"share": 1.0}, "kv_dtype": "int8"},
+            marks=needs("kv_routing"),
+        ),
+        pytest.param("DDGG", {"optimizer": "muon"}, marks=needs("muon")),
     ],
 )
 def test_a_training_lowers_the_loss(tmp_path, pattern, training):

@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
+from kvlab.extensions import paper as extension
 from kvlab.extensions.paper.paper import (
     COLUMN_WIDTH,
     PaperFolder,
@@ -17,6 +18,7 @@ from kvlab.extensions.paper.paper import (
     write_paper,
     write_table,
 )
+from kvlab.own_extensions import find_files
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
 from tests.support.mlflow_contents import read_files
@@ -40,9 +42,8 @@ class FullRecord(Record):
         }  # fmt: skip
         is_tied = "tied" in levels.values()
         found["experiment"]["serving"] = {
-            "kv_dtype": "int4" if is_tied else "kivi2", "tie_rule": "overwrite",
+            "kv_dtype": "int4" if is_tied else "model", "tie_rule": "overwrite",
             "tie": "adjacent:2" if is_tied else "none",
-            "evict": {"keep": 8, "by": "heavy_hitters"} if is_tied else None,
         }  # fmt: skip
         found["experiment"]["training"] |= {
             "batch_tokens": 4096, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
@@ -168,6 +169,9 @@ def test_every_reference_has_its_use_and_every_field_of_a_term_its_sentence():
     names = ("references.bib", "methods.tex", "terms.tex")
     references, methods, terms = (read_latex(name) for name in names)
     keys = re.findall(r"^@\w+\{([^,]+),", references, re.M)
-    assert keys == sorted(keys) == list_citations(methods + terms)
+    assert sorted(set(keys)) == list_citations(methods + terms)
+    for path in (Path(extension.__file__).parent / "latex" / names[0], *find_files(names[0])):
+        own = re.findall(r"^@\w+\{([^,]+),", path.read_text(), re.M)
+        assert own == sorted(set(own))
     fields = re.findall(r"^([a-z_]+): ", terms, re.M)
     assert all(f"!!{name}" in methods for name in fields)

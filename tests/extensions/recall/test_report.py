@@ -4,6 +4,8 @@ from kvlab.analysis.study import Study
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
+from kvlab.store.metrics import METRICS
+from tests.evaluate.test_token_metrics import FILE
 from tests.extensions.recall.records import RECORD, answer
 from tests.report.reading import load, rows
 from tests.support.record_factory import Record
@@ -13,6 +15,11 @@ class Decided(Record):
     def description(self, cells):
         found = super().description(cells)
         return {**found, "decide": {"metric": "recall_served", "margin": 0.02}}
+
+
+def test_a_users_metric_does_not_take_the_name_of_a_group():
+    METRICS.offer([FILE.replace('"rank"\n', '"recall_16_back"\n')])
+    assert METRICS["recall_16_back"].title != "rank of the right token"
 
 
 def test_a_sweep_is_decided_by_recall(tmp_path):

@@ -11,6 +11,8 @@ from kvlab.layout import KVLayout
 from kvlab.model.generate import EagerDecoder, StaticDecoder
 from kvlab.own_extensions import load_parts
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.cache.test_two_dtypes import PAIRS, check_stored_codes
+from tests.model.kernels.test_triton_kernels import check_step, kernels_on, needs_device  # noqa: F401
 from tests.support.prefixes import copy_prefix
 from tests.support.random_model import random_model
 from tests.support.reference_model import hadamard
@@ -148,6 +150,17 @@ def test_rotation_lowers_the_error_of_an_outlier_channel():
             logits = model(tokens, cache=model.new_cache(4, 48, how))
             errors[rotate] = float((logits - expected).square().mean().sqrt())
     assert 0 < errors["hadamard"] < 0.7 * errors["none"]
+
+
+@pytest.mark.parametrize(("k", "v"), PAIRS)
+@torch.inference_mode()
+def test_k_and_v_are_rotated_in_dtypes_of_their_own(k, v):
+    check_stored_codes(k, v, kv_rotate="hadamard")
+
+
+@needs_device
+def test_a_models_step_is_that_of_plain_code(kernels_on, monkeypatch):  # noqa: ARG001, F811
+    check_step({"kv_dtype": "int8", "kv_rotate": "hadamard"}, "separate", monkeypatch)
 
 
 @torch.inference_mode()

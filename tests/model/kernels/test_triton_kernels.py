@@ -227,7 +227,6 @@ def test_a_token_is_stored_bit_for_bit_as_its_format_encodes_it(name, dtype, wid
         ({"kv_dtype": "int8"}, "separate"),
         ({"kv_dtype": "model"}, "separate"),
         ({"kv_dtype": {"k": "int8", "v": "int4"}}, "separate"),
-        ({"kv_dtype": "int8", "kv_rotate": "hadamard"}, "separate"),
     ],
 )
 def test_a_models_step_is_that_of_plain_code(serving, kv, kernels_on, monkeypatch):  # noqa: ARG001
