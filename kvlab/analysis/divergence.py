@@ -10,6 +10,10 @@ median of its cell by more than `MOST_DEVIATIONS` robust standard deviations. Th
 cell has an odd number of seeds, its median itself is left out. A cell whose own median distance is
 more than `OWN_SCALE` times as large has its own deviation: beside cells that answer everything
 right, all trainings of others would be far off.
+
+A sweep that a share decides has the share one-shot in place of the loss. There a training went
+wrong only if it is off by more than the margin, too: of trainings that answer everything right,
+losses near zero differ by factors that say nothing.
 """
 
 import statistics
@@ -98,17 +102,25 @@ def count_contrast_divergence(cells: Cells, weights: Mapping[Levels, float]) -> 
     return Divergence(above.total(), below.total(), 0, trials, sign_flip_test(net))
 
 
-def find_wrong_trainings(cells: Cells) -> dict[str, float]:
+def find_wrong_trainings(
+    cells: Cells, share: str | None = None, margin: float = 0.0
+) -> dict[str, float]:
     """Return the trainings that went wrong, by id, with their distance in robust deviations.
 
     Cells that share a training count once.
+
+    Args:
+        share: The share that is compared in place of the loss, of which more is better.
+        margin: What a training may be off without being wrong.
     """
+    metric, sign = (share, -1) if share else ("loss", 1)
     names = name_trainings(cells)
     losses: dict[tuple[str, ...], dict[str, float]] = {}
     for levels, by_seed in cells.items():
         for row in by_seed.values():
-            if row.is_done and row.training and "loss" in row.measurements:
-                losses.setdefault(names[levels], {})[row.training] = row.measurements["loss"]
+            if row.is_done and row.training and metric in row.measurements:
+                loss = sign * row.measurements[metric]
+                losses.setdefault(names[levels], {})[row.training] = loss
     distances: dict[str, tuple[float, float]] = {}
     sizes: list[float] = []
     for of_cell in losses.values():
@@ -119,10 +131,12 @@ def find_wrong_trainings(cells: Cells) -> dict[str, float]:
             distances |= {name: (one, statistics.median(of_own)) for name, one in own.items()}
             sizes += of_own[len(own) % 2 :]
     of_all = statistics.median(sizes) if len(sizes) >= MIN_TRAININGS else 0.0
-    if not of_all:
+    least = margin / MOST_DEVIATIONS
+    if not of_all and not least:
         return {}
     deviations = {
-        training: distance / (_NORMAL * (of_cell if of_cell > OWN_SCALE * of_all else of_all))
+        training: distance
+        / max(_NORMAL * (of_cell if of_cell > OWN_SCALE * of_all else of_all), least)
         for training, (distance, of_cell) in distances.items()
     }
     return {name: number for name, number in deviations.items() if number > MOST_DEVIATIONS}

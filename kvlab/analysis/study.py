@@ -346,7 +346,12 @@ class Study:
     @cached_property
     def wrong_trainings(self) -> dict[str, float]:
         """The trainings that went wrong, by id; see `kvlab.analysis.divergence`."""
-        return {} if self.search is not None else find_wrong_trainings(self.cells)
+        if self.search is not None:
+            return {}
+        if not METRICS[self.primary_metric].is_share:
+            return find_wrong_trainings(self.cells)
+        share = self.primary_metric.removesuffix("_served")
+        return find_wrong_trainings(self.cells, share, self.decide.margin or 0.0)
 
     @cached_property
     def without_wrong(self) -> "Study":

@@ -79,7 +79,8 @@ def front_figure(study: Study) -> doc.Figure | None:
     others = [p for p in points if p.levels not in references]
     better = [_front_point(study, p, True) for p in others if p.is_on_front]
     beaten = [_front_point(study, p, False) for p in others if not p.is_on_front]
-    inside, outside = _split_by_scale(metric, beaten, better + bases)
+    lines = (doc.Reference("y", 0.0), *_margin(study, "y"))
+    inside, outside = _split_by_scale(metric, beaten, better + bases, lines)
     steps = doc.draw_steps((p.cost, fmt.in_display_unit(metric, p.quality)) for p in front)
     name = "its reference" if several else "the baseline"
     size = doc.Axis("K/V cache of one sequence at block size", "bytes")
@@ -96,7 +97,7 @@ def front_figure(study: Study) -> doc.Figure | None:
             doc.Points("on the front", tuple(better), "c0"),
             doc.Points("references" if several else "baseline", tuple(bases), "c1", "diamond"),
         ),
-        (doc.Reference("y", 0.0), *_margin(study, "y")),
+        lines,
     )
     caption = texts.fill("caption of sizes", study=study, name=name, outside=outside)
     listed = "; ".join(
@@ -114,7 +115,7 @@ def _size_text(study: Study, point: CellPoint) -> str:
 
 
 def _split_by_scale(
-    metric: str, beaten: list[doc.Point], named: list[doc.Point]
+    metric: str, beaten: list[doc.Point], named: list[doc.Point], lines: tuple[doc.Reference, ...]
 ) -> tuple[list[doc.Point], list[doc.Point]]:
     """Split dominated cells into those near the front, and those far off, moved to the edge.
 
@@ -127,7 +128,7 @@ def _split_by_scale(
     far = [p for p in beaten if not low <= p.y <= high]
     if room <= GAP_ROUNDING or not far:  # what is as good as equal gives no scale
         return beaten, []
-    heights += [point.y for point in near]
+    heights += [*(point.y for point in near), *(line.value for line in lines)]
     low, high = min(heights), max(heights)
     edge = 0.12 * (high - low)
     moved = []

@@ -72,6 +72,23 @@ def test_better_is_not_wrong_and_few_seeds_tell_nothing():
     assert list(find_wrong_trainings(cells_of({**exact, "e": (2.1, 2.2, 9.5)}))) == ["('e',) 2"]
 
 
+def test_of_shares_fewer_are_wrong_beyond_the_margin():
+    def find(**shares):
+        losses = {name: tuple(1 - one for one in own) for name, own in shares.items()}
+        cells = cells_of(losses)
+        for by_seed in cells.values():
+            for row in by_seed.values():
+                row.measurements["recall"] = 1 - row.measurements["loss"]
+        return list(find_wrong_trainings(cells, "recall", 0.02))
+
+    right = dict.fromkeys("abcd", (1.0, 1.0, 1.0))
+    assert find(**right, e=(1.0, 1.0, 0.985)) == [], "within the margin"
+    assert find(**right, e=(1.0, 1.0, 0.975)) == ["('e',) 2"]
+    assert find(**right, e=(0.2, 0.2, 1.0)) == [], "better is not wrong"
+    vary = dict.fromkeys("abcd", (0.3, 0.4, 0.5))
+    assert find(**vary, e=(0.5, 0.55, 0.2)) == [], "within what all vary by"
+
+
 BYTES = {"mha": 4, "mqa": 1}
 
 

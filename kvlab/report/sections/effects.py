@@ -78,8 +78,8 @@ def _report_wrong_trainings(study: Study, estimated: list[Effect]) -> list[doc.C
         f"{study.label(row.levels)} at seed {row.seed} ({wrong[training]:.0f} deviations)"
         for training, row in reversed(first_rows.items())
     ]
-    note = texts.write("wrong trainings", n_wrong=len(wrong), named=named, most=MOST_DEVIATIONS)
-    contents: list[doc.Content] = [note]
+    fields = {"named": named, "most": MOST_DEVIATIONS, "is_share": METRICS[metric].is_share}
+    contents: list[doc.Content] = [texts.write("wrong trainings", n_wrong=len(wrong), **fields)]
     without = {effect.name: effect for effect in study.without_wrong.effects(metric)}
     interval = cols.simultaneous_column(metric, study.decide.alpha, "without them")
     rows = []
