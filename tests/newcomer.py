@@ -69,6 +69,9 @@ STEPS = {
     ),
     "status": Step((r"(?m)^first +\d+( +0){5} +no$",)),
     "report": Step((r"reports/first",), ("reports/first/report.html",)),
+    "paper": Step(
+        (r"(?m)^paper/first: .*ablation\.tex",), ("paper/main.tex", "paper/first/ablation.tex")
+    ),
     "generate": Step((r"(?m)^A cache is",)),
     "export": Step((r"my-model",), ("my-model/config.json", "my-model/model.safetensors")),
     "ui": Step(),
@@ -101,8 +104,8 @@ def follow(page: Path, steps: dict[str, Step], record: Path | None = None) -> No
     text = page.read_text()
     commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
     used = {words[1] for words in map(shlex.split, commands) if words[0] == "kvlab"}
-    if missing := steps.keys() - used:
-        raise Failure(f"{page.name} does not show: {', '.join(sorted(missing))}")
+    if differing := steps.keys() ^ used:
+        raise Failure(f"{page.name} and its steps differ: {', '.join(sorted(differing))}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as home, stopped_at_the_end() as environment:
         newcomer = Newcomer(Path(home), environment, steps)
