@@ -111,7 +111,7 @@ def find_wrong_trainings(
 
     Args:
         share: The share that is compared in place of the loss, of which more is better.
-        margin: What a training may be off without being wrong.
+        margin: Of the share, what a training may be off without being wrong.
     """
     metric, sign = (share, -1) if share else ("loss", 1)
     names = name_trainings(cells)
@@ -131,7 +131,7 @@ def find_wrong_trainings(
             distances |= {name: (one, statistics.median(of_own)) for name, one in own.items()}
             sizes += of_own[len(own) % 2 :]
     of_all = statistics.median(sizes) if len(sizes) >= MIN_TRAININGS else 0.0
-    least = margin / MOST_DEVIATIONS
+    least = margin / MOST_DEVIATIONS if share else 0.0
     if not of_all and not least:
         return {}
     deviations = {

@@ -348,9 +348,8 @@ class Study:
         """The trainings that went wrong, by id; see `kvlab.analysis.divergence`."""
         if self.search is not None:
             return {}
-        if not METRICS[self.primary_metric].is_share:
-            return find_wrong_trainings(self.cells)
-        share = self.primary_metric.removesuffix("_served")
+        metric = self.primary_metric
+        share = metric.removesuffix("_served") if METRICS[metric].is_share else None
         return find_wrong_trainings(self.cells, share, self.decide.margin or 0.0)
 
     @cached_property
