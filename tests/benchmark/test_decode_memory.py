@@ -9,11 +9,7 @@ import torch
 from kvlab.benchmark import peak_memory
 from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.measures import decode_memory
-from kvlab.benchmark.measures.decode_memory import (
-    allocated_range,
-    count_kv_bytes,
-    measure_peaks,
-)
+from kvlab.benchmark.measures.decode_memory import allocated_range, count_kv_bytes, measure_peaks
 from kvlab.benchmark.peak_memory import measure_peak_memory
 from kvlab.errors import MeasurementError
 from kvlab.model import GPT

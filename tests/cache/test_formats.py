@@ -137,10 +137,7 @@ def test_attention_to_codes_is_attention_to_what_they_stand_for(name, group, mon
 
 @pytest.mark.parametrize(
     ("kv", "serving"),
-    [
-        ("separate", {"kv_dtype": "int8"}),
-        ("separate", {"kv_dtype": "int4", "kv_group": 4}),
-    ],
+    [("separate", {"kv_dtype": "int8"}), ("separate", {"kv_dtype": "int4", "kv_group": 4})],
 )
 def test_one_token_reads_codes_and_only_the_entries_in_use(kv, serving, monkeypatch):
     check_one_token(kv, serving, monkeypatch)

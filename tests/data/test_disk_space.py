@@ -35,11 +35,7 @@ def list_files(folder, count, size):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("a.jsonl", {"max_tokens": 30_000}),
-        ("a.parquet", {"max_bytes": 30_000}),
-    ],
+    ("name", "more"), [("a.jsonl", {"max_tokens": 30_000}), ("a.parquet", {"max_bytes": 30_000})]
 )
 def test_the_estimate_is_slightly_above_what_is_written(tmp_path, monkeypatch, more, name):
     texts = [text.encode("ascii", "replace").decode() for text in stories(300)]

@@ -25,11 +25,7 @@ OTHER = {
 }
 """Another value of every field that an extension adds."""
 
-VALUES = {
-    "model.kv": "tied",
-    "serving.kv_rotate": "hadamard",
-    "training.optimizer": "muon",
-}
+VALUES = {"model.kv": "tied", "serving.kv_rotate": "hadamard", "training.optimizer": "muon"}
 """A value that an extension adds to a field of the core that has one value without."""
 
 IN_BOTH = {

@@ -5,12 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvlab.layout import KVLayout
-from kvlab.layout.roofline_model import (
-    DevicePeaks,
-    decode_flops,
-    decode_step_cost,
-    find_break_even,
-)
+from kvlab.layout.roofline_model import DevicePeaks, decode_flops, decode_step_cost, find_break_even
 from kvlab.model import GPT
 from kvlab.model.kernels.cpu_kernel import use_plain_code
 from kvlab.spec import ModelConfig, ServingConfig

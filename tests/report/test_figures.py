@@ -6,16 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvlab.report.document import (
-    SERIES,
-    Axis,
-    Line,
-    Plot,
-    Point,
-    Points,
-    Reference,
-    draw_series,
-)
+from kvlab.report.document import SERIES, Axis, Line, Plot, Point, Points, Reference, draw_series
 from kvlab.report.figures import draw_plot, figure_style, render_files, render_inline_svg
 
 SIZES = (2**20, 2**22, 2**24)

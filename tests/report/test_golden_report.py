@@ -11,11 +11,7 @@ import pytest
 
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
-from tests.support.record_factory import (
-    MatchedRecord,
-    Record,
-    TunedRecord,
-)
+from tests.support.record_factory import MatchedRecord, Record, TunedRecord
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("answer", "looks", "probes", "failures")

@@ -16,11 +16,7 @@ from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD, line
 from tests.report.reading import load, rows, tables
-from tests.support.record_factory import (
-    MatchedRecord,
-    Record,
-    TunedRecord,
-)
+from tests.support.record_factory import MatchedRecord, Record, TunedRecord
 
 TOP_FIVE = (Path(__file__).parents[2] / "docs" / "extend" / "top_five.py").read_text()
 

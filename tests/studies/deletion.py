@@ -21,17 +21,7 @@ from tests.extensions.test_deletion import check_trials, list_without
 from tests.support.shipped_ids import list_trials
 
 ROOT = Path(__file__).parents[2]
-PYTEST = (
-    "pytest",
-    "-p",
-    "no:cacheprovider",
-    "-n",
-    "2",
-    "--dist",
-    "worksteal",
-    "-rfE",
-    "--tb=short",
-)
+PYTEST = tuple(["pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", "-rfE", "--tb=short"])
 CHECKS = (("mypy", "kvlab"), ("lint-imports",), ("python", "-m", "tests.checks"))
 SCHEMAS = [("kvlab", "schema", kind) for kind in ("experiment", "sweep")]
 

@@ -36,12 +36,7 @@ from torch._dynamo.utils import calculate_time_spent
 from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.device_peaks import device_name
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.measures import (
-    decode_latency,
-    decode_roofline,
-    decode_throughput,
-    max_batch,
-)
+from kvlab.benchmark.measures import decode_latency, decode_roofline, decode_throughput, max_batch
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.cache.static_pass import StaticPass
 from kvlab.layout import training_flops

@@ -193,12 +193,7 @@ def simulate(
     rows = {
         c: {
             s: TrialRow(
-                c,
-                s,
-                f"{n}.{s}",
-                "done",
-                f"{place[n]}.{s}",
-                {"answered": float(structure.items)},
+                c, s, f"{n}.{s}", "done", f"{place[n]}.{s}", {"answered": float(structure.items)}
             )
             for s in range(structure.seeds)
             if structure.has_trial(n, s)
@@ -322,9 +317,7 @@ def list_structures() -> dict[str, Structure]:
         ):
             add(f"4 levels{name}", THREE, seeds, effects=effects, margin=margin)
     for seeds, (share, spread), items in itertools.product(
-        (2, 3, 5),
-        ((0.001, 0.0), (0.001, 0.001), (0.1, 0.0), (0.1, 0.1), (0.95, 0.01)),
-        (100, 8000),
+        (2, 3, 5), ((0.001, 0.0), (0.001, 0.001), (0.1, 0.0), (0.1, 0.1), (0.95, 0.01)), (100, 8000)
     ):
         options = {"items": items, "share": share, "spread": spread}
         for name, factors in (("5 levels of one factor", ONE_OF_5), ("4 levels", THREE)):

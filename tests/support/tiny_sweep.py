@@ -10,21 +10,7 @@ import pytest
 
 from kvlab.cli.main import main
 
-WORDS = [
-    "the",
-    "cache",
-    "keeps",
-    "keys",
-    "and",
-    "values",
-    "for",
-    "every",
-    "token",
-    "that",
-    "came",
-    "before",
-    "it",
-]
+WORDS = ["the", "cache", "keeps", "keys", "and", "values", "for", "every", "token", "that", "came", "before", "it"]
 
 EXPERIMENT = """\
 name: tiny

@@ -62,10 +62,7 @@ def run_two(directory, of, stop_after=0, until=None):
     """In processes that fork from one which has torch already, so that each is there at once."""
     multiprocessing.set_forkserver_preload([__name__])
     multiprocessing.start_processes(
-        worker,
-        (free_port(), directory, of, stop_after, until),
-        nprocs=2,
-        start_method="forkserver",
+        worker, (free_port(), directory, of, stop_after, until), nprocs=2, start_method="forkserver"
     )
 
 

@@ -151,10 +151,7 @@ def test_a_fingerprint_that_is_no_plain_data_is_refused_by_a_plan(tmp_path, monk
     assert (
         code,
         err.count("e.yaml:4:16: data.source = sums fails at mine.py:15: fingerprint: "),
-    ) == (
-        2,
-        1,
-    )
+    ) == (2, 1)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):

@@ -178,9 +178,7 @@ def test_heads_that_share_a_state_start_as_heads_that_do_not():
         ("D", {}),
         ("DDGG", {"precision": "bfloat16"}),
         pytest.param(
-            "DDGG",
-            {"kv_routing": {"share": 1.0}, "kv_dtype": "int8"},
-            marks=needs("kv_routing"),
+            "DDGG", {"kv_routing": {"share": 1.0}, "kv_dtype": "int8"}, marks=needs("kv_routing")
         ),
         pytest.param("DDGG", {"optimizer": "muon"}, marks=needs("muon")),
     ],

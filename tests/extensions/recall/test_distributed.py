@@ -15,9 +15,7 @@ from tests.train.test_distributed import free_port
 
 def two():
     of = experiment()
-    return experiment(
-        resources={"workers": 2, "microbatch_tokens": 2 * of.model.block_size},
-    )
+    return experiment(resources={"workers": 2, "microbatch_tokens": 2 * of.model.block_size})
 
 
 def worker(rank, port, path):

@@ -195,8 +195,7 @@ def test_a_window_recalls_nothing_that_its_layers_do_not_reach(served):
     further on, and changes each that is nearer than one window."""
     window = 4
     of = experiment(
-        {"pairs": 6, "questions": 4},
-        {"window": window, "attention_pattern": "L", "block_size": 15},
+        {"pairs": 6, "questions": 4}, {"window": window, "attention_pattern": "L", "block_size": 15}
     )
     model, config = random_model(of.model).double(), of.data.recall
     row = text(of, 1).train.astype(np.int64)

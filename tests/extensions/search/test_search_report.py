@@ -11,12 +11,7 @@ from kvlab.spec import load_sweep
 from kvlab.track.sweep_summary import find_best_cell, measure_sweep
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.reading import load, markdown
-from tests.support.search_record import (
-    EVERY_OUTCOME,
-    SearchRecord,
-    settings,
-    two_objectives,
-)
+from tests.support.search_record import EVERY_OUTCOME, SearchRecord, settings, two_objectives
 from tests.support.tiny_sweep import write_tiny_sweep
 
 

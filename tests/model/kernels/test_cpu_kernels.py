@@ -8,12 +8,7 @@ import torch.nn.functional as F
 from kvlab.model.causal_mask import CausalMask
 from kvlab.model.kernels import KERNELS, cpu_kernel
 from kvlab.model.kernels.gelu import gelu
-from kvlab.model.kernels.linear import (
-    TWO_COLUMN_MAX_INPUTS,
-    Linear,
-    linear,
-    matmul_transposed,
-)
+from kvlab.model.kernels.linear import TWO_COLUMN_MAX_INPUTS, Linear, linear, matmul_transposed
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.model.kernels.tiled_attention import tiled_attention

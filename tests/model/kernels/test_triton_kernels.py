@@ -28,10 +28,7 @@ DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
 """The interpreter (Triton 3.9) multiplies the bits of bfloat16 as integers."""
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")]
 needs_device = pytest.mark.skipif(
     not IS_INTERPRETED and not torch.cuda.is_available(),
     reason="needs a CUDA device, or TRITON_INTERPRET=1",
