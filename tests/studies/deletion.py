@@ -21,7 +21,9 @@ from tests.extensions.test_deletion import check_trials, list_without
 from tests.support.shipped_ids import list_trials
 
 ROOT = Path(__file__).parents[2]
-PYTEST = tuple(["pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", "-rfE", "--tb=short"])
+PYTEST = (
+    "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", "-rfE", "--tb=short",
+)  # fmt: skip
 CHECKS = (("mypy", "kvlab"), ("lint-imports",), ("python", "-m", "tests.checks"))
 SCHEMAS = [("kvlab", "schema", kind) for kind in ("experiment", "sweep")]
 

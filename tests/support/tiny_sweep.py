@@ -10,7 +10,10 @@ import pytest
 
 from kvlab.cli.main import main
 
-WORDS = ["the", "cache", "keeps", "keys", "and", "values", "for", "every", "token", "that", "came", "before", "it"]
+WORDS = [
+    "the", "cache", "keeps", "keys", "and", "values", "for", "every", "token", "that", "came",
+    "before", "it",
+]  # fmt: skip
 
 EXPERIMENT = """\
 name: tiny
