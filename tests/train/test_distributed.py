@@ -80,18 +80,26 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
+def check_two_workers(folder, shape, steps, tolerance=1e-5, compiled=False, stop_after=0):
+    """Train by one and by two processes, which may stop once; compare; return the pair's record."""
+    resources = {"microbatch_tokens": 16}
+    one = experiment(shape, steps, resources=resources)
+    both = experiment(shape, {**steps, "compile": compiled}, resources=resources | {"workers": 2})
+    alone = train(model(one), DATA, one, seed=0, directory=folder / "one")
+    if stop_after:
+        run_two(folder / "two", both, stop_after)
+    run_two(folder / "two", both)
+    together = load_training_record(folder / "two")
+    assert_same_losses(together, alone, tolerance)
+    return together
+
+
 @pytest.mark.faults
 def test_two_workers_with_a_compiled_pass_lose_as_one_without(tmp_path):
     """Through windows and ties; validation has a batch of fewer rows, which is not compiled."""
     shape = SHAPE | {"n_layer": 4, "attention_pattern": "GLGL", "kv_sharing": "adjacent:2"}
     steps = {**STEPS, "tokens": 64 * 8, "evaluate_every": 4}
-    resources = {"microbatch_tokens": 16}
-    one = experiment(shape, steps, resources=resources)
-    both = experiment(shape, {**steps, "compile": True}, resources=resources | {"workers": 2})
-    alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
-    run_two(tmp_path / "two", both)
-    together = load_training_record(tmp_path / "two")
-    assert_same_losses(together, alone, 1e-5)
+    together = check_two_workers(tmp_path, shape, steps, compiled=True)
     assert together.attention == "flash_attention"
 
 

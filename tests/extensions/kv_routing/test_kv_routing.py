@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kvlab.cache import KVContext
 from kvlab.data.batches import get_training_batch
-from kvlab.errors import Stopped
 from kvlab.extensions.kv_routing.routed_pass import KVRoutes
 from kvlab.extensions.kv_routing.routing import KVRouting
 from kvlab.layout import KVLayout
@@ -22,12 +21,12 @@ from kvlab.spec import ModelConfig, ServingConfig, load_experiment
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.kv_forms import MAPPED_FORMS, NAMED_FORMS
 from kvlab.train.loop import train
-from kvlab.train.train_step import TrainStepper, learning_rate
-from kvlab.train.training_record import load_training_record
+from kvlab.train.train_step import TrainStepper
 from kvlab.trial.fingerprint import fingerprint, training_identity
 from tests.support.extensions import needs
-from tests.support.tiny_training import MODEL, assert_same_losses, dataset, experiment, model
-from tests.train.test_distributed import run_two
+from tests.support.tiny_training import MODEL, dataset, experiment, model
+from tests.train.test_checkpoint import check_resumed
+from tests.train.test_distributed import check_two_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = dataset()
@@ -247,52 +246,25 @@ class TestTraining:
         ]  # fmt: skip
         assert len(set(different)) == 4
 
-    def test_it_resumes_bitwise_and_draws_as_the_page_says(self, tmp_path):
-        of = experiment(DEEP, ROUTED)
-        whole, resumed = model(of), model(of)
-        record = train(whole, DATA, of, seed=2, directory=tmp_path / "whole")
-        stop = partial(lambda calls: next(calls) == 11, iter(range(1, 1000)))
-        with pytest.raises(Stopped):
-            train(resumed, DATA, of, seed=2, directory=tmp_path / "cut", should_stop=stop)
-        again = model(of, seed=9)
-        train(again, DATA, of, seed=2, directory=tmp_path / "cut")
-        assert all(map(torch.equal, whole.parameters(), again.parameters()))
+    def test_it_resumes_bitwise(self, tmp_path):
+        check_resumed(tmp_path, {"model": DEEP, "training": ROUTED})
 
-        net = model(of)
-        wide = [p for p in net.parameters() if p.dim() > 1]
-        thin = [p for p in net.parameters() if p.dim() == 1]
-        groups = [{"params": wide, "weight_decay": 0.1}, {"params": thin, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    def test_its_steps_draw_as_the_page_says(self):
+        net, of = model(experiment(DEEP)), experiment(DEEP, ROUTED)
+        stepper = TrainStepper(net, DATA, of, seed=2)
         for step in range(3):
             x, y = get_training_batch(DATA.train, seed=2, step=step, batch_size=4, block_size=16)
-            picked = [
-                layer if pick == 0 else pick - 1
-                for layer, pick in enumerate(reference_picks(0.5, range(1, 7), 2, step))
-            ]
+            picks = reference_picks(0.5, range(1, 7), 2, step)
+            picked = [layer if pick == 0 else pick - 1 for layer, pick in enumerate(picks)]
             states = run_plain(net, torch.from_numpy(x), picked)
             loss = F.cross_entropy(net.lm_head(states).flatten(0, 1), torch.from_numpy(y).flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            assert loss.item() == pytest.approx(record.train_curve[step][2], abs=1e-5)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(of.training, step)
-            for parameter in net.parameters():
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
+            assert float(stepper.accumulate_gradient(step)) == pytest.approx(loss.item(), abs=1e-5)
 
     def test_two_workers_draw_as_one(self, tmp_path):
         """Also where norms of keys that no layer reads are parameters without another use."""
         shape = {"n_layer": 3, "position": "rope", "qk_norm": True}
         steps = {"tokens": 64 * 10, "evaluate_every": 5, **ROUTED}
-        resources = {"microbatch_tokens": 16}
-        one = experiment(shape, steps, resources=resources)
-        two = experiment(shape, steps, resources=resources | {"workers": 2})
-        alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
-        run_two(tmp_path / "two", two, stop_after=4)
-        run_two(tmp_path / "two", two)
-        assert_same_losses(load_training_record(tmp_path / "two"), alone, 1e-5)
+        check_two_workers(tmp_path, shape, steps, stop_after=4)
 
     def test_one_compiled_graph_takes_all_draws(self, monkeypatch):
         graphs = []

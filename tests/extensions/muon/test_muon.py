@@ -6,19 +6,16 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from kvlab.errors import Stopped
 from kvlab.extensions.muon.muon import Muon, make_muon
 from kvlab.layout.training_memory import training_peak_bytes
 from kvlab.model import GPT
 from kvlab.spec.flops import matrix_weights, parameter_count
 from kvlab.train.checkpoint import resume_identity
-from kvlab.train.loop import train
-from kvlab.train.training_record import load_training_record
-from tests.support.tiny_training import assert_same_losses, dataset, experiment, model
-from tests.train.test_distributed import run_two
+from tests.support.tiny_training import experiment, model
+from tests.train.test_checkpoint import check_resumed
+from tests.train.test_distributed import check_two_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-DATA = dataset()
 MUON = {"optimizer": "muon"}
 
 
@@ -102,34 +99,14 @@ def test_it_is_the_muon_of_torch(shape, monkeypatch):
         assert (one - other).abs().max() < 1e-12
 
 
-def test_it_resumes_bitwise_and_learns(tmp_path):
-    of = experiment(training={**MUON, "tokens": 64 * 60})
-    whole = model(of)
-    record = train(whole, DATA, of, seed=2, directory=tmp_path / "whole")
-    calls = iter(range(1, 1000))
-    with pytest.raises(Stopped):
-        train(
-            model(of), DATA, of, seed=2, directory=tmp_path / "cut",
-            should_stop=lambda: next(calls) == 23,
-        )  # fmt: skip
-    again = model(of, seed=9)
-    resumed = train(again, DATA, of, seed=2, directory=tmp_path / "cut")
-    assert resumed.resumed_from == [23]
-    assert all(map(torch.equal, whole.parameters(), again.parameters()))
-    assert record.train_curve == resumed.train_curve
-    assert record.train_curve[0][2] - record.train_curve[-1][2] > 1.0
-    other = experiment(training={"tokens": 64 * 60})
-    assert resume_identity(of, 2, 100) != resume_identity(other, 2, 100)
+def test_it_resumes_bitwise(tmp_path):
+    check_resumed(tmp_path, {"training": MUON})
+    with_muon, without = (experiment(training=one) for one in (MUON, {}))
+    assert resume_identity(with_muon, 2, 100) != resume_identity(without, 2, 100)
 
 
 def test_two_workers_train_as_one(tmp_path):
-    steps = {**MUON, "tokens": 64 * 6, "evaluate_every": 3}
-    resources = {"microbatch_tokens": 16}
-    one = experiment({}, steps, resources=resources)
-    two = experiment({}, steps, resources=resources | {"workers": 2})
-    alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
-    run_two(tmp_path / "two", two)
-    assert_same_losses(load_training_record(tmp_path / "two"), alone, 1e-4)
+    check_two_workers(tmp_path, {}, {**MUON, "tokens": 64 * 6, "evaluate_every": 3}, 1e-4)
 
 
 def test_a_matrix_has_one_moment():
