@@ -20,6 +20,7 @@ ItemT = TypeVar("ItemT")
 FOLDER = Path(__file__).parent / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
+    "bench": ("command: bench",),
     "comparison": ("command: compare",),
     "conversations": (
         "benchmark.conversations",

@@ -194,11 +194,13 @@ def _hide_what_differs(text: str) -> str:
 
 def _check_command(name: str, words: list[str]) -> Iterator[str]:
     """Parse the words with the command's own parser."""
+    refused = io.StringIO()
     try:
-        build_parser(words[1:]).parse_args(words[1:])
+        with redirect_stderr(refused):
+            build_parser(words[1:]).parse_args(words[1:])
     except SystemExit as stop:
         if stop.code:
-            yield f"{name}: `{shlex.join(words)}` is not a valid command"
+            yield f"{name}: `{shlex.join(words)}` is not a valid command\n{refused.getvalue()}"
 
 
 if __name__ == "__main__":

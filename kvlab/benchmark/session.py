@@ -1,13 +1,11 @@
 """One benchmark run: the variants under comparison, the settings, and the timings they share."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -22,11 +20,9 @@ from kvlab.benchmark.interleaving import (
 )
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
-from kvlab.errors import ResourceError
 from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
-from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 from kvlab.spec.measure_options import MeasureOptions
 
@@ -302,47 +298,3 @@ class Session:
                 low=comparison.low, high=comparison.high, verdict=comparison.verdict,
                 least_found=comparison.min_detectable, note=note, **fields,
             )  # fmt: skip
-
-
-@contextmanager
-def explain_out_of_memory(session: Session) -> Iterator[None]:
-    """Turn any out-of-memory error into one that names what was being measured.
-
-    Raises:
-        ResourceError: memory ran out.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        if not classify_oom(error):
-            raise
-        raise _does_not_fit_error(session, session.activity) from None
-
-
-def check_caches_fit(session: Session) -> None:
-    """Refuse batch sizes whose caches exceed the free memory.
-
-    Systems that overcommit memory would end the process instead of raising an error.
-
-    Raises:
-        ResourceError: the caches of a batch alone need more than the device has free.
-    """
-    if session.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(session.device)
-    else:
-        free = psutil.virtual_memory().available + psutil.swap_memory().free
-    settings = session.settings
-    length = settings.prompt_tokens + settings.new_tokens
-    for batch in settings.batches:
-        # the variants run in turns, so all of their caches exist at once
-        needed = sum(v.layout.stored_bytes(batch, length, v.dtype) for v in session.variants)
-        if needed > free:
-            reason = f": its caches take {needed:,} bytes where {free:,} are free"
-            raise _does_not_fit_error(session, f"batch {batch}", reason)
-
-
-def _does_not_fit_error(session: Session, activity: str, reason: str = "") -> ResourceError:
-    return ResourceError(
-        f"{activity} does not fit on this {session.device.type}{reason}; use smaller --batches"
-        " (--only limit finds the largest), shorter --contexts, or fewer variants at once"
-    )

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from kvlab.benchmark.session import Variant
 from kvlab.errors import UsageError
 from kvlab.model import GPT
-from kvlab.spec import Experiment, ModelConfig, ServingConfig, load_experiment, load_served_model
-from kvlab.spec.dtypes import MODEL_DTYPE
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.presets import PRESETS
@@ -65,7 +63,7 @@ def open_model(target: str, store: Store, *, random_weights: bool = False) -> Op
         return open_trial(target, store)
     else:
         raise UsageError(f"{target} is no trial, folder or preset; presets: {', '.join(PRESETS)}")
-    return OpenedModel(target, model, ServingConfig(), _guess_tokenizer(model.config))
+    return OpenedModel(target, model, ServingConfig(), guess_tokenizer(model.config))
 
 
 def open_trial(prefix: str, store: Store) -> OpenedModel:
@@ -93,7 +91,8 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     return OpenedModel(trial_id, model, experiment.serving, tokenizer, experiment)
 
 
-def _guess_tokenizer(config: ModelConfig) -> str | None:
+def guess_tokenizer(config: ModelConfig) -> str | None:
+    """Return the tokenizer that a vocabulary of this size has; None if no name tells it."""
     return "gpt2" if config.vocab_size == GPT2_VOCABULARY else None
 
 
@@ -116,62 +115,3 @@ def override_serving(opened: OpenedModel, changes: Mapping[str, Any]) -> Serving
         return ServedModel.model_validate(data).serving
     except ValidationError as error:
         raise UsageError(list_field_errors(error, ServedModel, data)[0].message) from None
-
-
-class VariantFactory:
-    """Open targets as variants of a benchmark; equal random models share their weights.
-
-    Args:
-        store: where trials are looked up.
-        device: torch name of the models' device.
-
-    Attributes:
-        cpus: the cores that each trial or experiment file asks for, by its target.
-    """
-
-    def __init__(self, store: Store, device: str):
-        self._store, self._device = store, device
-        self.cpus: dict[str, float] = {}
-        self._random_models: dict[str, GPT] = {}
-
-    def make_variant(
-        self, target: str, changes: Mapping[str, Any], name: str, dtype: str | None = None
-    ) -> Variant:
-        """Return the variant that ``target`` names.
-
-        A preset or a spec file gets random weights: speed and memory do not depend on them.
-
-        Args:
-            target: a preset, a spec file, or what `open_model` takes.
-            changes: values by dotted key, which override a preset or spec file.
-            dtype: of the weights. None: the one in which trials are measured on this device
-                (`Experiment.weight_dtype`) if there is an experiment, else float32.
-
-        Raises:
-            UsageError: ``target`` names nothing, or ``changes`` do not fit its weights.
-            SpecError: the preset with its changes, or the spec file, is wrong.
-            PretrainedError: a checkpoint does not fit.
-        """
-        opened: OpenedModel | None = None
-        spec: ServedModel | None = None
-        if target in PRESETS or target.endswith((".yaml", ".yml")):
-            spec = load_served_model(target, dict(changes))
-            experiment = None if target in PRESETS else load_experiment(target, dict(changes))
-        else:
-            opened = open_model(target, self._store)
-            experiment = opened.experiment
-        if experiment is not None:
-            self.cpus[target] = experiment.resources.cpus
-            dtype = dtype or experiment.weight_dtype(torch.device(self._device).type)
-        dtype = dtype or MODEL_DTYPE
-        if opened is not None:
-            serving = override_serving(opened, changes)
-            model = opened.model.to(self._device, getattr(torch, dtype)).eval()
-            return Variant(name, model, serving, opened.tokenizer)
-        assert spec is not None, "a preset or a file"
-        key = f"{dtype} {spec.model.model_dump_json()}"
-        if key not in self._random_models:
-            model = GPT(spec.model, device=self._device, dtype=getattr(torch, dtype))
-            self._random_models[key] = model.eval()
-        tokenizer = experiment.data.tokenizer if experiment else _guess_tokenizer(spec.model)
-        return Variant(name, self._random_models[key], spec.serving, tokenizer)

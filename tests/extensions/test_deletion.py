@@ -72,6 +72,17 @@ def test_nothing_is_skipped_for_want_of_an_extension():
 def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, whole):
     found = list_without(tmp_path, TABLE, "--imports")
     assert found["broken"] == []
+    refused = check_trials(whole, found["trials"], TABLE)
+    assert "recall.yaml" in refused
+    assert not refused & {"quickstart.yaml", "character-ai.yaml"}
+
+
+def test_without_some_the_others_are_whole_and_what_is_missing_is_named(tmp_path, whole):
+    """`python -m tests.studies deletion` does so for each, and runs the core's tests."""
+    found = list_without(tmp_path, ["recall", "conversations"])
+    refused = check_trials(whole, found["trials"], ["recall", "conversations"])
+    assert refused >= {name for name in whole if "recall" in name}
+    assert {"recall.yaml", "recall-mixed.yaml"} <= refused
     for command in ("generate", "bench"):
         here, left = ({*re.findall(r"--[a-z-]+", run_in(folder, command, "--help").stdout)}
                       for folder in (ROOT, tmp_path))  # fmt: skip
@@ -80,14 +91,3 @@ def test_without_any_extension_the_core_imports_and_plans_the_rest(tmp_path, who
             done = run_in(tmp_path, command, "gpt2", option)
             assert done.returncode == 2
             assert f"{option} needs kvlab/extensions/conversations, which is" in done.stderr
-    refused = check_trials(whole, found["trials"], TABLE)
-    assert "recall.yaml" in refused
-    assert not refused & {"quickstart.yaml", "character-ai.yaml"}
-
-
-def test_one_without_the_others_is_refused_by_name(tmp_path, whole):
-    """`python -m tests.studies deletion` does so for each, and runs the core's tests."""
-    found = list_without(tmp_path, ["recall"])
-    refused = check_trials(whole, found["trials"], ["recall"])
-    assert refused == {name for name in whole if "recall" in name}
-    assert {"recall.yaml", "recall-mixed.yaml"} <= refused

@@ -21,7 +21,6 @@ COMMANDS: dict[str, str] = {
     "copy": "copy the record to a file or a URL, or restore it",
     "data": "get and prepare text and evaluation sets",
     "generate": "continue a text with a trained model",
-    "bench": "measure memory, latency, throughput and limits",
     "export": "write the model of a trial as a Hugging Face folder",
     "check": "check what a Python file of `extensions:` adds",
     "verify": "check every file of the record, and move aside what is damaged",

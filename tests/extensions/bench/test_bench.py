@@ -1,19 +1,22 @@
 """`kvlab bench`: variants, JSON lines, plots, and refusals."""
 
+import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from kvlab.benchmark import measurement, session
-from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark import measurement
+from kvlab.benchmark.measurement import Measurement, StopRule, TableLayout
 from kvlab.cli.main import main
+from kvlab.extensions.bench import command, variants
 from kvlab.own_extensions import find_files
+from kvlab.spec.benchmark_config import MEASURES, MeasureEntry
 from kvlab.store import Store
-from kvlab.trial import model_targets
 from tests.support.tiny_sweep import run_kvlab
 
 SMALL = """
@@ -69,9 +72,9 @@ def test_tables_and_plots(small, tmp_path):
 def test_on_a_gpu_an_experiment_is_measured_in_its_trainings_precision(
     tmp_path, monkeypatch, changes, dtype, expected
 ):
-    monkeypatch.setattr(model_targets, "GPT", lambda *_, dtype, **__: SimpleNamespace(
+    monkeypatch.setattr(variants, "GPT", lambda *_, dtype, **__: SimpleNamespace(
         eval=lambda: SimpleNamespace(dtype=dtype)))  # fmt: skip
-    factory = model_targets.VariantFactory(Store(tmp_path), "cuda")
+    factory = variants.VariantFactory(Store(tmp_path), "cuda")
     of = partial(factory.make_variant, name="of", dtype=dtype)
     assert of("experiments/quickstart.yaml", changes).model.dtype == getattr(torch, expected)
     if not changes:
@@ -118,7 +121,7 @@ def test_a_batch_that_cannot_fit_is_named_before_and_while_it_is_measured(small,
     words += ["--batches", str(10**12)]
     code, out, err = run_kvlab(*words)
     assert (code, out, f"batch {10**12} does not fit" in err) == (2, "", True)
-    monkeypatch.setattr(session, "check_caches_fit", lambda _session: None)  # it saw enough
+    monkeypatch.setattr(variants, "check_caches_fit", lambda _session: None)  # it saw enough
     code, _, err = run_kvlab(*words)
     assert code == 2
     assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err
@@ -127,3 +130,29 @@ def test_a_batch_that_cannot_fit_is_named_before_and_while_it_is_measured(small,
 def test_nothing_measured_is_worth_a_look(small):
     code, out, err = run_kvlab("bench", small, "--only", "task", *QUICK)
     assert (code, out, "--text PATH" in err) == (1, "", True)
+
+
+def test_by_default_it_stops_as_the_benchmark_does():
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.stop_rule(parser.parse_args(["gpt2"])) == StopRule()
+
+
+def test_a_new_measure_is_offered_and_printed(small, monkeypatch):
+    module = ModuleType("toy_measure")
+    module.TABLES = (TableLayout("layers of all", {}, {"layers": "layers"}),)
+
+    def measure(session):
+        for variant in session.variants:
+            count = variant.model.config.n_layer
+            yield session.make_line("layers", "layers", variant, count, "", exact=True)
+
+    module.measure = measure
+    monkeypatch.setitem(sys.modules, "toy_measure", module)
+    monkeypatch.setitem(MEASURES, "layers", MeasureEntry("toy_measure", "count layers", "parts"))
+    words = ["bench", small, "--only", "layers", "--device", "cpu"]
+    assert json.loads(run_kvlab(*words, "--json")[1])["value"] == 2
+    assert "layers of all" in run_kvlab(*words)[1]
+    monkeypatch.delitem(MEASURES, "layers")
+    with pytest.raises(SystemExit):
+        main(words)

@@ -92,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvlab.benchmark.session import Session, check_caches_fit, explain_out_of_memory
+    from kvlab.benchmark.session import Session
+    from kvlab.extensions.bench.variants import check_caches_fit, explain_out_of_memory
 
     names = _select_measures(options)
     variants = _open_variants(options, shared.resolve_device(options.device))
@@ -143,8 +144,8 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
 
 
 def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
+    from kvlab.extensions.bench.variants import VariantFactory
     from kvlab.store import Store
-    from kvlab.trial.model_targets import VariantFactory
 
     factory = VariantFactory(Store(options.store), device)
     variants: dict[str, Variant] = {}
