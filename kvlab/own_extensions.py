@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "extensions"
 
 TABLE: dict[str, tuple[str, ...]] = {
     "bench": ("command: bench",),
+    "check": ("command: check",),
     "comparison": ("command: compare",),
     "conversations": (
         "benchmark.conversations",

@@ -1,13 +1,24 @@
 """What every K/V form must do. A member's tests inherit `KVFormContract`."""
 
+from importlib import import_module
+
 import pytest
 
 from kvlab.layout import KVLayout, decode_flops, forward_flops
 from kvlab.model import GPT
 from kvlab.own_extensions import find_members
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.member_checks import CHECKS
+from tests.support.extensions import find_missing, needs
 
+
+def _find_checks():
+    """Return what `kvlab check` asks of a form; nothing where that is deleted."""
+    if find_missing("check"):
+        return {}
+    return import_module("kvlab.extensions.check.member_checks").CHECKS
+
+
+CHECKS = _find_checks()
 SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
          "position": "rope", "attention_pattern": "GLL", "window": 7}  # fmt: skip
 SERVINGS = [{}, {"kv_dtype": "int8"}, {"tie": "adjacent:2"},
@@ -30,6 +41,7 @@ class KVFormContract:
     def test_it_holds(self, check):
         check(self.config(), ServingConfig())
 
+    @needs("check")
     @pytest.mark.parametrize("serving", SERVINGS, ids=str)
     def test_a_cache_takes_its_bytes_and_splits_change_nothing(self, serving):
         CHECKS["a cache takes the declared bytes"](self.config(), ServingConfig(**serving))

@@ -14,7 +14,6 @@ from kvlab.spec import ModelConfig, ServingConfig, load_experiment
 from kvlab.spec.token_metrics import TokenMetric, read_metric_texts
 from kvlab.store.metrics import METRICS
 from kvlab.trial import Trial
-from tests.support.tiny_sweep import run_kvlab
 
 HEAD = "from kvlab.extend import Extension, TokenMetric\n\n\n"
 FILE = (
@@ -104,15 +103,11 @@ def test_what_no_report_could_read_is_refused_with_its_line(tmp_path, change, me
     assert message in str(error.value)
 
 
-def test_a_name_of_a_metric_of_kvlab_is_refused(tmp_path, monkeypatch):
+def test_a_name_of_a_metric_of_kvlab_is_refused(tmp_path):
     write(tmp_path, FILE.replace('"rank"\n', '"loss"\n'))
     (tmp_path / "s.yaml").write_text("question: What?\nexperiment: e.yaml\nfactors: {a: {b: {}}}\n")
     with pytest.raises(KvlabError, match=r"mine.py:4: loss is a metric of kvlab itself; rename it"):
         shared.read_sweep(str(tmp_path / "s.yaml"), None)
-    monkeypatch.chdir(tmp_path)
-    code, _, err = run_kvlab("check", "mine.py")
-    assert code == 2
-    assert "mine.py:4: loss is a metric of kvlab itself" in err
 
 
 class Sum(Rank):
@@ -131,12 +126,3 @@ def test_what_is_not_a_finite_number_for_each_token_fails_the_measurement(metric
     tokens = np.random.default_rng(0).integers(0, 97, 81, dtype=np.uint16)
     with pytest.raises(MeasurementError, match=message):
         score_tokens(model, spread_windows(tokens, 80, 16), (metric,), None, SILENT)
-
-
-def test_check_shows_a_metric_that_depends_on_the_tokens_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(FILE.replace("logits >", "logits - logits.mean() >"))
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = run_kvlab("check", "mine.py", "--cases", "20")
-    assert code == 1
-    assert "DOES NOT HOLD" in out
-    assert "tokens are scored as" in out

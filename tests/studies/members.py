@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kvlab.extensions.check.member_checks import CHECKS, draw_case
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.extension_files import Extension, load_extension, read_extension
 from kvlab.spec.kv_forms import NAMED_FORMS
 from kvlab.spec.mixers import ATTENTION, MIXERS, find_mixer
-from kvlab.trial.member_checks import CHECKS, draw_case
 from tests.studies import read_options
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "extend"

@@ -22,7 +22,6 @@ COMMANDS: dict[str, str] = {
     "data": "get and prepare text and evaluation sets",
     "generate": "continue a text with a trained model",
     "export": "write the model of a trial as a Hugging Face folder",
-    "check": "check what a Python file of `extensions:` adds",
     "verify": "check every file of the record, and move aside what is damaged",
     "init": "make a folder with commented example specs",
     "metrics": "list every measurement: unit, how it is taken, where it appears",

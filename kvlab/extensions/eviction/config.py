@@ -165,4 +165,4 @@ class EvictFields(SpecModel):
 
 
 CHECKED = {"keep": 9, "sinks": 2}
-"""Of `kvlab.trial.member_checks`."""
+"""What a member is tried with beside the core's servings."""

@@ -201,19 +201,3 @@ def test_documents_of_symbols_say_which_tokens_are_targets(tmp_path):
     assert not len(dataset.train) % 4
     with pytest.raises(SpecError, match="does not hold the 12 symbols of source: sums"):
         load(tmp_path, symbols, text)
-
-
-def test_check_reads_a_source_twice(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path)
-    code, out, _ = run_kvlab("check", "mine.py", "--json")
-    (found,) = json.loads(out)
-    assert (code, found["member"], found["cases"], found["counterexample"]) == (0, "sums", 100, "")
-    write(tmp_path, "            pass\n        yield from {str(n) for n in numbers}")
-    code, out, _ = run_kvlab("check", "mine.py", "--json")
-    assert (code, json.loads(out)[0]["counterexample"].count("in another process")) == (1, 1)
-    write(tmp_path, "            yield first")
-    code, out, _ = run_kvlab("check", "mine.py")
-    assert (code, out.count("    data.source = sums fails at mine.py:18: ")) == (1, 1)
-    write(tmp_path, text=EXAMPLE.read_text().replace('"sums"', '"sums"\n    reads_paths = True'))
-    assert run_kvlab("check", "mine.py")[0] == 2

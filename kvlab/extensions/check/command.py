@@ -83,7 +83,7 @@ class Checked:
 
 def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
     """Yield what every check finds over random models, the first failure of each."""
-    from kvlab.trial import member_checks
+    from kvlab.extensions.check import member_checks
 
     draw, drawn, refused = random.Random(0), list[tuple[ModelConfig, ServingConfig, str]](), 0
     while len(drawn) < cases and refused < 20 * cases:
@@ -113,7 +113,7 @@ def _check_member(member: Member, path: Path, cases: int) -> Iterator[Checked]:
 
 def _check_metric(metric: TokenMetric, cases: int) -> Checked:
     """Try a metric with random logits."""
-    from kvlab.trial.member_checks import check_metric
+    from kvlab.extensions.check.member_checks import check_metric
 
     name, failure, number = "a finite number for each token, whatever is beside it", "", 0
     for number in range(1, cases + 1):
@@ -127,7 +127,7 @@ def _check_metric(metric: TokenMetric, cases: int) -> Checked:
 
 def _check_source(source: DocumentSource, paths: list[str]) -> Checked:
     """Read a source twice, with the defaults of its options."""
-    from kvlab.trial.member_checks import check_source
+    from kvlab.extensions.check.member_checks import check_source
 
     if source.reads_paths and not paths:
         raise UsageError(f"{source} reads data.paths; name a file or a folder with --paths")

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.trial.member_checks import CHECKS
+from kvlab.extensions.check.member_checks import CHECKS
+from tests.data.sources.test_user_documents import EXAMPLE as SOURCE
+from tests.data.sources.test_user_documents import write as write_source
+from tests.evaluate.test_token_metrics import FILE as METRIC
 from tests.support.tiny_sweep import run_kvlab
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "extend" / "half_values.py"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "extend" / "half_values.py"
 
 
 @pytest.mark.parametrize("name", ["half_values", "decayed_sum"])
@@ -52,3 +55,37 @@ def test_a_file_that_fails_has_its_line(tmp_path):
     code, _, err = run_kvlab("check", str(tmp_path / "none.py"))
     assert (code, err.count("cannot be read")) == (2, 1)
     assert run_kvlab("check", str(EXAMPLE), "--cases", "0")[0] == 2
+
+
+def test_check_shows_a_metric_that_depends_on_the_tokens_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(METRIC.replace("logits >", "logits - logits.mean() >"))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run_kvlab("check", "mine.py", "--cases", "20")
+    assert code == 1
+    assert "DOES NOT HOLD" in out
+    assert "tokens are scored as" in out
+
+
+def test_a_name_of_a_metric_of_kvlab_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(METRIC.replace('"rank"\n', '"loss"\n'))
+    code, _, err = run_kvlab("check", path)
+    assert (code, "mine.py:4: loss is a metric of kvlab itself" in err) == (2, True)
+
+
+def test_check_reads_a_source_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_source(tmp_path)
+    code, out, _ = run_kvlab("check", "mine.py", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["member"], found["cases"], found["counterexample"]) == (0, "sums", 100, "")
+    write_source(tmp_path, "            pass\n        yield from {str(n) for n in numbers}")
+    code, out, _ = run_kvlab("check", "mine.py", "--json")
+    assert (code, json.loads(out)[0]["counterexample"].count("in another process")) == (1, 1)
+    write_source(tmp_path, "            yield first")
+    code, out, _ = run_kvlab("check", "mine.py")
+    assert (code, out.count("    data.source = sums fails at mine.py:18: ")) == (1, 1)
+    write_source(
+        tmp_path, text=SOURCE.read_text().replace('"sums"', '"sums"\n    reads_paths = True')
+    )
+    assert run_kvlab("check", "mine.py")[0] == 2
