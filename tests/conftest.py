@@ -10,6 +10,7 @@ import pytest
 from kvlab.data import token_pieces
 from kvlab.sweep.planning import budget
 from tests.support.mlflow_template import copy_new_databases
+from tests.support.tiny_sweep import OUTER_VARIABLES
 
 
 @pytest.fixture(params=["kernels", "plain"])
@@ -30,6 +31,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch):
+    """Commands run as if nothing was set in the environment."""
+    for name in OUTER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlab.cache import formats
-from kvlab.cache.formats import Quantized, ScaledCodes, convert_codes, get_format
-from kvlab.layout import KVLayout
+from kvlab.cache.formats import ScaledCodes, convert_codes, get_format
 from kvlab.model import GPT, attention_backends, decode_attention
 from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.dtypes import DTYPES, BlockDType, DType
+from kvlab.spec.dtypes import DTYPES, BlockDType
 from tests.contracts.cache_format_contract import CacheFormatContract
 
 
@@ -78,33 +76,6 @@ def test_every_format_has_its_suite():
     assert {suite.kv_dtype for suite in CacheFormatContract.__subclasses__()} == {
         name for name, dtype in DTYPES.items() if not isinstance(dtype, BlockDType)
     }  # formats that quantize tokens in blocks: tests/extensions/kivi
-
-
-class FourBits(Quantized):
-    """A toy: codes from -7 to 7, in a byte each."""
-
-    def __init__(self, dtype, group=None):
-        super().__init__(dtype, group)
-        self.max_code = 7.0
-
-
-def test_a_format_is_added_by_a_class_and_an_entry(monkeypatch):
-    config = ModelConfig(vocab_size=29, n_layer=2, n_head=2, n_embd=16, block_size=32)
-    monkeypatch.setattr(formats, "FourBits", FourBits, raising=False)
-    entry = DType(1, "int8", "kvlab.cache.formats:FourBits", 2)
-    monkeypatch.setitem(DTYPES, "int4-toy", entry)
-    serving = ServingConfig(kv_dtype="int4-toy")
-    model, text = GPT(config), torch.arange(20)[None]
-    with torch.no_grad():
-        cache = model.new_cache(1, 20, serving)
-        coarse = model(text, cache=cache)
-        fine = model(text, cache=model.new_cache(1, 20, ServingConfig(kv_dtype="int8")))
-        exact = model(text)
-    assert cache.nbytes == KVLayout.of(config, serving).stored_bytes(1, 20)
-    assert (coarse - exact).abs().max() > (fine - exact).abs().max() > 0
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="int4-toy"):
-        ServingConfig(kv_dtype="int4-toy")
 
 
 def test_every_float8_code_is_converted_exactly():

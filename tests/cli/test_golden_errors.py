@@ -8,7 +8,6 @@ tests, and several together that in `tests/extensions`. A mistake may also be a 
 the answers again, also those of new blocks, which need their first line alone.
 """
 
-import os
 import re
 import shlex
 import shutil
@@ -19,6 +18,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
+from tests.support.golden import check_golden
 from tests.support.record_factory import FACTORS, Record, ServedRecord
 from tests.support.search_record import EVERY_OUTCOME
 from tests.support.trained_trial import make_random_model, write_trained_trial
@@ -160,7 +160,4 @@ def test_every_line_is_worded_as_written(path, folder, capsys, monkeypatch):
     assert len(set(commands)) == len(commands), "a command stands there twice"
     blocks = ([f"== {c}", *answer(folder, trial, c, capsys, is_wrong=is_wrong)] for c in commands)
     said = "\n".join("\n".join(lines) for lines in blocks)
-    if os.environ.get("KVLAB_WRITE_GOLDEN"):
-        path.write_text(f"{said}\n")
-        return
-    assert f"{said}\n" == golden, f"KVLAB_WRITE_GOLDEN=1 writes {path.name} again; review its diff"
+    check_golden(path, f"{said}\n", "KVLAB_WRITE_GOLDEN")

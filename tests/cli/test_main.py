@@ -8,7 +8,6 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from kvlab.cli import commands
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
@@ -19,26 +18,6 @@ from kvlab.store import Store
 from kvlab.store.metrics import FAMILIES, METRICS
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, tiny_sweep_folder
-
-TOY_COMMAND = """
-def add_arguments(parser):
-    parser.add_argument("name")
-
-def run(options):
-    print(f"hello {options.name}")
-    return 3
-"""
-
-
-def test_a_command_is_added_by_a_module_and_a_line_in_the_table(tmp_path, monkeypatch, capsys):
-    (tmp_path / "greet.py").write_text(TOY_COMMAND)
-    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
-    monkeypatch.setitem(COMMANDS, "greet", "greet somebody")
-    assert main(["greet", "Ada"]) == 3
-    assert capsys.readouterr().out == "hello Ada\n"
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "greet somebody" in capsys.readouterr().out
 
 
 def test_help_imports_nothing_heavy():

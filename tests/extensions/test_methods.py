@@ -1,11 +1,11 @@
 """What extensions add to the methods of a paper."""
 
-import os
 from pathlib import Path
 
 from kvlab.extensions.paper.paper import write_methods
 from tests.extensions.paper.test_paper_files import FullRecord, assert_balanced
 from tests.report.reading import load
+from tests.support.golden import check_golden
 
 GOLDEN = Path(__file__).with_name("methods.tex")
 KV = {"mha": {"latent": 8, "groups": 1}, "mqa": {"latent": 8, "groups": 2}, "gqa": "grouped_tied",
@@ -33,6 +33,4 @@ class ExtendedRecord(FullRecord):
 def test_methods_of_extensions_are_named_and_cited(tmp_path):
     text = write_methods(load(ExtendedRecord(factors={"heads": tuple(KV)}), tmp_path))
     assert_balanced(text)
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden(GOLDEN, text)

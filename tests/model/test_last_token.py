@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import prefill_flops
-from kvlab.model.generate import generate, prefill
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.model.generate import prefill
+from kvlab.spec import ModelConfig
 from tests.studies.fuzz_model import draw_case, make_model
 from tests.support.random_model import random_model
 
@@ -68,18 +68,3 @@ def test_a_prompt_takes_the_flops_of_its_formula(sharing):
             if str(operation) in ("aten.mm", "aten.addmm")
         )
         assert linear + sum(scores) == prefill_flops(config, 20)
-
-
-def test_generate_and_a_tie_by_owner_skip_too():
-    config = ModelConfig(
-        vocab_size=41, block_size=64, n_layer=6, n_head=4, n_kv_head=2, n_embd=32, position="rope",
-        attention_pattern="GL", window=7,
-    )  # fmt: skip
-    model = random_model(config, std=0.3)
-    serving = ServingConfig(tie="trailing:3", tie_rule="owner")
-    assert KVLayout.of(config, serving).first_reader == 3
-    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [8], [9, 7, 9, 3, 2]]
-    together = generate(model, prompts, 12, serving=serving)
-    assert together == [generate(model, [prompt], 12, serving=serving)[0] for prompt in prompts]
-    trailing = random_model(config.model_copy(update={"kv_sharing": "trailing:3"}), std=0.3)
-    assert generate(trailing, prompts, 12) == generate(trailing, prompts, 12, cached=False)

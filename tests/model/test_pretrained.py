@@ -8,7 +8,7 @@ import torch
 
 from kvlab.errors import PretrainedError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT, pretrained
+from kvlab.model import GPT
 from kvlab.model.hf_architectures import Llama
 from kvlab.model.pretrained import ARCHITECTURES
 from kvlab.spec import ModelConfig
@@ -130,30 +130,6 @@ def test_every_architecture_has_its_suite():
     assert own <= suites
 
 
-class ToyLlama(Llama):
-    """Llama by another ``model_type``."""
-
-    def write_config(self, config):
-        return {**super().write_config(config), "model_type": "toy-llama"}
-
-
-def test_an_architecture_is_added_by_one_entry(monkeypatch, tmp_path):
-    ours = GPT(
-        ModelConfig(
-            vocab_size=90, block_size=16, n_layer=2, n_head=2, n_embd=16, ffn_dim=32,
-            position="rope", norm="rmsnorm", mlp="swiglu", bias=False,
-        )
-    )  # fmt: skip
-    monkeypatch.setattr(pretrained, "ARCHITECTURES", {"toy-llama": ToyLlama()})
-    assert ours.save_pretrained(tmp_path) == "toy-llama"
-    again = GPT.from_pretrained(tmp_path)
-    text = torch.arange(16)[None]
-    assert torch.equal(again(text), ours(text))
-    monkeypatch.undo()
-    with pytest.raises(PretrainedError, match="model_type = toy-llama is not one of gpt2, llama"):
-        GPT.from_pretrained(tmp_path)
-
-
 def test_gpt2s_original_files_have_no_prefix(tmp_path):
     theirs = gpt2()
     theirs.transformer.save_pretrained(tmp_path)
@@ -171,6 +147,9 @@ def test_every_mismatch_is_listed(tmp_path):
     text = str(caught.value)
     assert "model.layers.3.self_attn.q_proj.weight is missing" in text
     assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "other"}))
+    with pytest.raises(PretrainedError, match="model_type = other is not one of gpt2, llama"):
+        GPT.from_pretrained(tmp_path)
 
 
 def test_a_model_without_a_published_form_says_why(tmp_path):

@@ -4,13 +4,13 @@
 `golden/` anew; read their diff before you commit it.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.report.full_record import FullRecord
 from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 from tests.support.record_factory import MatchedRecord, Record, TunedRecord
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -212,9 +212,4 @@ RECORDS = {
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_the_report_is_the_golden_one(tmp_path, name):
     record, sections = RECORDS[name]
-    text, path = markdown(load(record, tmp_path, *sections)), GOLDEN / f"{name}.txt"
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), (
-        f"{path.name} differs; if the change is meant, run with KVLAB_REWRITE_GOLDEN=1"
-    )
+    check_golden(GOLDEN / f"{name}.txt", markdown(load(record, tmp_path, *sections)))

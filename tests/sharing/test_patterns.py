@@ -4,17 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.errors import SpecError
-from kvlab.layout import KVLayout
 from kvlab.sharing import (
     PATTERNS,
     SharingError,
-    SharingPattern,
     merge_owner_maps,
     owner_map,
     tied_slots,
 )
-from kvlab.spec import load_served_model
 from tests.contracts.sharing_pattern_contract import SharingPatternContract
 
 
@@ -69,20 +65,6 @@ def test_layers_are_grouped_within_their_kind_as_published(pattern, kinds, group
 
 def test_every_pattern_of_the_table_has_a_contract_test():
     assert {test.name for test in SharingPatternContract.__subclasses__()} == set(PATTERNS)
-
-
-def test_a_new_pattern_is_a_function_and_a_table_line(monkeypatch):
-    def halves(argument, kinds):  # noqa: ARG001
-        return [list(range(len(kinds) // 2)), list(range(len(kinds) // 2, len(kinds)))]
-
-    changes = {"model.n_kv_head": 1, "serving.tie": "halves"}
-    with monkeypatch.context() as patched:
-        patched.setitem(PATTERNS, "halves", SharingPattern("halves", halves))
-        served = load_served_model("gpt2", changes)
-        assert KVLayout.of(served.model, served.serving).owners == (0,) * 6 + (6,) * 6
-        assert load_served_model("gpt2", {"model.kv_sharing": "halves"}).model.kv_owners[-1] == 6
-    with pytest.raises(SpecError, match="serving.tie = halves is not a known pattern; use none,"):
-        load_served_model("gpt2", changes)
 
 
 def test_groups_and_owner_maps_say_the_same():

@@ -1,46 +1,20 @@
 """The table of metrics, and metrics that are derived from others."""
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
 
 from kvlab.spec import ModelConfig
-from kvlab.store import Store
 from kvlab.store.metrics import METRICS, Metric, collect_metrics
-from kvlab.track.run_description import describe_run
-from kvlab.trial.run import run_task
+from kvlab.track.run_description import tracked_metrics
 from tests.contracts.metric_contract import MetricContract
-from tests.support.stub_trials import StubTrainable, tiny_plan
+from tests.support.record_factory import FACTORS, Record
+
+FIRST = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 
 class TestMetrics(MetricContract):
     @pytest.fixture(params=METRICS)
     def name(self, request):
         return request.param
-
-
-class TrainableWithToyMetric(StubTrainable):
-    def measure(self, directory, kept):
-        measured = super().measure(directory, kept)
-        return replace(measured, measurements={**measured.measurements, "toy": 2.5})
-
-
-def test_a_metric_is_added_by_one_entry_of_the_table(tmp_path, monkeypatch):
-    monkeypatch.setitem(METRICS, "toy", Metric("toy metric", "toys", "higher"))
-    half = Metric("half a toy", "toys", derive=lambda m: m["toy"] / 2 if "toy" in m else None)
-    monkeypatch.setitem(METRICS, "half_toy", half)
-    trial, store = tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")
-    run_task(trial, store.path, make_trainable=partial(TrainableWithToyMetric, flag=""))
-    result = store.result(trial.id)
-    assert result["measurements"]["toy"] == 2.5
-    assert "half_toy" not in result["measurements"], "derived, so not recorded"
-    assert collect_metrics(result)["half_toy"] == 1.25
-    sweep = {"name": "s", "factors": {"heads": ["mha"]}, "baseline": {"heads": "mha"}}
-    run = describe_run(sweep, {"heads": "mha"}, result, store.trial_directory(trial.id))
-    assert {name: value for name, value, _, _ in run.points if "toy" in name} == {
-        "quality/toy": 2.5, "quality/half_toy": 1.25,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -58,6 +32,12 @@ def test_a_metric_is_derived_where_it_applies_and_was_not_recorded(recorded, spe
     assert "odd" not in collect_metrics({"measurements": recorded}), "it is infinite"
     assert collect_metrics({"measurements": recorded}).get("cache_speedup") == speedup
     assert (recorded or {}) == before, "the result stays as it is"
+
+
+def test_mlflow_gets_what_is_derived():
+    result = Record().result(FIRST, 0, "done")
+    result["measurements"] |= {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}
+    assert ("speed/cache_speedup", 4.0, None) in {*tracked_metrics(result)}
 
 
 def test_the_served_text_scored_one_shot():

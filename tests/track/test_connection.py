@@ -75,12 +75,6 @@ def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template,
         tracker.mirror("made")
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def store(tmp_path):
     """Two cells at two seeds; the trials started in another order than that of the sweep."""

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -18,6 +17,7 @@ from kvlab.store import Store
 from kvlab.track import Tracker
 from kvlab.track.run_description import MAX_CURVE_POINTS, describe_run, flatten_settings, truncate
 from tests.report.test_escaping import HOSTILE
+from tests.support.golden import check_golden
 from tests.support.mlflow_contents import read_contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record
@@ -78,9 +78,7 @@ def test_what_a_run_and_its_parent_hold(runs):
         parts = {"params": params, "metrics": history, "tags": tags, "datasets": datasets}
         shown[name] = {"info": info, **parts, "files": sorted(files)}
     text = json.dumps(round_to_shared_digits(shown), indent=1, sort_keys=True)
-    if os.environ.get("KVLAB_WRITE_GOLDEN"):
-        GOLDEN.write_text(f"{text}\n")
-    assert f"{text}\n" == GOLDEN.read_text()
+    check_golden(GOLDEN, f"{text}\n", "KVLAB_WRITE_GOLDEN")
 
 
 def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):

@@ -6,36 +6,10 @@ import signal
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data.tokenizers import load_tokenizer
 from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
 from kvlab.model.generate import generate, sample
-from kvlab.spec import ModelConfig
-from tests.support.trained_trial import make_random_model, write_trained_trial
-
-SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
-BYTES = load_tokenizer("bytes")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_random_model(ModelConfig(**SHAPE)).eval()
-
-
-@pytest.fixture
-def trial(model, tmp_path, monkeypatch):
-    """A store that holds one trained trial; gives its id."""
-    monkeypatch.chdir(tmp_path)
-    return write_trained_trial(tmp_path / "runs", SHAPE, model)
-
-
-@pytest.fixture
-def checkpoint(tmp_path, monkeypatch):
-    """A folder of GPT-2's type with a vocabulary that kvlab has no tokenizer for."""
-    monkeypatch.chdir(tmp_path)
-    shape = ModelConfig(**{**SHAPE, "vocab_size": 41})
-    make_random_model(shape).save_pretrained(tmp_path / "weights")
-    return str(tmp_path / "weights")
+from tests.cli.test_models import BYTES
 
 
 def chat(monkeypatch, capsys, target, lines, *words, presses=()):

@@ -87,50 +87,13 @@ def test_more_random_conversations_equal_cold_runs_and_a_plain_reference():
         Session(number).run()
 
 
-def test_a_ring_is_taken_over_where_it_was_and_nowhere_else():
-    """After 30 tokens a ring of 6 has lost what a text needs that departs at 20."""
+def test_a_snapshot_is_taken_where_two_texts_part():
+    """As that may be common to more: a ring of 6 was at 12 and at 30 tokens before."""
     prefix_cache, text = PrefixCache(10**9), draw_tokens(30)
-    prefix_cache.insert(text[:12], fill(HYBRID, text[:12]), weights="w")
-    prefix_cache.insert(text, fill(HYBRID, text), weights="w")
-    assert holds(HYBRID, prefix_cache, [*text[:20], 1, 2, 3]) == 12
-    assert holds(HYBRID, prefix_cache, text) == 30
-    cache = fill(HYBRID, [])
-    ends = prefix_cache.list_pass_ends([*text[:20], 0, 0, 0], 12, cache, weights="w")
-    assert ends == [20, 23], "a snapshot where two texts part, as it may be common to more"
-
-
-def test_superseded_snapshots_go_first_and_what_is_passed_does_not_stay_fresh():
-    layout, first, second = KVLayout.of(HYBRID), draw_tokens(30), draw_tokens(20, seed=1)
-    segments = layout.segment_bytes(0, 30 + 20 + 9, 40, "float64")
-    prefix_cache = PrefixCache(segments + 3 * layout.snapshot_bytes(30, 40, "float64"))
-    for text in (second, first[:10], first[:20], first):
-        prefix_cache.insert(text, fill(HYBRID, text), weights="w")
-    assert holds(HYBRID, prefix_cache, first) == 30  # it runs through the snapshots at 10 and 20
-    assert [node.end for node in prefix_cache.list_entries()] == [20, 20, 30]
-    assert [node.is_superseded for node in prefix_cache.list_entries()] == [True, False, False]
-    third = draw_tokens(9, seed=2)
-    prefix_cache.insert(third, fill(HYBRID, third), weights="w")
-    assert [node.end for node in prefix_cache.list_entries()] == [20, 30, 9]
-    assert holds(HYBRID, prefix_cache, second) == 20
-    assert holds(HYBRID, prefix_cache, first[:29]) == 0
-
-
-@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
-def test_no_budget_and_a_budget_of_one_text(config):
-    text, other = draw_tokens(20), draw_tokens(20, seed=1)
-    layout = KVLayout.of(config)
-    one = layout.segment_bytes(0, 20, 40, "float64") + layout.snapshot_bytes(20, 40, "float64")
-    for budget, expected in ((0, 0), (one - 1, 0), (one, 20)):
-        prefix_cache = PrefixCache(budget)
-        for tokens in (other, text):
-            prefix_cache.insert(tokens, fill(config, tokens), weights="w")
-        assert holds(config, prefix_cache, text) == expected
-        assert holds(config, prefix_cache, other) == 0
-        assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors) == one * (budget == one)
-    with pytest.raises(ValueError, match="bytes_budget = -1 is below 0"):
-        PrefixCache(-1)
-    with pytest.raises(ValueError, match="snapshot_every = 0 is below 1"):
-        PrefixCache(1, snapshot_every=0)
+    for tokens in (text[:12], text):
+        prefix_cache.insert(tokens, fill(HYBRID, tokens), weights="w")
+    tokens = [*text[:20], 0, 0, 0]
+    assert prefix_cache.list_pass_ends(tokens, 12, fill(HYBRID, []), weights="w") == [20, 23]
 
 
 def test_a_row_is_restored_into_an_empty_one_alone():
@@ -140,6 +103,10 @@ def test_a_row_is_restored_into_an_empty_one_alone():
         PrefixCache(1).restore(text, cache, weights="w")
     with pytest.raises(CacheError, match="the cache holds 5 tokens, and tokens are 4"):
         PrefixCache(1).insert(text[:4], cache, weights="w")
+    with pytest.raises(ValueError, match="bytes_budget = -1 is below 0"):
+        PrefixCache(-1)
+    with pytest.raises(ValueError, match="snapshot_every = 0 is below 1"):
+        PrefixCache(1, snapshot_every=0)
 
 
 def test_weights_and_layouts_do_not_mix():

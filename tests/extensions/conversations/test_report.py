@@ -1,19 +1,17 @@
 """The section of reuse, word for word, and its metrics in MLflow."""
 
-import os
 from pathlib import Path
 
 from kvlab.store.metrics import collect_metrics
 from kvlab.track.run_description import tracked_metrics
 from tests.extensions.conversations.records import RECORD
 from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 
 
 def test_the_section_is_the_golden_one(tmp_path):
-    text, path = markdown(load(RECORD, tmp_path, "reuse")), Path(__file__).with_name("report.txt")
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    text = markdown(load(RECORD, tmp_path, "reuse"))
+    check_golden(Path(__file__).with_name("report.txt"), text)
 
 
 def test_turns_are_a_curve_of_a_group_of_their_own():

@@ -4,7 +4,6 @@
 answers are in `golden/findings_errors.txt`. ``KVLAB_REWRITE_GOLDEN=1`` writes both texts again.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kvlab.errors import SpecError
 from kvlab.extensions.findings.claims import load_claims
 from kvlab.extensions.findings.pages import make_findings, read_studies
 from kvlab.store.record_archive import write_archive
+from tests.support.golden import check_golden
 from tests.support.record_factory import Record
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -69,15 +69,10 @@ def studies(tmp_path_factory):
     return read_studies(folder / "reports", folder / "read")
 
 
-def check_golden(name, text):
-    path = GOLDEN / name
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), f"{name} differs; read its diff"
-
-
 def test_the_page_is_the_golden_one(studies):
-    check_golden("findings.txt", make_findings(*load_claims(GOLDEN / "claims.yaml"), studies))
+    check_golden(
+        GOLDEN / "findings.txt", make_findings(*load_claims(GOLDEN / "claims.yaml"), studies)
+    )
 
 
 def refuse(folder, studies, text):
@@ -93,7 +88,9 @@ def test_what_no_record_has_is_refused_with_its_place(tmp_path, studies):
     lines = (GOLDEN / "findings_errors.txt").read_text(encoding="utf-8").splitlines()
     answers = [line.removeprefix("== ") for line in lines if line.startswith("== ")]
     refused = ((one, refuse(tmp_path, made, f"{HEAD}{CLAIM}{one}\n")) for one in answers)
-    check_golden("findings_errors.txt", "".join(f"== {one}\n{why}\n" for one, why in refused))
+    check_golden(
+        GOLDEN / "findings_errors.txt", "".join(f"== {one}\n{why}\n" for one, why in refused)
+    )
     note = f"{HEAD}  - {{claim: It takes 6.6 MB., note: It is 6.3 MB.}}\n"
     assert "claims.yaml:5:37: " in refuse(tmp_path, made, note)
     assert "has a figure; figures come from" in refuse(tmp_path, made, note)

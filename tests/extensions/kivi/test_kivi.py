@@ -66,16 +66,6 @@ def test_kv_bytes_are_those_counted_by_hand():
     assert counted == {"kv_formula": stored, "kv_storage": stored, "kv_read": read}
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(160, 0), (161, 1), (192, 1), (193, 2)])
-def test_a_step_reads_blocks_and_what_it_quantizes_in_full_precision(tokens, blocks):
-    model = ModelConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=64)
-    layout = KVLayout.of(model, ServingConfig(kv_dtype="kivi2"))
-    keys = 2 * 64 * (32 // 4 + 2 * 2)  # per channel 32 codes of 2 bits, a scale and a minimum
-    values = 32 * 2 * (64 // 4 + 2 * 2 * 2)  # per token and head two groups of 32 channels
-    full = (tokens - 32 * blocks) * 2 * 128 * 4
-    assert layout.read_bytes(1, tokens) == blocks * (keys + values) + full
-
-
 @given(
     group=st.sampled_from([1, 4, 8]),
     residual=st.integers(0, 12),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.extensions.linear_attention.delta_rule import mix_chunks, mix_token
 from kvlab.model import GPT
-from kvlab.model.generate import generate
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.experiment import ServedModel
 from kvlab.train.loop import train
@@ -190,16 +189,3 @@ def test_a_training_lowers_the_loss(tmp_path, pattern, training):
     record = train(trained, tiny_training.dataset(), of, seed=0, directory=tmp_path)
     losses = [point[-1] for point in record.validation_curve]
     assert losses[-1] < losses[0] - 0.5
-
-
-@torch.inference_mode()
-def test_texts_are_generated_from_the_states_of_their_prompts():
-    config = ModelConfig(
-        vocab_size=40, block_size=64, n_layer=3, n_head=2, n_embd=16, attention_pattern="DDG"
-    )
-    model, prompts = random_model(config).eval(), [[1, 2, 3], [4], [5, 6]]
-    for prompt, text in zip(prompts, generate(model, prompts, 12), strict=True):
-        expected = list(prompt)
-        for _ in range(12):
-            expected.append(int(model(torch.tensor([expected]))[0, -1].argmax()))
-        assert text == expected[len(prompt) :]

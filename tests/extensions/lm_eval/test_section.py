@@ -1,6 +1,5 @@
 """The report's section of tasks. The contract of sections is in tests/report."""
 
-import os
 from pathlib import Path
 
 from kvlab.analysis.study import Study
@@ -8,15 +7,14 @@ from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.report.sections import SECTIONS
 from tests.extensions.lm_eval.records import LmEvalRecord
 from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 
 SMALL = LmEvalRecord(factors={"heads": ("mha", "mqa")}, seeds=(0,))
 
 
 def test_the_section_is_the_golden_one(tmp_path):
-    text, path = markdown(load(SMALL, tmp_path, "lm-eval")), Path(__file__).with_name("report.txt")
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    text = markdown(load(SMALL, tmp_path, "lm-eval"))
+    check_golden(Path(__file__).with_name("report.txt"), text)
 
 
 def test_answers_to_other_items_are_not_paired(tmp_path):

@@ -25,6 +25,7 @@ from kvlab.errors import DataError
 from kvlab.spec import DataConfig, Experiment
 from kvlab.spec.data_config import SOURCES
 from kvlab.store.metrics import METRICS
+from tests.data.conftest import data_home  # noqa: F401
 from tests.extensions.mix import other_source
 from tests.extensions.mix.mixes import (
     LENGTH,
@@ -38,11 +39,6 @@ from tests.extensions.mix.mixes import (
 from tests.extensions.recall.recalls import read_document
 from tests.extensions.recall.test_source import plain_documents
 from tests.support.text_files import stories
-
-
-@pytest.fixture(autouse=True)
-def data_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "kvlab-data"))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Training and measuring a mix: its loss is that of its sources, and recall is that of recall."""
 
-from itertools import count
-
 import numpy as np
 import pytest
 import torch
@@ -10,23 +8,17 @@ import torch.nn.functional as F
 from kvlab.data.bigram_table import score_tables
 from kvlab.data.dataset_preparation import prepare_dataset
 from kvlab.data.tokenizers import load_tokenizer
-from kvlab.errors import Stopped
 from kvlab.evaluate import evaluate, evaluation
 from kvlab.evaluate.evaluation import select_scored_text
 from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag
 from kvlab.extensions.recall.accuracy import measure_recall
 from kvlab.model import GPT
-from kvlab.train.loop import train
 from kvlab.train.train_step import TrainStepper, WorkerGroup
+from tests.data.conftest import data_home  # noqa: F401
 from tests.extensions.mix.mixes import LENGTH, SYMBOLS, experiment, write_texts
 from tests.extensions.recall.recalls import read_document
 from tests.support.hellaswag_items import ITEMS
 from tests.support.random_model import random_model
-
-
-@pytest.fixture(autouse=True)
-def data_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "kvlab-data"))
 
 
 @pytest.fixture
@@ -166,21 +158,3 @@ def test_a_step_is_the_mean_over_its_targets_and_workers_read_what_one_reads(pat
         stepper.workers = WorkerGroup(rank, 2)
         halves.append(stepper._read_batch(0)[0])
     assert (torch.cat(halves) == x).all()
-
-
-def test_a_resumed_training_sees_the_same_batches(paths, tmp_path):
-    of = experiment(paths, training={"evaluate_every": 4, "checkpoint_every": 3})
-    data = prepare_dataset(of.data, workers=1)
-
-    def run(name, **options):
-        net = GPT(of.model, seed=0)
-        return train(net, data, of, seed=0, directory=tmp_path / name, **options)
-
-    whole = run("whole")
-    calls = count(1)
-    with pytest.raises(Stopped):
-        run("cut", should_stop=lambda: next(calls) == 5)
-    again = run("cut")
-    assert again.resumed_from
-    assert again.validation_curve == whole.validation_curve
-    assert again.train_curve == whole.train_curve

@@ -1,6 +1,5 @@
 """`kvlab paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
 
-import os
 import re
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from kvlab.extensions.paper.paper import (
 from kvlab.own_extensions import find_files
 from kvlab.report.report_files import make_document
 from tests.report.reading import load
+from tests.support.golden import check_golden
 from tests.support.mlflow_contents import read_files
 from tests.support.record_factory import Record
 from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest
@@ -93,10 +93,7 @@ def check_paper(folder, name, table):
         assert_balanced(path.read_text())
     assert rf"\input{{made/{table}}}" in paths[0].read_text()
     text = "".join(f"%% {path.name}\n{path.read_text()}" for path in paths)
-    golden = Path(__file__).parent / "golden" / f"{name}.tex"
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8"), "KVLAB_REWRITE_GOLDEN=1 writes it again"
+    check_golden(Path(__file__).parent / "golden" / f"{name}.tex", text)
     keys = re.findall(r"^@\w+\{([^,]+),", (own / "references.bib").read_text(), re.M)
     assert keys == list_citations(text)
     return sorted(path.stem for path in (own / "figures").glob("*.pdf"))

@@ -1,6 +1,5 @@
 """What the report says of the probes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from kvlab.report.markdown import render_markdown
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import FullRecord
 from tests.report.reading import load
+from tests.support.golden import check_golden
 from tests.support.record_factory import Record
 
 DEPTHS = (0.0, 0.5, 1.0)
@@ -64,8 +64,5 @@ def empty_study(tmp_path_factory):
 
 class TestProbes(ReportSectionContract):
     def test_it_reads_as_written(self, name, study):
-        path = Path(__file__).with_name("report.txt")
         said = render_markdown(Document("made", {name: self.table[name].make(study)}))
-        if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-            path.write_text(said)
-        assert said == path.read_text()
+        check_golden(Path(__file__).with_name("report.txt"), said)

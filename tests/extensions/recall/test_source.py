@@ -16,12 +16,8 @@ from kvlab.extensions.recall.config import RecallConfig
 from kvlab.extensions.recall.source import draw_documents, write_tokens
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
+from tests.data.conftest import data_home  # noqa: F401
 from tests.extensions.recall.recalls import experiment, read_document
-
-
-@pytest.fixture(autouse=True)
-def data_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "kvlab-data"))
 
 
 class TestRecallContract(SourceContract):

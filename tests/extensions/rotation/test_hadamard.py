@@ -107,31 +107,6 @@ def test_what_is_stored_takes_the_same_bytes_and_no_split_changes_it(form, servi
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-def test_codes_are_bitwise_those_of_a_plain_reference(kv_dtype):
-    """Of what a plain cache stores, times the matrix, in numpy."""
-    config = ModelConfig(**SHAPE, n_kv_head=2, position="rope")
-    model, tokens = random_model(config, std=0.3), torch.arange(30)[None] % 41
-    how = ServingConfig(kv_dtype=kv_dtype, kv_rotate="hadamard")
-    exact, coarse = model.new_cache(1, 30), model.new_cache(1, 30, how)
-    layers = 1  # whose keys do not depend on what a cache has rounded
-    with torch.inference_mode():
-        for cache in (exact, coarse):
-            model(tokens, cache=cache)
-    most = {"int8": 127, "int4": 7}[kv_dtype]
-    for index in range(2 * layers):
-        values = (exact.tensors[index].numpy() @ hadamard(8)).astype(np.float32)
-        largest = np.abs(values).max(-1, keepdims=True)
-        scales = (largest / np.float32(most)).astype(np.float16)
-        codes = np.clip(np.rint(values / scales.astype(np.float32)), -most, most).astype(np.int8)
-        stored, stored_scales = coarse.tensors[2 * index : 2 * index + 2]
-        if kv_dtype == "int4":
-            nibbles = (codes + 8).astype(np.uint8)
-            codes = nibbles[..., :4] | nibbles[..., 4:] << 4
-        assert np.array_equal(stored.numpy(), codes)
-        assert np.array_equal(stored_scales.numpy(), scales)
-
-
 def test_rotation_lowers_the_error_of_an_outlier_channel():
     """One channel of keys is 30 times as large as the others, and queries hardly read it."""
     config = ModelConfig(**{**SHAPE, "n_embd": 128}, position="rope", rotary_share=0.5)

@@ -1,11 +1,11 @@
 """The section of trends over sizes, word for word; `KVLAB_REWRITE_GOLDEN=1` writes `golden/`."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 from tests.support.record_factory import SizedRecord
 
 
@@ -30,7 +30,4 @@ RECORDS = {
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_the_section_is_the_golden_one(tmp_path, name):
     text = markdown(load(RECORDS[name], tmp_path, "size-trends"))
-    path = Path(__file__).parent / "golden" / f"{name}.txt"
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    check_golden(Path(__file__).parent / "golden" / f"{name}.txt", text)

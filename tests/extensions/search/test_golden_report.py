@@ -1,12 +1,12 @@
 """Reports of made-up searches, word for word; `KVLAB_REWRITE_GOLDEN=1` writes `golden/` anew."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.report.reading import load, markdown
+from tests.support.golden import check_golden
 from tests.support.search_record import (
     EVERY_OUTCOME,
     SearchRecord,
@@ -36,7 +36,4 @@ RECORDS = {
 def test_the_report_is_the_golden_one(tmp_path, name):
     record, sections = RECORDS[name]
     text = markdown(load(record, tmp_path, *sections))
-    path = Path(__file__).parent / "golden" / f"{name}.txt"
-    if os.environ.get("KVLAB_REWRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    check_golden(Path(__file__).parent / "golden" / f"{name}.txt", text)

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from kvlab.cli.commands import submit
-from kvlab.cli.main import main
 from kvlab.errors import ResourceError, WorkerKilled
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep import plan_stage
-from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
-from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
 from tests.support.driver_process import wait_for
 from tests.support.stub_looks import KnownRun
@@ -78,16 +76,7 @@ def wait_for_trial(run, trial):
     executor.wait(1.0)
 
 
-class ToyExecutor(InlineExecutor):
-    def describe(self):
-        return "a toy"
-
-
-def test_an_added_executor_runs_a_sweep_by_its_name_and_is_refused_once_removed(
-    tmp_path, monkeypatch, capsys
-):
-    entry = ExecutorEntry("as inline", lambda run, _: ToyExecutor(run), runs_in_process=True)
-    monkeypatch.setitem(EXECUTORS, "toy", entry)
+def test_the_time_of_a_sweep_is_with_that_of_its_plan(tmp_path, monkeypatch):
     clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
 
     def slow_plan(*args, **options):
@@ -97,17 +86,12 @@ def test_an_added_executor_runs_a_sweep_by_its_name_and_is_refused_once_removed(
     monkeypatch.setattr(submit, "time", clock)
     monkeypatch.setattr(submit, "plan_stage", slow_plan)
     monkeypatch.setattr(submit, "run_task", lambda task, store, **_: KnownRun(store)(task))
-    command = ["submit", "s.yaml", "--executor", "toy", "--no-report"]
+    command = ["submit", "s.yaml", "--no-report", "--executor", "inline"]
     with tiny_sweep_folder(tmp_path):
         code, out, error = run_kvlab(*command)
         assert code == 0, error
-        assert "2 to run on a toy" in out
-        assert "2 done, 0 failed in 58s" in out, "with the time that the plan took"
+        assert "2 done, 0 failed in 58s" in out
         record = json.loads((tmp_path / "runs" / "sweeps" / "s" / "sweep.json").read_text())
-        assert record["command"].endswith("--executor toy")
+        assert record["command"].endswith("--executor inline")
         code, _, error = run_kvlab(*command, "--address", "auto")
         assert (code, "needs --executor ray" in error) == (2, True)
-        monkeypatch.delitem(EXECUTORS, "toy")
-        with pytest.raises(SystemExit):
-            main(command)
-        assert "invalid choice: 'toy' (choose from 'ray', 'inline')" in capsys.readouterr().err
