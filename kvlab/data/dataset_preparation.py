@@ -342,9 +342,9 @@ class ThroughputMeter:
         if now - self._reported < REPORT_SECONDS:
             return
         self._reported, seconds = now, now - self._started
-        line = f"tokenizing: {self._done['bytes'] / 10**6:,.1f} MB of text"
+        line = f"tokenizing: {format_bytes(self._done['bytes'])} of text"
         if self._new["bytes"]:
-            line += f", {self._new['bytes'] / seconds / 10**6:.1f} MB/s"
+            line += f", {format_bytes(self._new['bytes'] / seconds)}/s"
         line += f", {self._done['tokens'] / 10**6:,.1f} million tokens"
         done, new = self._done[self._column], self._new[self._column]
         if self._total is not None and new and done < self._total:

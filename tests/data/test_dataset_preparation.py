@@ -398,8 +398,8 @@ def test_rate_and_time_left_without_the_units_of_an_earlier_run(monkeypatch):
     moment[0] += 2
     unknown.add({"bytes": 2_000_000, "tokens": 0}, is_new=False)
     assert lines == [
-        "tokenizing: 9.0 MB of text, 1.0 MB/s, 0.6 million tokens, about 7s left",
-        "tokenizing: 12.0 MB of text, 2.0 MB/s, 1.3 million tokens, about 2s left",
-        "tokenizing: 12.0 MB of text, 1.0 MB/s, 2.0 million tokens",
-        "tokenizing: 2.0 MB of text, 0.0 million tokens",
+        "tokenizing: 8.583 MiB of text, 976.6 KiB/s, 0.6 million tokens, about 7s left",
+        "tokenizing: 11.44 MiB of text, 1.907 MiB/s, 1.3 million tokens, about 2s left",
+        "tokenizing: 11.44 MiB of text, 976.6 KiB/s, 2.0 million tokens",
+        "tokenizing: 1.907 MiB of text, 0.0 million tokens",
     ]

