@@ -61,18 +61,8 @@ def test_a_search_chooses_its_own_cells(tmp_path):
     assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [{"point": "base"}]
 
 
-SCALED = """\
-question: What does it cost?
-experiment: e.yaml
-factors:
-  heads:
-    mha: {}
-    mqa: {model.n_kv_head: 1}
-  horizon:
-    global: {}
-    hybrid: {model.window: 8, model.attention_pattern: GL}
-seeds: [0, 1]
-"""
+POSITIONS = SWEEP[SWEEP.index("  position:") : SWEEP.index("seeds:")]
+SCALED = SWEEP.replace(POSITIONS, "")
 
 SCALES = """\
 scales:

@@ -187,39 +187,3 @@ def test_recall_is_counted_as_a_loop_counts_it(recall, serving, tmp_path, monkey
     assert sum(name.endswith("_back_items") for name in measured) == sum(
         "back" in g for g in groups
     )
-
-
-@pytest.mark.parametrize("served", [False, True])
-def test_a_window_recalls_nothing_that_its_layers_do_not_reach(served):
-    """Two layers of windows of W tokens reach 2 (W - 1) back: what a pair says changes no answer
-    further on, and changes each that is nearer than one window."""
-    window = 4
-    of = experiment(
-        {"pairs": 6, "questions": 4}, {"window": window, "attention_pattern": "L", "block_size": 15}
-    )
-    model, config = random_model(of.model).double(), of.data.recall
-    row = text(of, 1).train.astype(np.int64)
-
-    def answer_logits(tokens):
-        x = torch.from_numpy(tokens[None])
-        if not served:
-            return model(x)[0]
-        cache = model.new_cache(1, len(tokens), of.serving)
-        return torch.cat([model(x[:, i : i + 1], cache=cache)[0] for i in range(len(tokens))])
-
-    before, distances = answer_logits(row), []
-    for place in range(1, 7):
-        changed = row.copy()
-        changed[place] = (
-            row[place] // config.values * config.values + (row[place] + 1) % config.values
-        )
-        difference = (answer_logits(changed) - before).abs().amax(1)
-        for position in range(7, 15, 2):  # of the questions' keys
-            distance = position - place
-            distances.append(distance)
-            if distance > 2 * (window - 1):
-                assert difference[position] == 0
-            elif distance < window:
-                assert difference[position] > 1e-9
-    assert min(distances) < window
-    assert max(distances) > 2 * (window - 1)
