@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         f"{comparison.only_before} cells are only in A, {comparison.only_after} only in B",
         f"\n{_format_conclusions(comparison)}",
     ]
-    print_result(options, comparison.as_dict(), "\n".join(lines))
+    print_result(options, asdict(comparison), "\n".join(lines))
     return 0
 
 
@@ -95,24 +96,17 @@ def _format_conclusions(comparison: Comparison) -> str:
     conclusions, metric = comparison.conclusions, comparison.metric
     rows = [["about", "A", "B", "B - A", INTERVAL, "A says", "B says", "B against A"]]
     for one in conclusions:
-        values = [one.difference_before, one.difference_after, one.shift]
-        mark = "CHANGED" if one.changed else one.verdict
-        if one.is_ranking and not one.changed:
-            values = [None] * 3
-            mark = "moved, within noise" if one.moved and one.compared else ""
+        values = one.difference_before, one.difference_after, one.shift
         texts = ["" if value is None else fmt.format_difference(metric, value) for value in values]
         interval = ""  # as of a single seed
-        if values[2] is not None and one.low != one.high:
+        if one.shift is not None and one.low != one.high:
             interval = fmt.format_interval(metric, one.low, one.high)
+        mark = "CHANGED" if one.verdict == "changed" else one.verdict
         rows.append([one.about, *texts, interval, one.before, one.after, mark])
-    effects = [one for one in conclusions if not one.is_ranking]
-    moved = [one for one in conclusions if one.is_ranking and one.moved]
     return (
         f"{format_table(rows, 'lrrr')}\n\n"
-        f"{sum(one.changed for one in effects)} of {sum(one.compared for one in effects)} effects"
-        " that both estimate changed;"
-        f" {len(moved)} of {len(conclusions) - len(effects)} rankings differ,"
-        f" {sum(one.changed for one in moved)} of them by more than noise.\n"
+        f"{sum(one.verdict == 'changed' for one in conclusions)} of"
+        f" {sum(one.compared for one in conclusions)} effects that both estimate changed.\n"
         "Changed: the difference of the two estimates is not zero, at 5% for everything that is"
         " compared here together."
     )

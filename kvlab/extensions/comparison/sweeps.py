@@ -1,20 +1,27 @@
-"""Compare two sweeps, or two records of one sweep: their cells and their conclusions."""
+"""Compare two sweeps, or two records of one sweep: their cells and what their levels do.
+
+What is tested is the difference of two estimates, a *shift*, never that of two verdicts: one may be
+just above a threshold and the other just below. Where the sweeps have seeds in common, trials are
+paired by cell and seed, and the differences of trials go through the same estimates as trials do.
+Else the estimates are independent (Welch 1947). Everything that is compared is one family, judged
+by Holm's method with simultaneous intervals.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.interactions import estimate_interactions
+from kvlab.analysis.standard_errors import StandardError, pool_errors
+from kvlab.analysis.statistics import estimate
 from kvlab.analysis.study import BASELINE_LABEL, Study
-from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS
-from kvlab.extensions.comparison.shifts import Shift, SweepShifts, estimate_shifts
-from kvlab.report.pareto_front import best_cells_by_budget, memory_front
+from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.analysis.verdicts import VERDICTS, judge_family
+from kvlab.report.record_warnings import count_values
+from kvlab.store.metrics import METRICS
 
 NOT_ASKED = "not asked"
-
-Studies = tuple[Study, Study]
-"""The first sweep, and the second."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +46,14 @@ class CellChange:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What each sweep concludes about a level, two levels, a cell on the front, or a budget.
+    """What each sweep concludes about a level, or about two levels together.
 
     Attributes:
         difference_before: The difference behind it, if there is one.
         difference_after: The same of the second sweep.
-        shift: The second difference minus the first; of a ranking, that of the cell which moved
-            most surely. None if it cannot be estimated.
+        shift: The second difference minus the first; None if it cannot be estimated.
         low: Lower end of the simultaneous interval of the shift.
         verdict: ``changed``, ``within noise``, ``identical`` or why nothing is tested.
-        is_ranking: Whether it ranks cells, whose neighbours change places by noise alone.
     """
 
     about: str
@@ -60,26 +65,11 @@ class Conclusion:
     low: float
     high: float
     verdict: str
-    is_ranking: bool = False
-
-    @property
-    def changed(self) -> bool:
-        """Whether the truths behind the two conclusions differ."""
-        return self.verdict == "changed" and not (self.is_ranking and self.before == self.after)
 
     @property
     def compared(self) -> bool:
         """Whether the difference of the two was tested, or needs no test."""
         return self.verdict in ("changed", "within noise", "identical")
-
-    @property
-    def moved(self) -> bool:
-        """Whether both rank cells, and the rankings differ."""
-        rankings = {self.before, self.after}
-        return self.is_ranking and len(rankings) > 1 and NOT_ASKED not in rankings
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "changed": self.changed, "moved": self.moved}
 
 
 @dataclass(frozen=True)
@@ -97,9 +87,6 @@ class Comparison:
     conclusions: tuple[Conclusion, ...]
     warnings: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "conclusions": [one.as_dict() for one in self.conclusions]}
-
 
 def compare_sweeps(before: Study, after: Study) -> Comparison:
     """Compare two studies, whose cells are joined by their levels.
@@ -108,31 +95,39 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
     of comparisons of equal truths calls anything changed.
     """
     metric = before.primary_metric
-    one, other = ({_cell_name(study, c): c for c in study.cells} for study in (before, after))
-    shared = {levels: other[name] for name, levels in one.items() if name in other}
-    shifts = estimate_shifts(before, after, shared, metric)
+    names, others = ({_cell_name(study, c): c for c in study.cells} for study in (before, after))
+    shared = {levels: others[name] for name, levels in names.items() if name in others}
+    of_cells, of_effects, is_paired = estimate_shifts(before, after, shared, metric)
     cells = []
-    for levels, shift in shifts.cells.items():
-        values, others = before.values(levels, metric), after.values(shared[levels], metric)
-        seeds = [seed for seed in values if seed in others or not shifts.is_paired]
-        mean = math.fsum(values[seed] for seed in seeds) / len(seeds)
+    for levels, shift in of_cells.items():
+        own, theirs = before.values(levels, metric), after.values(shared[levels], metric)
+        used = [value for seed, value in own.items() if seed in theirs or not is_paired]
+        mean = math.fsum(used) / len(used)
         named = dict(zip(before.factors, levels, strict=True))
         found = (shift.value, shift.low, shift.high, shift.seeds, _verdict(shift, "differs"))
         cells.append(CellChange(named, mean, mean + shift.value, *found))
-    by_name = {_cell_name(before, c): shift for c, shift in shifts.against_baseline.items()}
-    conclusions = (
-        *_compare_effects((before, after), shifts, metric),
-        *_compare_fronts((before, after), by_name),
-        *_compare_budgets((before, after), by_name),
-    )
+    effects = [
+        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
+        for study in (before, after)
+    ]
+    conclusions = []
+    for name in effects[0] | effects[1]:
+        both = [found.get(name) for found in effects]
+        said = [NOT_ASKED if one is None else one.verdict for one in both]
+        values = [one.estimate.value if one and one.estimate else None for one in both]
+        estimates = said[0], said[1], values[0], values[1]
+        moved = of_effects.get(name)
+        value, low, high = (moved.value, moved.low, moved.high) if moved else (None, 0.0, 0.0)
+        verdict = _verdict(moved, "changed")
+        conclusions.append(Conclusion(name, *estimates, value, low, high, verdict))
     return Comparison(
         metric,
-        shifts.is_paired,
+        is_paired,
         tuple(cells),
-        len(one) - len(shared),
-        len(other) - len(shared),
-        conclusions,
-        tuple(_warnings((before, after))),
+        len(names) - len(shared),
+        len(others) - len(shared),
+        tuple(conclusions),
+        tuple(_warnings(before, after)),
     )
 
 
@@ -143,94 +138,15 @@ def _cell_name(study: Study, levels: Levels) -> str:
     return "+".join(changed) or BASELINE_LABEL
 
 
-def _verdict(shift: Shift | None, found: str = "changed") -> str:
-    if shift is None:
-        return "not compared"
-    return found if shift.is_found else VERDICTS.get(shift.kind, VERDICTS["within noise"]).words
-
-
-def _compare_effects(studies: Studies, shifts: SweepShifts, metric: str) -> Iterator[Conclusion]:
-    by_name = [
-        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
-        for study in studies
-    ]
-    for name in dict.fromkeys([*by_name[0], *by_name[1]]):
-        effects = [found.get(name) for found in by_name]
-        said = [NOT_ASKED if one is None else one.verdict for one in effects]
-        values = [one.estimate.value if one and one.estimate else None for one in effects]
-        yield _conclude(name, said, values, shifts.effects.get(name), is_ranking=False)
-
-
-def _compare_fronts(studies: Studies, shifts: Mapping[str, Shift]) -> Iterator[Conclusion]:
-    """Compare the cells that are on the front of stored bytes against quality in either.
-
-    A cell that joins or leaves the front has changed if its difference from the baseline has, or
-    that of the cell which beats it: the one on the front that costs most of those that cost less.
-    """
-    fronts = [{_cell_name(s, p.levels): p for p in memory_front(s)} for s in studies]
-    for name in dict.fromkeys([*fronts[0], *fronts[1]]):
-        found = [points.get(name) for points in fronts]
-        if not any(point is not None and point.is_on_front for point in found):
-            continue
-        said, involved = [], {name}
-        for points, point in zip(fronts, found, strict=True):
-            if point is None:
-                said.append(NOT_ASKED)
-            elif point.is_on_front:
-                said.append("on the front")
-            else:
-                said.append("beaten")
-                front = {n: p.cost for n, p in points.items() if p.is_on_front}
-                cheaper = (other for other, cost in front.items() if cost <= point.cost)
-                involved.add(max(cheaper, key=front.__getitem__, default=name))
-        yield _conclude_ranking(f"front: {name}", said, involved, shifts)
-
-
-def _compare_budgets(studies: Studies, shifts: Mapping[str, Shift]) -> Iterator[Conclusion]:
-    """Compare the best cell of every budget that either has."""
-    best = [
-        {one.condition: _cell_name(study, one.point.levels) for one in best_cells_by_budget(study)}
-        for study in studies
-    ]
-    for condition in dict.fromkeys([*best[0], *best[1]]):
-        said = [each.get(condition, NOT_ASKED) for each in best]
-        yield _conclude_ranking(f"best {condition}", said, set(said), shifts)
-
-
-def _conclude_ranking(
-    about: str, said: list[str], involved: set[str], shifts: Mapping[str, Shift]
-) -> Conclusion:
-    found = [shifts[name] for name in sorted(involved) if name in shifts]
-    surest = min(found, key=lambda one: (not one.is_found, one.p), default=None)
-    return _conclude(about, said, [None, None], surest, is_ranking=True)
-
-
-def _conclude(
-    about: str, said: list[str], values: list[float | None], shift: Shift | None, is_ranking: bool
-) -> Conclusion:
-    value, low, high = (shift.value, shift.low, shift.high) if shift else (None, 0.0, 0.0)
-    both = (said[0], said[1], values[0], values[1])
-    return Conclusion(about, *both, value, low, high, _verdict(shift), is_ranking)
-
-
-def _warnings(studies: Studies) -> Iterator[str]:
-    before, after = studies
-    for name, *path in (
-        ("code (commit)", "commit"),
-        ("digests of the training code", "code", "training"),
-        ("digests of the measuring code", "code", "measurement"),
-        ("uncommitted changes", "dirty"),
-        ("kvlab version", "kvlab"),
-        ("package versions", "versions"),
-        ("Python", "python"),
-        ("device", "device"),
-        ("data", "data", "digest"),
-    ):
-        one, other = (_provenance_values(study, path) for study in studies)
-        is_unknown = path[0] == "code" and "None" in (one, other)  # of an earlier version
-        if one != other and not is_unknown:
-            yield f"{name} differ: {one or 'nothing'} against {other or 'nothing'}"
-    patches, others = (study.sweep.get("patches", {}) for study in studies)
+def _warnings(before: Study, after: Study) -> Iterator[str]:
+    one, other = (
+        count_values([row.record["provenance"] for row in study.done_rows])
+        for study in (before, after)
+    )
+    for name in one:  # what only one of them records does not tell
+        if name in other and one[name].keys() != other[name].keys():
+            yield f"{name}: {', '.join(sorted(one[name]))} against {', '.join(sorted(other[name]))}"
+    patches, others = (study.sweep.get("patches", {}) for study in (before, after))
     for factor in sorted(patches.keys() & others.keys()):
         for level in sorted(patches[factor].keys() & others[factor].keys()):
             settings = [each[factor][level] for each in (patches, others)]
@@ -240,24 +156,162 @@ def _warnings(studies: Studies) -> Iterator[str]:
                 )
                 yield f"{factor}={level} sets {first or 'nothing'} against {second or 'nothing'}"
     if before.seeds != after.seeds:
-        first, second = (", ".join(map(str, study.seeds)) for study in studies)
-        yield f"seeds differ: {first} against {second}"
+        first, second = (", ".join(map(str, study.seeds)) for study in (before, after))
+        yield f"seeds: {first} against {second}"
     if before.sweep.get("experiment_yaml") != after.sweep.get("experiment_yaml"):
         yield "base experiments differ"
     if before.primary_metric != after.primary_metric:
         yield f"quality is measured by {before.primary_metric} against {after.primary_metric}"
 
 
-def _provenance_values(study: Study, path: list[str]) -> str:
-    """Return the values of a recorded fact in all trials, sorted."""
-    values = set()
-    for row in study.done_rows:
-        value: Any = row.record["provenance"]
-        for key in path:
-            value = (value or {}).get(key)
-        if isinstance(value, dict):
-            value = " ".join(f"{name} {version}" for name, version in sorted(value.items()))
-        if isinstance(value, list):
-            value = " + ".join(value)
-        values.add(str(value))
-    return ", ".join(sorted(values))
+# Shifts
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The second sweep's estimate minus the first one's.
+
+    Attributes:
+        kind: As of `kvlab.analysis.statistics.Estimate`.
+        seeds: Number of seeds: of pairs, or the smaller number of independent ones.
+        low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
+        high: Upper end; 0 where zero itself is excluded.
+        p: p-value, corrected for all shifts that are judged together.
+    """
+
+    value: float
+    kind: str
+    seeds: int
+    error: StandardError | None = None
+    low: float = 0.0
+    high: float = 0.0
+    p: float = 1.0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the truths behind the two estimates differ."""
+        return self.kind == "exact" or (self.kind == "tested" and not self.low < 0 < self.high)
+
+
+def _verdict(shift: Shift | None, found: str) -> str:
+    if shift is None:
+        return "not compared"
+    return found if shift.is_found else VERDICTS.get(shift.kind, VERDICTS["within noise"]).words
+
+
+def estimate_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> tuple[dict[Levels, Shift], dict[str, Shift], bool]:
+    """Estimate and judge the shifts between two sweeps.
+
+    Args:
+        shared: Cells of the first sweep -> the same cells of the second one.
+
+    Returns:
+        Cell -> shift of its mean; name of a level or of two levels -> shift of what it does; and
+        whether trials were paired by seed.
+    """
+    seeds = set(before.seeds) & set(after.seeds)
+    is_paired = len(seeds) > 1 or min(len(before.seeds), len(after.seeds)) < 2
+    estimates = _paired_shifts if is_paired else _independent_shifts
+    cells, effects = estimates(before, after, shared, metric)
+    shifts = [*cells.values(), *effects.values()]
+    family = [number for number, one in enumerate(shifts) if one.error is not None]
+    errors = [shift.error for shift in shifts if shift.error is not None]
+    found = judge_family([shifts[n].value for n in family], errors, before.decide.alpha)
+    for number, test in zip(family, found, strict=True):
+        shifts[number] = replace(shifts[number], low=test.low, high=test.high, p=test.p)
+    judged = iter(shifts)
+    return {c: next(judged) for c in cells}, {name: next(judged) for name in effects}, is_paired
+
+
+Parts = tuple[dict[Levels, Shift], dict[str, Shift]]
+
+
+def _paired_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> Parts:
+    """Estimate shifts from the differences of trials of one cell and one seed."""
+    rows: dict[Levels, dict[int, TrialRow]] = {}
+    for levels, other in shared.items():
+        values, others = before.values(levels, metric), after.values(other, metric)
+        for seed in [seed for seed in values if seed in others]:
+            one, two = others[seed], values[seed]
+            # rounding errors count as zero
+            value = 0.0 if abs(one - two) <= 1e-12 * max(abs(one), abs(two)) else one - two
+            pair = before.cells[levels][seed], after.cells[other][seed]
+            training = " ".join(row.training for row in pair)
+            rows.setdefault(levels, {})[seed] = TrialRow(
+                levels, seed, pair[0].trial, "done", training, {metric: value}
+            )
+    differences = {
+        levels: {seed: row.measurements[metric] for seed, row in by_seed.items()}
+        for levels, by_seed in rows.items()
+    }
+    scale = max((abs(v) for row in differences.values() for v in row.values()), default=1.0)
+    in_steps = METRICS[metric].is_share
+    means = {
+        levels: estimate(list(row.values()), scale, in_steps=in_steps)
+        for levels, row in differences.items()
+    }
+    tested = [levels for levels, one in means.items() if one.kind == "tested"]
+    of_tested = [differences[levels] for levels in tested]
+    found = pool_errors(of_tested, [{levels: 1.0} for levels in tested], differences)
+    errors = dict(zip(tested, found, strict=True))
+    cells = {
+        c: Shift(one.value, one.kind, len(differences[c]), errors.get(c), one.low, one.high)
+        for c, one in means.items()
+    }
+    design = rows, before.factors, metric
+    effects = estimate_main_effects(*design, estimand=before.estimand)
+    effects += estimate_interactions(*design, estimand=before.estimand)
+    return cells, _list_effects(effects)
+
+
+def _list_effects(effects: Iterable[Effect]) -> dict[str, Shift]:
+    """Return the effects that have an estimate by their names, as if each were a shift."""
+    found = {}
+    for effect in effects:
+        if (one := effect.estimate) is not None:
+            error = effect.tested_error if effect.is_tested else None
+            ends = (one.low, one.high)
+            found[effect.name] = Shift(effect.value, one.kind, len(effect.seeds), error, *ends)
+    return found
+
+
+def _independent_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> Parts:
+    """Estimate shifts between sweeps without a seed in common."""
+    cells = {}
+    for levels, other in shared.items():
+        parts = []
+        for by_seed in (before.values(levels, metric), after.values(other, metric)):
+            if by_seed:
+                one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
+                error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
+                parts.append(Shift(one.value, one.kind, len(by_seed), error))
+        if len(parts) == 2:
+            cells[levels] = _welch(*parts)
+    own, others = (
+        _list_effects((*study.mean_effects(metric), *study.interactions(metric)))
+        for study in (before, after)
+    )
+    return cells, {name: _welch(one, others[name]) for name, one in own.items() if name in others}
+
+
+def _welch(one: Shift, other: Shift) -> Shift:
+    """Return the difference of two independent estimates, with Satterthwaite's df."""
+    value, seeds = other.value - one.value, min(one.seeds, other.seeds)
+    errors = [part.error or StandardError(0.0, 1.0) for part in (one, other)]
+    variance = math.fsum(error.value**2 for error in errors)
+    if seeds < 2:
+        kind = "one seed"
+    elif not variance:
+        kind = "identical" if value == 0 else "exact"
+    else:
+        kind = "unvaried" if "unvaried" in (one.kind, other.kind) else "tested"
+    if kind != "tested":
+        return Shift(value, kind, seeds, None, value, value)
+    parts = math.fsum(error.value**4 / error.df for error in errors)
+    return Shift(value, kind, seeds, StandardError(math.sqrt(variance), variance**2 / parts))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.extensions.comparison.shifts import estimate_shifts
+from kvlab.extensions.comparison.sweeps import estimate_shifts
 from tests.support.cells import make_cells, make_study
 
 FACTS = {"experiment": {"data": {"tokenizer": "gpt2"}}}
@@ -49,28 +49,26 @@ def test_a_level_that_changed_is_found(first):
     random = np.random.default_rng(4)
     before = draw_cells(5, random)
     after = renumbered(draw_cells(5, random, 0.3), first)
-    found_shifts = shifts(before, after)
-    assert found_shifts.is_paired == (first == 0)
-    assert found_shifts.effects["heads=mqa"].is_found
-    assert found_shifts.effects["heads=mqa"].value == pytest.approx(0.3, abs=0.03)
-    assert not found_shifts.effects["position=rope"].is_found
-    assert not found_shifts.effects["heads=mqa and position=rope"].is_found
-    moved = {c for c, one in found_shifts.against_baseline.items() if one.is_found}
-    assert {"mha"}.isdisjoint({levels[0] for levels in moved})
+    cells, effects, is_paired = shifts(before, after)
+    assert is_paired == (first == 0)
+    assert effects["heads=mqa"].is_found
+    assert effects["heads=mqa"].value == pytest.approx(0.3, abs=0.03)
+    assert not effects["position=rope"].is_found
+    assert not effects["heads=mqa and position=rope"].is_found
+    if is_paired:
+        assert {levels[0] for levels, one in cells.items() if one.is_found} == {"mqa"}
 
 
 def test_the_same_trials_are_identical():
     cells = draw_cells(3, np.random.default_rng(5))
-    same = shifts(cells, cells)
-    every = [*same.cells.values(), *same.effects.values()]
-    assert {one.kind for one in every} == {"identical"}
+    of_cells, effects, _ = shifts(cells, cells)
+    assert {one.kind for one in (*of_cells.values(), *effects.values())} == {"identical"}
 
 
 def test_independent_seeds_are_welch():
     random = np.random.default_rng(6)
     before, after = draw_cells(3, random), renumbered(draw_cells(6, random), 50)
-    found_shifts = shifts(before, after)
-    for levels, shift in found_shifts.cells.items():
+    for levels, shift in shifts(before, after)[0].items():
         one, other = (
             [row.measurements["loss"] for row in cells[levels].values()]
             for cells in (before, after)
