@@ -152,16 +152,11 @@ class Study:
         return tuple(row for row in self.rows if row.is_done)
 
     @cached_property
-    def usual_code(self) -> tuple[str, str] | None:
-        """The code of most trials, of several the first; None if no trial says."""
-        codes = {row.trial: row.code for row in self.rows if row.code and row.status != "failed"}
-        return Counter(codes.values()).most_common(1)[0][0] if codes else None
-
-    @cached_property
     def other_code(self) -> tuple[TrialRow, ...]:
         """The trials that ran other code than most, each once. Trials that do not say are none."""
         rows = {row.trial: row for row in self.rows if row.code and row.status != "failed"}
-        return tuple(row for row in rows.values() if row.code != self.usual_code)
+        usual = Counter(row.code for row in rows.values()).most_common(1)
+        return tuple(row for row in rows.values() if row.code != usual[0][0])
 
     @cached_property
     def is_untrained(self) -> bool:

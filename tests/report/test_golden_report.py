@@ -166,7 +166,7 @@ LOST_SECTIONS = ("divergence", "effects", "cells")
 SERVING = ("plain", "coarse", "tied")
 FULL_SECTIONS = (
     "hellaswag", "serving-gap", "memory", "speed", "roofline", "benchmark-curves",
-    "starts", "equal-memory", "interval-widths",
+    "starts", "equal-memory",
 )  # fmt: skip
 RECORDS = {
     "report": (GoldenRecord(), SECTIONS),

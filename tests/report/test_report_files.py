@@ -128,7 +128,7 @@ def test_forged_negative_numbers_end_in_a_report_or_a_refusal(tmp_path, part):
         result = read_sealed_json(path)
         if part in result:
             write_sealed_json(path, {**result, part: turn_negative(result[part])})
-    sections = ["answer", "curves", "equal-memory", "roofline", "probes", "interval-widths"]
+    sections = ["answer", "curves", "equal-memory", "roofline", "probes"]
     try:
         write_report(store, "made", tmp_path / "out", sections)
     except RecordDamaged as error:

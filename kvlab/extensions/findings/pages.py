@@ -14,8 +14,8 @@ from typing import Any
 
 from kvlab.analysis.cell_comparisons import CellComparison
 from kvlab.analysis.effects import Effect, change_name
-from kvlab.analysis.precision import estimate_text_error
 from kvlab.analysis.study import Study
+from kvlab.analysis.text_error import estimate_text_error
 from kvlab.analysis.trial_rows import Levels
 from kvlab.analysis.verdicts import CHEAP
 from kvlab.errors import SpecError, StoreError

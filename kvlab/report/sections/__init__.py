@@ -60,7 +60,6 @@ SECTIONS: dict[str, SectionEntry] = {
     "curves": SectionEntry(cells.report_loss_curves),
     "cells": SectionEntry(cells.report_cells),
     "equal-memory": SectionEntry(fronts.report_equal_memory),
-    "interval-widths": SectionEntry(cells.report_interval_widths),
     "memory": SectionEntry(speed.report_memory, False),
     "speed": SectionEntry(speed.report_speed, False),
     "benchmark-curves": SectionEntry(speed.report_benchmark_curves, False),

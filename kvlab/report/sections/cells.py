@@ -1,6 +1,5 @@
-"""The table of cells, their curves, and what would narrow the intervals of the effects."""
+"""The table of cells, and their curves."""
 
-from kvlab.analysis.precision import Precision, estimate_precision, measure_final_fall
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -13,9 +12,6 @@ from kvlab.store.metrics import METRICS
 
 MAX_OPEN_ROWS = 24
 """Rows of a table of cells that is not folded."""
-
-LAST_SHARE = 0.1
-"""Part of the training whose fall in loss is quoted."""
 
 
 def report_cells(study: Study) -> doc.Section | None:
@@ -118,40 +114,3 @@ def _mean_curve(study: Study, levels: Levels) -> tuple[doc.Point, ...]:
         tip = (study.label(levels), position, f"loss {fmt.format_metric('loss', loss)}")
         points.append(doc.Point(tokens[step] / 10**6, loss, tip, study.cell_key(levels)))
     return tuple(points)
-
-
-# Widths of intervals
-
-
-def report_interval_widths(study: Study) -> doc.Section | None:
-    """Compare the errors over seeds and over texts; None without losses by document."""
-    metric = study.primary_metric
-    effects = study.effects(metric)
-    found = [one for effect in effects if (one := estimate_precision(study, effect)) is not None]
-    if not found:
-        return None
-    needs_text = [one.effect.name for one in found if one.helps_most == "scored tokens"]
-    fall = measure_final_fall(study, LAST_SHARE)
-    reaches = [e.high - e.low for e in effects if e.has_interval]
-    is_falling = fall is not None and reaches and fall > min(reaches) / 2
-    fields = {"names": cols.join_names(needs_text), "fall": fall if is_falling else None}
-    note = texts.write("interval widths", share=LAST_SHARE, **fields)
-    rows = ((_width_entries(one), study.change_key(one.effect.change)) for one in found)
-    title = "What would narrow the intervals"
-    table = doc.make_table("interval-widths", f"{title}.", rows)
-    return doc.Section(title, (note, table), is_appendix=True)
-
-
-def _width_entries(one: Precision) -> doc.Entries:
-    metric = one.effect.metric
-    yield "level", one.effect.name
-    for title, hint, number in (
-        ("error over seeds", "another training on the same text", one.seed_error),
-        ("error over texts", "the same weights on another text of this size", one.text_error),
-        ("half interval", "half the width of the simultaneous interval", one.reach),
-        ("twice the seeds", "what it would be", one.reach_with_seeds),
-        ("twice the scored tokens", "what it would be", one.reach_with_tokens),
-    ):
-        column = doc.Column(f"{title} ({fmt.difference_unit(metric)})", True, hint)
-        yield column, cols.magnitude_cell(metric, number)
-    yield "helps most", one.helps_most

@@ -43,15 +43,9 @@ def report_pareto(study: Study) -> doc.Section | None:
     contents.append(doc.Fold("Cells on the front", (table, method)))
     others, left_out = _other_fronts(study)
     if others or any(left_out.values()):
-        folded: list[doc.Content] = [texts.write("other fronts", study=study, **left_out)]
-        folded += [
-            _figure(study, quality, name, found)
-            for (quality, name), found in others.items()
-            if quality == metric or name == "stored"
-        ]
-        if others:
-            folded.append(_membership_table(study, {(metric, "stored"): points, **others}))
-        contents.append(doc.Fold("Other fronts", tuple(folded)))
+        figures = (_figure(study, *pair, found) for pair, found in others.items())
+        note = texts.write("other fronts", study=study, **left_out)
+        contents.append(doc.Fold("Other fronts", (note, *figures)))
     return doc.Section("Memory against quality", tuple(contents))
 
 
@@ -74,7 +68,7 @@ def _other_fronts(study: Study) -> tuple[dict[tuple[str, str], list[CellPoint]],
         "no_accuracy": accuracy in measured and all_at_chance(study, [accuracy]),
     }
     if accuracy in measured and not left_out["no_accuracy"]:
-        pairs += [(accuracy, name) for name in costs]
+        pairs.append((accuracy, "stored"))
     made = {pair: fronts.cost_front(study, pair[0], COSTS[pair[1]]) for pair in pairs}
     return {pair: points for pair, points in made.items() if points}, left_out
 
@@ -121,37 +115,13 @@ def _mark(study: Study, metric: str, name: str, point: CellPoint, is_named: bool
         label,
         COSTS[name].format(point.cost),
         f"{quality} {fmt.display_unit(metric)} (n = {len(values)})",
-        _membership(point) if point.is_on_front else "dominated",
+        ("perhaps" if point.rivals else "on the front") if point.is_on_front else "dominated",
     )
     mean, key, bar = fmt.in_display_unit(metric, point.mean), study.cell_key(point.levels), None
     if is_named and spread:
         reach = fmt.in_display_unit(metric, spread)
         bar = (mean - reach, mean + reach)
     return doc.Point(point.cost, mean, tip, key, label if is_named else "", y_range=bar)
-
-
-def _membership_table(
-    study: Study, all_fronts: dict[tuple[str, str], list[CellPoint]]
-) -> doc.Table:
-    """List the cells that are on a front, and on which."""
-    rows = []
-    for levels in study.cells:
-        found: dict[str, str] = {}
-        for (metric, name), points in all_fronts.items():
-            title = f"{fmt.short_title(metric)} by {COSTS[name].short_title}"
-            on_front = (one for one in points if one.is_on_front and one.levels == levels)
-            found[title] = _membership(next(on_front, None))
-        if count := sum(map(bool, found.values())):
-            named = ("cell", study.label(levels))
-            entries: doc.Entries = (named, *found.items(), ("fronts", count))
-            rows.append((entries, study.cell_key(levels)))
-    return doc.make_table("fronts", texts.fill("caption of the fronts"), rows)
-
-
-def _membership(point: CellPoint | None) -> str:
-    if point is None:
-        return ""
-    return "perhaps" if point.rivals else "on the front"
 
 
 def report_equal_memory(study: Study) -> doc.Section | None:

@@ -12,7 +12,7 @@ from kvlab.report import document as doc
 from kvlab.report import table_columns as cols
 from kvlab.report import texts
 from kvlab.report.formatting import format_fixed, format_metric, format_p_value
-from kvlab.report.record_warnings import CODE_FACTS, count_values, list_warnings
+from kvlab.report.record_warnings import count_values, list_warnings
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -47,11 +47,6 @@ def report_provenance(study: Study) -> doc.Section:
         }  # fmt: skip
         contents += [*list_warnings(study), texts.write("compute", **fields)]
         contents.append(doc.make_table("provenance", caption, rows))
-    if study.other_code:
-        own = ((_code_entries(study, r), study.cell_key(r.levels)) for r in study.other_code)
-        training, measurement = study.usual_code or ("", "")
-        caption = f"Trials of other code than {training} (training) and {measurement} (measuring)."
-        contents.append(doc.make_table("other-code", caption, own))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(doc.Block(title, str(study.sweep[key]), "yaml"))
@@ -61,12 +56,6 @@ def report_provenance(study: Study) -> doc.Section:
 def _format_spent(compute: Compute) -> str:
     hours = (f"{format_number(h)} {device} hours" for device, h in sorted(compute.hours.items()))
     return " and ".join([f"{format_number(compute.flops)} training FLOPs", *hours])
-
-
-def _code_entries(study: Study, row: TrialRow) -> doc.Entries:
-    yield from _trial_entries(study, row)
-    for name, digest in zip(CODE_FACTS, row.code or ("", ""), strict=True):
-        yield name, doc.Cell(digest, digest, code=True)
 
 
 # Failures and retries

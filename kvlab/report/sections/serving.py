@@ -103,12 +103,10 @@ def _report_divergence(study: Study) -> list[doc.Content]:
             interval = doc.Cell(text, csv[0], csv=csv) if known else doc.EMPTY_CELL
             yield cols.range_column(f"{title} 95% CI", unit, hint), interval
 
-    positions = (_position_table(study, list(found), metric) for metric in (_KL, _TOP_CHANGED))
     folded: tuple[doc.Content, ...] = (
         texts.write("divergence of predictions", study=study, **fields),
         _draw_divergence(study, found),
         cols.cells_table(study, "serving-divergence", caption, entries, found),
-        *(table for table in positions if table.rows),
     )
     worst = list(found)[-1]
     share = study.mean(worst, _TOP_CHANGED)
@@ -167,23 +165,6 @@ def _draw_divergence(study: Study, found: Mapping[Levels, Interval]) -> doc.Figu
     caption = f"Divergence of the served predictions from the one-shot ones{bars}."
     described = "; ".join(": ".join(point.tip) for point in points)
     return doc.Figure("serving-divergence", caption, f"{caption} {described}.", plot)
-
-
-def _position_table(study: Study, cells: list[Levels], metric: str) -> doc.Table:
-    title, unit, stem = "KL divergence", "nats/token", "kl"
-    if metric == _TOP_CHANGED:
-        title, unit, stem = METRICS[_TOP_CHANGED].title.capitalize(), "%", "top"
-
-    def entries(levels: Levels) -> doc.Entries:
-        for part in range(1, 9):
-            mean = cols.mean_cell(study, levels, f"{metric}_part{part}")
-            yield cols.mean_column(f"{part}/8", unit), mean
-
-    spread = ""
-    if len(study.seeds) > 1:
-        spread = f", mean {fmt.PLUS_MINUS} standard deviation over seeds"
-    caption = f"{title} ({unit}) by eighth of the context, the earliest first{spread}."
-    return cols.cells_table(study, f"serving-{stem}-positions", caption, entries, cells)
 
 
 # Caches

@@ -1,12 +1,11 @@
-"""What narrows an interval, and errors over texts: against simulations of known variance."""
+"""Errors over texts: against simulations of known variance."""
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from kvlab.analysis.precision import estimate_precision, text_error
-from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import Study
+from kvlab.analysis.text_error import estimate_text_error, text_error
 from tests.support.record_factory import Record
 
 DOCUMENTS, TOKENS = 200, 50
@@ -34,24 +33,16 @@ class Scored(Record):
         return float(np.mean(self.columns(levels, seed)["nats"])) / TOKENS
 
 
-def precision(folder, seeds=8, **deviations):
-    record = Scored(factors={"heads": ("mha", "mqa")}, seeds=tuple(range(seeds)))
-    for name, value in deviations.items():
-        setattr(record, name, value)
+def estimate(record, folder):
     study = Study.load(record.write(folder), "made")
-    return study, estimate_precision(study, study.effects("loss_served")[0])
+    effect = study.effects("loss_served")[0]
+    return estimate_text_error(study, "loss_served", effect.weights, effect.seeds)
 
 
-def test_noise_of_training_is_narrowed_by_seeds(tmp_path):
-    _, found = precision(tmp_path, by_seed=0.01, by_document=0.01)
-    effect = found.effect
-    assert found.seed_error == pytest.approx(effect.estimate.standard_error)
-    assert found.text_error == pytest.approx(0.01 / DOCUMENTS**0.5, rel=0.2)
-    assert found.reach == pytest.approx((effect.high - effect.low) / 2)
-    assert found.reach_with_tokens == pytest.approx(found.reach, rel=1e-3)
-    expected = t_quantile(0.975, 15) * found.seed_error / 2**0.5
-    assert found.reach_with_seeds == pytest.approx(expected)
-    assert found.helps_most == "seeds"
+def test_the_error_over_texts_is_that_of_documents_not_of_seeds(tmp_path):
+    record = Scored(factors={"heads": ("mha", "mqa")}, seeds=tuple(range(8)))
+    record.by_document = 0.01
+    assert estimate(record, tmp_path) == pytest.approx(0.01 / DOCUMENTS**0.5, rel=0.2)
 
 
 @pytest.mark.parametrize("column", ["documents", "tokens"])
@@ -62,8 +53,7 @@ def test_losses_of_other_text_are_not_paired(tmp_path, column):
             is_moved = levels["heads"] == "mqa" and seed == 2
             return {**found, column: [n + is_moved for n in found[column]]}
 
-    study = Study.load(Moved(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
-    assert estimate_precision(study, study.effects("loss_served")[0]) is None
+    assert estimate(Moved(factors={"heads": ("mha", "mqa")}), tmp_path) is None
 
 
 def test_the_error_over_texts_is_the_cluster_robust_one():
