@@ -9,11 +9,11 @@ from math import cos, pi, sin
 from pathlib import Path
 
 from kvlab.cli.commands import COMMANDS
-from kvlab.cli.commands.metrics import format_markdown
 from kvlab.cli.main import build_parser
+from kvlab.extensions.reference.key_reference import format_key_reference
+from kvlab.extensions.reference.metrics import format_markdown
 from kvlab.sharing import PATTERNS, owner_map
 from kvlab.spec.designs import DESIGNS, Axis, DesignRequest, Positions
-from kvlab.spec.key_reference import format_key_reference
 from kvlab.store.metrics import METRICS
 
 PUBLIC = {

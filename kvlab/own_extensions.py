@@ -49,6 +49,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "paper": ("command: paper",),
     "probes": ("evaluation.recall", "evaluation.needle"),
     "recall": ("data.recall", "data.source: recall", "data.mix.recall"),
+    "reference": ("command: metrics", "command: schema"),
     "rotation": ("serving.kv_rotate: hadamard",),
     "scaling": ("size",),
     "search": ("search",),

@@ -15,12 +15,15 @@ from kvlab.model import GPT
 from kvlab.sharing import PATTERNS
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.designs import DESIGNS
+from tests.support.extensions import find_missing
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.fixture(scope="module")
 def generate():
+    if missing := find_missing("reference"):
+        pytest.skip(f"without {missing}")
     spec = spec_from_file_location("docs_generate", DOCS / "generate.py")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module

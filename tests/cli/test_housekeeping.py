@@ -13,6 +13,7 @@ from kvlab.spec import load_experiment, load_sweep
 from kvlab.store import Store
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.planning.planner import describe_sweep
+from tests.support.extensions import find_missing
 from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 
@@ -117,8 +118,9 @@ def test_init_makes_specs_that_plan_and_overwrites_nothing(tmp_path, capsys):
     assert "kvlab plan sweeps/first.yaml" in capsys.readouterr().out
     load_experiment(folder / "experiments" / "small.yaml")
     assert len(load_sweep(folder / "sweeps" / "first.yaml").cells()) == 5
-    schema = json.loads((folder / "sweeps" / "sweep.schema.json").read_text())
-    assert schema["title"] == "kvlab sweep"
+    if not find_missing("reference"):
+        schema = json.loads((folder / "sweeps" / "sweep.schema.json").read_text())
+        assert schema["title"] == "kvlab sweep"
     assert (folder / ".gitignore").read_text() == "runs/\n"
     before = read_all(tmp_path)
     (folder / "experiments" / "small.yaml").unlink()

@@ -1,7 +1,6 @@
-"""The `kvlab` command, its table of commands, and that of measurements."""
+"""The `kvlab` command, its table of commands."""
 
 import os
-import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -12,10 +11,7 @@ from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import default_store, find_sweep_file, project_path
 from kvlab.errors import UsageError
-from kvlab.report.sections import SECTIONS
-from kvlab.spec.key_reference import list_key_sections
 from kvlab.store import Store
-from kvlab.store.metrics import FAMILIES, METRICS
 from tests.support.stub_looks import KnownRun
 from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, tiny_sweep_folder
 
@@ -65,21 +61,3 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     store = Store(folder / "runs")
     assert [store.status(trial) for trial in store.trial_ids()] == ["done", "done"]
     assert (folder / "reports" / "s" / "report.md").exists()
-
-
-def test_every_metric_is_in_one_family_whose_sections_and_keys_exist():
-    own = [name for name in METRICS if not METRICS.is_offered(name)]
-    assert all(sum(family.holds(name) for family in FAMILIES) == 1 for name in own)
-    keys = {key.path for _, _, keys in list_key_sections("experiment") for key in keys}
-    for family in FAMILIES:
-        assert set(family.sections) <= SECTIONS.keys(), family.title
-        assert {key for key in family.key.split(", ") if key} <= keys, family.title
-
-
-def test_the_tables_hold_every_metric_once_with_its_unit(capsys):
-    assert main(["metrics"]) == 0
-    pattern = r"^\| `(\w+)` \| .* \| ([^|]+) \| (lower|higher|neither) \|"
-    rows = re.findall(pattern, capsys.readouterr().out, re.M)
-    assert sorted(rows) == sorted(
-        (n, one.unit or "share", one.better) for n, one in METRICS.items()
-    )

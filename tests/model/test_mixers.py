@@ -9,7 +9,7 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.model.uptraining import initialize_from
 from kvlab.spec import ModelConfig, load_served_model, mixers
-from kvlab.spec.key_reference import json_schema
+from kvlab.spec.experiment import Experiment
 from kvlab.spec.mixers import MIXERS
 from tests.contracts.mixer_contract import MixerContract
 from tests.support.random_model import random_model
@@ -65,7 +65,7 @@ class TestANewMixerIsATableLine(MixerContract):
             load_served_model("gpt2", {"model.attention_pattern": "HG", **changes})
 
     def test_a_schema_and_uptraining_know_it(self):
-        kind = json_schema("experiment")["$defs"]["LayerKind"]["properties"]["mixer"]
+        kind = Experiment.model_json_schema()["$defs"]["LayerKind"]["properties"]["mixer"]
         assert "decayed_sum" in json.dumps(kind)
         source = random_model(self.config("G", kinds={}))
         model = random_model(self.config("HGGG", kinds={}))

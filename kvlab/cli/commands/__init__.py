@@ -24,8 +24,6 @@ COMMANDS: dict[str, str] = {
     "export": "write the model of a trial as a Hugging Face folder",
     "verify": "check every file of the record, and move aside what is damaged",
     "init": "make a folder with commented example specs",
-    "metrics": "list every measurement: unit, how it is taken, where it appears",
-    "schema": "describe every key of the YAML files, or print their JSON Schema",
 }
 
 MODULES: dict[str, str] = {}

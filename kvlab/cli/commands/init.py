@@ -9,7 +9,7 @@ from kvlab.cli.shared_arguments import add_flag
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.spec.key_reference import json_schema
+from kvlab.own_extensions import find_members
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,9 @@ def run(options: argparse.Namespace) -> None:
         if path.is_file()
     }
     starter[".gitignore"] = starter.pop("gitignore")  # which would act on the package itself
-    for kind in ("experiment", "sweep"):
-        starter[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
+    for make in find_members("schemas").values():
+        for kind in ("experiment", "sweep"):
+            starter[f"{kind}s/{kind}.schema.json"] = json.dumps(make(kind), indent=1) + "\n"
     existing = sorted(name for name in starter if (folder / name).exists())
     if existing:
         text = f"DIR = {folder} already has {', '.join(existing)}"

@@ -6,7 +6,11 @@ import json
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.shared_arguments import add_flag
 from kvlab.errors import UsageError
-from kvlab.spec.key_reference import JSON_SCHEMA_DRAFT, format_key_reference, json_schema
+from kvlab.extensions.reference.key_reference import (
+    JSON_SCHEMA_DRAFT,
+    format_key_reference,
+    json_schema,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
