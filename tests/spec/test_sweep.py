@@ -8,6 +8,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.spec import load_experiment, load_sweep
+from tests.support.extensions import needs
 from tests.support.spec_files import EXPERIMENT, load_sweep_text, write_spec
 
 SWEEP = """\
@@ -53,6 +54,7 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
         load_sweep_text(tmp_path, SWEEP, "A b.yaml")
 
 
+@needs("search")
 def test_a_search_chooses_its_own_cells(tmp_path):
     text = (
         "question: q\nexperiment: e.yaml\n"

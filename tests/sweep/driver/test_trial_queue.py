@@ -8,6 +8,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.trial_queue import TrainingWaitlist, order_trials
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support import stub_trials as stub
+from tests.support.extensions import needs
 from tests.support.stub_search import SEARCH, searching
 from tests.support.stub_trials import StubRun, identify, tiny_plan, write_sweep
 
@@ -52,6 +53,7 @@ def test_what_waits_for_a_machine_that_left_can_be_stopped(store, planned):
     assert told[0].message.startswith("resources.cpus = 1, and no machine here has more than 0;")
 
 
+@needs("search")
 def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, monkeypatch, store):
     base = plan(load_sweep(write_sweep(tmp_path, SEARCH)), store, identify=identify)
     StubRun(store.path)(base.trials[0].trial)
