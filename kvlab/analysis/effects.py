@@ -51,6 +51,7 @@ class Effect:
     Attributes:
         change: The level, or the two levels, with their factors.
         at: Levels of other factors beside which it is estimated; empty for the mean over settings.
+        against: The level that one of an interaction is against; empty for its baseline level.
         estimate: The difference with its own t-test; None if there is no matched comparison.
         pairs_used: Matched comparisons used; of a contrast, seeds.
         pairs_designed: Matched comparisons in the design; of a contrast, seeds.
@@ -106,13 +107,15 @@ class Effect:
     is_disturbed: bool = False
     went_wrong: int = 0
     at: Change = ()
+    against: Change = ()
     over_all: Estimate | None = None
     least_error: float = 0.0
 
     @property
     def name(self) -> str:
         place = ", ".join(f"{factor}={level}" for factor, level in self.at)
-        return f"{change_name(self.change)}{' at ' if place else ''}{place}"
+        against = f" against {change_name(self.against)}" if self.against else ""
+        return f"{change_name(self.change)}{against}{' at ' if place else ''}{place}"
 
     @property
     def claim(self) -> str:

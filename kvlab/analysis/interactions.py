@@ -1,9 +1,10 @@
 """What two levels do together, and effects told apart where their settings disagree.
 
-An interaction is the difference of two differences. The interactions of a sweep are tested
-together, with a fifth of its error. A level that acts differently beside the levels of another
-factor is estimated beside each of them apart, and these parts share its error. A level of serving
-is always estimated apart.
+An interaction is the difference of two differences: what a level does beside another level, and
+beside that one's baseline level, or the first level beside which the design has it. The
+interactions of a sweep are tested together, with a fifth of its error. A level that acts
+differently beside the levels of another factor is estimated beside each of them apart, and these
+parts share its error. A level of serving is always estimated apart.
 """
 
 from collections.abc import Sequence
@@ -54,10 +55,40 @@ def estimate_interactions(
         for one, other in product(factors[first][1:], factors[second][1:])
         if ((first, one), (second, other)) in together
     ]
-    effects = estimation.estimate_changes(cells, factors, changes, metric, estimand)
+    effects = []
+    for change in changes:
+        against = _find_other_base(cells, factors, change)
+        own = {**factors, **{factor: (level, *factors[factor]) for factor, level in against}}
+        found = estimation.estimate_changes(cells, own, [change], metric, estimand)
+        effects += [replace(one, against=against) for one in found]
     distinct = _join_equal_contrasts([one for one in effects if one.pairs_designed], factors)
     judged = estimation.with_pooled_errors(distinct, cells, estimand)
     return estimation.judge_together(judged, alpha * SPLIT_SHARE, margin)
+
+
+def _find_other_base(cells: Cells, factors: Factors, change: Change) -> Change:
+    """Return the level that an interaction is against where the design lacks a baseline level.
+
+    A level may have no cell beside another factor's baseline level, as layers of another kind have
+    none where no layer is of it. Beside other levels of that factor it can still act differently.
+
+    Returns:
+        The first level of that factor beside which there are the changed level and its baseline
+        level; empty for the factor's baseline level.
+    """
+    names = list(factors)
+    seen = {
+        frozenset(pair) for cell in cells for pair in combinations(zip(names, cell, strict=True), 2)
+    }
+    for one, (factor, level) in (change, change[::-1]):
+        base = (one[0], factors[one[0]][0])
+        if {one, (factor, factors[factor][0])} in seen:
+            continue
+        others = ((factor, other) for other in factors[factor])
+        found = next((o for o in others if {one, o} in seen and {base, o} in seen), None)
+        if found is not None and found[1] != level:
+            return (found,)
+    return ()
 
 
 def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effect]:

@@ -420,7 +420,9 @@ def _list_other_verdicts(study: Study) -> list[tuple[str, str, str, str]]:
     found = {study.cell_key(levels): one for levels, one in study.comparisons.items()}
     others = []
     for effect in study.effects(study.primary_metric):
-        cell = found.get(study.change_key((*effect.change, *effect.at)))
+        if any(level != study.factors[factor][0] for factor, level in effect.at):
+            continue  # its cell differs from the reference in more levels
+        cell = found.get(study.change_key(effect.change))
         if cell and effect.estimate and cell.verdict and cell.verdict != effect.verdict:
             others.append((study.label(cell.levels), cell.verdict, effect.name, effect.verdict))
     return others

@@ -96,6 +96,33 @@ def test_a_level_whose_settings_disagree_is_estimated_beside_each(tmp_path):
     assert list(levels.values()) == pytest.approx([0.05 / 6] * 4)
 
 
+class Cliff(Record):
+    """One K/V head is beside rotary positions of two kinds alone, and beside one costs 0.06 more."""
+
+    def loss(self, levels, seed):
+        extra = levels["heads"] == "mqa" and levels["position"] == "far"
+        return super().loss(levels, seed) + (0.06 if extra else 0.0)
+
+
+@pytest.mark.parametrize("order", [("heads", "position"), ("position", "heads")])
+def test_settings_are_told_apart_where_none_has_the_other_factors_baseline_level(tmp_path, order):
+    def exclude(levels):
+        return levels["heads"] == "mqa" and levels["position"] == "learned"
+
+    levels = {"heads": ("mha", "mqa"), "position": ("learned", "rope", "far")}
+    factors = {factor: levels[factor] for factor in order}
+    record = Cliff(seeds=tuple(range(6)), factors=factors, exclude=exclude)
+    made = Study.load(record.write(tmp_path), "made")
+    (pair,) = made.interactions("loss")
+    assert pair.against == (("position", "rope"),)
+    assert pair.low <= 0.06 <= pair.high
+    assert pair.is_significant
+    found = {one.name: one for one in made.effects("loss") if one.claim == "heads=mqa"}
+    assert found.keys() == {"heads=mqa at position=rope", "heads=mqa at position=far"}
+    for name, cost in zip(found, (EFFECTS["mqa"], EFFECTS["mqa"] + 0.06), strict=True):
+        assert found[name].low <= cost <= found[name].high
+
+
 def test_levels_without_a_partner_are_not_guessed(tmp_path):
     """Two factors that always move together cannot be told apart."""
 

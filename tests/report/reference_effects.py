@@ -112,8 +112,14 @@ class Sweep:
         changed = [key for key in own.keys() | base.keys() if own.get(key) != base.get(key)]
         return bool(changed) and all(key.startswith("serving.") for key in changed)
 
-    def pairs(self, change: Change) -> dict[Cell, list[tuple[int, Cell]]]:
-        """Return the signed cells of every setting that a difference is the mean over."""
+    def pairs(
+        self, change: Change, bases: Mapping[str, str] | None = None
+    ) -> dict[Cell, list[tuple[int, Cell]]]:
+        """Return the signed cells of every setting that a difference is the mean over.
+
+        Args:
+            bases: Levels that are not the baseline's and that a factor's level is compared with.
+        """
         names, found = list(self.factors), {}
         for cell in self.cells:
             if any(cell[names.index(factor)] != level for factor, level in change):
@@ -123,7 +129,8 @@ class Sweep:
                 corner = list(cell)
                 for (factor, _), is_base in zip(change, to_base, strict=True):
                     if is_base:
-                        corner[names.index(factor)] = self.factors[factor][0]
+                        base = (bases or {}).get(factor, self.factors[factor][0])
+                        corner[names.index(factor)] = base
                 corners.append(((-1) ** sum(to_base), tuple(corner)))
             if all(corner in self.cells for _, corner in corners):
                 found[corners[-1][1]] = corners
@@ -270,10 +277,26 @@ class Sweep:
         for first, second in combinations(self.factors, 2):
             for one, other in product(self.factors[first][1:], self.factors[second][1:]):
                 change = ((first, one), (second, other))
-                difference = self.difference(values, change, self.pairs(change), metric)
+                pairs = self.pairs(
+                    change, self._other_base(*change) or self._other_base(*change[::-1])
+                )
+                difference = self.difference(values, change, pairs, metric)
                 found += [difference] if difference is not None else []
         margin = self.decide["margin"] if metric == self.metric else None
         return judge(self.with_errors(found, values), 0.2 * self.alpha, margin)
+
+    def _other_base(self, one: tuple[str, str], other: tuple[str, str]) -> dict[str, str]:
+        """Return the level that stands for the other factor's baseline level, which ``one`` lacks.
+
+        It is the first with which the design has ``one`` and the baseline level of its factor.
+        """
+        mine, theirs = (list(self.factors).index(factor) for factor, _ in (one, other))
+        beside = {cell[theirs] for cell in self.cells if cell[mine] == one[1]}
+        both = {c[theirs] for c in self.cells if c[mine] == self.baseline[mine]} & beside
+        levels = self.factors[other[0]]
+        if levels[0] in beside or not both or (base := min(both, key=levels.index)) == other[1]:
+            return {}
+        return {other[0]: base}
 
     # Effects as they are printed
 

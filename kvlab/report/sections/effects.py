@@ -298,7 +298,9 @@ def report_interactions(study: Study) -> doc.Section | None:
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
     is_contrast = any(effect.is_contrast for effect in effects)
-    method = texts.write("interactions", share=SPLIT_SHARE, is_contrast=is_contrast)
+    bases = any(effect.against for effect in effects)
+    fields = {"is_contrast": is_contrast, "has_other_base": bases}
+    method = texts.write("interactions", share=SPLIT_SHARE, **fields)
     first = next((effect for effect in strongest if effect.is_significant), strongest[0])
     fields = {"effects": strongest, "name": _name(first), "verdict": _sum_verdict(first)}
     contents = (
@@ -327,6 +329,7 @@ def _sum_entries(study: Study, effects: list[Effect], effect: Effect) -> doc.Ent
 def _name(effect: Effect) -> str:
     """Return the levels of an interaction, and of all others that are the same contrast."""
     names = [" + ".join(f"{factor}={level}" for factor, level in effect.change)]
+    names[0] += "".join(f" (against {factor}={level})" for factor, level in effect.against)
     for sign, change in effect.same_as:
         other = " + ".join(f"{factor}={level}" for factor, level in change)
         names.append(other if sign > 0 else f"{fmt.MINUS}({other})")
