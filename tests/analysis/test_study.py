@@ -23,7 +23,6 @@ def test_a_trial_of_several_cells_counts_once_in_the_usual_code():
         cells[level,] = {0: replace(shared, levels=(level,))}
     cells["h",] = {0: replace(cells["c",][0], levels=("h",), trial="h 0")}
     study = make_study(cells, {"point": list("abcdefgh")})
-    assert study.usual_code == ("new", "m")
     assert [row.levels for row in study.other_code] == [("g",), ("b",)]
 
 
