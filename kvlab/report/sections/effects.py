@@ -298,9 +298,12 @@ def report_interactions(study: Study) -> doc.Section | None:
     found = any(effect.is_significant for effect in effects)
     is_open = len(shown) <= MAX_OPEN_ROWS and (found or len(effects) == 1)
     is_contrast = any(effect.is_contrast for effect in effects)
-    bases = any(effect.against for effect in effects)
-    fields = {"is_contrast": is_contrast, "has_other_base": bases}
-    method = texts.write("interactions", share=SPLIT_SHARE, **fields)
+    method = texts.write(
+        "interactions",
+        share=SPLIT_SHARE,
+        is_contrast=is_contrast,
+        has_other_base=any(effect.against for effect in effects),
+    )
     first = next((effect for effect in strongest if effect.is_significant), strongest[0])
     fields = {"effects": strongest, "name": _name(first), "verdict": _sum_verdict(first)}
     contents = (
