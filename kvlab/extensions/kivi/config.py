@@ -86,16 +86,13 @@ class BlockRule:
         return blocks, tokens - (full if completes else max(first_seen, full))
 
     def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
-        """Return the blocks, and the tokens in full precision, that a slot has place for.
-
-        Of the latter one more than are ever stored: bytes of records are of this allocation.
-        """
+        """Return the blocks, and the tokens in full precision, that a slot has place for."""
         if not self.quantizes(window):
             return 0, min(tokens, window or tokens)
         blocks = self.quantized_tokens(tokens) // self.group
         if window is not None:
             blocks = min(blocks, -(-(window - self.residual) // self.group))
-        return blocks, min(tokens, self.residual + self.group)
+        return blocks, min(tokens, self.residual + self.group - 1)
 
     def find_problems(self, model: "ModelConfig", section: str) -> Iterator[str]:
         """Yield why K and V of ``model`` cannot be quantized so, or would never be."""

@@ -43,7 +43,7 @@ def test_tokens_are_exact_until_their_block_is_billed_as_codes():
         cache = KVCache(layout, 1, count, kv.dtype, torch.device("cpu"))
         blocks = max(0, count - 5) // 8
         assert cache.nbytes == layout.stored_bytes(1, count, "float64")
-        assert cache.nbytes == blocks * block + min(count, 13) * full
+        assert cache.nbytes == blocks * block + min(count, 12) * full
         one_pass = cache.begin_pass(count)
         one_pass.write_kv(0, *kv[:, 0, :, :, :count])
         keys, values = one_pass.read_kv(0).parts
@@ -55,12 +55,38 @@ def test_tokens_are_exact_until_their_block_is_billed_as_codes():
             assert changed.tolist() == [place < 8 * blocks for place in range(count)]
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    group=st.sampled_from([4, 8]),
+    residual=st.integers(0, 6),
+    window=st.sampled_from([None, 4, 9]),
+    count=st.integers(1, 40),
+)
+def test_every_entry_that_is_reserved_is_filled(group, residual, window, count):
+    pattern = "GL" if window else "G"
+    model = ModelConfig(**{**SHAPE, "n_layer": 2}, attention_pattern=pattern, window=window)
+    layout = KVLayout.of(
+        model, ServingConfig(kv_dtype="kivi2", kv_group=group, kv_residual=residual)
+    )
+    cache = KVCache(layout, 1, count, torch.float32, torch.device("cpu"))
+    assert cache.nbytes == layout.stored_bytes(1, count)
+    for _ in range(count):
+        one_pass = cache.begin_pass(1)
+        for layer in range(2):
+            one_pass.write_kv(layer, *torch.ones(2, 1, 2, 1, 8))
+            one_pass.end_layer(layer)
+        one_pass.finish()
+    for buffer in cache.buffers.values():
+        assert all(bool(part.all()) for part in buffer.full)
+        assert all(bool(low.all()) for _, _, low in buffer.blocks)
+
+
 def test_kv_bytes_are_those_counted_by_hand():
     model = GPT(ModelConfig(vocab_size=64, block_size=32, n_layer=6, n_head=4, n_embd=32,
                             attention_pattern="GLLLLL", window=10))  # fmt: skip
     serving = ServingConfig(kv_dtype="kivi2", kv_group=8, kv_residual=4)
     # a block is 4 heads x (64 / 4 + 8 x 4) of K and 8 tokens x 4 heads x (8 / 4 + 4) of V
-    stored = 3 * 384 + 12 * 256 + 5 * (1 * 384 + 12 * 256)
+    stored = 3 * 384 + 11 * 256 + 5 * (1 * 384 + 11 * 256)
     read = 3 * 384 + 8 * 256 + 5 * (1 * 384 + 8 * 256)  # the last 8 tokens are in no block yet
     counted = count_kv_bytes(model, serving, 1, 32)
     assert counted == {"kv_formula": stored, "kv_storage": stored, "kv_read": read}
