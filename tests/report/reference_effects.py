@@ -277,26 +277,25 @@ class Sweep:
         for first, second in combinations(self.factors, 2):
             for one, other in product(self.factors[first][1:], self.factors[second][1:]):
                 change = ((first, one), (second, other))
-                pairs = self.pairs(
-                    change, self._other_base(*change) or self._other_base(*change[::-1])
-                )
+                pairs = self.pairs(change, self.other_base(change))
                 difference = self.difference(values, change, pairs, metric)
                 found += [difference] if difference is not None else []
         margin = self.decide["margin"] if metric == self.metric else None
         return judge(self.with_errors(found, values), 0.2 * self.alpha, margin)
 
-    def _other_base(self, one: tuple[str, str], other: tuple[str, str]) -> dict[str, str]:
-        """Return the level that stands for the other factor's baseline level, which ``one`` lacks.
+    def other_base(self, change: Change) -> dict[str, str]:
+        """Return the level that stands for a factor's baseline level that the other level lacks.
 
-        It is the first with which the design has ``one`` and the baseline level of its factor.
+        It is the first beside which the design has that level and the baseline level of its factor.
         """
-        mine, theirs = (list(self.factors).index(factor) for factor, _ in (one, other))
-        beside = {cell[theirs] for cell in self.cells if cell[mine] == one[1]}
-        both = {c[theirs] for c in self.cells if c[mine] == self.baseline[mine]} & beside
-        levels = self.factors[other[0]]
-        if levels[0] in beside or not both or (base := min(both, key=levels.index)) == other[1]:
-            return {}
-        return {other[0]: base}
+        for one, (factor, level) in (change, change[::-1]):
+            mine, theirs = (list(self.factors).index(name) for name in (one[0], factor))
+            beside = {cell[theirs] for cell in self.cells if cell[mine] == one[1]}
+            both = {c[theirs] for c in self.cells if c[mine] == self.baseline[mine]} & beside
+            levels = self.factors[factor]
+            if levels[0] not in beside and both and (base := min(both, key=levels.index)) != level:
+                return {factor: base}
+        return {}
 
     # Effects as they are printed
 

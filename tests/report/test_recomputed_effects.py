@@ -104,7 +104,10 @@ def check_interactions(folder: Path, sweep: Sweep):
     table = read_table(folder, "interactions")
     assert len(table) == min(len(found), 60)
     for row, name in enumerate(table["levels together"]):
-        effect = found[name.replace(" + ", " and ")]
+        levels, _, against = name.removesuffix(")").partition(" (against ")
+        effect = found[levels.replace(" + ", " and ")]
+        base = [f"{factor}={level}" for factor, level in sweep.other_base(effect.change).items()]
+        assert against == "".join(base)
         assert_number(table["beyond the sum"][row], unit_of(sweep.metric) * effect.value)
         assert_interval(table, row, effect, has_looks=False, unit=unit_of(sweep.metric))
 
