@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "muon": ("training.optimizer: muon",),
     "paper": ("command: paper",),
     "probes": ("evaluation.recall", "evaluation.needle"),
+    "published_weights": ("command: export", "published weights"),
     "recall": ("data.recall", "data.source: recall", "data.mix.recall"),
     "reference": ("command: metrics", "command: schema"),
     "rotation": ("serving.kv_rotate: hadamard",),

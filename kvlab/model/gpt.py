@@ -18,16 +18,15 @@ from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pas
 from kvlab.cache.kv_cache import Lengths
 from kvlab.cache.last_token_pass import LastTokenPass, count_writing_layers
 from kvlab.cache.uncached_passes import KVReads
-from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention, TokenMixer
 from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.linear import Linear, LinearProducts
-from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import KVStorage
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.training_config import find_checkpoint_tool
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -357,11 +356,11 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
-        """Return a published checkpoint's model.
+        """Return a published checkpoint's model; see `kvlab.extensions.published_weights`.
 
         Args:
             path_or_repo: a folder with ``config.json`` and ``*.safetensors``, or a repository of
-                the Hugging Face hub, of a type in `kvlab.model.hf_architectures.ARCHITECTURES`.
+                the Hugging Face hub.
             model_changes: fields of the configuration that need no other weights, such as
                 ``window`` with ``attention_pattern``.
 
@@ -369,20 +368,22 @@ class GPT(nn.Module):
             PretrainedError: the checkpoint is unavailable, or names or shapes do not match; all
                 mismatches are listed.
         """
-        folder = resolve_checkpoint_folder(path_or_repo)
-        architecture, config = read_config(folder)
-        check_sizes(folder, config)
-        if model_changes:
-            config = ModelConfig(**{**config.model_dump(), **model_changes})
-        model = cls(config, device="meta").to_empty(device="cpu")
-        if config.tie_embeddings:
-            model.lm_head.weight = model.token_embedding.weight
-        load_weights(model, folder, architecture)
+        model: GPT = find_checkpoint_tool("load")(cls, path_or_repo, **model_changes)
         return model
 
     def save_pretrained(self, folder: str | Path, *, end_of_text: int | None = None) -> str:
-        """Write a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
-        return save_pretrained(self, folder, end_of_text=end_of_text)
+        """Write a Hugging Face folder; return its ``model_type``.
+
+        Args:
+            end_of_text: the token id between documents, written as the id of their beginning and
+                of their end; None writes that it is unknown.
+
+        Raises:
+            PretrainedError: no published architecture computes what this model does; the message
+                says why for each of them.
+        """
+        kind: str = find_checkpoint_tool("save")(self, folder, end_of_text=end_of_text)
+        return kind
 
 
 def check_positions(config: ModelConfig, length: int, remedy: str) -> None:

@@ -49,7 +49,6 @@ _EVERYWHERE = {
     "kvlab.data": "prepares text, whose digest is in the ids",
     "kvlab.errors": "messages",
     "kvlab.fs": "files, locks and leases",
-    "kvlab.hf_checkpoints": "finds the files of a checkpoint, whose sha256 are in the ids",
     "kvlab.humanize": "messages",
     "kvlab.own_extensions": "names what extensions add",
     "kvlab.sharing": "makes owner maps, which are in the ids",

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.data.data_dir import cached_sha256
-from kvlab.errors import DataError, PretrainedError, SpecError
-from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
+from kvlab.errors import PretrainedError, SpecError
+from kvlab.own_extensions import name_members
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
@@ -34,7 +34,7 @@ class CheckpointWeights:
     Attributes:
         name: the repository, or a folder's last name; shown in the record.
         location: the repository, or the folder's absolute path.
-        identity: sha256 of each file, see `checkpoint_identity`.
+        identity: sha256 of each file that a model is read from, by file name.
     """
 
     name: str
@@ -113,9 +113,10 @@ class InitialWeightsResolver:
             is_path = Path(init_from).is_absolute()
             name = Path(init_from).name if is_path else init_from
             try:
-                identity = checkpoint_identity(init_from, download=not self._provisional)
+                identify = find_checkpoint_tool("identify")
+                identity = identify(init_from, download=not self._provisional)
             except PretrainedError as error:
-                if not self._provisional or is_path:
+                if not self._provisional or is_path or not name_members("checkpoints"):
                     message = f"training.init_from = {name}: {error}"
                     error_at = FieldError(("training", "init_from"), message)
                     raise SpecError([self._sweep.locate(error_at, cell.levels)]) from None
@@ -123,20 +124,6 @@ class InitialWeightsResolver:
                 identity = {"absent": init_from}
             self._checkpoints[init_from] = CheckpointWeights(name, init_from, identity)
         return self._checkpoints[init_from]
-
-
-def checkpoint_identity(location: str, *, download: bool = True) -> dict[str, str]:
-    """Return the sha256 of each file that a model is read from, by file name.
-
-    Raises:
-        PretrainedError: there is no such checkpoint, or one of its files is missing.
-    """
-    files = list_checkpoint_files(resolve_checkpoint_folder(location, download=download))
-    try:
-        digests = cached_sha256([path.resolve() for path in files])
-    except DataError as error:
-        raise PretrainedError(str(error)) from None
-    return {path.name: digests[path.resolve()] for path in files}
 
 
 def is_source_missing(trial: "Trial", store: Store) -> bool:

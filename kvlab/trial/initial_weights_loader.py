@@ -12,13 +12,14 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
 from kvlab.model.uptraining import initialize_from
+from kvlab.spec.training_config import find_checkpoint_tool
 from kvlab.store import Store
 from kvlab.store.attempt import ProgressUpdate
 from kvlab.train.checkpoint import Trunk
 from kvlab.train.loop import train
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.code_identity import this_code
-from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
+from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights
 from kvlab.trial.trial import Trial
 
 _RECORD_FILE = "start.json"
@@ -59,7 +60,7 @@ class InitialWeightsLoader:
         """
         weights, name = self.weights, self.weights.name
         if isinstance(weights, CheckpointWeights):
-            if checkpoint_identity(weights.location) != weights.identity:
+            if find_checkpoint_tool("identify")(weights.location) != weights.identity:
                 text = f"training.init_from = {name}: its files are not those planned with"
                 raise SourceMissing(f"{text}; submit again to plan with these")
             source = GPT.from_pretrained(weights.location)

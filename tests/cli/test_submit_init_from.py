@@ -18,6 +18,7 @@ from kvlab.sweep import plan
 from kvlab.train.tensor_files import read_final_weights
 from kvlab.trial.run import run_task
 from kvlab.trial.torch_trainable import TorchTrainable
+from tests.support.extensions import find_missing, needs
 from tests.support.stub_trials import drive
 from tests.support.trained_trial import make_random_model
 
@@ -74,7 +75,8 @@ def write_sweep(folder, sweep=UNTRAINED, tokens=0, **shape):
     (folder / "e.yaml").write_text(EXPERIMENT.replace("TOKENS", str(tokens)))
     (folder / "s.yaml").write_text(sweep)
     model = make_random_model(ModelConfig(**{**SHAPE, **shape}))
-    model.save_pretrained(folder / "checkpoint")
+    if not find_missing("published_weights"):
+        model.save_pretrained(folder / "checkpoint")
     return model
 
 
@@ -94,6 +96,7 @@ def read_results(store, planned):
     return {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
 
 
+@needs("published_weights")
 def test_a_checkpoint_is_studied_without_training(folder):
     model, store = write_sweep(folder), Store(folder / "runs")
     assert main(["submit", "s.yaml", "--executor", "inline", "--store", str(store.path)]) == 0
@@ -145,6 +148,7 @@ def test_a_cell_starts_from_the_training_of_another(uptrained):
     assert first < source["curves"]["train_loss"][0][2] - 0.5, "it starts where the other ended"
 
 
+@needs("published_weights")
 def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
     write_sweep(folder, n_embd=32)
     code, _, found = run_driver(folder)
@@ -154,6 +158,7 @@ def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
         assert "none of its weights fits" in result["error"]["message"]
 
 
+@needs("published_weights")
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
     write_sweep(folder)
     trial = plan_sweep(folder).trials[0].trial
@@ -201,6 +206,7 @@ def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss
     assert not any("made again" in note for note in plan_sweep(folder, store).notes)
 
 
+@needs("published_weights")
 @pytest.mark.parametrize("loss", ["flip", "gone"])
 def test_a_lost_record_of_the_start_lets_a_training_begin_anew(folder, loss):
     """It is written before the first step, so a training that goes on cannot write it."""

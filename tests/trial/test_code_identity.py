@@ -45,7 +45,7 @@ PASSED_OVER = {
     TRAINING: (
         "spec spec.experiment spec.extension_files spec.flops spec.members own_extensions"
         " spec.presets spec.source_options spec.spec_model"
-        " data.dataset_preparation data.shards data.tokenizers"
+        " data.data_dir data.dataset_preparation data.shards data.tokenizers"
     ),
     MEASUREMENT: (
         "spec spec.data_config spec.experiment spec.extension_files spec.flops spec.members"

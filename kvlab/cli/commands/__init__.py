@@ -21,7 +21,6 @@ COMMANDS: dict[str, str] = {
     "copy": "copy the record to a file or a URL, or restore it",
     "data": "get and prepare text and evaluation sets",
     "generate": "continue a text with a trained model",
-    "export": "write the model of a trial as a Hugging Face folder",
     "verify": "check every file of the record, and move aside what is damaged",
     "init": "make a folder with commented example specs",
 }

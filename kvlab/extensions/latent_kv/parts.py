@@ -3,7 +3,7 @@
 from kvlab.own_extensions import Parts
 
 _FOLDER = "kvlab.extensions.latent_kv"
-_CODE = tuple(f"{_FOLDER}.{name}" for name in ("arithmetic", "view", "deepseek"))
+_CODE = tuple(f"{_FOLDER}.{name}" for name in ("arithmetic", "view"))
 
 PARTS = Parts(
     members={
@@ -15,7 +15,6 @@ PARTS = Parts(
         "preset_notes": dict.fromkeys(
             ("deepseek-v2-lite", "deepseek-v3"), "kvlab.spec.presets:ACTIVE_EXPERTS"
         ),
-        "hf_architectures": {"deepseek_v2": f"{_FOLDER}.deepseek:DEEPSEEK_V2"},
     },
     training_code=_CODE,
     measurement_code=_CODE,

@@ -10,6 +10,7 @@ from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
+from tests.support.extensions import needs
 from tests.support.stub_trials import StubRun, drive, identify, tiny_plan, write_sweep
 
 # The dependent level comes first, so that waiting is needed.
@@ -93,6 +94,7 @@ def checkpoint_plan(folder):
     return by_cell(plan(load_sweep(write_sweep(folder, CHECKPOINT)), identify=identify))
 
 
+@needs("published_weights")
 def test_a_checkpoints_bytes_are_its_identity_wherever_it_lies(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
@@ -109,6 +111,7 @@ def test_a_checkpoints_bytes_are_its_identity_wherever_it_lies(tmp_path):
     assert first.source_training is None
 
 
+@needs("published_weights")
 def test_a_checkpoint_that_is_not_there_is_refused_at_its_place(tmp_path):
     write_checkpoint(tmp_path)
     (tmp_path / "weights" / "model.safetensors").unlink()

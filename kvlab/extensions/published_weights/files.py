@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import PretrainedError
+from kvlab.data.data_dir import cached_sha256
+from kvlab.errors import DataError, PretrainedError
 from kvlab.fs.atomic_files import open_regular, parse_json, read_regular
 from kvlab.humanize import summarize_error
 
@@ -75,6 +76,20 @@ def list_checkpoint_files(folder: Path) -> list[Path]:
         text = f"{folder} has no config.json, which says what the weights are"
         raise PretrainedError(f"{text}; copy it there, or name another folder")
     return [folder / "config.json", *weights]
+
+
+def identify_checkpoint(location: str, *, download: bool = True) -> dict[str, str]:
+    """Return the sha256 of each file that a model is read from, by file name.
+
+    Raises:
+        PretrainedError: there is no such checkpoint, or one of its files is missing.
+    """
+    files = list_checkpoint_files(resolve_checkpoint_folder(location, download=download))
+    try:
+        digests = cached_sha256([path.resolve() for path in files])
+    except DataError as error:
+        raise PretrainedError(str(error)) from None
+    return {path.name: digests[path.resolve()] for path in files}
 
 
 def read_checkpoint_config(folder: Path) -> dict[str, Any]:

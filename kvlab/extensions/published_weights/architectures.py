@@ -1,16 +1,15 @@
 """Published architectures: Hugging Face's configurations and weight names against kvlab's.
 
-`kvlab.model.pretrained` has the table, by ``model_type``. To add an architecture, add a class here
-and one entry there; the contract in ``tests/contracts/hf_architecture_contract.py`` says what it
-must do.
+The table is in ``pretrained.py``, by ``model_type``. To add an architecture, add a class here and
+an entry there; the contract in the tests says what it must do.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from kvlab.model import hf_conversion as hf
-from kvlab.model.hf_conversion import Architecture, WeightMapping
+from kvlab.extensions.published_weights import conversion as hf
+from kvlab.extensions.published_weights.conversion import Architecture, WeightMapping
 from kvlab.spec.model_config import ModelConfig
 
 _PLAIN = {

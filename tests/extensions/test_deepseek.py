@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.contracts.hf_architecture_contract import HFArchitectureContract
-from tests.model.test_pretrained import LLAMA
+from tests.extensions.published_weights.architecture_contract import HFArchitectureContract
+from tests.extensions.published_weights.test_pretrained import LLAMA
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")
 

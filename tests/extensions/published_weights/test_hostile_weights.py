@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kvlab.errors import PretrainedError
-from kvlab.hf_checkpoints import check_tensor_file
+from kvlab.extensions.published_weights import pretrained as pretrained_module
+from kvlab.extensions.published_weights.files import check_tensor_file
 from kvlab.model import GPT
-from kvlab.model import pretrained as pretrained_module
 from kvlab.spec import ModelConfig
 
 SHAPE = ModelConfig(vocab_size=17, block_size=8, n_layer=2, n_head=2, n_embd=8)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from kvlab.errors import PretrainedError
+from kvlab.extensions.published_weights.architectures import Llama
+from kvlab.extensions.published_weights.pretrained import ARCHITECTURES
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.model.hf_architectures import Llama
-from kvlab.model.pretrained import ARCHITECTURES
 from kvlab.spec import ModelConfig
-from tests.contracts.hf_architecture_contract import HFArchitectureContract
+from tests.extensions.published_weights.architecture_contract import HFArchitectureContract
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")
 

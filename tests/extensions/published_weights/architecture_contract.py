@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvlab.errors import PretrainedError
+from kvlab.extensions.published_weights.pretrained import ARCHITECTURES
 from kvlab.model import GPT
-from kvlab.model.pretrained import ARCHITECTURES
 
 TOKENS = 40
 

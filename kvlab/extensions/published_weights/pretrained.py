@@ -15,22 +15,48 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvlab.errors import PretrainedError
+from kvlab.extensions.published_weights.architectures import (
+    GPT2,
+    Gemma3,
+    Llama,
+    Mistral,
+    Qwen3,
+    SmolLM3,
+)
+from kvlab.extensions.published_weights.conversion import Architecture
+from kvlab.extensions.published_weights.deepseek import DeepSeekV2
+from kvlab.extensions.published_weights.files import (
+    check_tensor_file,
+    list_checkpoint_files,
+    read_checkpoint_config,
+    resolve_checkpoint_folder,
+)
 from kvlab.fs.atomic_files import write_json
-from kvlab.hf_checkpoints import check_tensor_file, list_checkpoint_files, read_checkpoint_config
-from kvlab.model.hf_architectures import GPT2, Gemma3, Llama, Mistral, Qwen3, SmolLM3
-from kvlab.model.hf_conversion import Architecture
-from kvlab.own_extensions import find_members
 from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
 
-ARCHITECTURES: dict[str, Architecture] = {
-    **{one.model_type: one for one in (GPT2(), Llama(), Mistral(), SmolLM3(), Qwen3(), Gemma3())},
-    **find_members("hf_architectures"),
-}
+_MEMBERS = (GPT2(), Llama(), Mistral(), SmolLM3(), Qwen3(), Gemma3(), DeepSeekV2())
+ARCHITECTURES: dict[str, Architecture] = {one.model_type: one for one in _MEMBERS}
 """``model_type`` of a checkpoint -> how it is read and written."""
+
+
+def load_pretrained(
+    model_class: "type[GPT]", path_or_repo: str | Path, **model_changes: Any
+) -> "GPT":
+    """Return a checkpoint's model; see `kvlab.model.GPT.from_pretrained`."""
+    folder = resolve_checkpoint_folder(path_or_repo)
+    architecture, config = read_config(folder)
+    check_sizes(folder, config)
+    if model_changes:
+        config = ModelConfig(**{**config.model_dump(), **model_changes})
+    model = model_class(config, device="meta").to_empty(device="cpu")
+    if config.tie_embeddings:
+        model.lm_head.weight = model.token_embedding.weight
+    load_weights(model, folder, architecture)
+    return model
 
 
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:

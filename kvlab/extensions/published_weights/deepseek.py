@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvlab.extensions.latent_kv.arithmetic import LatentKV
-from kvlab.model import hf_conversion as hf
-from kvlab.model.hf_architectures import Llama
-from kvlab.model.hf_conversion import WeightMapping
+from kvlab.extensions.published_weights import conversion as hf
+from kvlab.extensions.published_weights.architectures import Llama
+from kvlab.extensions.published_weights.conversion import WeightMapping
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -41,35 +40,35 @@ class DeepSeekV2(Llama):
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         problems = super().incompatibilities(config)
-        if isinstance(config.kv, LatentKV) and config.kv.groups == 1:
+        if getattr(config.kv, "name", "") == "latent" and getattr(config.kv, "groups", 1) == 1:
             problems.remove("kv is not separate")
             fixed = {"norm_eps": self.LATENT_NORM_EPS, "rope_scaling": None}
             return problems + hf.list_differences(config, fixed)
         return [*problems, "kv is not one latent"]
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        assert isinstance(config.kv, LatentKV)
+        kv: Any = config.kv
         return {
             **super().write_config(config),
             "num_key_value_heads": config.n_head,
-            "q_lora_rank": config.kv.query,
-            "kv_lora_rank": config.kv.latent,
+            "q_lora_rank": kv.query,
+            "kv_lora_rank": kv.latent,
             "qk_nope_head_dim": config.head_dim,
-            "qk_rope_head_dim": config.kv.rotary,
+            "qk_rope_head_dim": kv.rotary,
             "v_head_dim": config.head_dim,
-            "head_dim": config.kv.rotary,  # of the rotary frequencies
+            "head_dim": kv.rotary,  # of the rotary frequencies
             "first_k_dense_replace": config.n_layer,
         }
 
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
-        assert isinstance(config.kv, LatentKV)
-        latent, rotary, head_dim = config.kv.latent, config.kv.rotary, config.head_dim
+        kv: Any = config.kv
+        latent, rotary, head_dim = kv.latent, kv.rotary, config.head_dim
         pairs = [*range(0, rotary, 2), *range(1, rotary, 2)]
         q = [*(head_dim + row for row in pairs), *range(head_dim)]
         q_width, key_dim = config.n_head * (head_dim + rotary), head_dim + rotary
         q_order = [head * key_dim + row for head in range(config.n_head) for row in q]
-        q_rows = config.kv.query or q_width
-        qkv_order = [*range(q_rows)] if config.kv.query else q_order
+        q_rows = kv.query or q_width
+        qkv_order = [*range(q_rows)] if kv.query else q_order
         qkv_order += [q_rows + row for row in range(latent)]
         qkv_order += [q_rows + latent + row for row in pairs]
         up_order = [
@@ -85,7 +84,7 @@ class DeepSeekV2(Llama):
             block = mapping.name.removesuffix("qkv.weight")
             q_name, *_ = mapping.hf_names
             hf_block = q_name.removesuffix("q_proj.weight")
-            if config.kv.query:
+            if kv.query:
                 q_up = (f"{hf_block}q_b_proj.weight",)
                 yield WeightMapping(f"{block}q_up.weight", q_up, order=tuple(q_order))
                 yield WeightMapping(f"{block}q_norm.weight", (f"{hf_block}q_a_layernorm.weight",))
@@ -96,6 +95,3 @@ class DeepSeekV2(Llama):
             yield WeightMapping(f"{block}kv.norm.weight", (f"{hf_block}kv_a_layernorm.weight",))
             up = (f"{hf_block}kv_b_proj.weight",)
             yield WeightMapping(f"{block}kv.up.weight", up, order=tuple(up_order))
-
-
-DEEPSEEK_V2 = DeepSeekV2()

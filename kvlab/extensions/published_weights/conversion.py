@@ -1,6 +1,6 @@
 """What an architecture of Hugging Face is to kvlab, and what their configurations have in common.
 
-The architectures are in `kvlab.model.hf_architectures`.
+The architectures are in `kvlab.extensions.published_weights.architectures`.
 """
 
 from abc import ABC, abstractmethod
