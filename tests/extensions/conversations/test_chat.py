@@ -10,6 +10,7 @@ from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
 from kvlab.model.generate import generate, sample
 from tests.cli.test_models import BYTES
+from tests.support.extensions import needs
 
 
 def chat(monkeypatch, capsys, target, lines, *words, presses=()):
@@ -96,6 +97,7 @@ def test_ctrl_c_stops_a_reply_a_second_drops_the_turn_and_the_chat_goes_on(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@needs("published_weights")
 def test_a_chat_refuses_a_line_and_goes_on(checkpoint, monkeypatch, capsys):
     lines = ["x", "77", "1,2", ",".join("3" * 65)]
     replies, said = chat(monkeypatch, capsys, checkpoint, lines, "--new-tokens", "2")
