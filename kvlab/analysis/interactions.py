@@ -7,7 +7,7 @@ differently beside the levels of another factor is estimated beside each of them
 parts share its error. A level of serving is always estimated apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -47,17 +47,19 @@ def estimate_interactions(
         One effect per contrast, judged together.
     """
     together = {
-        pair for levels in cells for pair in combinations(zip(factors, levels, strict=True), 2)
+        frozenset(pair)
+        for levels in cells
+        for pair in combinations(zip(factors, levels, strict=True), 2)
     }
     changes = [
         ((first, one), (second, other))
         for first, second in combinations(factors, 2)
         for one, other in product(factors[first][1:], factors[second][1:])
-        if ((first, one), (second, other)) in together
+        if {(first, one), (second, other)} in together
     ]
     effects = []
     for change in changes:
-        against = _find_other_base(cells, factors, change)
+        against = _find_other_base(together, factors, change)
         own = {**factors, **{factor: (level, *factors[factor]) for factor, level in against}}
         found = estimation.estimate_changes(cells, own, [change], metric, estimand)
         effects += [replace(one, against=against) for one in found]
@@ -66,26 +68,27 @@ def estimate_interactions(
     return estimation.judge_together(judged, alpha * SPLIT_SHARE, margin)
 
 
-def _find_other_base(cells: Cells, factors: Factors, change: Change) -> Change:
+def _find_other_base(
+    together: Collection[frozenset[tuple[str, str]]], factors: Factors, change: Change
+) -> Change:
     """Return the level that an interaction is against where the design lacks a baseline level.
 
     A level may have no cell beside another factor's baseline level, as layers of another kind have
     none where no layer is of it. Beside other levels of that factor it can still act differently.
 
+    Args:
+        together: Pairs of levels of two factors that a cell of the design has.
+
     Returns:
         The first level of that factor beside which there are the changed level and its baseline
         level; empty for the factor's baseline level.
     """
-    names = list(factors)
-    seen = {
-        frozenset(pair) for cell in cells for pair in combinations(zip(names, cell, strict=True), 2)
-    }
     for one, (factor, level) in (change, change[::-1]):
         base = (one[0], factors[one[0]][0])
-        if {one, (factor, factors[factor][0])} in seen:
+        if {one, (factor, factors[factor][0])} in together:
             continue
         others = ((factor, other) for other in factors[factor])
-        found = next((o for o in others if {one, o} in seen and {base, o} in seen), None)
+        found = next((o for o in others if {one, o} in together and {base, o} in together), None)
         if found is not None and found[1] != level:
             return (found,)
     return ()
