@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from kvlab.cli.sweep_callbacks import MLflowCallback
+from kvlab.cli.sweep_publishers import MLflowPublisher
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -41,7 +41,9 @@ def main() -> None:
     run = run_class(store.path, own_flag=str(own_flag), seconds=options.seconds, script=script)
     executor = make_executor(options.executor, run)
     retried = []
-    mirror = MLflowCallback(store, "s", None, lambda line: print(line, file=sys.stderr))
+    mirror = MLflowPublisher(
+        argparse.Namespace(tracking_uri=None), store, "s", lambda line: print(line, file=sys.stderr)
+    )
 
     def run_stage(one: Stage) -> Summary:
         driver = Driver(

@@ -7,13 +7,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from kvlab.cli.main import main
-from kvlab.cli.sweep_callbacks import MLflowCallback
+from kvlab.cli.sweep_publishers import MLflowPublisher
 from kvlab.errors import TrackingError
 from kvlab.report import write_report
 from kvlab.store import Store
@@ -109,7 +110,7 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
     try:
         trials, warned = store.sweep_trials("made"), []
         end = hide(store, trials)
-        mirror = MLflowCallback(store, "made", server.uri, warned.append)
+        mirror = MLflowPublisher(Namespace(tracking_uri=server.uri), store, "made", warned.append)
         with store.driver_lock("made").hold():
             for number, trial in enumerate(trials):
                 end(trial)
@@ -138,7 +139,8 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
 def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path):
     """Also for when the sweep began: the first trial to end need not be the first to start."""
     trials, uri = store.sweep_trials("made"), f"sqlite:///{store.path}/mlflow.db"
-    end, mirror = hide(store, trials), MLflowCallback(store, "made", None, pytest.fail)
+    end, options = hide(store, trials), Namespace(tracking_uri=None)
+    mirror = MLflowPublisher(options, store, "made", pytest.fail)
 
     def read_statuses():
         runs = read_contents(uri, "made")

@@ -15,9 +15,8 @@ from typing import Any, TextIO
 
 from kvlab.analysis.study import Study
 from kvlab.cli import shared_arguments as shared
-from kvlab.cli import sweep_callbacks as callbacks
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.sweep_callbacks import BackupCallback, MLflowCallback
+from kvlab.cli.sweep_publishers import collect_outcome, find_publishers, tell_end
 from kvlab.cli.terminal import print_answer, tolerate_broken_output
 from kvlab.data.shards import DatasetFacts
 from kvlab.errors import Stopped, StoreError, UsageError
@@ -26,7 +25,6 @@ from kvlab.humanize import format_count, format_duration
 from kvlab.own_extensions import find_member
 from kvlab.spec import DataConfig
 from kvlab.store import Store, provenance, verification
-from kvlab.store.record_archive import check_place
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver import driver_registry, preparation, retiming, retry_policy
 from kvlab.sweep.driver.driver import run_stages
@@ -56,15 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_list(parser, "--promote", "TRIAL", "train a pruned trial of the search to its end")
     shared.add_flag(parser, "--no-report", "write no report at the end")
     shared.add_reports(parser)
-    parser.add_argument("--tracking-uri", metavar="URI", help="MLflow server or database")
-    variable = callbacks.COPY_TO_VARIABLE
-    text = f"copy the record to this URL or folder every ten minutes (default: {variable})"
-    default = os.environ.get(variable)
-    parser.add_argument("--copy-to", default=default, metavar="PLACE", help=text)
-    variable = callbacks.NOTIFY_VARIABLE
-    text = f"shell command to run at the end, with the summary as JSON (default: {variable})"
-    command = os.environ.get(variable)
-    parser.add_argument("--notify", default=command, metavar="COMMAND", help=text)
+    for publisher in find_publishers().values():
+        publisher.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,8 +73,8 @@ def _submit(options: argparse.Namespace) -> int:
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
-    if options.copy_to:
-        check_place(options.copy_to, store)
+    for publisher in find_publishers().values():
+        publisher.check(options, store)
     stream = sys.stderr if options.json else sys.stdout
     say = partial(print, file=stream, flush=True)
     directory = store.sweep_directory(sweep.name)
@@ -118,14 +109,15 @@ def _submit(options: argparse.Namespace) -> int:
     warn = display.print_line
     for note in stage.plan.notes:
         warn(f"note: {note}")
-    mlflow = MLflowCallback(store, sweep.name, options.tracking_uri, warn)
-    backup = BackupCallback(store, sweep.name, options.copy_to, warn)
+    makers = find_publishers().items()
+    publishers = {key: make(options, store, sweep.name, warn) for key, make in makers}
 
     def on_result(trial_id: str) -> None:
-        mlflow.on_result(trial_id)
-        backup.on_result(trial_id)
+        for one in publishers.values():
+            one.on_result(trial_id)
 
-    with callbacks.notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
+    notice = {"sweep": sweep.name, "store": str(store.path)}
+    with tell_end(list(publishers.values()), notice):
         summary = _SweepRun(options, stage, store, display, on_result).run()
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
         seconds = time.monotonic() - began
@@ -135,8 +127,9 @@ def _submit(options: argparse.Namespace) -> int:
             report, answer = _write_report(options, sweep.name, store, warn)
             facts["report"] = None if report is None else str(report)
             facts["answer"] = answer
-        facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
-        notice |= {**facts, **callbacks.collect_outcome(summary, seconds)}
+        published = {key: one.finish(report) for key, one in publishers.items()}
+        facts |= {key: found for key, found in published.items() if found is not None}
+        notice |= facts | collect_outcome(summary, seconds)
     if report is not None and answer is not None:
         print_answer(answer, report, stream)
     if options.json:

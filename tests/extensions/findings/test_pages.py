@@ -4,6 +4,7 @@
 answers are in `golden/findings_errors.txt`. ``KVLAB_REWRITE_GOLDEN=1`` writes both texts again.
 """
 
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.extensions.findings.claims import load_claims
 from kvlab.extensions.findings.pages import make_findings, read_studies
-from kvlab.store.record_archive import write_archive
 from tests.support.golden import check_golden
 from tests.support.record_factory import Record
 
@@ -56,7 +56,10 @@ def write_record(project, record, name="made", **decide):
     store = record.write(project / f"runs-{name}-{len(list(project.iterdir()))}")
     decided = {"margin": 0.05, **decide}
     store.write_sweep({**store.sweep(record.name), "decide": decided, "name": name})
-    write_archive(store, name, path)
+    with tarfile.open(path, "w:xz", format=tarfile.USTAR_FORMAT) as archive:
+        for folder in (store.sweep_directory(name), store.path / "trials"):
+            for file in folder.rglob("*.json*"):
+                archive.add(file, file.relative_to(store.path))
 
 
 @pytest.fixture(scope="module")

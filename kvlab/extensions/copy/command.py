@@ -8,8 +8,10 @@ from pathlib import Path
 from kvlab.cli.shared_arguments import ALL_SWEEPS, add_flag, add_record, sweep_name
 from kvlab.cli.terminal import print_result
 from kvlab.errors import UsageError
-from kvlab.store import Store, record_archive
-from kvlab.store.record_archive import ARCHIVE_SUFFIX, CopySummary, is_archive, redact_url
+from kvlab.extensions.copy import record_copies
+from kvlab.extensions.copy.record_copies import CopySummary, redact_url
+from kvlab.store import Store
+from kvlab.store.record_archive import ARCHIVE_SUFFIX, extract_archive, is_archive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,18 +32,18 @@ def run(options: argparse.Namespace) -> None:
         if name is None and is_archive(place):
             text = f"--to {place} is the record of one sweep"
             raise UsageError(f"{text}; name it: `kvlab copy SWEEP`")
-        record_archive.check_place(place, store)
+        record_copies.check_place(place, store)
         names = store.sweep_names() if name is None else [name]
         for known in names:
             store.sweep(known)  # refuse an unknown sweep before anything is copied
-        summaries = [record_archive.copy_sweep(store, n, place, options.weights) for n in names]
+        summaries = [record_copies.copy_sweep(store, n, place, options.weights) for n in names]
     elif options.weights:
         raise UsageError("--weights belongs to --to; --from takes all that the archive has")
     else:
         if name is None and not is_archive(place):
-            archives = record_archive.list_archives(place)
+            archives = record_copies.list_archives(place)
         else:
-            archives = [record_archive.archive_at(place, name or "")]
+            archives = [record_copies.archive_at(place, name or "")]
         summaries = [_restore(store, archive, name) for archive in archives]
     shown = redact_url(place)
     source, target = (options.store, shown) if options.to else (shown, options.store)
@@ -62,10 +64,10 @@ def run(options: argparse.Namespace) -> None:
 def _restore(store: Store, place: str, name: str | None) -> CopySummary:
     """Put what an archive has into the store."""
     with tempfile.TemporaryDirectory() as folder:
-        file = record_archive.fetch_archive(place, Path(folder))
-        archive = record_archive.extract_archive(file, Path(folder, "record"))
+        file = record_copies.fetch_archive(place, Path(folder))
+        archive = extract_archive(file, Path(folder, "record"))
         [found] = archive.sweep_names()
         if name is not None and name != found:
             text = f"{redact_url(place)} is the record of {found}, not of {name}"
             raise UsageError(f"{text}; leave the name out")
-        return record_archive.restore_archive(store, archive)
+        return record_copies.restore_archive(store, archive)

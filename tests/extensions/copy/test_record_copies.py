@@ -7,17 +7,17 @@ import fsspec
 import pytest
 
 from kvlab.errors import CopyDamaged, CopyError, RecordDamaged, UsageError
-from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
-from kvlab.store import Store
-from kvlab.store.record_archive import (
+from kvlab.extensions.copy.record_copies import (
     check_place,
     copy_sweep,
-    extract_archive,
     fetch_archive,
     list_archives,
     redact_url,
     restore_archive,
 )
+from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
+from kvlab.store import Store
+from kvlab.store.record_archive import extract_archive
 from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor

@@ -1,14 +1,17 @@
-"""The command that is run when a sweep has ended; `tests/track/test_connection.py` has MLflow."""
+"""The command that is run when a sweep has ended."""
 
 import json
 import os
 import time
+from argparse import Namespace
 from collections import Counter
 
 import pytest
 
-from kvlab.cli.sweep_callbacks import collect_outcome, notify_at_end, run_notify_command
+from kvlab.cli.sweep_publishers import collect_outcome, tell_end
 from kvlab.errors import StoreError, UsageError
+from kvlab.extensions.notify.publisher import NotifyPublisher, run_notify_command
+from kvlab.store import Store
 from kvlab.sweep import Summary
 
 FACTS = {"sweep": "s", "store": "runs", "outcome": "done", "exit_code": 0}
@@ -19,6 +22,13 @@ SAVE = 'cat > notice.json; echo "$KVLAB_SWEEP $KVLAB_OUTCOME $KVLAB_EXIT_CODE $K
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def notify_at_end(folder, facts):
+    options = Namespace(notify=SAVE)
+    publisher = NotifyPublisher(options, Store(folder / "runs"), "s", print)
+    facts |= {"sweep": "s", "store": str(folder / "runs")}
+    return tell_end([publisher], facts)
 
 
 def read_notice(folder):
@@ -36,7 +46,7 @@ def read_notice(folder):
     ],
 )
 def test_every_outcome_is_reported_with_its_counts(folder, summary, outcome, code):
-    with notify_at_end(SAVE, "s", folder / "runs", print) as notice:
+    with notify_at_end(folder, notice := {}):
         notice |= collect_outcome(summary, 1.5)
     facts, environment = read_notice(folder)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
@@ -46,10 +56,10 @@ def test_every_outcome_is_reported_with_its_counts(folder, summary, outcome, cod
 
 
 def test_an_error_is_reported_and_raised_again_unless_the_sweep_never_began(folder):
-    with pytest.raises(UsageError), notify_at_end(SAVE, "s", folder, print):
+    with pytest.raises(UsageError), notify_at_end(folder, {}):
         raise UsageError("another driver runs it")
     assert os.listdir(folder) == []
-    with pytest.raises(StoreError), notify_at_end(SAVE, "s", folder, print):
+    with pytest.raises(StoreError), notify_at_end(folder, {}):
         raise StoreError("the disk is full; free it")
     facts, environment = read_notice(folder)
     assert (facts["outcome"], facts["error"]) == ("error", "the disk is full; free it")

@@ -1,12 +1,13 @@
-"""`kvlab submit --copy-to --notify`, and `kvlab copy` to and from, on a real sweep."""
+"""`kvlab submit --copy-to`, and `kvlab copy` to and from, on a real sweep."""
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from kvlab.cli.sweep_callbacks import BackupCallback
+from kvlab.extensions.copy.publisher import CopyPublisher
 from kvlab.store import Store
 from tests.support.mlflow_contents import read_files
 from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_folder
@@ -14,11 +15,13 @@ from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a sweep that was submitted with a copy and a notification."""
+    """A folder with a sweep that was submitted with a copy."""
     with tiny_sweep_folder(tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT) as folder:
-        options = ("--executor", "inline", "--copy-to", "copy", "--notify", "cat > notice.json")
-        code, _, error = run_kvlab("submit", "s.yaml", *options)
-        assert (code, error) == (0, "")
+        options = ("--executor", "inline", "--copy-to", "copy", "--json")
+        code, out, error = run_kvlab("submit", "s.yaml", *options)
+        assert error.count("\n") > 2, "the progress"
+        assert code == 0
+        assert json.loads(out)["copy"] == {"url": "copy", "error": None}
         yield folder
 
 
@@ -52,21 +55,14 @@ def test_a_sweep_is_copied_as_it_runs_and_comes_back_with_its_report(folder):
     assert "nothing is missing" in run("submit", "s.yaml", "--executor", "inline", "--no-report")
 
 
-def test_the_notification_has_the_summary(folder):
-    notice = json.loads((folder / "notice.json").read_text())
-    assert (notice["sweep"], notice["outcome"], notice["exit_code"]) == ("s", "done", 0)
-    assert notice["states"] == {"done": 2, "missing": 0}
-    assert notice["report"] == "reports/s"
-    assert (notice["copy"]["error"], notice["copy"]["url"][-4:]) == (None, "copy")
-
-
-def test_a_failing_backup_costs_one_warning_and_is_completed_later(folder):
+def test_a_failing_copy_costs_one_warning_and_is_completed_later(folder):
     (folder / "file").write_text("no folder")
     store, warnings = Store(folder / "runs"), []
-    backup = BackupCallback(store, "s", str(folder / "file"), warnings.append)
+    options = Namespace(copy_to=str(folder / "file"))
+    copies = CopyPublisher(options, store, "s", warnings.append)
     for trial in store.trial_ids():
-        backup.on_result(trial)
-    assert backup.finish()["error"] is not None
+        copies.on_result(trial)
+    assert copies.finish(None)["error"] is not None
     assert len(warnings) == 1
     assert "the sweep goes on without it" in warnings[0]
     (folder / "file").unlink()
