@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "kivi": ("kv_residual", *(f"kv_dtype{k}: kivi{n}" for k in ("", ".k", ".v") for n in (4, 2))),
     "kv_routing": ("training.kv_routing",),
     "latent_kv": ("kv.latent", "preset: deepseek-v2-lite", "preset: deepseek-v3"),
+    "limit": ("benchmark.memory", "benchmark.parts: limit", "--limit"),
     "linear_attention": ("mixer: gated_delta", "attention_pattern: D"),
     "live_page": ("command: live",),
     "lm_eval": ("evaluation.lm_eval",),

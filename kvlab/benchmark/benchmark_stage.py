@@ -127,9 +127,8 @@ def _settings(
             seconds=config.seconds * variants,
         ),
         tokens=tokens,
-        memory=config.memory,
         settles_comparisons=False,
-        options=dict(config.list_options()),
+        options={k: getattr(config, e.memory_key or k, None) for k, e in MEASURES.items()},
     )
 
 

@@ -24,7 +24,6 @@ from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
-from kvlab.spec.measure_options import MeasureOptions
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,8 @@ class BenchmarkSettings:
         batches: batch sizes at which throughput is measured, in ascending order.
         stop_rule: when a timing is precise enough.
         text: path of Moby Dick for the task. None: the task needs ``tokens``.
-        memory: bytes that the search for the largest batch may use; required on CPU.
         tokens: token ids that the task reads instead of a text.
-        options: measure -> keys of its own.
+        options: measure -> keys of its own, or the bytes that it may use.
         held_out: token ids of held-out text; empty if there is none.
         settles_comparisons: whether a timing goes on until it is known which variants differ from
             the first one.
@@ -73,10 +71,9 @@ class BenchmarkSettings:
     batches: tuple[int, ...]
     stop_rule: StopRule
     text: Path | None = None
-    memory: int | None = None
     tokens: Sequence[int] = ()
     settles_comparisons: bool = True
-    options: Mapping[str, MeasureOptions] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     held_out: Sequence[int] | NDArray[Any] = ()
 
     def run_fields(self, batch_size: int) -> dict[str, Any]:
@@ -106,7 +103,7 @@ class Session:
     on_notice: Callable[[str], None] = lambda _text: None
     remeasure_peaks: bool = False
     largest_batches: dict[str, int] = field(default_factory=dict)
-    """Variant -> largest batch that fits, once the measure ``limit`` has found it."""
+    """Variant -> largest batch that fits, where a measure has found it."""
 
     activity: str = ""
     """What is being measured, for progress notes and out-of-memory errors."""

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kvlab.own_extensions import extend, find_members
 from kvlab.spec.measure_options import MeasureEntry, MeasureOptions
-from kvlab.spec.spec_model import OneOf, PositiveInt, Problems, SpecModel, TupleOf, once
+from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, once
 
 TASK_PROMPT_TOKENS = 256
 """Tokens of the prompt of one task."""
@@ -31,10 +31,7 @@ MEASURES: dict[str, MeasureEntry] = {
         f"{_FOLDER}.decode_throughput", "tokens each second by batch", "always",
         is_default=True, per_batch=True, is_timed=True,
     ),
-    "limit": MeasureEntry(
-        f"{_FOLDER}.max_batch", "the largest batch that fits, by trying", "parts",
-        added_by="limit", example="bench gpt2 --only limit --limit 4GiB",
-    ),
+    **find_members("measures"),
     "task": MeasureEntry(
         f"{_FOLDER}.generation_task", "the RTX 4090 article's task, in tasks each second", "parts",
         added_by="text", per_batch=True, is_timed=True,
@@ -44,7 +41,6 @@ MEASURES: dict[str, MeasureEntry] = {
         f"{_FOLDER}.decode_roofline", "measured times beside the device's ceilings", "key",
         is_default=True, per_batch=True, is_timed=True,
     ),
-    **find_members("measures"),
 }  # fmt: skip
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
@@ -62,7 +58,7 @@ class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
     excluded_from_identity = frozenset({"retime"})
-    omitted_defaults = frozenset({"parts", "memory", "seconds"})
+    omitted_defaults = frozenset({"parts", "seconds"})
 
     prompt_tokens: PositiveInt = 64
     """Prompt of the timed sequences; less where a short block_size leaves no room.
@@ -85,20 +81,12 @@ class BenchmarkConfig(SpecModel):
     roofline: bool = False
     """Compare with this device's ceilings, measured once for it. Example: true"""
     parts: Annotated[TupleOf[Part], once("one")] = ()
-    """Further parts: limit, the largest batch that fits, by trying; task, 256 tokens of the trial's
-    own text and 256 sampled, by batch.
+    """Further parts, such as task, 256 tokens of the trial's own text and 256 sampled, by batch.
     Example: [task]"""
-    memory: PositiveInt | None = None
-    """Bytes that limit may use; on CPU it needs them.
-    Unit: bytes. Default: the device's. Example: 8e9, parts: [limit]"""
     retime: Literal["auto", "never"] = "auto"
     """Where the times of a sweep's trials do not compare, as these ran side by side, auto times all
     of them again at its end, alone and in turns. never keeps the first times, which are not judged.
     Example: never"""
-
-    def _find_problems(self) -> Problems:
-        if self.memory is not None and "limit" not in self.parts:
-            yield "memory", "is read only by the part limit; add limit to parts, or remove it"
 
     def list_options(self) -> Iterator[tuple[str, MeasureOptions]]:
         """Yield the measures whose own keys are set, and these keys."""

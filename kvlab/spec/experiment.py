@@ -143,9 +143,6 @@ class Experiment(SpecModel):
         if "task" in bench.parts and block_size < TASK_TOKENS:
             text = f"tokens exceed block_size = {block_size}; leave it out"
             yield "benchmark.parts", f"names task, whose {TASK_TOKENS} {text}"
-        if "limit" in bench.parts and bench.memory is None and not self.resources.devices:
-            text = "is missing, and on CPU limit needs it; give bytes, such as 8e9"
-            yield "benchmark.memory", text
         for name, options in bench.list_options():
             for field, text in options.find_length_problems(block_size):
                 yield f"benchmark.{name}.{field}", text

@@ -54,6 +54,8 @@ class MeasureEntry:
             takes it if the key of this name is set, such as `benchmark.roofline`.
         is_default: whether `kvlab bench` takes it when none is named; the others need more time
             or more input.
+        memory_key: the key of `benchmark` with the bytes that it may use, if it has one; then
+            ``added_by`` takes a size.
         added_by: the option of `kvlab bench` that adds it, if there is one.
         reads: further options of `kvlab bench` that it reads, and that do not add it.
         per_batch: whether it decodes with every batch size, whose caches must fit at once.
@@ -68,6 +70,7 @@ class MeasureEntry:
     summary: str
     in_trials: Literal["always", "parts", "key"]
     is_default: bool = False
+    memory_key: str = ""
     added_by: str | None = None
     reads: tuple[str, ...] = ()
     per_batch: bool = False

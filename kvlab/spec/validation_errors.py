@@ -104,7 +104,7 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         hint = f"; {near}" if near else ""
         are_types = options == ["text", "a mapping"]
         rule = " or ".join(options) if are_types else f"one of {', '.join(options)}"
-        missing = explain_missing(".".join(map(str, path)), value)
+        missing = explain_missing(".".join(key for key in path if isinstance(key, str)), value)
         text = missing or f"is not {rule}{hint}"
         errors.append(FieldError(path, f"{_format_field(path, data)} {text}"))
     return errors

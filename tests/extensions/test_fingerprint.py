@@ -12,6 +12,7 @@ RECALLS = {
 }  # fmt: skip
 OTHER = {
     "benchmark.conversations": {"turns": 1, "prompt_tokens": 4, "reply_tokens": 4},
+    "benchmark.memory": 10**9,
     "data.mix": {"docstrings": 0.25, "files": 0.75},
     "data.recall": {"pairs": 2, "questions": 2, "seed": 1},
     "evaluation.lm_eval": ["piqa"],
@@ -29,6 +30,7 @@ VALUES = {"model.kv": "tied", "serving.kv_rotate": "hadamard", "training.optimiz
 """A value that an extension adds to a field of the core that has one value without."""
 
 IN_BOTH = {
+    "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
     "data.mix": {"data.source": "mix", "data.mix": {"docstrings": 0.5, "files": 0.5}},
     "data.recall": RECALLS,
     "serving.kv_residual": {f"serving.{name}": value for name, value in BLOCKS.items()},

@@ -35,7 +35,7 @@ def copy_without(folder: Path, names: list[str]) -> None:
     extensions = Path("tests/extensions")
     deleted = {Path("kvlab/extensions") / name for name in names}
     deleted |= {extensions / name for name in names}
-    for path in filter(None, map(Path, listed)):
+    for path in map(Path, filter(None, listed)):
         together = path.parent == extensions and path.name != "__init__.py"
         if not together and not deleted.intersection(path.parents) and (ROOT / path).exists():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ from torch._dynamo.utils import calculate_time_spent
 from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.device_peaks import device_name
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.measures import decode_latency, decode_roofline, decode_throughput, max_batch
+from kvlab.benchmark.measures import decode_latency, decode_roofline, decode_throughput
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.cache.static_pass import StaticPass
 from kvlab.layout import training_flops
@@ -366,6 +366,8 @@ LIMITED_BYTES = 4 * 2**30
 
 def check_batch_limit(setting: Setting) -> Iterator[Claim]:
     """The largest batch by trying, beside that by formula."""
+    from kvlab.extensions.limit.measure import measure as measure_limit
+
     if lack := setting.find_lack():
         yield Claim("the cache decides the largest batch", None, lack)
         return
@@ -376,9 +378,9 @@ def check_batch_limit(setting: Setting) -> Iterator[Claim]:
     ]
     lengths = {"prompt_tokens": setting.pick(448, 16), "new_tokens": setting.pick(64, 4)}
     settings = BenchmarkSettings(
-        **lengths, contexts=(), batches=(1,), stop_rule=StopRule(), memory=LIMITED_BYTES
+        **lengths, contexts=(), batches=(1,), stop_rule=StopRule(), options={"limit": LIMITED_BYTES}
     )  # fmt: skip
-    lines = list(max_batch.measure(Session(variants, settings)))
+    lines = list(measure_limit(Session(variants, settings)))
     for name in shapes:
         tried, formula = (
             next(int(x.value or 0) for x in lines if (x.variant, x.metric) == (name, metric))

@@ -70,8 +70,8 @@ OTHER_BY_SECTION = {
     },
     "benchmark": {
         "prompt_tokens": 8, "new_tokens": 8, "batch_sizes": [1, 2], "repeats": 5,
-        "context_lengths": [8], "roofline": True, "seconds": 60.0, "parts": ["limit"],
-        "memory": 10**9, "retime": "never",
+        "context_lengths": [8], "roofline": True, "seconds": 60.0, "parts": ["task"],
+        "retime": "never",
     },
     "resources": {
         "cpus": 2.0, "gpus": 1.0, "workers": 2, "microbatch_tokens": 32, "accelerator_type": "H100",
@@ -97,13 +97,12 @@ WITH_IT = {
     "data.subset": {"data.paths": [], "data.source": "fineweb-edu-crawl"},
     "training.decay_tokens": {"training.schedule": "wsd"},
     "model.kinds": {"model.attention_pattern": "GLLN"},
-    "benchmark.parts": {"benchmark.memory": 2 * 10**9},
 }
 """What else an experiment needs that has this value."""
 
 IN_BOTH = {
+    "benchmark.parts": {"model.block_size": 512, "training.batch_tokens": 512},
     "resources.accelerator_type": {"resources.gpus": 1.0},
-    "benchmark.memory": {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9},
     "training.residual": {"training.precision": "bfloat16"},
     "evaluation.loss_bytes": {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None},
     "serving.kv_group": {"serving.kv_dtype": "int8"},
@@ -209,7 +208,7 @@ ROPE_SCALING = {f"model.{key}": value for key, value in LINEAR.items()}
         ({}, {"model.global": {"window": 16}}),
         ({"model.window": 12, "model.sink_tokens": 4}, {"model.window": 16}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
-        ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
+        ({}, {"benchmark.parts": [], "benchmark.seconds": 0.5}),
         ({"evaluation.served_tokens": 1000}, {"evaluation.served_tokens": None}),
         ({"evaluation.served": False, "evaluation.served_tokens": 9}, {"evaluation.served": False}),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -20,7 +20,6 @@ from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_number
 from kvlab.spec import load_experiment, parse_override
 from kvlab.spec.benchmark_config import MEASURES
-from kvlab.spec.measure_options import MeasureOptions
 from kvlab.spec.validation_errors import list_field_errors
 
 if TYPE_CHECKING:
@@ -51,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="+", help=text)
     shared.add_variants(parser)
     defaults = " ".join(name for name, entry in MEASURES.items() if entry.is_default)
-    text = f"parts to measure (default: {defaults}; and task, limit with their options)"
+    added = ", ".join(name for name, entry in MEASURES.items() if entry.added_by)
+    text = f"parts to measure (default: {defaults}; and {added} with their options)"
     parser.add_argument("--only", nargs="+", choices=list(MEASURES), metavar="PART", help=text)
     text = (
         f"dtype of the weights: {', '.join(DTYPES)}; several are variants (default: float32;"
@@ -78,13 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     text = f"start no round of a context or batch later (default {DEFAULTS.seconds:.0f})"
     parser.add_argument("--seconds", type=number, default=DEFAULTS.seconds, help=text)
-    text = "bytes that the part limit may use"
-    parser.add_argument("--limit", type=shared.memory_size, metavar="SIZE", help=text)
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
     for name, entry in MEASURES.items():
         if entry.options is not None:
             text = f"keys of benchmark.{name}, for the part {name} (default: the target's)"
             parser.add_argument(f"--{entry.added_by}", nargs="+", metavar="KEY=VALUE", help=text)
+        elif entry.memory_key:
+            text, size = f"bytes that the part {name} may use", shared.memory_size
+            parser.add_argument(f"--{entry.added_by}", type=size, metavar="SIZE", help=text)
     shared.add_flag(parser, "--remeasure", "measure the device's peaks again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
     shared.add_flag(parser, "--json", "one JSON line per measurement")
@@ -184,25 +185,25 @@ def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSe
         batches=tuple(sorted(set(options.batches))),
         stop_rule=stop_rule(options),
         text=options.text,
-        memory=options.limit,
         options=_read_measure_options(options, block_size),
     )
 
 
-def _read_measure_options(
-    options: argparse.Namespace, block_size: int
-) -> dict[str, MeasureOptions]:
-    """Return keys of measures by name: those that are given, else those of the first target.
+def _read_measure_options(options: argparse.Namespace, block_size: int) -> dict[str, Any]:
+    """Return what measures get by name: what is given, else keys of the first target.
 
     Raises:
         UsageError: they are wrong, or do not fit the smallest ``block_size``.
     """
     target = options.target[0]
     is_spec = target.endswith((".yaml", ".yml"))
-    found = dict(load_experiment(target).benchmark.list_options()) if is_spec else {}
+    found: dict[str, Any] = {}
+    if is_spec:
+        found |= load_experiment(target).benchmark.list_options()
     for name, entry in MEASURES.items():
         given = getattr(options, entry.added_by or "", None)
         if entry.options is None or given is None:
+            found[name] = found.get(name, given)
             continue
         values = dict(map(parse_override, given))
         try:

@@ -27,7 +27,7 @@ class Littered:
     more: int
 
     def __call__(self, batch):
-        from kvlab.benchmark.measures.max_batch import limit_private_memory
+        from kvlab.extensions.limit.measure import limit_private_memory
 
         block = 100_000  # malloc takes this much from its heap, and larger blocks from the system
         blocks = [bytearray(block) for _ in range(self.freed // block)]

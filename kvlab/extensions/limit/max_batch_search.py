@@ -88,7 +88,7 @@ def fits_in_new_process(attempt: Attempt, batch: int) -> bool:
 
 def _run_in_new_process(attempt: Attempt, batch: int) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "kvlab.benchmark.max_batch_search"],
+        [sys.executable, "-P", "-m", "kvlab.extensions.limit.max_batch_search"],
         input=pickle.dumps((attempt, batch)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,

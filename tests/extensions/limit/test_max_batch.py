@@ -6,16 +6,16 @@ import psutil
 import pytest
 import torch
 
-from kvlab.benchmark import max_batch_search
-from kvlab.benchmark.max_batch_search import find_largest_batch, fits_in_new_process
 from kvlab.benchmark.measurement import StopRule
-from kvlab.benchmark.measures import max_batch
-from kvlab.benchmark.measures.max_batch import DecodeAttempt, measure
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError
+from kvlab.extensions.limit import max_batch_search
+from kvlab.extensions.limit.max_batch_search import find_largest_batch, fits_in_new_process
+from kvlab.extensions.limit.measure import DecodeAttempt, limit_cuda_memory, measure
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.attempts import Budget, Failing, Littered
+from tests.contracts.measure_contract import MeasureContract
+from tests.extensions.limit.attempts import Budget, Failing, Littered
 
 TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
 WIDE = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
@@ -79,7 +79,7 @@ def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     for memory in (200, 990):
-        max_batch.limit_cuda_memory(memory)
+        limit_cuda_memory(memory)
     assert limits == [0.25, 1.0]
 
 
@@ -92,10 +92,26 @@ def test_room_is_what_the_weights_leave(rest, room, monkeypatch):
     variants = [
         Variant(name, GPT(ModelConfig(**TINY)), ServingConfig()) for name in ("one", "other")
     ]
-    settings = BenchmarkSettings(**lengths, memory=weights + rest, stop_rule=StopRule())
+    settings = BenchmarkSettings(**lengths, options={"limit": weights + rest}, stop_rule=StopRule())
     made = Session(variants, settings)
     found = {line.metric: line for line in measure(made) if line.variant == "one"}
     assert found["largest_batch_formula"].value == room
     assert found["largest_batch"].value == 2
     assert found["largest_batch"].note == f"{weights + rest:,} bytes given"
     assert made.largest_batches == {"one": 2, "other": 2}, "for the task"
+
+
+class TestLimit(MeasureContract):
+    name, settings = "limit", {"options": {"limit": 1_000_000}}
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _three_fit(cls):
+        """Instead of processes that try: the tests above have those."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 3)
+            yield
+
+
+class TestLimitOfUnknownMemory(MeasureContract):
+    name, is_available = "limit", False

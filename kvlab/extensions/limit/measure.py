@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvlab.benchmark.max_batch_search import find_largest_batch
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
 from kvlab.errors import UsageError
+from kvlab.extensions.limit.max_batch_search import find_largest_batch
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill_in_slices, release_workspaces
 from kvlab.model.kernels.malloc import read_status_bytes
@@ -38,7 +38,7 @@ def measure(session: Session) -> Iterator[Measurement]:
     Raises:
         UsageError: ``memory`` is more than the device has.
     """
-    device, memory = session.device, session.settings.memory
+    device, memory = session.device, session.settings.options.get("limit")
     if device.type != "cuda" and memory is None:
         session.on_notice("limit is left out: on CPU it needs --limit, such as --limit 8GiB")
         return
@@ -46,7 +46,7 @@ def measure(session: Session) -> Iterator[Measurement]:
     with move_off_device([variant.model for variant in session.variants]):
         available, source = _available_memory(device, memory)
         for variant in session.variants:
-            lines += _max_batch_lines(session, variant, device, available, source)
+            lines += _max_batch_lines(session, variant, memory, available, source)
     yield from lines
 
 
@@ -81,7 +81,7 @@ def _available_memory(device: torch.device, memory: int | None) -> tuple[int, st
 
 
 def _max_batch_lines(
-    session: Session, variant: Variant, device: torch.device, available: int, source: str
+    session: Session, variant: Variant, memory: int | None, available: int, source: str
 ) -> Iterator[Measurement]:
     settings = session.settings
     fields = settings.run_fields(1)
@@ -90,8 +90,8 @@ def _max_batch_lines(
     sequence = variant.layout.stored_bytes(1, fields["context_length"], variant.dtype)
     by_formula = max(0, available - weights) // sequence
     attempt = DecodeAttempt(
-        variant.model.config, variant.serving, variant.dtype, device.type,
-        settings.prompt_tokens, settings.new_tokens, settings.memory, torch.get_num_threads(),
+        variant.model.config, variant.serving, variant.dtype, session.device.type,
+        settings.prompt_tokens, settings.new_tokens, memory, torch.get_num_threads(),
     )  # fmt: skip
 
     def on_attempt(batch: int, is_fitting: bool) -> None:
