@@ -9,8 +9,5 @@ PARTS = Parts(
     problems=f"{_FOLDER}.config:find_problems",
     members={"measures": {"limit": f"{_FOLDER}.config:MEASURE"}},
     measurement_code=(f"{_FOLDER}.max_batch_search", f"{_FOLDER}.measure"),
-    other_code={
-        f"{_FOLDER}.config": "checks `benchmark.memory`, which is in the ids",
-        "kvlab.oom": "classifies errors",
-    },
+    other_code={"kvlab.oom": "classifies errors"},
 )
